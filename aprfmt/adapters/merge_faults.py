@@ -277,9 +277,11 @@ def find_added_change(
 
 
 def _judge_by_projection(merge: Merge, found: Judged) -> Judged:
-    """Return what the projection of B - A on the change says; `found` if it fits nothing.
+    """Return `found` with how many times the adapter's change was merged, by projection.
 
-    For weights that no sum gives exactly.
+    `found.times` is the projection of B - A on the change, `found.rest` the size of what is left of
+    B - A without it. It is for weights for which no exact sum of A and the change gives B, such as
+    quantized ones. `found` comes back as it is where no number of times fits.
     """
     times, rest = found.times, found.rest
     size = math.sqrt(float(np.square(merge.change).sum()))

@@ -54,9 +54,9 @@ def _layer_count_rule() -> HyperRule:
     usual = hyper_rules.n_layers()
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (number of layers, key) of config.json, from its list of kinds if it has one.
+        """Return (number of layers, key) of config.json, or None if it says neither.
 
-        None without both keys.
+        The length of the list of layer kinds counts, else the stated number of layers.
         """
         found, stated = facts.first(*_KINDS), facts.first(*usual.keys["hf"])
         return stated if found is None else (len(found[0]), found[1])

@@ -145,10 +145,12 @@ def solve_rows(
 def _candidate_values(
     solver: Solver, values: Array, token: int, shift: int
 ) -> Iterator[tuple[Array, int, int]]:
-    """Yield (values of all tokens, offset, count of rows that must agree) to try for a token.
+    """Yield trial solutions for a token: (values of all tokens, offset, rows that must agree).
 
-    A value is tried for this token alone, and its offset for this and all later tokens. `values`
-    are the solved ones so far, `shift` is the offset of the token before.
+    A value is what the solver looks for: the row that attention read, or a position. It is tried
+    for this token alone, which one row can show, and as an offset of this and all later tokens,
+    which two rows have to show. `values` are those solved so far, `shift` is the offset of the
+    token before.
     """
     own = solver.own
     for value in solver.tries(token, shift):

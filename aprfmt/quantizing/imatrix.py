@@ -78,7 +78,7 @@ class InputSums:
         return cls(np.zeros((experts, columns)), np.zeros(experts))
 
     def add(self, expert: int, inputs: "NDArray[Any]") -> None:
-        """Add the rows of inputs [..., columns] to the sums of one expert."""
+        """Add the squares of rows of inputs [..., columns] to one expert's sums; count them."""
         rows = inputs.reshape(-1, self.sums.shape[1])
         self.sums[expert] += np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
         self.counts[expert] += len(rows)

@@ -86,10 +86,12 @@ class StatedTokenizer:
         return self._adds_token("eos", self.vocabulary.add_eos)
 
     def _adds_token(self, role: str, processed: bool) -> bool:
-        """Return whether bos or eos (`role`) is added: by a flag, else by `processed`.
+        """Return whether the tokenizer adds bos or eos (`role`): by a flag, else by `processed`.
 
-        `processed` is what the post-processor or the vocabulary lists say. gguf-py and the classes
-        of transformers take the flag first, too. Flags are ignored where the lists are used.
+        A flag that the file embeds comes before that of tokenizer_config.json, as for gguf-py and
+        the
+        classes of transformers. `processed` is whether the post-processor, or a GGUF's vocabulary
+        lists, add it. Without a tokenizer.json (`data`) flags are not read.
         """
         said = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
         given = self.carried.flag_value(f"add_{role}_token") if self.data else None

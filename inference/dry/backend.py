@@ -225,7 +225,10 @@ class DryBackend(Tiles):
         return scores if heads.softcap is None else self.softcap(scores, heads.softcap)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Return a new ghost: the masked scores, which become the result."""
+        """Return a ghost of the attention probabilities, of the shape of `scores`.
+
+        It is one new array: the softmax works in place on the masked copy of the scores.
+        """
         return self.allocate(scores.shape)
 
     def mix(self, probs: Array, v: Array) -> Array:

@@ -317,7 +317,8 @@ class ModuleReader:
     def _split_point_heads(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:
         """Return q, k or v as [tokens, heads, d], with adjacent rotated pairs moved into halves.
 
-        `text` is the module's name in the table of points.
+        `text` is the module's name in the table of points; some modules have heads first, some have
+        adjacent pairs. q and k before rope are remembered: they show which axis is that of heads.
         """
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST

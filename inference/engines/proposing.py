@@ -69,7 +69,10 @@ def propose_mapping(
     best = sorted(_best_pairs(fits, captures.names, list(own)), key=lambda row: row[0].distance)
 
     def take(fit: PointFit, name: str) -> None:
-        """Map the array `name` to the point of `fit`, unless either is mapped already."""
+        """Map the array `name` to the point of `fit`.
+
+        Does nothing if either is mapped already, or if the array has the values of a mapped point.
+        """
         if names[name] is None and not _repeats_taken(fits[name], taken) and fit.key not in taken:
             names[name] = _mapped_array(fit)
             taken.add(fit.key)

@@ -171,10 +171,10 @@ def try_token_types(case: Mismatch) -> Iterator[Change]:
 
 
 def find_dropout(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to dropout that was on, if the trace has zeros and scaled other values.
+    """Yield the change that puts the trace's dropout into our pass, if dropout was on.
 
-    The factor is found on even rows and judged on odd ones. It must be that of the share that was
-    dropped, 1 / (1 - p).
+    It was where a share p of the values is zero and the others are 1 / (1 - p) times as large. The
+    factor is found on even rows and judged on odd ones.
     """
     call = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
     if call is None or not case.gives_point_value(call):

@@ -19,7 +19,6 @@ from aprfmt.causes.tensor import fused_layouts
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
-from aprfmt.causes.tensor.permutation import FOUND
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.causes.tensor.row_sources import JoinedRows, find_sources, source_runs
 from aprfmt.measure.alignment import TensorPair
@@ -189,19 +188,15 @@ def _find_row_order(
 ) -> RowOrder | None:
     """Return the order of the joined rows that makes both sides equal.
 
-    None if there is none, if the rows are in A's order, or if no cause names the order.
+    None if nothing is left to explain, if some row of B is none of A's, if the rows are in A's
+    order or do not become equal, or if no cause names the order.
     """
     if case is None or not any(rows[key].is_unexplained(WEAK) for key in _part_keys(case)):
         return None
     assert isinstance(case.a, JoinedRows)
     # Find the source of every row of B in A's joined rows.
     at = find_sources(case.a, case.b, 0, case.slack())
-    if at is None or (at < 0).mean() > 1 - FOUND:
-        return None
-    own = np.arange(len(at))
-    if (at < 0).any():  # rows of zeros, or a few damaged ones: they keep their places if free
-        return None
-    if np.array_equal(at, own):
+    if at is None or (at < 0).any() or np.array_equal(at, np.arange(len(at))):
         return None
     # The order must make all rows equal.
     after = case.distance(lambda index: case.a.take(at[index]), case.b.take, None, case.slack())

@@ -225,10 +225,11 @@ def recodes(encoding: str) -> bool:
 
 
 def recode_packed(encoding: str, out: Any, *weight: Any) -> tuple[int, int, int]:
-    """Fill the bytes `out` with a packed weight's rows in an encoding for which `recodes` is True.
+    """Encode a packed weight's rows into the bytes `out`, and return how many values it changed.
 
-    `weight` is what `decode_packed` takes before its output. Returns (changed, overflowed,
-    underflowed) values. Raises CodecError where lengths do not fit.
+    The counts are (changed by the encoding, overflowed, underflowed). `weight` are the arguments of
+    `decode_packed` before its output. `recodes` says which encodings can be given. Raises
+    CodecError where lengths do not fit.
     """
     to = ENCODERS[encoding, "fused"].index
     return _kernels.recode_packed(to, _DECODERS[encoding][0], out, *weight)
