@@ -545,7 +545,7 @@ class Walk:
 
 
 def _unexplained_points(findings: Sequence[Finding]) -> tuple[NotCompared, ...]:
-    """Return the captured values that a finding calls harmless without a proof, as NotCompared.
+    """Return the captured values that a finding calls harmless without a proof.
 
     That what is computed from them agrees places the difference, but nothing says what the values
     are: a verdict of "same" does not cover them.
@@ -554,7 +554,7 @@ def _unexplained_points(findings: Sequence[Finding]) -> tuple[NotCompared, ...]:
     return tuple(
         NotCompared("captured array", key, "unreadable", why)
         for finding in findings
-        if finding.verdict == "same" and finding.certainty == "located"
+        if (finding.level, finding.verdict, finding.certainty) == ("capture", "same", "located")
         for key in finding.where
     )
 
