@@ -1,12 +1,14 @@
 """The pairs of an adapter as trainable factors, for gradients."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aprfmt.adapters.placing import weight_name, with_base_names
-from aprfmt.adapters.reading import Adapter, StoredPair, read_factors
+from aprfmt.adapters.reading import Adapter, StoredPair, read_adapter, read_factors
 from aprfmt.arch.binding import bind_names
 from aprfmt.arch.element_moves import to_logical
 from aprfmt.errors import ArchError, UnsupportedError
@@ -17,6 +19,18 @@ if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup
 
 Rows = Mapping[str, "np.ndarray[Any, np.dtype[np.int64]]"]
+
+
+def open_trained_pairs(adapter: Path | None, base: Model, stack: ExitStack) -> list[AdapterPair]:
+    """Return the pairs of the adapter at a path, kept open by `stack`; [] without an adapter.
+
+    Raises UnsupportedError as `trained_pairs` does.
+    """
+    if adapter is None:
+        return []
+    opened, found = read_adapter(adapter)
+    stack.enter_context(opened)
+    return trained_pairs(found, base)
 
 
 def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from aprfmt.base.installation import install_command
-from aprfmt.errors import BackendUnavailableError, UsageError
+from aprfmt.errors import UsageError
+from aprfmt.inference.batch import read_batch
 from aprfmt.model import open_model
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
+from aprfmt.training.computed import explaining_missing_torch
 
 WORDS = VerdictWords("agree", "differ")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -133,24 +134,14 @@ def compare_runs(
     for a text that is no run, and BackendUnavailableError without torch.
     """
     parsed = [parse_run(text) for text in runs]
-    try:
+    with explaining_missing_torch():
         from aprfmt.inference.gradients.between import GradientRun, gradients_between
-    except ImportError as error:
-        raise BackendUnavailableError(
-            f"gradients of a batch need torch ({error}); run {install_command('torch')}"
-        ) from error
-    from aprfmt.adapters.reading import read_adapter
-    from aprfmt.adapters.trained_pairs import trained_pairs
-    from aprfmt.inference.batch import read_batch
+    from aprfmt.adapters.trained_pairs import open_trained_pairs
 
     with ExitStack() as stack:
         base = stack.enter_context(open_model(Path(model), arch=arch))
         loaded = read_batch(Path(batch), int(base.hyper["vocab_size"]))
-        pairs = []
-        if adapter is not None:
-            opened, found = read_adapter(Path(adapter))
-            stack.enter_context(opened)
-            pairs = trained_pairs(found, base)
+        pairs = open_trained_pairs(None if adapter is None else Path(adapter), base, stack)
         every = [GradientRun(device, dtype) for device, dtype in parsed]
         made = gradients_between(base, loaded, every, pairs=pairs)
     rows = []

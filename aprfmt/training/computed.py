@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,6 +102,17 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
     return BatchNumbers(counts, frozenset(int(i) for i in np.unique(ids)))
 
 
+@contextmanager
+def explaining_missing_torch() -> Iterator[None]:
+    """Raise BackendUnavailableError, which says what to install, for an import that fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"gradients of a batch need torch ({error}); run {install_command('torch')}"
+        ) from error
+
+
 def compute_gradients(
     base: Model,
     batch: Path,
@@ -120,23 +131,14 @@ def compute_gradients(
     UsageError where that does not fit either, FormatError for arrays that are no batch of the
     model, and BackendUnavailableError without torch.
     """
-    try:
+    with explaining_missing_torch():
         from aprfmt.inference.gradients.memory import gradient_memory
         from aprfmt.inference.gradients.of_batch import Activations, batch_gradients
-    except ImportError as error:
-        raise BackendUnavailableError(
-            f"gradients of a batch need torch ({error}); run {install_command('torch')}"
-        ) from error
-    from aprfmt.adapters.reading import read_adapter
-    from aprfmt.adapters.trained_pairs import trained_pairs
+    from aprfmt.adapters.trained_pairs import open_trained_pairs
 
     loaded = read_batch(batch, int(base.hyper["vocab_size"]))
     with ExitStack() as stack:
-        pairs = []
-        if adapter is not None:
-            opened, found = read_adapter(adapter)
-            stack.enter_context(opened)
-            pairs = trained_pairs(found, base)
+        pairs = open_trained_pairs(adapter, base, stack)
         free = _free(device)
         held: Activations = "all"
         if free is not None:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from aprfmt.base.installation import install_command
-from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.batch import read_batch
 from aprfmt.model import Model, open_model
+from aprfmt.training.computed import explaining_missing_torch
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.saved_arrays import open_arrays
 from aprfmt.training.update import CHUNK
@@ -78,22 +77,13 @@ def _backward_bytes(base: Model, batch: Path, adapter: Path | str | None, dtype:
 
     Raises BackendUnavailableError without torch.
     """
-    try:
+    with explaining_missing_torch():
         from aprfmt.inference.gradients.memory import gradient_memory
-    except ImportError as error:
-        raise BackendUnavailableError(
-            f"gradients of a batch need torch ({error}); run {install_command('torch')}"
-        ) from error
-    from aprfmt.adapters.reading import read_adapter
-    from aprfmt.adapters.trained_pairs import trained_pairs
+    from aprfmt.adapters.trained_pairs import open_trained_pairs
 
     loaded = read_batch(batch, int(base.hyper["vocab_size"]))
     with ExitStack() as stack:
-        pairs = []
-        if adapter is not None:
-            opened, found = read_adapter(Path(adapter))
-            stack.enter_context(opened)
-            pairs = trained_pairs(found, base)
+        pairs = open_trained_pairs(None if adapter is None else Path(adapter), base, stack)
         return gradient_memory(base, loaded, dtype=dtype, pairs=pairs, activations="layer").peak
 
 

@@ -9,7 +9,6 @@ from aprfmt.cli import dry_run as dry_runs
 from aprfmt.cli import options, render
 from aprfmt.cli.html_page import add_page
 from aprfmt.cli.step import output
-from aprfmt.cli.step.output import MemoryRequest
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -118,10 +117,13 @@ def command(
 
     if dry_run:
         state = () if optimizer_state is None else (optimizer_state,)
-        asked = MemoryRequest(
-            model, after, adapter, (*grads, *state), arch, batch, dtype, check_gradients
+        from aprfmt.training.memory import estimate_step
+
+        arrays = (*grads, *state)
+        found = estimate_step(
+            model, after, adapter, arrays, arch, batch, dtype, differences=check_gradients
         )
-        return output.report_memory(asked)
+        return output.report_memory(found)
     options.check_new(force, html)
     if between is not None:
         if batch is None or after is not None or grads or html is not None:

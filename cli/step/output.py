@@ -1,8 +1,7 @@
 """What `aprfmt step` prints: the verdict, causes, and tensors by role and layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
@@ -12,6 +11,7 @@ from aprfmt.measure.named_causes import short_keys
 
 if TYPE_CHECKING:
     from aprfmt.training.between import RunsReport
+    from aprfmt.training.memory import StepMemory
     from aprfmt.training.report import StepReport, TensorStep
 
 _STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
@@ -129,34 +129,8 @@ def show_runs(report: "RunsReport", verbose: bool) -> None:
         )
 
 
-@dataclass(frozen=True)
-class MemoryRequest:
-    """What the memory of a step is asked for: the command's arguments by their names."""
-
-    model: Path
-    after: Path | None
-    adapter: Path | None
-    arrays: Sequence[Path]
-    arch: str | None
-    batch: Path | None
-    dtype: str
-    differences: bool
-
-
-def report_memory(asked: MemoryRequest) -> int:
+def report_memory(found: "StepMemory") -> int:
     """Print how much explaining a step would read and take of memory; return exit code 0."""
-    from aprfmt.training.memory import estimate_step
-
-    found = estimate_step(
-        asked.model,
-        asked.after,
-        asked.adapter,
-        asked.arrays,
-        asked.arch,
-        asked.batch,
-        asked.dtype,
-        asked.differences,
-    )
     size = render.size_text
     text = (
         f"{found.parameters} parameters: reads {size(found.read_bytes)}, takes at most "
