@@ -314,20 +314,15 @@ def post_processor_ids(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[
         single = step.get("single")
         if isinstance(single, list) and not templated:
             templated = True
-            tokens = step.get("special_tokens")
             at = 0
             for piece in single:
                 if not isinstance(piece, Mapping) or "SpecialToken" not in piece:
                     at = 1
                     continue
-                entry = _get_item(tokens, _get_item(piece["SpecialToken"], "id"))
-                ids = _get_item(entry, "ids")
-                if isinstance(ids, list):
-                    sides[at].extend(i for i in ids if type(i) is int)
+                sides[at].extend(_special_token_ids(step, piece))
         for key, side in zip(("cls", "sep"), sides, strict=True):  # Bert and Roberta: [text, id]
-            value = step.get(key)
-            if isinstance(value, list) and len(value) == 2 and type(value[1]) is int:
-                side.append(value[1])
+            one = _id_of_pair(step.get(key))
+            side += [] if one is None else [one]
         before[:0] = sides[0]
         after += sides[1]
     return tuple(before), tuple(after)
@@ -370,10 +365,15 @@ def _template_pieces(step: Mapping[str, Any], name: str) -> Pieces:
         text = _get_item(_get_item(piece, "Sequence"), "id")
         if isinstance(text, str):
             found.append(text)
-        token = _get_item(_get_item(piece, "SpecialToken"), "id")
-        ids = _get_item(_get_item(step.get("special_tokens"), token), "ids")
-        found += [i for i in ids if type(i) is int] if isinstance(ids, list) else []
+        found += _special_token_ids(step, piece)
     return tuple(found)
+
+
+def _special_token_ids(step: Mapping[str, Any], piece: Any) -> list[int]:
+    """Return the ids that a piece of a TemplateProcessing stands for; [] if it is no token."""
+    token = _get_item(_get_item(piece, "SpecialToken"), "id")
+    ids = _get_item(_get_item(step.get("special_tokens"), token), "ids")
+    return [i for i in ids if type(i) is int] if isinstance(ids, list) else []
 
 
 def post_processor_tokens(data: Mapping[str, Any]) -> list[tuple[str, int]]:
