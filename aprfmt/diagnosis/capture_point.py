@@ -39,12 +39,7 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     # The cut must agree now, and have shown the trace's own values before.
     before = case.found.views.get(cut)
     after = found.views.get(cut)
-    if (
-        after is None
-        or after.flagged
-        or before is None
-        or not _recorded_values_show(case, before, names)
-    ):
+    if after is None or after.flagged or before is None or not _recorded_values_show(case, before):
         return None
     # What the recorded values are, where a relation to the reference's says it.
     here = [key_name(name, case.layer) for name in names]
@@ -72,10 +67,10 @@ def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
     return {key_name(name, layer) for name in names for layer in range(case.patched.n_layers)}
 
 
-def _recorded_values_show(case: Mismatch, cut: ShadowPoint, names: Sequence[str]) -> bool:
+def _recorded_values_show(case: Mismatch, cut: ShadowPoint) -> bool:
     """Return whether a flagged point, up to `cut`, is computed from the mismatching point.
 
-    It is flagged by the trace's own values. `names` is not used.
+    It is flagged by the trace's own values.
     """
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
