@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.arch.spec import ArchSpec
+from aprfmt.conversion.restated_keys import restated_config
 from aprfmt.errors import AprfmtError, OutputError
 from aprfmt.formats import FORMATS
 from aprfmt.model import Model
@@ -76,16 +77,17 @@ def stated_template(model: Model) -> str | None:
 def config_text(model: Model) -> str | None:
     """Return config.json verbatim if its text is available, else the parsed object as JSON.
 
-    None without a configuration.
+    An embedded one says what the file's own keys say. None without a configuration.
     """
     if model.folder is not None and "config.json" in model.folder.texts:
         return model.folder.texts["config.json"]
-    texts = model.carried.embedded_texts
-    if "config.json" in texts:
-        return texts["config.json"]
     if model.config is None:
         return None
-    return json.dumps(dict(model.config), indent=2, ensure_ascii=False) + "\n"
+    config = restated_config(model, model.config)
+    texts = model.carried.embedded_texts
+    if "config.json" in texts and config == model.config:
+        return texts["config.json"]
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
 def own_config(model: Model) -> bool:
