@@ -43,6 +43,7 @@ from aprfmt.model.ledger import (
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.model.sidecar_files import companion_kind, file_row
 from aprfmt.tensors.view import View
+from aprfmt.tokenizer.carriers import has_tokenizer
 
 if TYPE_CHECKING:
     from aprfmt.tensors.view import View
@@ -322,8 +323,6 @@ class _Comparison:
 
     def keys(self) -> Iterator[SourceItem]:
         """Yield entries on what became of vocabulary, template and licence in the source's keys."""
-        from aprfmt.tokenizer.carriers import has_tokenizer
-
         copy, source = self.copy, self.source
         for name, kind in embedded_files(source).items():
             if name == VOCABULARY:
@@ -390,8 +389,6 @@ class _Comparison:
 
     def _made_of(self, name: str, kind: str) -> str:
         """Return what of the copy holds the content of a file that it lacks, in words; else ""."""
-        from aprfmt.tokenizer.carriers import has_tokenizer
-
         if kind == "tokenizer" and has_tokenizer(self.copy.carried):
             return "the copy's vocabulary"
         if kind == "template" and stated_template(self.copy) is not None:
@@ -497,7 +494,6 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
 
     `left_out` is {name: flag} of what the options leave out.
     """
-    from aprfmt.tokenizer.carriers import has_tokenizer
 
     def make_item(name: str, kind: str) -> SourceItem:
         """Return the item "copied" if the file goes along or a flag leaves it out, else "lost"."""

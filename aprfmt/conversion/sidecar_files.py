@@ -17,6 +17,7 @@ from aprfmt.model.carried_files import FILES_KEY, foreign_gguf_keys, json_object
 from aprfmt.model.hf_folder import read_text
 from aprfmt.model.sidecar_files import companion_kind
 from aprfmt.remote.paths import is_remote
+from aprfmt.tokenizer.carriers import has_tokenizer
 
 VOCABULARY, TEMPLATE = "vocabulary", "chat template"  # in a file's keys
 KEYS = {VOCABULARY: "tokenizer.", TEMPLATE: "tokenizer.chat_template"}
@@ -38,8 +39,6 @@ def sidecar_names(source: Model) -> Sequence[str]:
 
 def embedded_files(source: Model) -> Mapping[str, str]:
     """Return {name: kind} of what a single file stores in its keys where a folder has files."""
-    from aprfmt.tokenizer.carriers import has_tokenizer
-
     if source.folder is not None:
         return {}
     found = {VOCABULARY: "tokenizer"} if has_tokenizer(source.carried) else {}
