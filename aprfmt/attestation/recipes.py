@@ -83,6 +83,11 @@ def find_recipes(
     if named is not None:
         scheme_of(named)  # UsageError for an unknown one
     recorded = str(facts.get(_TYPE, ""))
+    if named is not None and recorded in SCHEMES and recorded != named:
+        raise UsageError(
+            f"--type {scheme}: {made.path} records that it is {recorded} ({_TYPE}); leave --type "
+            "out"
+        )
     wanted = named or (recorded if recorded in SCHEMES else "")
     fma = facts.get(_FMA)
     recipe = Recipe(

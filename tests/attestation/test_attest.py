@@ -22,6 +22,7 @@ from aprfmt.attestation import attest
 from aprfmt.attestation.statement import PREDICATE, TYPE
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
+from aprfmt.errors import UsageError
 from aprfmt.formats import open_sink
 from aprfmt.model import open_model
 from aprfmt.quantizing.mixture import SCHEMES
@@ -59,6 +60,13 @@ def test_every_scheme_is_reproduced(name: str, made: Mapping[str, Path]) -> None
     assert found.counts["reproduced"] == len(found.tensors) == 50
     assert found.recipe.type == name
     assert found.pronounced.says == "derived, 50 tensors: 50 reproduced"
+
+
+def test_a_type_other_than_the_recorded_one_is_refused(made: Mapping[str, Path]) -> None:
+    """Seen red: the statement said F16 of a file that is Q4_K_M."""
+    with pytest.raises(UsageError, match="records that it is Q4_K_M"):
+        attest(made["Q4_K_M"], DEMO, scheme="F16")
+    assert attest(made["Q4_K_M"], DEMO, scheme="q4_k_m").exit_code == 0
 
 
 @pytest.mark.parametrize("name", KINDS)
