@@ -133,7 +133,6 @@ def diff_models(
     `oracle` judges quantized tensors by their float source, None without one.
     """
     from aprfmt.codecs.parallel import cpu_count
-    from aprfmt.measure.activation_scales import differing_input_scales
     from aprfmt.measure.tensors import compare_pair
 
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
@@ -195,7 +194,11 @@ def diff_models(
     of_tensors: set[Kind] = {"tensor"} if "tensors" in only else set()
     ledgers = make_ledger(a, kinds | of_tensors), make_ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
-    undone += [*late, *differing_input_scales(pairs)]
+    undone += late
+    if any(pair.a and pair.b and pair.a.parts and pair.b.parts for pair in pairs):
+        from aprfmt.measure.activation_scales import differing_input_scales
+
+        undone += differing_input_scales(pairs)
     left = (*list_not_compared(*ledgers, kinds), *tokens.left, *undone)
     spoken = "tokenizer" in only
     return DiffReport(
