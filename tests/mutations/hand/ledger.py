@@ -55,6 +55,12 @@ ROWS: tuple[Row, ...] = (
         "bytes behind the last tensor are nowhere",
     ),
     Row(
+        "ledger-embedded", _LEDGER,
+        "        yield from self._embedded_files(weights)\n",
+        "        yield from ()\n",
+        "a file that is embedded in the metadata is nowhere",
+    ),
+    Row(
         "ledger-left-of-one", _LEDGER,
         "        return (*rows, *self.unreadable)\n",
         "        return self.unreadable\n",
