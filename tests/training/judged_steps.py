@@ -4,22 +4,23 @@ The steps are taken by transformers, peft and torch.optim on tiny models. A faul
 code, most in a backward alone, where the value of an operation stays right and its gradient is that
 of another one. What is right stands in each row, written before the row was first run.
 
-    python -m tests.training.judged_steps [--write PAGE] [NAME...]
+    python -m tests.training.judged_steps [-v] [--write] [NAME...]
 """
 
 import argparse
+import importlib
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional
@@ -29,6 +30,7 @@ from transformers.models.mixtral import modeling_mixtral
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.models import IDS, tiny
+from tests.training.steps import save_arrays
 
 Grads = dict[str, torch.Tensor]
 LAST = 2  # the number of the last layer of the tiny models
@@ -42,7 +44,8 @@ class JudgedStep:
 
     `named` is a pattern that the cause with its sentence has to match, `where` one that all
     roles of the named causes match, and which only they match; "" for operations, whose place is
-    in `at`, a pattern of the sentence or of the roles. An innocent has none of them.
+    in `at`, a pattern of the sentence or of the roles. `cause` is the name that the first cause has
+    got since. An innocent has none of them.
     """
 
     name: str
@@ -51,7 +54,7 @@ class JudgedStep:
     named: str = ""
     where: str = ""
     at: str = ""
-    heavy: bool = False
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Answer:
         causes = [
             each
             for each, text in zip(self.report.causes, self.texts, strict=True)
-            if re.search(self.row.named, text)
+            if each.cause and re.search(self.row.named, text)
         ]
         if not self.seen or not causes:
             return False
@@ -100,7 +103,7 @@ class Answer:
         """Whether a cause is confirmed or explained that is not the right one."""
         return any(
             each.level != "located"
-            and each.cause != "unknown"
+            and each.cause
             and not (self.row.named and re.search(self.row.named, text))
             for each, text in zip(self.report.causes, self.texts, strict=True)
         )
@@ -166,7 +169,7 @@ def backward(model: Any, batch: dict[str, torch.Tensor]) -> Grads:
 def written(folder: Path, model: Any, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Write the model and the batch; return them as arguments."""
     model.save_pretrained(folder / "before")
-    np.savez(folder / "batch.npz", **{key: each.numpy() for key, each in batch.items()})
+    save_arrays(folder / "batch.npz", {key: each.numpy() for key, each in batch.items()})
     return {"model": folder / "before", "batch": folder / "batch.npz"}
 
 
@@ -276,8 +279,9 @@ def without_mean_term() -> Any:
     """The scale of an RMS norm is a constant in its backward."""
 
     def norm(self: Any, x: torch.Tensor) -> torch.Tensor:
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * (x * scale.detach())
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + float(self.variance_epsilon))
+        weight: torch.Tensor = self.weight
+        return weight * (x * scale.detach())
 
     return patched(modeling_llama.LlamaRMSNorm, "forward", norm)
 
@@ -288,7 +292,8 @@ def without_mean_in_layer_norm() -> Any:
     def norm(self: Any, x: torch.Tensor) -> torch.Tensor:
         centred = x - x.mean(-1, keepdim=True).detach()
         variance = (x - x.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True)
-        return centred * torch.rsqrt(variance + self.eps) * self.weight + self.bias
+        y: torch.Tensor = centred * torch.rsqrt(variance + self.eps) * self.weight + self.bias
+        return y
 
     return patched(torch.nn.LayerNorm, "forward", norm)
 
@@ -531,8 +536,8 @@ class OwnAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": LR, "weight_decay": WD})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Take one step."""
+    def step(self, closure: Any = None) -> Any:
+        """Take one step; return None."""
         b1, b2, eps = 0.9, 0.999, 1e-8 if not self.inside else 1e-6
         for group in self.param_groups:
             for p in group["params"]:
@@ -573,7 +578,7 @@ def merged_and_back(folder: Path) -> dict[str, Any]:
     model.save_pretrained(folder / "before")
     torch.manual_seed(SEED)
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
-    wrapped = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+    wrapped: Any = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
     with torch.no_grad():
         for name, p in wrapped.named_parameters():
             if "lora_" in name:
@@ -599,6 +604,7 @@ FAULTS = (
         "kv_group_first_head",
         "k and v get the gradient of the first query head of each group; first in layer 2",
         gradient_step("llama", first_head_of_group),
+        cause="backward_kv_group",
         named="group",
         at=rf"(L{LAST}|layer {LAST}|layers 0-{LAST})",
     ),
@@ -606,6 +612,7 @@ FAULTS = (
         "kv_group_mean",
         "k and v get the mean over the query heads of a group, half of it; first in layer 2",
         gradient_step("llama", mean_of_group),
+        cause="backward_kv_group",
         named="group",
         at=rf"(L{LAST}|layer {LAST}|layers 0-{LAST})",
     ),
@@ -613,6 +620,7 @@ FAULTS = (
         "rope_not_inverted",
         "the backward of rope rotates forward; first at q and k of layer 2",
         gradient_step("llama", rotated_again),
+        cause="backward_rope",
         named="rope|rotat",
         at=rf"(L{LAST}|layer {LAST}|layers 0-{LAST})",
     ),
@@ -620,6 +628,7 @@ FAULTS = (
         "rope_without_backward",
         "rope has no backward: q and k have gradients of zero in all layers",
         gradient_step("llama", without_rotation_backward, lambda grads: grads),
+        cause="backward_rope",
         named="zero|no gradient|rope",
         at=r"attn_q",
     ),
@@ -627,6 +636,7 @@ FAULTS = (
         "mask_left_out_backward",
         "the backward of attention does not mask; first in layer 2",
         gradient_step("llama", without_mask_backward),
+        cause="backward_mask",
         named="mask",
         at=rf"(L{LAST}|layer {LAST}|layers 0-{LAST})",
     ),
@@ -634,6 +644,7 @@ FAULTS = (
         "rms_norm_mean_term",
         "the backward of the norms lacks the term of the mean square; first at the last norm",
         gradient_step("llama", without_mean_term),
+        cause="backward_norm",
         named="norm",
         at=r"output_norm",
     ),
@@ -641,6 +652,7 @@ FAULTS = (
         "layer_norm_mean_term",
         "the backward of the layer norms lacks the term of the mean; first at the last norm",
         gradient_step("gpt2", without_mean_in_layer_norm),
+        cause="backward_norm",
         named="norm",
         at=r"output_norm",
     ),
@@ -655,6 +667,7 @@ FAULTS = (
         "grows_with_depth",
         "each layer hands 0.9 of its gradient down: 0.9, 0.81, 0.729 of the right one",
         gradient_step("llama", scaled_streams),
+        cause="gradient_factor",
         named="gradient_factor|0\\.9",
         where=r"^L[0-2]\.|token_embd",
     ),
@@ -662,6 +675,7 @@ FAULTS = (
         "norms_of_one_rank",
         "the gradients of norms are those of half the tokens: not reduced over ranks",
         gradient_step("llama", norms_of_half_the_tokens),
+        cause="norm_tokens_left_out",
         named="tokens|positions|ranks",
         where=NORM,
     ),
@@ -669,6 +683,7 @@ FAULTS = (
         "router_detached",
         "the router has no gradient (zero, or none saved); first in layer 2",
         gradient_step("mixtral", router_without_gradient),
+        cause="backward_router",
         named="zero|no gradient|router",
         at=r"ffn_gate_inp",
     ),
@@ -676,6 +691,7 @@ FAULTS = (
         "expert_of_one_rank",
         "expert 2 has half its gradient in all layers",
         gradient_step("mixtral", change=half_expert),
+        cause="gradient_part",
         named="expert.*2",
         where=r"_exps",
     ),
@@ -683,6 +699,7 @@ FAULTS = (
         "means_of_micro_batches",
         "the mean of the means of the rows",
         gradient_step("llama", means_of_rows),
+        cause="micro_batch_means",
         named="rows|micro-batch",
         where=".",
     ),
@@ -690,6 +707,7 @@ FAULTS = (
         "all_positions_counted",
         "divided by all positions of the batch rather than by its labels",
         gradient_step("llama", loss_of_all_positions),
+        cause="gradient_factor",
         named="gradient_factor.*(positions|tokens|padding)",
         where=".",
     ),
@@ -697,6 +715,7 @@ FAULTS = (
         "documents_joined",
         "the documents of a packed row see each other (a cache is in use)",
         lambda folder: packed(folder, cached=True),
+        cause="packed_attention",
         named="documents",
         where=".",
     ),
@@ -704,6 +723,7 @@ FAULTS = (
         "dropout_active",
         "dropout is active: all gradients are of another forward pass",
         gradient_step("gpt2", active_dropout),
+        cause="dropout_active",
         named="dropout",
         at=".",
     ),
@@ -711,6 +731,7 @@ FAULTS = (
         "tied_head_left_out",
         "the table of tokens has no gradient from the head",
         gradient_step("gpt2", head_without_gradient),
+        cause="gradient_tied",
         named="gradient_tied",
         where="token_embd",
     ),
@@ -718,6 +739,7 @@ FAULTS = (
         "loss_scale_left",
         "all gradients are 1024 times the right ones: the loss scale",
         gradient_step("llama", change=lambda grads: {n: g * 1024 for n, g in grads.items()}),
+        cause="gradient_factor",
         named="gradient_factor.*1024",
         where=".",
     ),
@@ -725,6 +747,7 @@ FAULTS = (
         "lora_scale_twice",
         "gradients are alpha/r = 2 times the right ones",
         adapter_step(lambda grads: {name: 2 * g for name, g in grads.items()}),
+        cause="gradient_factor",
         named="alpha",
         where="lora",
     ),
@@ -732,6 +755,7 @@ FAULTS = (
         "lora_factor_dead",
         "factor B of the values of layer 1 has no gradient",
         adapter_step(dead_factor),
+        cause="gradient_zero",
         named="gradient_zero",
         where=r"L1\.attn_v.*lora_b",
     ),
@@ -739,6 +763,7 @@ FAULTS = (
         "keys_and_values_exchanged",
         "the gradients of k and v of layer 1 are exchanged",
         gradient_step("llama", change=exchanged),
+        cause="gradient_exchanged",
         named="exchang|swap",
         where=r"^L1\.attn_[kv]\.weight",
     ),
@@ -746,6 +771,7 @@ FAULTS = (
         "bias_not_corrected",
         "Adam without the correction of its first steps",
         taken(lambda m: OwnAdam(m.parameters(), corrected=False), f"{RULE},step=1"),
+        cause="bias_correction",
         named="bias_correction",
         where=".",
     ),
@@ -753,6 +779,7 @@ FAULTS = (
         "epsilon_in_the_root",
         "epsilon stands inside the root",
         taken(lambda m: OwnAdam(m.parameters(), inside=True), f"{RULE},eps=1e-6,step=1"),
+        cause="epsilon_place",
         named="epsilon_place",
         where=".",
     ),
@@ -760,24 +787,27 @@ FAULTS = (
         "norms_decay",
         "weight decay on norms, which shall not decay",
         taken(adamw(), f"{RULE},step=1,decay_on=matrices"),
+        cause="decay_on_norms",
         named="decay_on_norms",
         where=NORM,
     ),
     JudgedStep(
         "clipped_twice",
-        "clipped to 1 and again to 0.5 by groups",
+        "clipped to 1, then matrices and the rest to 0.5 each; the rest is below that",
         taken(
             lambda m: torch.optim.SGD(list(m.named_parameters()), lr=0.1),
             "sgd:lr=0.1,clip=1",
             before_step=clip_to_share,
         ),
+        cause="clip_twice",
         named="clip",
-        where=".",
+        where=r"attn_[qkvo]|ffn_(gate|up|down)|embd|output\.weight",
     ),
     JudgedStep(
         "step_swallowed",
         "bfloat16 rounds the step away",
         taken(adamw(lr=1e-5, weight_decay=0.0), "adamw:lr=1e-5,wd=0,step=1", dtype="bfloat16"),
+        cause="update_rounded_away",
         named="update_rounded_away",
         at=".",
     ),
@@ -785,6 +815,7 @@ FAULTS = (
         "decay_swallowed",
         "bfloat16 rounds the decay away, not the step",
         taken(adamw(lr=2e-3), "adamw:lr=2e-3,wd=0.1,step=1", dtype="bfloat16"),
+        cause="decay_rounded_away",
         named="decay_rounded_away|update_rounded_away",
         at=".",
     ),
@@ -799,6 +830,7 @@ FAULTS = (
         "frozen_by_mistake",
         "the parameters of layer 1 are not in the optimizer",
         taken(frozen_layer, f"{RULE},step=1", batch=True, grads=False),
+        cause="frozen",
         named="frozen",
         where=r"^L1\.",
     ),
@@ -811,6 +843,7 @@ FAULTS = (
             ),
             f"adamw:lr={LR},wd=0,step=1",
         ),
+        cause="step_factor",
         named="step_factor.*(1/10|0\\.1)",
         where=NORM,
     ),
@@ -823,6 +856,7 @@ FAULTS = (
             steps=3,
             state=True,
         ),
+        cause="betas",
         named="betas",
         where=".",
     ),
@@ -833,6 +867,7 @@ FAULTS = (
             lambda m: torch.optim.Adam(list(m.named_parameters()), lr=LR, weight_decay=WD),
             f"{RULE},step=1",
         ),
+        cause="decay_coupled",
         named="decay_coupled|decay_missing",
         where=".",
     ),
@@ -843,8 +878,139 @@ FAULTS = (
             lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
             "sgd:lr=0.1,momentum=0.9,nesterov=1,step=1",
         ),
+        cause="momentum",
         named="nesterov|momentum|step_factor",
         where=".",
+    ),
+)
+
+
+# Relatives of the faults above, written when the rules were mended: they judge nothing blindly.
+
+
+def last_head_of_group() -> Any:
+    """The gradient of a key head is that of the last of its query heads."""
+    own = modeling_llama.repeat_kv
+
+    def repeat(x: torch.Tensor, n: int) -> torch.Tensor:
+        value = own(x, n)
+        last = (torch.arange(value.shape[1]) % n == n - 1)[None, :, None, None]
+        return torch.where(last, value, value.detach())
+
+    return patched(modeling_llama, "repeat_kv", repeat)
+
+
+def unrotated() -> Any:
+    """Gradients are not rotated back."""
+    own = modeling_llama.apply_rotary_pos_emb
+
+    def rotate(q: Any, k: Any, *rest: Any) -> Any:
+        value = own(q, k, *rest)
+        return tuple(with_gradient_of(x, y) for x, y in zip(value, (q, k), strict=True))
+
+    return patched(modeling_llama, "apply_rotary_pos_emb", rotate)
+
+
+def last_micro_batch() -> Any:
+    """Gradients of the micro-batches before the last are lost."""
+
+    def loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return own(model, {key: x[2:] for key, x in batch.items()})
+
+    own = loss_of
+    return patched(sys.modules[__name__], "loss_of", loss)
+
+
+def weighted_by_tokens() -> Any:
+    """The means of the rows are weighted by their tokens, prompts among them."""
+
+    def loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        rows = [{key: x[i : i + 1] for key, x in batch.items()} for i in range(3)]
+        tokens = batch["attention_mask"].sum(1)
+        means = torch.stack([own(model, row) for row in rows])
+        return (means * tokens).sum() / tokens.sum()
+
+    own = loss_of
+    return patched(sys.modules[__name__], "loss_of", loss)
+
+
+def embedding_without_gradient() -> Any:
+    """The lookup in a tied table gives it no gradient."""
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        table = model_of("gpt2").transformer.wte
+        own = table.forward
+        table.forward = lambda ids: functional.embedding(ids, table.weight.detach())
+        try:
+            yield
+        finally:
+            table.forward = own
+
+    return inside()
+
+
+def shifted_layers(grads: Grads) -> Grads:
+    """Layers 0 and 1 have each other's gradients."""
+    other = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
+    made = dict(grads)
+    for mine, theirs in other.items():
+        for name in grads:
+            if mine in name:
+                made[name] = grads[name.replace(mine, theirs)]
+    return made
+
+
+RELATIVES = (
+    JudgedStep(
+        "kv_group_last_head",
+        "k and v get the gradient of the last query head of each group",
+        gradient_step("llama", last_head_of_group),
+        cause="backward_kv_group",
+        named="backward_kv_group",
+        at=r"after L2\.attn_output",
+    ),
+    JudgedStep(
+        "rope_unrotated",
+        "the backward of rope does not rotate",
+        gradient_step("llama", unrotated),
+        cause="backward_rope",
+        named="backward_rope",
+        at=r"at L2\.attn_k, L2\.attn_q",
+    ),
+    JudgedStep(
+        "last_micro_batch",
+        "two of three micro-batches are lost",
+        gradient_step("llama", last_micro_batch),
+        cause="samples_left_out",
+        named="samples_left_out",
+        where=".",
+        at="number 1, 2",
+    ),
+    JudgedStep(
+        "weighted_by_tokens",
+        "samples are weighted by their tokens rather than their labels",
+        gradient_step("llama", weighted_by_tokens),
+        cause="samples_weighted",
+        named="samples_weighted",
+        where=".",
+    ),
+    JudgedStep(
+        "tied_embedding_left_out",
+        "the table of tokens has no gradient from the embedding",
+        gradient_step("gpt2", embedding_without_gradient),
+        cause="gradient_tied",
+        named="gradient_tied",
+        where="token_embd",
+        at="head's part",
+    ),
+    JudgedStep(
+        "layers_exchanged",
+        "layers 0 and 1 have each other's gradients",
+        gradient_step("llama", change=shifted_layers),
+        cause="gradient_exchanged",
+        named="gradient_exchanged",
+        where=r"^L[01]\.",
     ),
 )
 
@@ -928,7 +1094,7 @@ def embeddings_frozen(folder: Path) -> dict[str, Any]:
 
 def in_8_bits(folder: Path) -> dict[str, Any]:
     """Write a step of bitsandbytes' Adam of 8 bits, with its state."""
-    import bitsandbytes as bnb
+    bnb: Any = importlib.import_module("bitsandbytes")
 
     def made(model: Any) -> Any:
         return bnb.optim.AdamW8bit(model.parameters(), lr=LR, weight_decay=WD, min_8bit_size=64)
@@ -997,38 +1163,80 @@ INNOCENTS = (
 
 def judged(row: JudgedStep, folder: Path) -> Answer:
     """Return what is said of a step whose files are made in a folder."""
-    given = row.make(folder)
+    with warnings.catch_warnings():  # transformers' and peft's about each other
+        warnings.simplefilter("ignore")
+        given = row.make(folder)
     return Answer(row, explain_step(given.pop("model"), **given))
 
 
 def table(answers: Sequence[Answer]) -> str:
-    """Return the page: the counts, and one line for each step."""
+    """Return the page's lines: the counts, and one line for each step."""
     faults = [each for each in answers if each.row.named]
     innocents = [each for each in answers if not each.row.named]
     lines = [
         f"{len(faults)} faults: {sum(each.seen for each in faults)} seen, "
         f"{sum(each.word == 'right' for each in faults)} named and placed, "
-        f"{sum(each.is_wrong_confirmed for each in faults)} with a wrong cause confirmed.",
+        f"{sum(each.is_wrong_confirmed for each in faults)} with a wrong cause confirmed. "
         f"{len(innocents)} innocent steps: {sum(each.is_alarm for each in innocents)} alarms.",
         "",
         "| step | right | said | answer |",
         "| --- | --- | --- | --- |",
     ]
     for each in answers:
-        said = "; ".join(f"{one.cause} ({one.level})" for one in each.report.causes)
+        said = "; ".join(f"{one.cause or 'not known'} ({one.level})" for one in each.report.causes)
         said = said or each.report.pronounced.word
         lines.append(f"| {each.row.name} | {each.row.right} | {said} | {each.word} |")
     return "\n".join(lines)
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "notes" / "training_steps.md"
+HEAD = """# Judged training steps
+
+Steps that transformers, peft and torch.optim took on tiny models, with a fault in their code or
+none. What is right was written before a step was first run, and before it was looked at how causes
+are decided. Written by `python -m tests.training.judged_steps --write`.
+
+| when | faults | named and placed | a wrong cause confirmed | innocent steps | alarms |
+| --- | --- | --- | --- | --- | --- |
+| before any rule was mended | 33 | 15 | 3 | 18 | 0 |
+| now | {faults} | {right} | {wrong} | {innocent} | {alarms} |
+
+Two rows were wrong themselves, and were put right. A packed row that was thought innocent was none:
+with a cache transformers lets the documents see each other, and the gradients say so. And a second
+clipping by groups was said to change all parameters, where the norms of one group were below the
+bound. The six relatives were written when the rules were mended. They are counted in the table
+below and not in the line above.
+
+- A kernel that multiplies by other weights in its backward is placed and not named.
+- Weights that a merge moved by roundings are open: nothing says what the step was to do.
+
+"""
+
+
+def page(answers: Sequence[Answer]) -> str:
+    """Return the page of all steps."""
+    blind = [each for each in answers if each.row not in RELATIVES]
+    faults = [each for each in blind if each.row.named]
+    innocents = [each for each in blind if not each.row.named]
+    head = HEAD.format(
+        faults=len(faults),
+        right=sum(each.word == "right" for each in faults),
+        wrong=sum(each.is_wrong_confirmed for each in faults),
+        innocent=len(innocents),
+        alarms=sum(each.is_alarm for each in innocents),
+    )
+    return head + table(answers) + "\n"
+
+
 def main() -> None:
-    """Print the table of all steps, or of those that are named."""
+    """Print the table of all steps, or of those that are named; `--write` writes the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
     parser.add_argument("-v", action="store_true")
+    parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     answers = []
-    for row in (*FAULTS, *INNOCENTS):
+    for row in (*FAULTS, *RELATIVES, *INNOCENTS):
         if given.names and row.name not in given.names:
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -1050,6 +1258,8 @@ def main() -> None:
                     if each.verdict != "agrees":
                         print("     ", each.key, each.verdict, each.distance, each.why[:120])
     print(table(answers))
+    if given.write:
+        PAGE.write_text(page(answers))
 
 
 if __name__ == "__main__":

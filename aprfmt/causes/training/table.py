@@ -1,12 +1,20 @@
-"""The hypotheses about an update and about a gradient, in the order they are tried."""
+"""The hypotheses about an update, a gradient and a backward pass, in the order they are tried."""
 
 from typing import Any
 
 from aprfmt.causes import hypotheses_of
+from aprfmt.causes.training.backward_case import BackwardHypothesis
 from aprfmt.causes.training.case import StepHypothesis
 from aprfmt.causes.training.gradient_case import GradientHypothesis
 
-__all__ = ["GRADIENTS", "UPDATES", "GradientHypothesis", "StepHypothesis"]
+__all__ = [
+    "BACKWARDS",
+    "GRADIENTS",
+    "UPDATES",
+    "BackwardHypothesis",
+    "GradientHypothesis",
+    "StepHypothesis",
+]
 
 _EVERY: tuple[Any, ...] = hypotheses_of("training")
 UPDATES: tuple[StepHypothesis, ...] = tuple(
@@ -14,4 +22,7 @@ UPDATES: tuple[StepHypothesis, ...] = tuple(
 )
 GRADIENTS: tuple[GradientHypothesis, ...] = tuple(
     row for row in _EVERY if isinstance(row, GradientHypothesis)
+)
+BACKWARDS: tuple[BackwardHypothesis, ...] = tuple(
+    row for row in _EVERY if isinstance(row, BackwardHypothesis)
 )
