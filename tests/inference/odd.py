@@ -128,6 +128,8 @@ def changes(arch: str, size: Size) -> dict[str, Any]:
         names = ("num_heads", "head_dim") if not prefix else ("mamba_n_heads", "mamba_d_head")
         found |= dict(zip(names, (4, size.hidden // 2), strict=True))
         found |= {f"{prefix}n_groups": 2}
+    if "o_groups" in values:  # the groups of heads divide them
+        found["o_groups"] = size.heads
     if "kv_lora_rank" in values:
         found["num_key_value_heads"] = size.heads
     if arch == "bamba":  # always rotates the half
