@@ -231,8 +231,8 @@ class PairedPass:
         """Return the result of a blend, run from its first differing stage on.
 
         It is SAME, for equal logits, as soon as a stage's input equals A's and no later stage
-        differs.
-        The distance is infinite if the blend's parts do not fit together. `points` is empty.
+        differs. The distance is infinite if the blend's parts do not fit together. `points` is
+        empty.
         """
         if not blend.own:
             return SAME

@@ -276,8 +276,8 @@ class TorchProducts(TorchBackend):
         """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
         Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
-        only,
-        `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the dtype.
+        only, `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the
+        dtype.
         """
         wide = self.wide(logits)
         given = None if bias is None else self._constant(bias, wide.dtype)
@@ -326,8 +326,7 @@ class TorchProducts(TorchBackend):
         """Return the weights as one tensor [rows, columns], each of them a slice of it.
 
         `held` are their decoded numbers. They are copied at the first call. None if that would be
-        while
-        a pass is recorded.
+        while a pass is recorded.
         """
         total = sum(len(w) for w in held)
         size, first = held[0].element_size(), held[0]
