@@ -65,7 +65,7 @@ class MergedTensor(LazyTensor):
 
     @property
     def path(self) -> Path | None:
-        """The file that holds the base's weight."""
+        """The file that holds the base's weight; None for bytes that are in no file."""
         return self.base.path
 
     @property
@@ -131,7 +131,7 @@ class DecodedTensor(LazyTensor):
 
     @property
     def path(self) -> Path | None:
-        """The file that holds the codes."""
+        """The file that holds the codes; None for bytes that are in no file."""
         return self._view.stored[0].path
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:

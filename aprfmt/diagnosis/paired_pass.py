@@ -321,7 +321,7 @@ def measure_point(
 
 
 def shared_columns(mine: Array, theirs: Array) -> tuple[Array, Array]:
-    """Return both logits cut to the token ids that both sides have."""
+    """Return (A's logits, B's), cut to the token ids that both sides have."""
     few = min(mine.shape[-1], theirs.shape[-1])
     return mine[..., :few], theirs[..., :few]
 

@@ -248,7 +248,9 @@ class StoredTensor(LazyTensor):
             ) from None
 
     def lies(self, start: int = 0) -> tuple[ByteSource, int] | None:
-        """Return (file, offset of the tensor's byte `start` in it)."""
+        """Return (file, offset in it of the tensor's byte `start`), never None for a mapped
+        file.
+        """
         return self._file, self.info.offset + start
 
     def expect(self, start: int = 0, stop: int | None = None) -> None:

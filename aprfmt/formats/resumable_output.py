@@ -375,7 +375,9 @@ class ResumableFileSet(FileSet):
         return ResumableFile(path, temporary, final)
 
     def _prepare_file(self, path: Path) -> tuple[Path, os.stat_result | None]:
-        """Return what the base class does, after the hidden folder was made."""
+        """Return what the base class does, (path, facts of the replaced file); makes the hidden
+        folder.
+        """
         found = super()._prepare_file(path)
         self._make_hidden_folder()
         return found
