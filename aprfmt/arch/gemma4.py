@@ -193,8 +193,9 @@ def _window_rules(size: int) -> tuple[HyperRule, HyperRule]:
     positions, layers = listed_windows(size, _default_window_layers)
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json, the last one set to False; None
-        without it.
+        """Return (one boolean a layer, key) of config.json; None without the key.
+
+        The last layer never has a window.
         """
         found = layers.read["hf"](facts, hp)
         return None if found is None else ((*found[0][:-1], False), found[1])
@@ -364,9 +365,7 @@ def _moe_layers_rule() -> HyperRule:
         return None if found is None else ((boolean(*found),) * hp["n_layers"], found[1])
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of a GGUF: all True if it has experts, else all
-        False.
-        """
+        """Return (one boolean a layer, key): all True if the GGUF has experts, else all False."""
         return (hp["n_experts"] > 0,) * hp["n_layers"], "{arch}.expert_count"
 
     return HyperRule(

@@ -53,8 +53,9 @@ def _layers_of_kind_rule(name: str, kind: str) -> HyperRule:
     """Return the rule for the layers of one kind."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key): whether config.json's list, or the default, has the
-        kind.
+        """Return (one boolean a layer, key): which layers are of this kind.
+
+        config.json lists the kinds, or the default does.
         """
         kinds, key = _read_kinds(facts, hp)
         return tuple(each == kind for each in kinds), key

@@ -33,8 +33,7 @@ def mla_length_rules(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, Hyp
     """Return (the rule for the elements of a key head, the rule for those of a value head)."""
 
     def read_head_dim(facts: Facts, hp: Params) -> Found:
-        """Return (elements of a key head, key) of config.json: those without rope plus those with
-        it.
+        """Return (elements of a key head, key): those without rope plus those with it.
 
         An absent key has its default, so None is never returned.
         """

@@ -50,14 +50,14 @@ def short_name(name: str) -> str:
     return re.sub(r"^(u|i|f)[a-z]*(\d+)$", r"\1\2", name)
 
 
-def split_type(left: str, model: Model) -> tuple[str, str]:
+def split_type(key_text: str, model: Model) -> tuple[str, str]:
     """Return (KEY, type name) of `KEY:TYPE` or `KEY:TYPE[]`; the type is "" if none is given.
 
     An existing key with a colon in its name is not split. Raises UsageError for a type that the
     format does not have.
     """
     # Take the text after the last colon, and count the brackets of arrays.
-    key, colon, word = left.rpartition(":")
+    key, colon, word = key_text.rpartition(":")
     depth = 0
     while word.endswith("[]"):
         word, depth = word[:-2], depth + 1
@@ -68,8 +68,8 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
         for name in FORMATS[format].values.types
         for spelled in (name, short_name(name))
     }
-    if left in model.metadata or not colon or not key:
-        return left, ""
+    if key_text in model.metadata or not colon or not key:
+        return key_text, ""
     types = FORMATS[model.format].values.types
     if every.get(word) in types:
         return key, ARRAY * depth + every[word]
@@ -77,14 +77,16 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
     if types:
         names = ", ".join(map(short_name, types))
         raise UsageError(
-            f"{left}: there is no type {word!r}; {model.format} has {names}, and arrays of them: "
+            f"{key_text}: there is no type {word!r}; {model.format} has {names}, and arrays of "
+            "them: "
             f"{key}:{short_name(types[0])}[]=1,2,3"
         )
     if word in every:
         raise UsageError(
-            f"{left}: values of {model.format} are JSON and have no types; give JSON: {key}=[1,2,3]"
+            f"{key_text}: values of {model.format} are JSON and have no types; give JSON: "
+            f"{key}=[1,2,3]"
         )
-    return left, ""
+    return key_text, ""
 
 
 def parse_value(model: Model, key: str, wished: str, text: str) -> Value | TypedValue:
@@ -213,10 +215,10 @@ def _convert_elements(value: Value, kind: str, key: str) -> Value:
     return [_convert_elements(item, kind.removeprefix(ARRAY), key) for item in value]
 
 
-def _convert_scalar(value: Value, kind: str, key: str, said: str) -> Value:
+def _convert_scalar(value: Value, kind: str, key: str, user_text: str) -> Value:
     """Return one value as type `kind`; UsageError if it does not fit.
 
-    `said` is the user's text, for the message.
+    `user_text` is the user's text, for the message.
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     found = _NUMBER.fullmatch(kind)
@@ -232,7 +234,7 @@ def _convert_scalar(value: Value, kind: str, key: str, said: str) -> Value:
     else:
         fits, expected = number and _is_float(value, kind), f"a number that {kind} holds"
     if not fits:
-        raise UsageError(f"{key}: {said} is not of type {kind}; expected {expected}")
+        raise UsageError(f"{key}: {user_text} is not of type {kind}; expected {expected}")
     return float(value) if kind.startswith("float") else value
 
 

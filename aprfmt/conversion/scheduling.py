@@ -103,14 +103,14 @@ def write_in_source_order(
     files: "Sequence[Path]",
     options: Options,
     whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
-    kept: Callable[[TensorInfo], bool],
+    already_written: Callable[[TensorInfo], bool],
 ) -> None:
     """Write all outputs in the order of the source, each at the place reserved for it.
 
     `held` is {name: (output, record)}, `files` the source's files in order. `whole` is called after
-    each output. `kept` says which outputs an earlier run wrote; these are not written.
+    each output. `already_written` says which outputs an earlier run wrote; these are not written.
     """
-    rooms = {info.name: sink.defer_tensor(info.name) for info in infos if not kept(info)}
+    rooms = {info.name: sink.defer_tensor(info.name) for info in infos if not already_written(info)}
     numbers = {path: number for number, path in enumerate(files)}
     every = sorted(
         (held[name] for name in rooms), key=lambda row: _source_order_key(row[0], numbers)

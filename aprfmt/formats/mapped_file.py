@@ -248,9 +248,7 @@ class StoredTensor(LazyTensor):
             ) from None
 
     def lies(self, start: int = 0) -> tuple[ByteSource, int] | None:
-        """Return (file, offset in it of the tensor's byte `start`), never None for a mapped
-        file.
-        """
+        """Return (file, offset in it of the tensor's byte `start`); here never None."""
         return self._file, self.info.offset + start
 
     def expect(self, start: int = 0, stop: int | None = None) -> None:

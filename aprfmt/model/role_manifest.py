@@ -107,21 +107,21 @@ def _expert_stacks(
     before: str,
     module: str,
     leaf: str,
-    there: set[str],
+    stored: set[str],
     ranks: int,
     values: Callable[[str], Numbers],
 ) -> Iterator[tuple[str, list[Numbers]]]:
     """Yield (name, [share of each rank]) of a stack [experts, ...] of all experts' matrices.
 
     Yields nothing unless `module` is the first of a stack's modules. `before` is the name before
-    the expert's number, `there` are all stored names, `values` reads a tensor.
+    the expert's number, `stored` are all stored names, `values` reads a tensor.
     """
     for stacked, rows in STACKED.items():
         parts = next((row for row in rows if row[0] == module), None)
         if parts is None:
             continue
         experts = 0
-        while f"{before}.{experts}.{module}.{leaf}" in there:
+        while f"{before}.{experts}.{module}.{leaf}" in stored:
             experts += 1
         at = 0 if len(parts) > 1 else 1
         each = [
