@@ -108,28 +108,28 @@ def parse_value(model: Model, key: str, wished: str, text: str) -> Value | Typed
     return _parse_new(model, rules, key, text, whole)
 
 
-def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | TypedValue:
+def _like_present(model: Model, key: str, text: str, from_file: bool) -> Value | TypedValue:
     """Return `text` as a value of the type that the key has in the file; else UsageError.
 
-    `whole` is True where the text is a file's content.
+    `from_file` is True where the text is a file's content.
     """
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
         try:
-            return TypedValue(_parse_typed(text, kind, key, whole), kind)
+            return TypedValue(_parse_typed(text, kind, key, from_file), kind)
         except UsageError as error:
             raise UsageError(f"{error}; for another type give {key}:TYPE=VALUE") from None
-    return parse_json_value(key, model.metadata[key], text, whole)
+    return parse_json_value(key, model.metadata[key], text, from_file)
 
 
-def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -> Value:
+def parse_json_value(key: str, present: Value, text: str, from_file: bool = False) -> Value:
     """Return `text` as a JSON value of the same kind as `present`; of any kind if that is None.
 
-    `whole` is True where the text is a file's content. Raises UsageError for a value of another
+    `from_file` is True where the text is a file's content. Raises UsageError for a value of another
     kind.
     """
     if isinstance(present, str):
-        return text if whole else _unquoted(text)
+        return text if from_file else _unquoted(text)
     value = _json_or_text(text, key)
     if present is not None and _kind_text(present) != _kind_text(value):
         raise UsageError(
@@ -141,21 +141,21 @@ def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -
 
 
 def _parse_new(
-    model: Model, spec: FormatSpec, key: str, text: str, whole: bool
+    model: Model, spec: FormatSpec, key: str, text: str, from_file: bool
 ) -> Value | TypedValue:
     """Return the value of a key that is not in the file: of its known type, else read as JSON.
 
-    `whole` is True where the text is a file's content. Raises UsageError for a value that the
+    `from_file` is True where the text is a file's content. Raises UsageError for a value that the
     format cannot hold.
     """
     known = spec.values.keys(_architectures(model))
     kinds = next((known[each] for each in known if fnmatchcase(key, each)), ())
-    listed = not whole and text.lstrip().startswith("[")
+    listed = not from_file and text.lstrip().startswith("[")
     for kind in kinds:
         if kind.startswith(ARRAY) is listed:
-            return TypedValue(_parse_typed(text, kind, key, whole), kind)
-    if whole or (spec.takes("") and not spec.takes(0)):  # a format of texts only
-        return text if whole else _unquoted(text)
+            return TypedValue(_parse_typed(text, kind, key, from_file), kind)
+    if from_file or (spec.takes("") and not spec.takes(0)):  # a format of texts only
+        return text if from_file else _unquoted(text)
     value = _json_or_text(text, key)
     if not spec.values.types:
         return value
@@ -179,14 +179,14 @@ def _refuse(spec: FormatSpec, key: str, text: str, value: Value) -> None:
     )
 
 
-def _parse_typed(text: str, kind: str, key: str, whole: bool) -> Value:
+def _parse_typed(text: str, kind: str, key: str, from_file: bool) -> Value:
     """Return `text` as a value of type `kind`, a list for "array:..."; else UsageError.
 
-    `whole` is True where the text is a file's content.
+    `from_file` is True where the text is a file's content.
     """
     if not kind.startswith(ARRAY):
         if kind == "string":
-            return text if whole else _unquoted(text)
+            return text if from_file else _unquoted(text)
         return _convert_scalar(_json_or_text(text, key), kind, key, _quote_short(text))
     element = kind.removeprefix(ARRAY)
     if text.lstrip().startswith("["):

@@ -348,27 +348,33 @@ class _StateReader:
         return None
 
     def _expert_slice(
-        self, name: str, published: LazyTensor, whole: _RankTensor, expert: int, count: int, at: int
+        self,
+        name: str,
+        published: LazyTensor,
+        shares: _RankTensor,
+        expert: int,
+        count: int,
+        at: int,
     ) -> LazyTensor | None:
         """Return matrix `at` of an expert's `count` joined matrices; None if out of range.
 
         The shares of all ranks are joined. Stacks are [experts, rows of all matrices, columns].
         """
-        if expert >= whole.shape[0]:
+        if expert >= shares.shape[0]:
             return None
         shape = published.info.shape
 
         def make() -> Cells:
             """Return the expert's elements: each rank's share, joined along the cut axis."""
             made = []
-            for part in whole.parts:
+            for part in shares.parts:
                 cells = _element_array(part)[expert]
                 made.append(np.split(cells, count, 0)[at] if count > 1 else cells)
             if len(made) == 1 or made[0].shape == shape:
                 return made[0]
             return np.concatenate(made, 0 if made[0].shape[1] == shape[1] else 1)
 
-        return self._engine_tensor(name, whole, make, shape)
+        return self._engine_tensor(name, shares, make, shape)
 
     def _published_shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor of the published model, None if it has none of that name."""
@@ -379,7 +385,7 @@ class _StateReader:
         self,
         name: str,
         published: LazyTensor,
-        whole: _RankTensor,
+        shares: _RankTensor,
         shapes: Sequence[tuple[int, ...]],
         at: int,
     ) -> LazyTensor:
@@ -389,19 +395,19 @@ class _StateReader:
         the shares do not add up, the first rank's tensor is returned as it is stored.
         """
         # A tensor that every rank holds whole.
-        ranks, local, wanted = len(whole.parts), whole.shape, shapes[at]
+        ranks, local, wanted = len(shares.parts), shares.shape, shapes[at]
         if at == 0 and (len(shapes) > 1 or local != wanted):
-            self._note_doubled(whole, published)
+            self._note_doubled(shares, published)
         module = name.split(".")[-2] if "." in name else name
         if len(shapes) == 1 and local == wanted:
-            return self._replicated(name, published, whole)
+            return self._replicated(name, published, shares)
         # A matrix whose columns are divided among the ranks.
         if module in COLUMNS and len(local) == 2 and local[0] == wanted[0]:
             return self._engine_tensor(
                 name,
-                whole,
-                lambda: np.concatenate([_element_array(one) for one in whole.parts], 1),
-                (local[0], sum(one.info.shape[1] for one in whole.parts)),
+                shares,
+                lambda: np.concatenate([_element_array(one) for one in shares.parts], 1),
+                (local[0], sum(one.info.shape[1] for one in shares.parts)),
             )
         # Rows that each rank has of each joined matrix; else a padded table.
         sizes = [
@@ -410,8 +416,8 @@ class _StateReader:
         ]
         if sum(sizes) != local[0]:
             if module in TABLES and local[0] * ranks >= wanted[0]:
-                return self._vocabulary_table(name, whole, wanted)
-            return self._engine_tensor(name, whole, lambda: _element_array(whole.parts[0]), local)
+                return self._vocabulary_table(name, shares, wanted)
+            return self._engine_tensor(name, shares, lambda: _element_array(shares.parts[0]), local)
         # Cut this matrix out of every rank's rows, and join the ranks.
         first = sum(sizes[:at])
         copies = max(1, sizes[at] * ranks // wanted[0])
@@ -419,7 +425,7 @@ class _StateReader:
 
         def make(start: int) -> Cells:
             """Return the matrix's rows from ranks `start`, `start` + `copies`, ..., joined."""
-            cut = [_element_array(one)[first : first + sizes[at]] for one in whole.parts]
+            cut = [_element_array(one)[first : first + sizes[at]] for one in shares.parts]
             return np.concatenate(cut[start::copies], 0)
 
         start = 0
@@ -428,39 +434,39 @@ class _StateReader:
             if len(set(made)) > 1:
                 own = bytes(published.raw())
                 start = next((one for one, raw in enumerate(made) if raw != own), 0)
-                self._note_unequal_ranks(name, whole.ranks[start], "a key head that ranks share")
-        return self._engine_tensor(name, whole, lambda: make(start), shape)
+                self._note_unequal_ranks(name, shares.ranks[start], "a key head that ranks share")
+        return self._engine_tensor(name, shares, lambda: make(start), shape)
 
-    def _released(self, name: str, published: LazyTensor, whole: _RankTensor) -> LazyTensor:
+    def _released(self, name: str, published: LazyTensor, shares: _RankTensor) -> LazyTensor:
         """Return a tensor of the published shape whose bytes are not in the state."""
-        self._empty[whole.name] = None
-        part = next(one for one in whole.parts if not one.info.nbytes)
+        self._empty[shares.name] = None
+        part = next(one for one in shares.parts if not one.info.nbytes)
         place = part.lies()
         assert place is not None
         text = (
-            f"{self._path}: {shorten(whole.name, 100)} holds no number (shape "
+            f"{self._path}: {shorten(shares.name, 100)} holds no number (shape "
             f"{list(part.info.shape)}): the engine packed it for its kernel after loading; save "
             "the state before that"
         )
         info = replace(published.info, name=name)
         return AbsentTensor(place[0], info, UnsupportedError(text))
 
-    def _note_doubled(self, whole: _RankTensor, published: LazyTensor) -> None:
+    def _note_doubled(self, shares: _RankTensor, published: LazyTensor) -> None:
         """Add a warning where two ranks hold one share, and the published tensor repeats nothing.
 
         A share of zeros or of one number is left to the comparison.
         """
         seen: dict[bytes, list[int]] = {}
-        for number, part in enumerate(whole.parts):
+        for number, part in enumerate(shares.parts):
             seen.setdefault(bytes(part.raw(0, min(_BEGIN, part.info.nbytes))), []).append(number)
         own = bytes(published.raw(0, min(_BEGIN, published.info.nbytes)))
         for begin, numbers in seen.items():
-            first = whole.parts[numbers[0]]
-            twins = [n for n in numbers[1:] if bytes(whole.parts[n].raw()) == bytes(first.raw())]
+            first = shares.parts[numbers[0]]
+            twins = [n for n in numbers[1:] if bytes(shares.parts[n].raw()) == bytes(first.raw())]
             if not twins or len(set(begin)) < _VARIED or len(set(own)) < _VARIED:
                 continue
-            ranks = ", ".join(str(whole.ranks[n]) for n in (numbers[0], *twins))
-            text = f"{shorten(whole.name, 100)}: ranks {ranks} hold the same share of it"
+            ranks = ", ".join(str(shares.ranks[n]) for n in (numbers[0], *twins))
+            text = f"{shorten(shares.name, 100)}: ranks {ranks} hold the same share of it"
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def note_released(self) -> None:
@@ -480,31 +486,31 @@ class _StateReader:
         text = f"{name}: ranks hold other values of {what}; rank {rank}'s is compared"
         self.notes.append(Note("warning", str(self._path), text, "remark"))
 
-    def _replicated(self, name: str, published: LazyTensor, whole: _RankTensor) -> LazyTensor:
+    def _replicated(self, name: str, published: LazyTensor, shares: _RankTensor) -> LazyTensor:
         """Return a tensor that each rank holds whole: the first rank's if all are equal.
 
         Else the first rank's that is unlike the published model's, with a warning.
         """
-        chosen = whole.parts[0]
-        if len(whole.parts) > 1:
-            all_bytes = [bytes(part.raw()) for part in whole.parts]
+        chosen = shares.parts[0]
+        if len(shares.parts) > 1:
+            all_bytes = [bytes(part.raw()) for part in shares.parts]
             if len(set(all_bytes)) > 1:
                 own = bytes(published.raw())
                 odd = next((at for at, raw in enumerate(all_bytes) if raw != own), 0)
-                chosen = whole.parts[odd]
-                self._note_unequal_ranks(name, whole.ranks[odd], "what every rank has whole")
-        return self._engine_tensor(name, whole, lambda: _element_array(chosen), chosen.info.shape)
+                chosen = shares.parts[odd]
+                self._note_unequal_ranks(name, shares.ranks[odd], "what every rank has whole")
+        return self._engine_tensor(name, shares, lambda: _element_array(chosen), chosen.info.shape)
 
     def _vocabulary_table(
-        self, name: str, whole: _RankTensor, wanted: tuple[int, ...]
+        self, name: str, shares: _RankTensor, wanted: tuple[int, ...]
     ) -> LazyTensor:
         """Return a vocabulary table of all ranks, cut to `wanted`, the published shape.
 
         A note says whether the padding rows after it are zero.
         """
-        total = sum(one.info.shape[0] for one in whole.parts)
+        total = sum(one.info.shape[0] for one in shares.parts)
         if total > wanted[0]:
-            behind = _element_array(whole.parts[-1])[wanted[0] - total :]
+            behind = _element_array(shares.parts[-1])[wanted[0] - total :]
             zero = not np.any(np.frombuffer(behind.tobytes(), np.uint8))
             kind = "zeros" if zero else "no zeros, and were not compared"
             text = f"{name}: {total - wanted[0]} rows behind the vocabulary are {kind}"
@@ -512,19 +518,19 @@ class _StateReader:
             self.notes.append(Note(level, str(self._path), text, "remark"))
         return self._engine_tensor(
             name,
-            whole,
-            lambda: np.concatenate([_element_array(one) for one in whole.parts], 0)[: wanted[0]],
+            shares,
+            lambda: np.concatenate([_element_array(one) for one in shares.parts], 0)[: wanted[0]],
             wanted,
         )
 
     def _engine_tensor(
-        self, name: str, whole: _RankTensor, make: Any, shape: tuple[int, ...]
+        self, name: str, shares: _RankTensor, make: Any, shape: tuple[int, ...]
     ) -> LazyTensor:
         """Return an EngineTensor of this shape whose bytes `make` assembles."""
-        encoding = whole.parts[0].info.encoding
+        encoding = shares.parts[0].info.encoding
         row = ENCODINGS[encoding]
         info = TensorInfo(name, shape, encoding, 0, row.nbytes(shape), row.row_bytes(shape))
-        return EngineTensor(info, whole.parts, make)
+        return EngineTensor(info, shares.parts, make)
 
     def is_tied(self, name: str) -> bool:
         """Return whether a tensor is a copy of the embedding that the published model lacks.
@@ -542,9 +548,9 @@ class _StateReader:
         )
 
 
-def _is_released(whole: _RankTensor, published: LazyTensor) -> bool:
+def _is_released(shares: _RankTensor, published: LazyTensor) -> bool:
     """Return whether a rank's part has no bytes where the published tensor has some."""
-    return bool(published.info.nbytes) and any(not one.info.nbytes for one in whole.parts)
+    return bool(published.info.nbytes) and any(not one.info.nbytes for one in shares.parts)
 
 
 def _rows_per_rank(rows: int, ranks: int, head: int) -> int:

@@ -139,33 +139,33 @@ def _expert_stacks(
         yield f"{before}.{stacked}", [np.stack(rank) for rank in each]
 
 
-def _rank_shares(name: str, module: str, whole: Numbers, ranks: int, least: int) -> list[Numbers]:
+def _rank_shares(name: str, module: str, tensor: Numbers, ranks: int, least: int) -> list[Numbers]:
     """Return each rank's share of a tensor, as the engine divides this module.
 
     A share has at least `least` rows; several ranks share one if there are too few.
     """
-    if ranks == 1 or (whole.ndim < 2 and not _is_row_parallel(module)):
-        return [whole] * ranks
+    if ranks == 1 or (tensor.ndim < 2 and not _is_row_parallel(module)):
+        return [tensor] * ranks
     if module in TABLES:
-        total = -(-len(whole) // PADDED) * PADDED
+        total = -(-len(tensor) // PADDED) * PADDED
         if total % ranks:
             return _refuse_ranks(name, ranks)
         size = total // ranks
-        return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
+        return [tensor[rank * size : (rank + 1) * size] for rank in range(ranks)]
     if module in COLUMNS:
-        if whole.ndim < 2:
-            return [whole] * ranks
+        if tensor.ndim < 2:
+            return [tensor] * ranks
         return (
-            list(np.split(whole, ranks, 1))
-            if whole.shape[1] % ranks == 0
+            list(np.split(tensor, ranks, 1))
+            if tensor.shape[1] % ranks == 0
             else _refuse_ranks(name, ranks)
         )
     if not _is_row_parallel(module):
-        return [whole] * ranks
-    if len(whole) // ranks < least:
-        copies = ranks * least // len(whole)
-        return [whole[(rank // copies) * least :][:least] for rank in range(ranks)]
-    return list(np.split(whole, ranks)) if len(whole) % ranks == 0 else _refuse_ranks(name, ranks)
+        return [tensor] * ranks
+    if len(tensor) // ranks < least:
+        copies = ranks * least // len(tensor)
+        return [tensor[(rank // copies) * least :][:least] for rank in range(ranks)]
+    return list(np.split(tensor, ranks)) if len(tensor) % ranks == 0 else _refuse_ranks(name, ranks)
 
 
 def _is_row_parallel(module: str) -> bool:

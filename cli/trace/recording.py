@@ -71,12 +71,12 @@ class WatchedKeeper:
     Unless `every`, only the values that are printed are kept.
     """
 
-    def __init__(self, place: ValueStore, every: bool, watch: Watch | None) -> None:
+    def __init__(self, place: ValueStore, store_all: bool, watch: Watch | None) -> None:
         """Set the store of values, whether all are stored, and who is called with them.
 
         `watch` is called with each record's key and values, unless it is None.
         """
-        self._place, self._every, self._watch = place, every, watch
+        self._place, self._every, self._watch = place, store_all, watch
         self.fetch = place.fetch
 
     def keep(self, record: Record, values: Numbers) -> None:
