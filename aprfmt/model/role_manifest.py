@@ -76,8 +76,8 @@ def _engine_parameters(
     rows of a published tensor in another order, its order counts.
     """
     from aprfmt.arch.binding import bind_names
-    from aprfmt.arch.engine_parameters import divide_parameter, list_parameters
     from aprfmt.arch.element_moves import to_logical
+    from aprfmt.arch.engine_parameters import divide_parameter, list_parameters
 
     shapes = {name: model[name].shape for name in names}
     bound = bind_names(model.spec, "hf", names)

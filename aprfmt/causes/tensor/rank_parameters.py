@@ -203,7 +203,9 @@ def _matrix_names(reading: EngineReading) -> list[str]:
     layout, parameter = reading.layout, reading.parameter
     for number, key in enumerate(parameter.keys):
         word = role_base(key) if key else f"part {number + 1}"
-        many = len(layout.sections[number]) if layout.axis == parameter.axis and layout.sections else 1
+        many = (
+            len(layout.sections[number]) if layout.axis == parameter.axis and layout.sections else 1
+        )
         made += [_WORDS.get(word, word)] * many
     return made
 
