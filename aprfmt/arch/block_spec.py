@@ -40,8 +40,8 @@ class BlockSpec:
     norm and router, and are added to the MLP (parallel: gemma4). streams: one; altup:
     `altup_streams` copies, of which the first goes through the layer, with a short cut of low rank
     (gemma3n); hyper: `hc_streams` streams, collapsed to one before attention and before the MLP,
-    and mixed after it (deepseek_v4). attention: grouped queries (gqa), latent keys and values (mla), or
-    compressed: one head of keys that are the values, and keys that stand for windows of tokens.
+    and mixed after it (deepseek_v4). attention: grouped queries (gqa), latent keys and values
+    (mla), or compressed: one head of keys that are the values, and keys that stand for windows of tokens.
     layer_scale: a number multiplies the stream after every layer (gemma4). indexer: attention reads
     `index_topk` keys that score best by the indexer's own heads, whose rotated elements are paired
     so (half: deepseek v3.2; interleaved: glm-5). recurrence: what mixes tokens
