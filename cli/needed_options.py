@@ -56,8 +56,8 @@ def refuse_unused_options(function: F) -> F:
         for option in given:
             needed = NEEDED.get(name, {}).get(option, ())
             if needed and not set(needed) & set(given):
-                others = " or ".join(names[each] for each in needed)
-                raise UsageError(f"{names[option]}: needs {others}; alone it has no effect")
+                wanted = " or ".join(names[each] for each in needed)
+                raise UsageError(f"{names[option]}: needs {wanted}; alone it has no effect")
             others = [each for each in UNUSED_WITH.get(name, {}).get(option, ()) if each in given]
             if others:
                 raise UsageError(f"{names[option]}: has no effect with {names[others[0]]}")
