@@ -174,8 +174,10 @@ JUDGED: Mapping[str, str] = {
     "other points that differed and agree",
 }
 FINDS: Mapping[str, set[str]] = {
-    "tensor": {cause for row in (*TABLE, *JOINT) for cause in row.causes},
-    "training": {cause for row in (*UPDATES, *GRADIENTS) for cause in row.causes},
+    "tensor": {cause for row in TABLE for cause in row.causes}
+    | {cause for row in JOINT for cause in row.causes},
+    "training": {cause for row in UPDATES for cause in row.causes}
+    | {cause for row in GRADIENTS for cause in row.causes},
     "forward": {row.cause for row in OF_A_PASS},
 }
 
