@@ -127,13 +127,13 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
         render.say(text, style=style)
 
 
-def _difference_lines(found: "Attestation", every: bool) -> "Iterator[Line]":
+def _difference_lines(found: "Attestation", show_all: bool) -> "Iterator[Line]":
     """Yield a (text, style) line for each tensor, differing field and fault of the statement.
 
-    Reproduced tensors are left out unless `every`. `found` is the attestation.
+    Reproduced tensors are left out unless `show_all`. `found` is the attestation.
     """
     for row in found.tensors:
-        if row.state == "reproduced" and not every:
+        if row.state == "reproduced" and not show_all:
             continue
         name = row.tensor or ", ".join(row.names)
         role = f" ({row.key})" if row.key != name else ""

@@ -39,9 +39,12 @@ class BlockSpec:
     gemma3n, gemma4). experts: in the MLP's place (instead), or read the stream through their own
     norm and router, and are added to the MLP (parallel: gemma4). streams: one; altup:
     `altup_streams` copies, of which the first goes through the layer, with a short cut of low rank
-    (gemma3n). layer_scale: a number multiplies the stream after every layer (gemma4). indexer:
-    attention reads `index_topk` keys that score best by the indexer's own heads, whose rotated
-    elements are paired so (half: deepseek v3.2; interleaved: glm-5). recurrence: what mixes tokens
+    (gemma3n); hyper: `hc_streams` streams, collapsed to one before attention and before the MLP,
+    and mixed after it (deepseek_v4). attention: grouped queries (gqa), latent keys and values (mla), or
+    compressed: one head of keys that are the values, and keys that stand for windows of tokens.
+    layer_scale: a number multiplies the stream after every layer (gemma4). indexer: attention reads
+    `index_topk` keys that score best by the indexer's own heads, whose rotated elements are paired
+    so (half: deepseek v3.2; interleaved: glm-5). recurrence: what mixes tokens
     in place of attention, in `delta_layers` (gated_delta; kimi_delta: its state decays by
     channel: kimi_linear), `conv_layers` (short_conv: lfm2) or
     `ssm_layers` (mamba: a rate for each number of state; mamba2: heads) or `lightning_layers`
@@ -70,7 +73,7 @@ class BlockSpec:
     qk_norm: Literal["none", "head", "width", "head_layer", "plain"] = "none"
     parallel_norm: Literal["one", "two"] = "one"
     qk_norm_place: Literal["before_rope", "after_rope", "rotated"] = "before_rope"
-    attention: Literal["gqa", "mla"] = "gqa"
+    attention: Literal["gqa", "mla", "compressed"] = "gqa"
     indexer: Literal["none", "half", "interleaved"] = "none"
     sinks: bool = False
     position: Literal["rope", "learned", "none"] = "rope"
@@ -87,7 +90,7 @@ class BlockSpec:
     attention_gate: Literal["none", "sigmoid", "sigmoid_head"] = "none"
     value_norm: Literal["none", "plain"] = "none"
     experts: Literal["instead", "parallel"] = "instead"
-    streams: Literal["one", "altup"] = "one"
+    streams: Literal["one", "altup", "hyper"] = "one"
     layer_scale: bool = False
     residual: Literal["stream", "norm"] = "stream"
     recurrence: Literal[

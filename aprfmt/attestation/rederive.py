@@ -292,13 +292,13 @@ def _least_difference(
 
 
 def _rounded_values(
-    values: Callable[[], "np.ndarray"], way: QuantRecipe
+    values: Callable[[], "np.ndarray"], recipe: QuantRecipe
 ) -> "Callable[[], np.ndarray]":
-    """Return a function that returns `values()` rounded to the float type that `way` names.
+    """Return a function that returns `values()` rounded to the float type that `recipe` names.
 
     It is for files that were stored as that type before they were quantized.
     """
-    return lambda: store_through(values(), way)
+    return lambda: store_through(values(), recipe)
 
 
 def _tensor_digest(tensor: LazyTensor) -> str:

@@ -636,8 +636,8 @@ def _modules_to_save(model: "Model") -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _adapter_reading(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
-    """Return (reading, what for) of an adapter's tensor; `whole` are its modules_to_save."""
+def _adapter_reading(name: str, trained_whole: Sequence[str]) -> tuple[Reading, str]:
+    """Return (reading, what for) of an adapter's tensor, by its modules_to_save."""
     from aprfmt.model.kinds import FACTOR_PARTS, FACTORS
 
     if name.endswith(FACTORS):
@@ -649,7 +649,7 @@ def _adapter_reading(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
         return "role", "the base's embedding, which PEFT saves with its adapter"
     if parts[-1] == "weight" and not {*_TABLES}.isdisjoint(parts[-2:]):
         return "role", "a table of tokens, which PEFT saves whole"
-    if "modules_to_save" in parts or any(module in parts for module in whole):
+    if "modules_to_save" in parts or any(module in parts for module in trained_whole):
         return "role", "a whole tensor of the base (modules_to_save)"
     return "unread", ""
 

@@ -52,37 +52,37 @@ def open_runner(
 
 
 def recording_request(
-    request: RunRequest, ids: list[int], keys: list[str], positions: Positions, behind: int
+    request: RunRequest, ids: list[int], keys: list[str], positions: Positions, cached: int
 ) -> RunRequest:
     """Return the request to run `ids` and record the points `keys` at some positions.
 
-    Logits are recorded at the same positions, or at the last. `behind` is the number of tokens that
+    Logits are recorded at the same positions, or at the last. `cached` is the number of tokens that
     fill the cache first; positions count from the first of all tokens.
     """
     rows: LogitRows = "last"
     if not isinstance(positions, str):
         count = len(ids)
-        rows = sorted({at - behind for at in positions if behind <= at < count}) or "last"
+        rows = sorted({at - cached for at in positions if cached <= at < count}) or "last"
     return replace(
-        request, ids=tuple(ids), wanted=keys, positions=positions, behind=behind, logits_rows=rows
+        request, ids=tuple(ids), wanted=keys, positions=positions, behind=cached, logits_rows=rows
     )
 
 
 class WatchedKeeper:
     """Keeps recorded values in `place`, and shows each to `watch`.
 
-    Unless `every`, only the values that are printed are kept.
+    Unless `store_all`, only the values that are printed are kept.
     """
 
     def __init__(
-        self, place: ValueStore, every: bool, watch: Watch | None, budget: Budget | None = None
+        self, place: ValueStore, store_all: bool, watch: Watch | None, budget: Budget | None = None
     ) -> None:
         """Set the store of values, whether all are stored, and who is called with them.
 
         `watch` is called with each record's key and values, unless it is None. The pass ends at the
         first point behind the time of `budget`.
         """
-        self._place, self._every, self._watch, self._budget = place, every, watch, budget
+        self._place, self._every, self._watch, self._budget = place, store_all, watch, budget
         self.fetch = place.fetch
 
     def keep(self, record: Record, values: Numbers) -> None:
@@ -204,28 +204,28 @@ def check_reference(
 
 
 def compare_with_reference(
-    trace: Trace, saved: Trace | None, wanted: TraceOutputs, asked: RunRequest, here: Run,
+    trace: Trace, saved: Trace | None, wanted: TraceOutputs, asked: RunRequest, this_run: Run,
     where: run_options.WhereOptions, budget: Budget | None = None,
 ) -> TraceDiff:  # fmt: skip
     """Return the comparison with a saved trace, or with another model's run on the same tokens.
 
-    `saved` is what check_reference returned, `asked` what was recorded `here`. Of `where` the other
+    `saved` is what check_reference returned, `asked` what `this_run` recorded. Of `where` the other
     run takes threads, memory and determinism; its backend, device and dtype are those of its
     MODEL@RUN. For a page each token position is compared too. `wanted` has the reference and
     whether a page is written. What `budget` leaves of another run is in `left`. Raises BudgetSpent
     where it leaves all.
     """
     with ExitStack() as stack:
-        other, same, moe = saved, None, uses_experts(here.model)
+        other, same, moe = saved, None, uses_experts(this_run.model)
         late: tuple[NotCompared, ...] = ()
         if other is None:
             other, moe, late = _record_other(
-                wanted.reference or "", asked, here, where, stack, budget
+                wanted.reference or "", asked, this_run, where, stack, budget
             )
         if wanted.same_dtype is not None:
-            same = check_reference(wanted.same_dtype, list(asked.ids or ()), here.model, stack)
+            same = check_reference(wanted.same_dtype, list(asked.ids or ()), this_run.model, stack)
             if same is None:
-                same, _, _ = _record_other(wanted.same_dtype, asked, here, where, stack, budget)
+                same, _, _ = _record_other(wanted.same_dtype, asked, this_run, where, stack, budget)
         found = compare_traces(
             trace, other, moe=moe, positions=wanted.html is not None, same_dtype=same
         )
@@ -235,17 +235,17 @@ def compare_with_reference(
 def _record_other(
     text: str,
     asked: RunRequest,
-    here: Run,
+    this_run: Run,
     where: run_options.WhereOptions,
     stack: ExitStack,
     budget: Budget | None,
 ) -> tuple[Trace, bool, tuple[NotCompared, ...]]:
     """Return (trace of MODEL[@RUN], whether it chooses experts, points that `budget` left).
 
-    `here` is this side's run, `where` its options. `text` is that MODEL[@RUN].
+    `this_run` is this side's run, `where` its options. `text` is that MODEL[@RUN].
     """
     assert asked.wanted is not None
-    there = open_runner(text, None, where.for_other_model(), stack, here.request.draft)
+    there = open_runner(text, None, where.for_other_model(), stack, this_run.request.draft)
     keys = [key for key in asked.wanted if key in there.points]
     both = replace(
         there.request, ids=asked.ids, wanted=keys, positions=asked.positions,
