@@ -378,7 +378,7 @@ def _explain_together(
     made = {row.key: row for row in rows}
     by_key = {pair.key: pair for pair in pairs}
     for hypothesis in JOINT:
-        if not hypothesis.is_for(made.values()):
+        if not hypothesis.is_for(context, made.values()):
             continue
         for group in _groups_of_hypothesis(hypothesis, context, by_key, made):
             try:
