@@ -133,7 +133,9 @@ def command(
             )
         from aprfmt.training.between import compare_runs
 
-        runs = compare_runs(model, batch, between, adapter=adapter, arch=arch, accept=accept)
+        runs = compare_runs(
+            model, batch, between, adapter=adapter, optimizer=optimizer, arch=arch, accept=accept
+        )
         return render.emit(runs.to_json(), runs.exit_code, lambda: output.show_runs(runs, verbose))
     with render.ProgressLine("step") as progress:
         report = explain_step(

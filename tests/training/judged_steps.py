@@ -1161,12 +1161,15 @@ INNOCENTS = (
 )
 
 
-def judged(row: JudgedStep, folder: Path) -> Answer:
-    """Return what is said of a step whose files are made in a folder."""
+def judged(row: JudgedStep, folder: Path, *, differences: bool = False) -> Answer:
+    """Return what is said of a step whose files are made in a folder.
+
+    `differences`: its gradients are checked by forward passes.
+    """
     with warnings.catch_warnings():  # transformers' and peft's about each other
         warnings.simplefilter("ignore")
         given = row.make(folder)
-    return Answer(row, explain_step(given.pop("model"), **given))
+    return Answer(row, explain_step(given.pop("model"), differences=differences, **given))
 
 
 def table(answers: Sequence[Answer]) -> str:
