@@ -63,8 +63,8 @@ class DifferenceChecker:
 def judgement_of(found: GradientCheck, counts: Mapping[str, float]) -> Judgement:
     """Return the verdict of a check by differences, with a guess where it names a cause.
 
-    `counts` are numbers of the batch that a factor may come of, by what they are. A mistake that all directions agree on is a cause. Where single parts are wrong, only the text
-    says which.
+    `counts` are numbers of the batch that a factor may come of, by what they are. A mistake that
+    all directions agree on is a cause. Where single parts are wrong, only the text says which.
     """
     if not found.measured:
         return Judgement("not compared", found.says, whole=True)
