@@ -151,15 +151,7 @@ def compute_gradients(
     dtype: str = "float64",
     trained_in: str | None = None,
 ) -> tuple[ComputedGradients, BatchNumbers]:
-    """Return the gradients of a batch's mean loss over its labels, and the batch's numbers.
-
-    `base` is the model before the step; with `adapter` it is frozen, and the factors train.
-    `trained_in` is the arithmetic of the trainer, None for that of most stored weights: a second
-    pass in it measures what rounding does to each gradient, unless it is `dtype` itself. Where all
-    activations do not fit into free memory, those of one layer are held at a time. Raises
-    UsageError where that does not fit either, FormatError for arrays that are no batch of the
-    model, and BackendUnavailableError without torch.
-    """
+    """Return (the gradients of a batch's mean loss over its labels, the batch's numbers)."""
     with explaining_missing_torch():
         from aprfmt.inference.gradients.memory import gradient_memory
         from aprfmt.inference.gradients.of_batch import Activations, batch_gradients

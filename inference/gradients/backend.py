@@ -93,6 +93,10 @@ class GradientBackend(TorchBackend):
         """Return a router weight as a tensor in the wider dtype, part of the graph."""
         return self.wide(weight.array(self))
 
+    def listed_experts(self, table: Weight, ids: Numbers, n_experts: int) -> Array:
+        """Return the experts [tokens, used] that a table lists for token ids, as int64."""
+        return self._index(super().listed_experts(table, ids, n_experts))
+
     def as_logits_dtype(self, x: Array, other: Array) -> Array:
         """Return x in the dtype of `other`."""
         return x.to(other.dtype)

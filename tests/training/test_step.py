@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes import modules_of
+from aprfmt.causes import causes_of, modules_of
 from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.errors import AprfmtError
@@ -111,11 +110,7 @@ def test_every_cause_of_a_step_has_its_fault() -> None:
     """Those of adapters stand in tests of their own, others in the judged steps."""
     every = (*FAULTS, *GRADIENT_FAULTS, *judged_steps.FAULTS, *judged_steps.RELATIVES)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
-    rows = {
-        row.name
-        for module in modules_of("training")
-        for row in getattr(import_module(module), "CAUSE_ROWS", ())
-    }
+    rows = {row.name for module in modules_of("training") for row in causes_of(module)}
     assert seeded | {"adapter_half_frozen", "adapter_frozen"} == rows
 
 
