@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @click.option(
     "--optimizer",
     metavar="RULE",
-    help="What made the update: adamw:lr=2e-4,wd=0.1,step=1 (adam, sgd, lion).",
+    help="What made the update: adamw:lr=2e-4,wd=0.1,step=1 (adam, sgd, lion, adafactor).",
 )
 @click.option(
     "--optimizer-state",

@@ -193,7 +193,8 @@ def gradients_between(
         gap = GradientGap(key, parameter, size, apart, tuple(allowed))
         if step_of is not None and parameter:
             wanted = step_of(truth, exact.norm)
-            steps = [step_of(x, run.norm) for x, run in zip(found, every, strict=True)]
+            of_runs = zip(found, every, strict=True)
+            steps = [step_of(x, run.norm) for x, run in of_runs if x is not None]
             distances = tuple(float(np.linalg.norm(x - wanted)) for x in steps)
             gap = replace(gap, update=distances, step=float(np.linalg.norm(wanted)))
         gaps.append(gap)
