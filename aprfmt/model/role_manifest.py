@@ -76,15 +76,15 @@ def _engine_parameters(
     rows of a published tensor in another order, its order counts.
     """
     from aprfmt.arch.binding import bind_names
-    from aprfmt.arch.engine_parameters import divide_parameter, list_parameters
     from aprfmt.arch.element_moves import to_logical
+    from aprfmt.arch.engine_parameters import divide_parameter, list_parameters
 
     shapes = {name: model[name].shape for name in names}
     bound = bind_names(model.spec, "hf", names)
     hyper = model.hyper
     found = {}
     for parameter in list_parameters(model.spec, bound.groups, shapes, hyper):
-        if not parameter.megatron:
+        if not parameter.megatron and not (parameter.regrouped and parameter.names[0] in found):
             found.update(dict.fromkeys(parameter.names, parameter))
     for name in names:
         if name not in found:
@@ -102,4 +102,4 @@ def _engine_parameters(
                 hyper,
             )
         ]
-        yield name, [layout.rank_array(arrays, rank, hyper) for rank in range(ranks)]
+        yield name, [layout.rank_array(arrays, rank) for rank in range(ranks)]
