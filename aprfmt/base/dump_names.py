@@ -33,6 +33,8 @@ AXES: Mapping[str, str] = {
     "world": "rank",
     "global": "rank",
 }
+SHAPES_FILE = "shapes.json"  # of raw .bin files: name -> shape, or {"shape": ..., "dtype": ...}
+MAPPING_FILE = "aprfmt-map.json"  # which point each array of the folder is
 RANK = "rank"  # the axis of a number that says no more than which process it was
 STEP_TAGS = ("step", "forward_pass_id")
 # Tags of SGLang's dumper that say nothing of what an array is.

@@ -64,11 +64,8 @@ _VARIED = 8  # different bytes that a share of trained or random numbers begins 
 def is_engine_state(path: Path) -> bool:
     """Return whether a path holds the weights that an engine saved from its memory.
 
-    These are files of several ranks, or a file with names of joined or stacked matrices. False if
-    there is a config.json.
+    These are files of several ranks, or a file with names of joined or stacked matrices.
     """
-    if (path if path.is_dir() else path.parent).joinpath("config.json").is_file():
-        return False
     try:
         files = _rank_files(path)
         if not files:
