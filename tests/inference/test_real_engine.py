@@ -59,3 +59,25 @@ def test_two_ranks_of_it_come_together() -> None:
     left = {one["name"]: one["why"] for one in done.json["not_compared"]}
     assert set(left) == {f"model.layers.0.self_attn.rotary_emb.{part}" for part in (0, 1)}
     assert "its name says no point" in left["model.layers.0.self_attn.rotary_emb.0"]
+
+
+SGLANG = FOLDER.parent / "sglang" / "dump"
+
+
+def test_files_of_sglangs_dumper_come_together() -> None:
+    """Two ranks by gloo: they say which process they are of, and by their dims how to join them."""
+    done = aprfmt("diagnose", MODEL, SGLANG, "--json")
+    assert done.code == 0 and done.json["verdict"] == "precision", done.out
+    assert not done.json["not_compared"]
+
+
+def test_dims_of_two_axes_need_more_than_a_process(tmp_path: Path) -> None:
+    import torch
+
+    for rank in range(2):
+        meta = {"step": 0, "rank": rank, "world_rank": rank, "world_size": 2, "dims": "t[cp] h[tp]"}
+        name = f"step=0___rank={rank}___dump_index=1___name=model.layers.0.mlp.up_proj.pt"
+        meta["name"] = "model.layers.0.mlp.up_proj"
+        torch.save({"value": torch.ones(4, 48), "meta": meta}, tmp_path / name)
+    done = aprfmt("trace", MODEL, "--map", tmp_path, "--ids", "1,2,3,4,5,6,7,8")
+    assert done.code == 2 and "among cp and tp ranks" in done.err
