@@ -217,8 +217,8 @@ class _Axes:
             named = {one.axis for one in dims}
             if len(named) > 1:
                 raise FormatError(
-                    f"dims divide an array among {' and '.join(sorted(named))} ranks, and its files "
-                    "say only which process each is of; dump them with these ranks"
+                    f"dims divide an array among {' and '.join(sorted(named))} ranks, and its "
+                    "files say only which process each is of; dump them with these ranks"
                 )
             alias |= dict.fromkeys(named, RANK)
         return tuple(
