@@ -413,70 +413,72 @@ _MLP = _Branch(
 )
 
 
-def _add_branch(c: Context, layer: int, x: Array, inner: Array, half: _Branch) -> Array:
+def _add_branch(c: Context, layer: int, x: Array, inner: Array, branch: _Branch) -> Array:
     """Return the stream x after adding one branch's output, the last product of `inner`.
 
-    `half` is the branch: a mixer or the MLP. It is one fused operation if no point between is
+    `branch` is the branch: a mixer or the MLP. It is one fused operation if no point between is
     wanted.
     """
     if c.block.halves == "one" and c.hp["wide_stream"]:
-        return c.backend.add_wide(x, half.multiply_output(c, layer, inner))
-    if adds_unscaled(c.block, c.hp, layer) and not c.wants(half.point, layer):
-        w = c.weights.role(layer, f"{half.role}.weight")
-        return c.backend.add_linear(x, inner, w, c.bias(layer, half.role))
-    return c.backend.add(x, _contribution(c, layer, half.multiply_output(c, layer, inner), half))
+        return c.backend.add_wide(x, branch.multiply_output(c, layer, inner))
+    if adds_unscaled(c.block, c.hp, layer) and not c.wants(branch.point, layer):
+        w = c.weights.role(layer, f"{branch.role}.weight")
+        return c.backend.add_linear(x, inner, w, c.bias(layer, branch.role))
+    return c.backend.add(
+        x, _contribution(c, layer, branch.multiply_output(c, layer, inner), branch)
+    )
 
 
-def _residual_factors(c: Context, layer: int, half: _Branch) -> tuple[float, float]:
+def _residual_factors(c: Context, layer: int, branch: _Branch) -> tuple[float, float]:
     """Return (factor of the stream, factor of the branch's output) in a layer's residual sum.
 
-    `half` is the branch: a mixer or the MLP.
+    `branch` is the branch: a mixer or the MLP.
     """
-    at = 4 if half is _MLP else 0 if mixer_of_layer(c.block, c.hp, layer) == "none" else 2
+    at = 4 if branch is _MLP else 0 if mixer_of_layer(c.block, c.hp, layer) == "none" else 2
     kept, added = c.hp["residual_scales"][at : at + 2]
     return float(kept), float(added)
 
 
-def _residual_input(c: Context, layer: int, x: Array, h: Array, half: _Branch) -> Array:
+def _residual_input(c: Context, layer: int, x: Array, h: Array, branch: _Branch) -> Array:
     """Return what a branch's output is added to: the stream x, or its norm h times a factor.
 
-    `half` is the branch: a mixer or the MLP.
+    `branch` is the branch: a mixer or the MLP.
     """
     if c.block.residual == "stream":
         return x
-    factor, _ = _residual_factors(c, layer, half)
+    factor, _ = _residual_factors(c, layer, branch)
     return h if factor == 1 else c.backend.scale(h, factor)
 
 
-def _contribution(c: Context, layer: int, x: Array, half: _Branch) -> Array:
+def _contribution(c: Context, layer: int, x: Array, branch: _Branch) -> Array:
     """Return what a branch adds to the stream: its output x after post-norm and factor.
 
-    `half` is the branch: a mixer or the MLP.
+    `branch` is the branch: a mixer or the MLP.
     """
     if adds_unscaled(c.block, c.hp, layer):
         return x
     scale = float(c.hp["residual_scale"])
-    role = norm_role(c.block, half.norm)
+    role = norm_role(c.block, branch.norm)
     there = c.weights.get_role(layer, f"{role}.weight") is not None
     if there and norm_placement(c.block, c.hp, layer) in ("post", "sandwich"):
         x = c.norm(layer, role, x)
     if c.block.multipliers != "none":
         scale = float(c.hp["ffn_down_scale"])  # attention's is applied in _attention_and_mixer
     if c.block.residual == "norm":
-        scale = _residual_factors(c, layer, half)[1]
+        scale = _residual_factors(c, layer, branch)[1]
     if scale != 1:
         x = c.backend.scale(x, scale)
-    return c.tap(half.contrib, layer, x)
+    return c.tap(branch.contrib, layer, x)
 
 
-def _norm_after_residual(c: Context, layer: int, x: Array, half: _Branch) -> Array:
+def _norm_after_residual(c: Context, layer: int, x: Array, branch: _Branch) -> Array:
     """Return the stream x after the norm that follows a branch's sum; x where there is none.
 
-    `half` is the branch: a mixer or the MLP.
+    `branch` is the branch: a mixer or the MLP.
     """
     if c.block.placement != "after":
         return x
-    return c.norm(layer, half.sum_norm, c.tap(half.sum, layer, x))
+    return c.norm(layer, branch.sum_norm, c.tap(branch.sum, layer, x))
 
 
 def _dense_mlp(c: Context, layer: int, x: Array) -> Array:

@@ -237,10 +237,8 @@ class Hosted:
         """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
         `logits` are [tokens, n_experts]. Everything stays on the device. `bias` [n_experts] is
-        added to
-        the scores for the choice only. `rounds`: the experts' weights are rounded to the dtype.
-        `scale`
-        [n_experts] multiplies them. Only backends with `can_stack_experts` have it.
+        added to the scores for the choice only. `rounds`: the experts' weights are rounded to the
+        dtype. `scale` [n_experts] multiplies them. Only backends with `can_stack_experts` have it.
         """
         raise NotImplementedError
 

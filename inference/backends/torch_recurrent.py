@@ -45,10 +45,8 @@ class TorchRecurrent(Tiles):
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
         CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. q and k
-        are
-        [tokens, key_heads, key_dim], v is shaped as the result; `decay` (a logarithm) and `beta`
-        are
-        [tokens, value_heads], `state` [value_heads, key_dim, value_dim], None for zeros.
+        are [tokens, key_heads, key_dim], v is shaped as the result; `decay` (a logarithm) and
+        `beta` are [tokens, value_heads], `state` [value_heads, key_dim, value_dim], None for zeros.
         """
         if self.deterministic:
             return super().delta(q, k, v, decay, beta, state)

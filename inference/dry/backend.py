@@ -274,8 +274,7 @@ class DryBackend(Tiles):
         """Return new ghosts (reads, state), and count what a chunk of the delta rule takes.
 
         That is counted during the call; so are q and k repeated for the value heads, and the state
-        a
-        second time.
+        a second time.
         """
         (tokens, heads, values), keys, size = v.shape, k.shape[2], self.wide_size
         kept = self.allocate((heads, keys, values), size)

@@ -114,8 +114,8 @@ class CupyExperts(CupyRecurrent):
         """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
         Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
-        only,
-        `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the dtype.
+        only, `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the
+        dtype.
         """
         wide = self.wide(logits)
         given = None if bias is None else self._brought.constant(bias, wide.dtype)

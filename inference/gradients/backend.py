@@ -12,6 +12,7 @@ from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.backends.hosted import ExpertRows, group_by_expert
 from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.backends.torch_maths import TORCH
+from aprfmt.inference.gradients.documents import Document
 from aprfmt.inference.weights import Weight
 
 
@@ -35,8 +36,8 @@ class GradientBackend(TorchBackend):
     """TorchBackend on the CPU or on one GPU, differentiable in every operation of a pass.
 
     Routers are computed in torch, so that the experts' weights carry gradients. `pairs` are the
-    LoRA pairs of a frozen base by role key. On torch's `meta` device nothing is computed and every
-    shape is right (memory.py).
+    LoRA pairs of a frozen base by role key, `document` is the sequence that is run. On torch's
+    `meta` device nothing is computed and every shape is right (memory.py).
     """
 
     maths = TORCH
@@ -48,6 +49,7 @@ class GradientBackend(TorchBackend):
             self._device = torch.device("meta")
         self.device = str(self._device)
         self.pairs: Mapping[str, PlacedPair] = {}
+        self.document: Document | None = None
 
     def facts(self) -> Mapping[str, Any]:
         """Return the backend's facts for a report, with the name of its device."""
