@@ -35,7 +35,8 @@ SIZES = (
     "ssm_inner_norms", "latent_size", "expert_width", "wide_stream",
     "per_layer_size", "per_layer_vocab", "altup_streams", "altup_extra", "laurel_rank",
     "wide_layers", "sandwich_norms", "head_gate", "index_heads", "index_head_dim",
-    "lightning_layers",
+    "lightning_layers", "hash_layers", "output_groups", "output_rank", "output_group_size",
+    "hc_streams",
 )  # fmt: skip
 
 

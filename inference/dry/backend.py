@@ -134,6 +134,15 @@ class DryBackend(Tiles):
         self.host.count_briefly(rows * keys * (3 * self.wide_size + 8) + mask.size)
         return mask
 
+    def block_scores(self, q: Array, k: Array, cached: int, size: int) -> Numbers:
+        """Return scores [heads, tokens, blocks] that take no memory, and count those of one head.
+
+        The masks that follow from them are real arrays of one byte an element.
+        """
+        tokens, heads, keys = q.shape[0], q.shape[1], k.shape[0]
+        self.host.count_briefly(tokens * keys * (2 * self.wide_size + 1 + heads))
+        return np.broadcast_to(np.zeros((), np.float32), (heads, tokens, -(-keys // size)))
+
     def _on_host(self, shape: Sequence[int]) -> Ghost:
         """Return a new ghost of one byte an element, in the account that masks are counted in."""
         return self.allocate(shape, 1)
