@@ -350,7 +350,7 @@ def write_hyper(
     for rule in spec.hyper:
         if rule.name not in hp:
             continue
-        for key, value in _written_pairs(rule, hp[rule.name], style, hp):
+        for key, value in written_pairs(rule, hp[rule.name], style, hp):
             out[key.replace("{arch}", arch_key)] = _thaw(value)
     heads = KNOWN[style].heads(spec, hp) if style in KNOWN else {}
     out = {**heads, **out}
@@ -360,7 +360,7 @@ def write_hyper(
     return out
 
 
-def _written_pairs(
+def written_pairs(
     rule: HyperRule, value: Value, style: str, hp: HyperParams
 ) -> Iterator[tuple[str, Value]]:
     """Yield the (key, value) pairs that a rule writes for one value in a style; maybe none."""

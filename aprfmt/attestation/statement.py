@@ -97,12 +97,12 @@ def read_statement(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def statement_faults(said: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each thing an earlier statement `said` that is different `now`."""
-    old, new = said["predicate"], now["predicate"]
+def statement_faults(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each fact of the statement `earlier` that is different in `now`."""
+    old, new = earlier["predicate"], now["predicate"]
     if old.get("verdict") != "derived":
         yield f"the statement itself says {old.get('verdict')}"
-    if _count_digests(said["subject"]) != _count_digests(now["subject"]):
+    if _count_digests(earlier["subject"]) != _count_digests(now["subject"]):
         yield "the files are not those of the statement, by SHA-256"
     if _imatrix_digest(old["recipe"]) != _imatrix_digest(new["recipe"]):
         yield (

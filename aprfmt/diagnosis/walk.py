@@ -221,7 +221,10 @@ class Walk:
         return True
 
     def model_of(self, side: Side) -> Model | None:
-        """Return the model a side ran on: its own, the one given, or the other side's."""
+        """Return the model a side ran on: its own, else the given, else the other side's.
+
+        None if there is none of these.
+        """
         other = self.b if side is self.a else self.a
         return side.model or self.reference or other.model
 

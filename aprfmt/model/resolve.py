@@ -375,19 +375,19 @@ def read_hyperparameters(
     rows, notes = reconcile_hyperparameters(native[0], carried[0], subject)
     rows, more = read_missing_as_default(spec, HyperParams(rows, subject), facts, subject)
     notes += more
-    demanded = _required_values(carried[1]) | _required_values(native[1], stated=True)
+    demanded = _required_values(carried[1]) | _required_values(native[1], without_defaults=True)
     return HyperParams(rows, subject), (carried[1], native[1]), notes, demanded
 
 
-def _required_values(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:
+def _required_values(report: "KeyReport", *, without_defaults: bool = False) -> dict[str, Value]:
     """Return {hyperparameter: value} of the parts that one report's keys require.
 
-    With `stated` without those that only a default requires.
+    With `without_defaults` without those that only a default requires.
     """
     return {
         name: row.value
         for name, row in report.demanded.items()
-        if row.origin != "default" or not stated
+        if row.origin != "default" or not without_defaults
     }
 
 

@@ -4,6 +4,7 @@ Every operation that the base classes make of others runs unchanged. The ones wr
 allocate what numpy_backend.py does; the other families' differences are in subclasses.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -157,6 +158,11 @@ class DryBackend(Tiles):
         logits.used = self.used
         return logits
 
+    def listed_experts(self, table: Weight, ids: Numbers, n_experts: int) -> Numbers:
+        """Return experts [tokens, used] that take turns, so that all are used; no row is read."""
+        used = table.n_columns
+        return np.arange(len(ids) * used).reshape(-1, used) % n_experts
+
     def router_product(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Return a ghost for the router's product, allocated as `linear` allocates."""
         return self.linear(x, w, bias)
@@ -259,8 +265,7 @@ class DryBackend(Tiles):
         """Return new ghosts (reads, state), and count what a chunk of the delta rule takes.
 
         That is counted during the call; so are q and k repeated for the value heads, and the state
-        a
-        second time.
+        a second time.
         """
         (tokens, heads, values), keys, size = v.shape, k.shape[2], self.wide_size
         kept = self.allocate((heads, keys, values), size)
@@ -325,6 +330,37 @@ class DryBackend(Tiles):
         """Return a new ghost, and count gate, product and norm during the call."""
         self.account.count_briefly(3 * x.size * self.wide_size)
         return self.allocate(x.shape)
+
+    def hyper_weights(
+        self,
+        x: Array,
+        products: Array,
+        scale: Array,
+        base: Array,
+        *,
+        iterations: int,
+        eps: float,
+        norm_eps: float,
+    ) -> Array:
+        """Return a new ghost in float32 at least, and count the squares and three more of it."""
+        found = self.allocate(products.shape, self.wide_size)
+        self.account.count_briefly(x.size * self.wide_size + 3 * found.nbytes)
+        return found
+
+    def compress(self, kv: Array, gate: Array) -> Array:
+        """Return a new ghost [windows, width], and count the softmax and the products briefly."""
+        self.account.count_briefly(2 * gate.size * self.wide_size)
+        return self.allocate((kv.shape[0], kv.shape[2]))
+
+    def window_ends(self, tokens: int, windows: int, cached: int, rate: int) -> Mask:
+        """Return a mask [tokens, windows] of True that takes no memory here or on a run's host."""
+        return np.broadcast_to(np.ones((), np.bool_), (tokens, windows))
+
+    def join_masks(self, first: Mask, second: Mask, gap: int) -> Mask:
+        """Return a mask of True with the masks' joint width, and count it on the host."""
+        shape = len(first), first.shape[1] + gap + second.shape[1]
+        self.host.count_briefly(math.prod(shape))
+        return np.broadcast_to(np.ones((), np.bool_), shape)
 
     # shapes and experts
 
