@@ -62,10 +62,7 @@ def wants_scores(c: Context, layer: int) -> bool:
 
 
 def _attend(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
-    """Return attention [tokens, heads, value_dim], fused or step by step.
-
-    It is computed step by step where a recorder wants the scores or probabilities.
-    """
+    """Return attention [tokens, heads, value_dim] over the keys that the layer's mask shows."""
     chunk = _chunk_size(c, layer)
     if chunk is not None and not wants_scores(c, layer):
         return _attend_by_chunk(c, layer, (q, k, v), chunk)
@@ -74,6 +71,15 @@ def _attend(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
         heads = replace(heads, mask=heads.mask & c.state.chosen, causal=None)
     if c.block.score_bias != "none":
         return score_bias.biased_attention(c, layer, q, k, v, heads)
+    return attend_keys(c, layer, q, k, v, heads)
+
+
+def attend_keys(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+    """Return attention [tokens, heads, value_dim], fused or step by step.
+
+    It is computed step by step where a recorder wants the scores or probabilities. q is [tokens,
+    heads, d], k and v [keys, kv_heads, d or value_dim].
+    """
     if not wants_scores(c, layer):
         return c.backend.attention(q, k, v, heads)
     scores = c.tap("scores", layer, c.backend.scores(q, k, heads))
@@ -101,7 +107,7 @@ def _attend_by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], ch
         begin = start // chunk * chunk
         stop = min(begin + chunk, cached + len(q))
         mask = b.seen(stop - start, stop - begin, start - begin, None, causal=True)
-        heads = _settings_with_mask(c, layer, mask, (start - begin, None))
+        heads = settings_with_mask(c, layer, mask, (start - begin, None))
         b.at(start)
         rows = slice(start - cached, stop - cached)
         parts.append(b.attention(q[rows], k[begin:stop], v[begin:stop], heads))
@@ -115,15 +121,15 @@ def _attention_settings(c: Context, layer: int, keys: int) -> Heads:
     tokens, cached = len(c.facts.ids), c.facts.cached
     chunk = _chunk_size(c, layer)
     if chunk is not None:
-        return _settings_with_mask(c, layer, c.backend.chunked(tokens, keys, cached, chunk), None)
+        return settings_with_mask(c, layer, c.backend.chunked(tokens, keys, cached, chunk), None)
     limited = c.hp["window_layers"][layer] and c.block.window == "sliding"
     window = c.hp["sliding_window"] if limited else None
     causal = c.block.attends == "causal"
     mask = c.backend.seen(tokens, keys, cached, window, causal=causal)
-    return _settings_with_mask(c, layer, mask, (cached, window) if causal else None)
+    return settings_with_mask(c, layer, mask, (cached, window) if causal else None)
 
 
-def _settings_with_mask(
+def settings_with_mask(
     c: Context, layer: int, mask: Mask, causal: tuple[int, int | None] | None
 ) -> Heads:
     """Return the layer's scale, softcap and sinks with a mask.

@@ -15,10 +15,11 @@ from aprfmt.arch.draft_head import EMBED_NORM, HIDDEN_NORM, JOIN
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
-from aprfmt.inference import altup, per_layer
+from aprfmt.inference import altup, hyper_connections, per_layer
 from aprfmt.inference.attention import attention
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import WHOLE
+from aprfmt.inference.compressed_attention import compressed_attention
 from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorder
 from aprfmt.inference.delta_net import run_delta_net
 from aprfmt.inference.kimi_delta import run_kimi_delta
@@ -110,6 +111,8 @@ def forward(
         state.per_layer = per_layer.layer_inputs(c, x)
         if spec.block.streams == "altup":
             x = altup.make_copies(c, x)
+        if spec.block.streams == "hyper":
+            x = hyper_connections.copy_streams(c, x)
     if span.hidden is not None:
         x = _draft_input(c, x, span.hidden)
     # The layers of the span, then the head unless the span stops before it.
@@ -241,8 +244,10 @@ def _learned_positions(c: Context) -> Array:
 def _run_layer(c: Context, layer: int, x: Array) -> Array:
     """Return the residual stream after a layer that reads the stream x.
 
-    Both hold all copies of AltUp, where a model has them.
+    Both hold all copies of AltUp, or all streams of hyper-connections, where a model has them.
     """
+    if c.block.streams == "hyper":
+        return _run_hyper_layer(c, layer, x)
     if c.block.halves == "one":
         return _run_single_block_layer(c, layer, x)
     b = c.backend
@@ -311,6 +316,22 @@ def _finish_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Arr
         added = per_layer.layer_input_contribution(c, layer, x, given)
         x = b.add(x, added) if copies is None else altup.add_to_others(c, copies, added)
     return b.mul(x, c.vector(layer, "layer_output_scale.weight")) if c.block.layer_scale else x
+
+
+def _run_hyper_layer(c: Context, layer: int, x: Array) -> Array:
+    """Return the streams [tokens, n * hidden] after a layer that hyper-connections join to them.
+
+    Attention and experts read one stream each, collapsed from the n streams x.
+    """
+    h, post, comb = hyper_connections.collapse_streams(c, layer, x, "attn")
+    h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", h))
+    mix, half = _COMPRESSED
+    mixed = half.multiply_output(c, layer, mix(c, layer, h))
+    x = c.tap("mid", layer, hyper_connections.mix_streams(c, x, mixed, post, comb))
+    h, post, comb = hyper_connections.collapse_streams(c, layer, x, "ffn")
+    h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", h))
+    fed = run_experts(c, layer, h)
+    return c.tap("out", layer, hyper_connections.mix_streams(c, x, fed, post, comb))
 
 
 def _run_single_block_layer(c: Context, layer: int, x: Array) -> Array:
@@ -386,6 +407,7 @@ _MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Branch]] = 
     "mamba2": (run_mamba2, replace(_ATTENTION, role="ssm_out")),
     "lightning": (run_lightning, replace(_ATTENTION, role="ssm_out")),
 }
+_COMPRESSED = compressed_attention, replace(_ATTENTION, role="attn_output_b")
 _MLP = _Branch(
     "ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum"
 )
@@ -490,6 +512,8 @@ def _head(c: Context, x: Array) -> Array:
     b = c.backend
     if c.block.streams == "altup":
         x = altup.merge_copies(c, x)
+    if c.block.streams == "hyper":
+        x = hyper_connections.merge_streams(c, x)
     # Norms and projections before the head; a dense head (BERT) has its norm last.
     dense, normed = c.block.head == "dense", has_last_norm(c.block, c.weights)
     if normed and not dense:

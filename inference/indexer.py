@@ -9,6 +9,7 @@ the rotation by a Hadamard matrix that other engines do nothing is left in the s
 import numpy as np
 
 from aprfmt.inference.backends.base import Array, Numbers
+from aprfmt.inference.compressed_keys import rotate_last
 from aprfmt.inference.context import Context
 from aprfmt.inference.masks import Mask
 from aprfmt.inference.rope import rotation_of_layer
@@ -40,13 +41,49 @@ def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | None:
         q, k = c.tap("index_q_rope", layer, q), c.tap("index_k_rope", layer, k)
     weights = c.tap("index_w", layer, c.linear(layer, "indexer.proj", x))
     if c.cache is not None:
-        k = c.cache.extend_index(layer, k)
-    keys, wanted = int(k.shape[0]), any(c.wants(point, layer) for point in POINTS)
-    if keys <= count and not wanted:
+        k = c.cache.extend_one(layer, k)
+    keys = int(k.shape[0])
+    if keys <= count and not _is_watched(c, layer):
         return None
     mask = b.seen(len(x), keys, c.facts.cached, None, causal=True)
-    scale = float(size * heads) ** -0.5
-    if not wanted:
+    return _choose_best(c, layer, q, k, weights, mask)
+
+
+def choose_windows(
+    c: Context, layer: int, x: Array, latent: Array, keys: Array, ended: Mask
+) -> Mask:
+    """Return the mask [tokens, windows] of windows whose compressed keys a layer's queries read.
+
+    `x` [tokens, hidden_size] is the layer's normed input, `latent` [tokens, q_lora_rank] its
+    compressed query, `keys` [windows, 1, d] the indexer's own keys of the windows. `ended`
+    [tokens, windows] shows those that have ended.
+    """
+    hp = c.hp
+    q = c.tap("index_q", layer, c.linear(layer, "indexer.attn_q_b", latent))
+    q = q.reshape(len(x), int(hp["index_heads"]), -1)
+    kind = rotation_of_layer(hp, layer)
+    if kind is not None:
+        q = rotate_last(c, q, c.ropes[kind])
+    q = c.tap("index_q_rope", layer, q)
+    weights = c.tap("index_w", layer, c.linear(layer, "indexer.proj", x))
+    if keys.shape[0] <= int(hp["index_topk"]) and not _is_watched(c, layer):
+        return ended
+    return _choose_best(c, layer, q, keys, weights, ended)
+
+
+def _is_watched(c: Context, layer: int) -> bool:
+    """Return whether a point is wanted that is worked out on the host."""
+    return any(c.wants(point, layer) for point in POINTS)
+
+
+def _choose_best(c: Context, layer: int, q: Array, k: Array, weights: Array, mask: Mask) -> Mask:
+    """Return the mask [tokens, keys] of the `index_topk` best keys of each query within `mask`.
+
+    `q` [tokens, heads, d], `k` [keys, 1, d] and `weights` [tokens, heads] are the indexer's.
+    """
+    b, count = c.backend, int(c.hp["index_topk"])
+    scale = float(q.shape[1] * q.shape[2]) ** -0.5
+    if not _is_watched(c, layer):
         return b.chosen_keys(q, k, weights, mask, scale=scale, count=count)
     scores = c.tap("index_scores", layer, b.index_scores(q, k, weights, scale))
     scores = b.to_numpy(scores)

@@ -123,6 +123,42 @@ MLA = {
     "routed_scaling_factor": 1.7,
 }
 INDEXER = {"index_n_heads": 9, "index_head_dim": 14, "index_topk": 5}
+DEEPSEEK_V4: dict[str, Any] = {
+    k: v
+    for k, v in LLAMA.items()
+    if k not in ("rope_theta", "intermediate_size", "num_key_value_heads")
+} | {
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "head_dim": 20,
+    "qk_rope_head_dim": 6,
+    "q_lora_rank": 28,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.7,
+    "swiglu_limit": 1.1,
+    "sliding_window": WINDOW,
+    "layer_types": [
+        "sliding_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    "compress_rates": {"compressed_sparse_attention": 3, "heavily_compressed_attention": 5},
+    "num_hash_layers": 2,
+    "hc_mult": 3,
+    "hc_sinkhorn_iters": 4,
+    "hc_eps": 1e-4,
+    "o_groups": 3,
+    "o_lora_rank": 5,
+    "index_n_heads": 9,
+    "index_head_dim": 10,
+    "index_topk": 3,
+    "rope_theta": 300.0,
+    "compress_rope_theta": 5000.0,
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 5000.0,

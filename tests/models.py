@@ -15,6 +15,7 @@ from tests.berts import BERTS
 from tests.drawn import fill
 from tests.falcons import FALCONS, FORMS
 from tests.model_values import (
+    DEEPSEEK_V4,
     DELTA,
     GEMMA4,
     INDEXER,
@@ -131,6 +132,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "glm_moe_dsa": ("GlmMoeDsa", LLAMA | MLA | INDEXER | {
         "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"],
     }),
+    "deepseek_v4": ("DeepseekV4", DEEPSEEK_V4),
     "arcee": ("Arcee", LLAMA | {"head_dim": 16}),
     "seed_oss": ("SeedOss", LLAMA | {"head_dim": 16, "attention_out_bias": True}),
     "exaone4": ("Exaone4", LLAMA | {"num_hidden_layers": 5, "sliding_window": WINDOW}),
@@ -523,6 +525,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
 # llama.cpp has none.
 WITHOUT_GGUF = (
+    "deepseek_v4",
     "lfm3",
     "olmo_hybrid",
     "minimax",

@@ -191,6 +191,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/tokenizer/test_hostile.py": Family(2),
     "tests/tokenizer/test_isolated.py::test_no_command_ends_without_a_word": Family(4),
     "tests/tokenizer/test_template.py": Family(3),
+    "tests/training/test_judged_steps.py": Family(8),
     "tests/training/test_step.py": Family(7),
 }
 # Tests that take many seconds, where others of their file ask the same of small models or files.

@@ -67,6 +67,7 @@ ROWS: Mapping[str, ArchRow] = {
     "deepseek_v32": _alias_row(
         "deepseek_v32 DeepseekV32ForCausalLM", "deepseek32", "deepseek_v32 deepseek32"
     ),
+    "deepseek_v4": _alias_row("deepseek_v4 DeepseekV4ForCausalLM", ""),
     "glm_moe_dsa": _alias_row(
         "glm_moe_dsa GlmMoeDsaForCausalLM", "glm-dsa", "glm_moe_dsa glm-dsa", module="deepseek_v32"
     ),

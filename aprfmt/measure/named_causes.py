@@ -17,7 +17,6 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
 from aprfmt.model.hf_folder import WEIGHTS
 from aprfmt.model.relations import opening_path
-from aprfmt.quantizing.mixture import SCHEMES
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -245,6 +244,8 @@ def _encoding_options(
         row = ENCODINGS.get(name)
         plain = row is not None and (bool(row.numpy) or (row.ggml is not None and not row.removed))
         return ["convert", f"--encoding {name}"] if plain else _scheme_options(name)
+    from aprfmt.quantizing.mixture import SCHEMES
+
     schemes = [
         name
         for name, scheme in SCHEMES.items()
@@ -255,6 +256,8 @@ def _encoding_options(
 
 def _scheme_options(encoding: str) -> list[str] | None:
     """Return ["quantize", option] for an encoding that needs no calibration; None for others."""
+    from aprfmt.quantizing.mixture import SCHEMES
+
     held = ENCODINGS.get(encoding)
     nearest = held is not None and held.flat and encoding in SCHEMES
     return ["quantize", f"--type {encoding}"] if nearest else None

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import read_batch
+from aprfmt.inference.device import parse_run
 from aprfmt.model import open_model
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
 from aprfmt.training.computed import explaining_missing_torch
 
 WORDS = VerdictWords("agree", "differ")
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,21 @@ class RunsReport:
         }
 
 
-def parse_run(text: str) -> tuple[str, str]:
+def gradient_run(text: str) -> tuple[str, str]:
     """Return (device, dtype) of a run such as `cuda:0:bfloat16`; float32 where it names no dtype.
 
-    Raises UsageError for another device or dtype.
+    Raises UsageError for an unknown device or dtype, and for a backend that computes no gradients.
     """
-    device, _, last = text.rpartition(":")
-    if last in DTYPES and device:
-        return device, last
-    head = text.partition(":")[0]
-    if head not in ("cpu", "cuda") or (device and not last.isdecimal()):
+    choice = parse_run(text)
+    named = text.partition(":")[0]
+    if choice.backend != "torch" and named != choice.device.partition(":")[0]:
         raise UsageError(
-            f"--between {text!r}: expected DEVICE or DEVICE:TYPE, cpu or cuda:0:bfloat16; types: "
-            f"{', '.join(DTYPES)}"
+            f"--between {text!r}: {choice.backend} computes no gradients; expected DEVICE or "
+            "DEVICE:TYPE, cpu or cuda:0:bfloat16"
         )
-    return text, "float32"
+    if choice.device in ("auto", "cuda:all"):
+        raise UsageError(f"--between {text!r}: expected one device, cpu or cuda:N")
+    return choice.device, choice.dtype
 
 
 def compare_runs(
@@ -133,7 +133,7 @@ def compare_runs(
     adapter's factors train. `accept` are patterns of what may stay uncompared. Raises UsageError
     for a text that is no run, and BackendUnavailableError without torch.
     """
-    parsed = [parse_run(text) for text in runs]
+    parsed = [gradient_run(text) for text in runs]
     with explaining_missing_torch():
         from aprfmt.inference.gradients.between import GradientRun, gradients_between
     from aprfmt.adapters.trained_pairs import open_trained_pairs

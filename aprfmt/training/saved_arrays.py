@@ -331,7 +331,7 @@ def open_state(
             coded.append(owner)
             decoded = _coded_state(name, arrays)
             if decoded is not None:
-                arrays[name] = decoded, name  # type: ignore[assignment]
+                arrays[name] = decoded, arrays[name][1]
                 parts[kind][owner] = name
         elif kind:
             parts[kind][owner] = name
@@ -410,59 +410,36 @@ def _refuse_factored(path: Path, arrays: Collection[str]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _CodedState:
-    """One state of 8 bits, with the methods of `Captures` that are used of one array.
+def _coded_state(name: str, arrays: Mapping[str, tuple[Captures, str]]) -> Captures | None:
+    """Return the 8-bit state `name` as an array that is decoded when it is read.
 
-    Source of the layout: bitsandbytes' Optimizer2State, `state1` with `qmap1` [256] and `absmax1`
-    [blocks]: a number is qmap[code] * absmax of its block.
-    """
-
-    codes: tuple[Captures, str]
-    table: tuple[Captures, str]
-    largest: tuple[Captures, str]
-    block: int
-
-    @property
-    def path(self) -> Path:
-        """The file that has the state."""
-        return self.codes[0].path
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """{name of the state: its shape}, as `Captures` has it; the one entry."""
-        return {self.codes[1]: tuple(self.codes[0].shapes[self.codes[1]])}
-
-    @property
-    def dtypes(self) -> Mapping[str, str]:
-        """{name of the state: type of the decoded numbers}, as `Captures` has it; the one entry."""
-        return {self.codes[1]: "float32"}
-
-    def read(self, name: str) -> NDArray[Any]:
-        """Return the decoded numbers, float32 in the shape of the parameter; `name` is not used."""
-        codes, table, largest = (
-            captures.read(own) for captures, own in (self.codes, self.table, self.largest)
-        )
-        sizes = np.repeat(largest.reshape(-1), self.block)[: codes.size]
-        made: NDArray[Any] = table.reshape(-1)[codes.reshape(-1)] * sizes
-        return made.astype(np.float32).reshape(codes.shape)
-
-
-def _coded_state(name: str, arrays: Mapping[str, tuple[Captures, str]]) -> _CodedState | None:
-    """Return the 8-bit state `name` as an array that decodes itself.
-
-    None where its table or its block scales are missing, or have an unknown size.
+    None where its table or its block scales are missing, or have an unknown size. Source of the
+    layout: bitsandbytes' Optimizer2State, `state1` with `qmap1` [256] and `absmax1` [blocks]: a
+    number is qmap[code] * absmax of its block.
     """
     number = name[-1] if name[-1:] in ("1", "2") else ""
     head = name.removesuffix(f"state{number}")
     table, largest = arrays.get(f"{head}qmap{number}"), arrays.get(f"{head}absmax{number}")
     if head == name or not number or table is None or largest is None:
         return None
-    elements = int(np.prod(arrays[name][0].shapes[arrays[name][1]], dtype=np.int64))
+    codes, own = arrays[name]
+    shape = tuple(codes.shapes[own])
+    elements = int(np.prod(shape, dtype=np.int64))
     count = int(np.prod(largest[0].shapes[largest[1]], dtype=np.int64))
     block = next((size for size in _BLOCKS if -(-elements // size) == count), None)
-    full = tuple(table[0].shapes[table[1]]) == (256,)
-    return _CodedState(arrays[name], table, largest, block) if block and full else None
+    if block is None or tuple(table[0].shapes[table[1]]) != (256,):
+        return None
+
+    def read(_: str) -> NDArray[Any]:
+        """Return the decoded numbers, float32 in the shape of the parameter."""
+        places, values, sizes = (
+            captures.read(each) for captures, each in ((codes, own), table, largest)
+        )
+        every = np.repeat(sizes.reshape(-1), block)[: places.size]
+        made: NDArray[Any] = values.reshape(-1)[places.reshape(-1)] * every
+        return made.astype(np.float32).reshape(shape)
+
+    return Captures(codes.path, {own: shape}, {own: "float32"}, read)
 
 
 def _split_state(name: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
 from aprfmt.inference.masks import Mask
 from aprfmt.inference.routing import NUMPY, Maths
 
@@ -101,6 +102,23 @@ class Hosted:
     def router_factors(self, weight: "Weight") -> Array:
         """Return a router's bias or scale as the array that `maths` computes with: numpy's here."""
         return weight.numpy()
+
+    def listed_experts(self, table: "Weight", ids: Numbers, n_experts: int) -> Array:
+        """Return the experts [tokens, used] that a table [vocab, used] lists for token ids.
+
+        They are integers as `maths` takes indices: numpy's int64 here. Raises ArchError for an
+        expert that is not one of `n_experts`.
+        """
+        found = np.concatenate([np.asarray(table.rows(int(i), int(i) + 1)) for i in ids])
+        chosen = found.astype(np.int64)
+        wrong = (chosen != found) | (chosen < 0) | (chosen >= n_experts)
+        if wrong.any():
+            row = int(np.flatnonzero(wrong.any(axis=1))[0])
+            raise ArchError(
+                f"{table.key}: lists the experts {found[row].tolist()} for token {int(ids[row])}; "
+                f"expected whole numbers from 0 to {n_experts - 1}"
+            )
+        return chosen
 
     def as_logits_dtype(self, x: Array, other: Array) -> Array:
         """Return x, a result of `router_factors`, in the dtype of `other`, a router's logits."""

@@ -33,13 +33,16 @@ _ABOVE = re.compile(
 )
 # Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
 ADJACENT = (
-    "cohere", "cohere2", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj", "llama4",
+    "cohere", "cohere2", "deepseek_v2", "deepseek_v4", "ernie4_5", "ernie4_5_moe", "glm4", "gptj",
+    "llama4",
 )  # fmt: skip
 # Architectures whose joined q, k and v come by groups of heads, q, k and v of each in turn.
 GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
 PASSING = ("fc1_latent_proj",)  # modules that do nothing in models without such a projection
+# Points whose last two axes, streams or groups of heads, are joined in ours (deepseek_v4).
+JOINED = ("in", "mid", "out", "attn")
 TURNED = ("#q_rope", "#k_rope", "#q_attn", "#k_attn")
 _WHOLE_NAMES = frozenset(
     name.text for point in POINTS.values() if not point.layered for name in point.hf
@@ -127,8 +130,13 @@ class ModuleMap:
 
 
 def norm_placement(siblings: Collection[str]) -> str:
-    """Return the block placement ("pre", "post", "sandwich") by the names of a layer's norms."""
+    """Return the block placement ("pre", "post", "sandwich") by the names of a layer's norms.
+
+    "streams": hyper-connections collapse streams for each norm.
+    """
     names = {name.partition("#")[0] for name in siblings}
+    if "ffn_hc" in names:
+        return "streams"
     if "pre_feedforward_layernorm" in names:
         return "sandwich"
     if "post_feedforward_layernorm" in names and "input_layernorm" not in names:
@@ -137,7 +145,9 @@ def norm_placement(siblings: Collection[str]) -> str:
 
 
 def stated_placement(block: BlockSpec) -> str | None:
-    """Return the placement of a block's norms, such as "pre"; None if it differs by layer."""
+    """Return the placement of a block's norms, as `norm_placement`; None if it differs by layer."""
+    if block.streams == "hyper":
+        return "streams"
     return None if block.placement == "by_mixer" else block.placement
 
 
@@ -165,6 +175,7 @@ class ModuleReader:
         self._grouped = architecture in GROUPED
         self._gated = block is not None and block.attention_gate == "sigmoid"
         self._copied = block is not None and block.streams == "altup"
+        self._compressed = block is not None and block.attention == "compressed"
         self._tokens = tokens
         self._scaled = scaled_embedding
         self._like: dict[str, Numbers] = {}
@@ -231,6 +242,8 @@ class ModuleReader:
         if point in HEADED:
             values = self._split_point_heads(point, layer, name.text, values)
         elif point == "per_layer_proj":
+            values = values.reshape(len(values), -1)
+        elif self._compressed and values.ndim == 3 and point in JOINED:
             values = values.reshape(len(values), -1)
         elif values.ndim == 3 and POINTS[point].rows != "scores" and point != "k_pe":
             raise ValueError(f"shape {list(values.shape)}; expected one sequence [tokens, width]")
@@ -322,6 +335,8 @@ class ModuleReader:
         """
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST
+        if self._compressed and text in ("#k_rope", "#k_attn") and like is not None:
+            values = values[..., : len(like), :]  # keys of windows come after those of tokens
         heads = self._collector.heads(point, layer)
         # q and k before rope show which axis is that of heads.
         values = split_heads(values, heads, self._tokens, like, first)
@@ -339,5 +354,7 @@ class ModuleReader:
             return 0, width
         if not hp["rope_layers"][layer]:
             return 0, 0
+        if self._compressed:
+            return width - int(hp["rope_dim"]), int(hp["rope_dim"])
         mla = "L0.kv_a" in self._collector.known and not self._collector.known["L0.kv_a"].absent
         return int(hp["qk_nope_head_dim"]) if mla else 0, int(hp["rope_dim"])

@@ -33,6 +33,10 @@ class CupyMaths:
         """Return the exponential of each element."""
         return memory.array_module().exp(x)
 
+    def log1p(self, x: Array) -> Array:
+        """Return the logarithm of 1 + x of each element."""
+        return memory.array_module().log1p(x)
+
     def where(self, mask: Array, x: Array, other: Array | float) -> Array:
         """Return x where the mask is True, `other` elsewhere."""
         return memory.array_module().where(mask, x, other)

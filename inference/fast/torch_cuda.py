@@ -212,8 +212,16 @@ class CudaBackend(TorchProducts):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Return x normalised in float32 by its root mean square, by one kernel if it fits."""
-        if not self._fused or weight.ndim != 1 or len(weight) != x.shape[-1]:
+        """Return x normalised in float32 by its root mean square, by one kernel if it fits.
+
+        The kernel reads x in the run's dtype: a float32 x of a 16-bit run is normed by torch.
+        """
+        if (
+            not self._fused
+            or x.dtype != self._type
+            or weight.ndim != 1
+            or len(weight) != x.shape[-1]
+        ):
             return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
         x, weight = x.contiguous(), weight.to(x.device)
         y = torch.empty_like(x)

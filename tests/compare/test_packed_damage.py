@@ -65,7 +65,8 @@ def test_without_its_row_the_damage_is_not_named(
 ) -> None:
     name, section, make, parts = DAMAGED[0]
     whole, broken, _ = damaged(name, section, make, parts[0], _byte, tmp_path)
-    rows = tuple(row for row in table.TABLE if row.find is not packed_damage.explain_damaged_parts)
+    damage = packed_damage.explain_damaged_parts
+    rows = tuple(row for row in table.TABLE if row.find.load() is not damage)
     assert len(rows) == len(table.TABLE) - 1
     monkeypatch.setattr(table, "TABLE", rows)
     confirmed = [row.cause for row in diff(whole, broken).findings if row.confirmed]

@@ -14,7 +14,9 @@ from tests.threads import one_thread as one_thread
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have experts chosen in turn, as an estimate takes them to be."""
 
-    def turned(logits: Any, bias: Any, hp: Any, m: Any = None, scale: Any = None) -> Any:
+    def turned(
+        logits: Any, bias: Any, hp: Any, m: Any = None, scale: Any = None, fixed: Any = None
+    ) -> Any:
         tokens, experts = logits.shape
         first = np.arange(tokens)[:, None] * int(hp["n_experts_used"])
         turn = -4.0 * ((np.arange(experts)[None, :] - first) % experts) / experts

@@ -59,6 +59,19 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.indexer\.wq_b": (("index_q",), ""),
     r"self_attn\.indexer\.k_norm": (("index_k",), ""),
     r"self_attn\.indexer\.weights_proj": (("index_w",), ""),
+    r"self_attn\.q_a_norm": (("q_a_norm",), ""),
+    r"self_attn\.q_b_norm": (("q_norm",), ""),
+    r"self_attn\.kv_proj": (("k",), ""),
+    r"self_attn\.kv_norm": (("k_norm",), ""),
+    r"self_attn\.compressor\.kv_proj": (("compress_kv",), ""),
+    r"self_attn\.compressor\.gate_proj": (("compress_gate",), ""),
+    r"self_attn\.compressor\.indexer\.kv_proj": (("index_compress_kv",), ""),
+    r"self_attn\.compressor\.indexer\.gate_proj": (("index_compress_gate",), ""),
+    r"self_attn\.compressor\.indexer\.q_b_proj": (("index_q",), ""),
+    r"self_attn\.compressor\.indexer\.scorer\.weights_proj": (("index_w",), ""),
+    r"self_attn\.compressor\.indexer\.scorer": (("index_scores",), ""),
+    r"self_attn\.o_a_proj": ((), "attn"),
+    r"self_attn\.o_b_proj": (("attn_out",), "attn_low"),
     r"self_attn\.(o_proj|dense)|attn\.c_proj|mixer\.o_proj": (("attn_out",), "attn"),
     r"(pre_)?feedforward_layernorm|pre_ff_layernorm|ln_2|norm_2|final_layer_norm|ffn_norm": (
         ("ffn_norm",),
@@ -144,6 +157,7 @@ WHOLE: dict[str, str] = {
         "final_norm"
     ),
     r"(gpt_neox|model\.decoder)\.final_layer_norm": "final_norm",
+    r"model\.hc_head": "hc_merged",
     r"model\.decoder\.project_in": "embd_in",
     r"model\.decoder\.project_out": "head_in",
     r"(bert|roberta)\.embeddings\.word_embeddings": "embd",
@@ -272,6 +286,12 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         assert original is not None
         out, weights = original(module, query, key, value, mask, **options)
         prefix = f"L{module.layer_idx}."
+        if cfg.model_type == "deepseek_v4":
+            found[prefix + "attn_mixed"] = _halves(cfg, out)[0].flatten(1).numpy()
+            tokens = query.shape[2]  # keys of windows come after theirs
+            if key.shape[2] > tokens:
+                windows = _halves(cfg, key[:, :, tokens:])
+                found[prefix + "compressed_k"] = windows[0].transpose(0, 1).numpy()
         repeated = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         scaling = options.get("scaling")
         scores = query @ repeated.transpose(2, 3) * scaling
@@ -280,6 +300,8 @@ def watched(model: Any, found: Found) -> Iterator[None]:
             0
         ].numpy()
         found[prefix + "probs"] = weights[0].numpy()
+        if cfg.model_type == "deepseek_v4":
+            key, value = (x[:, :, : query.shape[2]] for x in (key, _halves(cfg, value)))
         turned, *names = _turned(cfg, module)
         if cfg.model_type == "opt":  # scaled already
             query = query * query.shape[-1] ** 0.5
@@ -344,7 +366,8 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         return mixed
 
     altered = list(_methods_watched(model, found))
-    indexed = list(_indexer_watched(code, found)) if hasattr(cfg, "index_topk") else []
+    tokens_chosen = hasattr(cfg, "index_topk") and cfg.model_type != "deepseek_v4"
+    indexed = list(_indexer_watched(code, found)) if tokens_chosen else []
     if convolution is not None:
         setattr(code, _CONVOLUTION, convolved)
     for name in scans:
@@ -457,6 +480,31 @@ def _indexed(found: Found, prefix: str, chosen: Any) -> None:
         found[f"{prefix}index_{part}_rope"] = np.concatenate([turned, rest], axis=-1)
 
 
+def _of_streams(found: Found, prefix: str, name: str, args: Any, out: Any, cfg: Any) -> bool:
+    """Record what deepseek_v4's own modules read and give; return whether `name` is one of them."""
+    branch = name.removesuffix("_hc")
+    if branch in ("attn", "ffn") and name != branch:
+        for part, x in zip(("post", "comb", "in"), out, strict=True):
+            found[f"{prefix}hc_{branch}_{part}"] = x[0].flatten(1).numpy()
+        if branch == "ffn":
+            found[prefix + "mid"] = args[0][0].flatten(1).numpy()
+    elif name == "post_attention_layernorm":
+        found[prefix + "ffn_norm"] = out[0].numpy()
+    elif name == "self_attn.compressor.indexer":
+        kept = np.zeros(found[prefix + "index_scores"].shape)
+        for row, windows in zip(kept, out[0].numpy(), strict=True):
+            row[windows[windows >= 0]] = 1
+        found[prefix + "index_keys"] = kept
+    elif name.endswith("indexer.scorer"):
+        q, keys = (_halves(cfg, x)[0] for x in args[:2])
+        found[prefix + "index_q_rope"] = q.numpy()
+        found[prefix + "index_compressed_k"] = keys[:, None].numpy()
+        found[prefix + "index_scores"] = out[0].numpy()
+    else:
+        return False
+    return True
+
+
 def _side_by_side(copies: Any) -> np.ndarray:
     """Return copies of the stream [n, 1, tokens, hidden] as [tokens, n * hidden]."""
     joined: np.ndarray = copies[:, 0].transpose(0, 1).flatten(1).numpy().copy()
@@ -488,6 +536,9 @@ def _halves(cfg: Any, x: Any) -> Any:
     if cfg.model_type == "deepseek_v2":
         nope, pe = x[..., : cfg.qk_nope_head_dim], x[..., cfg.qk_nope_head_dim :]
         return torch.cat([nope, pe[..., 0::2], pe[..., 1::2]], dim=-1)
+    if cfg.model_type == "deepseek_v4":
+        nope, pe = x[..., : -cfg.qk_rope_head_dim], x[..., -cfg.qk_rope_head_dim :]
+        return torch.cat([nope, pe[..., 0::2], pe[..., 1::2]], dim=-1)
     return x
 
 
@@ -510,6 +561,8 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
     def inside(module: Any, args: Any, out: Any) -> None:
         assert layer is not None
         name, prefix = layer[2], f"L{layer[1]}."
+        if cfg.model_type == "deepseek_v4" and _of_streams(found, prefix, name, args, out, cfg):
+            return
         if name == "post_attention_layernorm":
             sandwich = cfg.model_type in SANDWICH
             if cfg.model_type == "olmo_hybrid":

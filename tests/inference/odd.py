@@ -16,8 +16,9 @@ import aprfmt
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import KeptValues, Trace
+from aprfmt.measure.tolerances import AMPLIFIED
 from aprfmt.model import open_model
-from tests.inference.judge import backend
+from tests.inference.judge import backend, rel
 from tests.models import IN_GGUF, MAKERS, save_tiny
 
 VOCAB = 131
@@ -127,6 +128,8 @@ def changes(arch: str, size: Size) -> dict[str, Any]:
         names = ("num_heads", "head_dim") if not prefix else ("mamba_n_heads", "mamba_d_head")
         found |= dict(zip(names, (4, size.hidden // 2), strict=True))
         found |= {f"{prefix}n_groups": 2}
+    if "o_groups" in values:  # the groups of heads divide them
+        found["o_groups"] = size.heads
     if "kv_lora_rank" in values:
         found["num_key_value_heads"] = size.heads
     if arch == "bamba":  # always rotates the half
@@ -203,3 +206,21 @@ def limit(case: tuple[str, str], form: str, count: int, bound: float) -> float:
     """
     records = exact(*case, form, count).records.values()
     return DELTA * bound if any(record.point == "delta" for record in records) else bound
+
+
+@cache
+def _cpu_run(arch: str, size: str, form: str, count: int, run: str, seed: int) -> Trace:
+    return points(_drawn(arch, size, form, seed), backend(run), ODD_IDS[:count])
+
+
+def rounding(case: tuple[str, str], form: str, count: int, key: Any, run: str) -> float:
+    """Return how far a run on the CPU is from float64 at a point, times AMPLIFIED.
+
+    `run` is a backend and its dtype, as "numpy:float32". A tiny model may lose more digits than
+    the general bound allows: another order of the same operations is then judged by what this
+    order loses.
+    """
+    arch, size = case
+    wanted = exact(arch, size, form, count).recorded_values(key)
+    ours = _cpu_run(arch, size, form, count, run, SEEDS[case]).recorded_values(key)
+    return AMPLIFIED * rel(ours, wanted)

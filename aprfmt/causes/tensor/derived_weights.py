@@ -61,7 +61,7 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-_CAUSES = tuple(row.name for row in CAUSE_ROWS)
+_CAUSES = ("lora_merge", "partial_merge", "derived")
 MOST_RANK = 256  # the largest rank looked for
 FIRST = 24  # rank that is looked for first
 FULL = 0.9  # share of a difference outside such a sketch from which its rank is not low

@@ -186,9 +186,9 @@ def _guesses_of_table(case: DifferingPair, shapes: bool, part: bool) -> Iterator
 
     long = case.a.columns == 1 and case.a.rows > LONG
     for row in (*TABLE, *offered_items("explanations")):
-        if long and not getattr(row, "stored", False):
+        if long and not row.stored:
             continue
-        if (row.shapes or not shapes) and (row.part or not part):
+        if (row.shapes or not shapes) and (row.part or not part) and row.is_for(case):
             try:
                 yield from row.find(case)
             except AprfmtError as error:
@@ -378,6 +378,8 @@ def _explain_together(
     made = {row.key: row for row in rows}
     by_key = {pair.key: pair for pair in pairs}
     for hypothesis in JOINT:
+        if not hypothesis.is_for(made.values()):
+            continue
         for group in _groups_of_hypothesis(hypothesis, context, by_key, made):
             try:
                 found = group()

@@ -440,9 +440,10 @@ def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str,
 
 HYPOTHESES = (
     JointHypothesis(
-        tuple(row.name for row in CAUSE_ROWS),
+        ("norm_folded", "scales_folded", "partial_fold"),
         layers_to_explain,
         430,
         "factors of rows and columns, before weights that are only related",
+        weak=ALONE,
     ),
 )
