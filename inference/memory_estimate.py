@@ -21,7 +21,7 @@ from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.capture import PointInstance, point_instances
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.point_shapes import point_shapes
-from aprfmt.inference.layer_heads import head_dim_of_layer, kv_head_count
+from aprfmt.inference.layer_heads import compress_rate, head_dim_of_layer, kv_head_count
 from aprfmt.inference.parity.matched import rows_through_encoding
 from aprfmt.inference.placing import has_mixer, mixer_of_layer
 from aprfmt.inference.points import POINTS
@@ -419,9 +419,15 @@ def _cache_bytes(model: Model, on: Placement, tokens: int) -> dict[str, int]:
         kind = mixer_of_layer(block, hp, layer)
         size = 0
         if has_mixer(block, hp, layer) and hp["own_kv_layers"][layer]:
-            if kind == "none" or block.recurrence_place == "beside":
+            if block.attention == "compressed":
+                size = (rows * int(hp["head_dim"]) + _window_size(hp, layer, tokens)) * on.itemsize
+            elif kind == "none" or block.recurrence_place == "beside":
                 size = rows * _key_value_width(block.attention, hp, layer) * on.itemsize
-            if block.indexer != "none" and hp["index_layers"][layer]:
+            if (
+                block.indexer != "none"
+                and hp["index_layers"][layer]
+                and block.attention != "compressed"
+            ):
                 size += rows * int(hp["index_head_dim"]) * on.itemsize
         if kind != "none":
             kernels = (
@@ -433,6 +439,17 @@ def _cache_bytes(model: Model, on: Placement, tokens: int) -> dict[str, int]:
             size += sum(kernels) * on.itemsize + _state_size(kind, hp) * on.wide
         found[device] = found.get(device, 0) + size
     return found
+
+
+def _window_size(hp: Mapping[str, Value], layer: int, tokens: int) -> int:
+    """Return how many numbers a layer's compressors keep: keys of windows, tokens of the next."""
+    rate = compress_rate(hp, layer)
+    if not rate:
+        return 0
+    overlaps, windows = bool(hp["index_layers"][layer]), tokens // rate
+    rest = tokens - windows * rate + (rate if overlaps and windows else 0)
+    width = int(hp["head_dim"]) + (int(hp["index_head_dim"]) if overlaps else 0)
+    return width * (windows + rest * (4 if overlaps else 2))
 
 
 def _key_value_width(kind: str, hp: Mapping[str, Value], layer: int) -> int:

@@ -1,6 +1,6 @@
 """`--dry-run` of what runs a model, held to what the run allocates.
 
-The cache to the byte, weights to a hundredth, the peak to a tenth.
+The cache to the byte, weights to a fiftieth, the peak to a tenth.
 """
 
 import tracemalloc
@@ -66,7 +66,7 @@ def test_weights_and_cache_are_those_of_the_run(name: str, run: str) -> None:
         assert session.cache is not None
         assert found.devices[0].cache_bytes == session.cache.nbytes > 0
         placed = weights_of(session)
-        assert abs(found.devices[0].weights_bytes - placed) <= 0.01 * placed
+        assert abs(found.devices[0].weights_bytes - placed) <= 0.02 * placed
         assert found.read_bytes == session.weights.stored_bytes_used()
 
 
