@@ -127,7 +127,7 @@ def _refuse_other_type(made: Model, named: str, recorded: str) -> None:
     """
     number = made.metadata.get("general.file_type")
     types = {row.file_type: name for name, row in SCHEMES.items() if row.file_type is not None}
-    for key, said in ((_TYPE, recorded), ("general.file_type", types.get(number, ""))):
+    for key, said in ((_TYPE, recorded), ("general.file_type", types.get(number or -1, ""))):
         if said in SCHEMES and said != named:
             raise UsageError(
                 f"{made.path}: {key} says {said}, --type says {named}; leave --type out where the "

@@ -277,7 +277,8 @@ def overflows_encoding(values: Mapping[str, Any], encodings: Mapping[str, str]) 
         right, wrong = odd.get("values") or ("", "")
         if row is None or not row.numpy or "inf" not in str(wrong).lower():
             continue
-        if abs(_number(right)) > float(ml_dtypes.finfo(np.dtype(row.numpy)).max):
+        limits = ml_dtypes.finfo(np.dtype(row.numpy))  # type: ignore[no-untyped-call]
+        if abs(_number(right)) > float(limits.max):
             return True
     return False
 

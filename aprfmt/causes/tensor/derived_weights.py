@@ -127,14 +127,14 @@ def _explain_model(
     # Measure how each of them differs.
     for row in open_:
         try:
-            found = _matrix_change(by_key[row.key])
+            change = _matrix_change(by_key[row.key])
         except AprfmtError as error:
             context.record_not_tried(_CAUSES, row.key, error)
             continue
         finally:
             by_key[row.key].drop()
-        if found is not None:
-            changes.append(found)
+        if change is not None:
+            changes.append(change)
     made = _derived_explanations(by_key, matrices, changes)
     if made and next(iter(made.values())).cause == "derived":
         made |= _vector_explanations(rows, next(iter(made.values())))
