@@ -125,8 +125,10 @@ def _refuse_other_type(made: Model, named: str, recorded: str) -> None:
     `recorded` is the type that `quantize` recorded in it, "" for none. The number of
     general.file_type counts where it is that of a scheme.
     """
-    number = made.metadata.get("general.file_type")
-    types = {row.file_type: name for name, row in SCHEMES.items() if row.file_type is not None}
+    number: Any = made.metadata.get("general.file_type")
+    types: dict[Any, str] = {
+        row.file_type: name for name, row in SCHEMES.items() if row.file_type is not None
+    }
     for key, said in ((_TYPE, recorded), ("general.file_type", types.get(number, ""))):
         if said in SCHEMES and said != named:
             raise UsageError(

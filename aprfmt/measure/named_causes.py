@@ -287,12 +287,13 @@ def overflows_encoding(values: Mapping[str, Any], encodings: Mapping[str, str]) 
     import ml_dtypes  # here: `inspect` loads this module and no numpy
     import numpy as np
 
+    limits: Any = ml_dtypes.finfo
     for key, odd in (values.get("nonfinite") or {}).items():
         row = ENCODINGS.get(encodings.get(key, ""))
         right, wrong = odd.get("values") or ("", "")
         if row is None or not row.numpy or "inf" not in str(wrong).lower():
             continue
-        if abs(_number(right)) > float(ml_dtypes.finfo(np.dtype(row.numpy)).max):
+        if abs(_number(right)) > float(limits(np.dtype(row.numpy)).max):
             return True
     return False
 

@@ -41,7 +41,7 @@ def test_what_an_encoder_has_in_gguf_is_no_fault_and_its_pooling_is(tmp_path: Pa
     """Seen red: [SEP] named eos by our own writer, another pooling "not comparable"."""
     from safetensors.numpy import load_file, save_file
 
-    folder = with_wordpieces(Path(shutil.copytree(pooled_otherwise()[0], tmp_path / "a")))
+    folder = with_wordpieces(Path(shutil.copytree(str(pooled_otherwise()[0]), tmp_path / "a")))
     held = {k: v for k, v in load_file(folder / WEIGHTS).items() if "pooler" not in k}
     save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
     b, other, mended = (tmp_path / name for name in ("b.gguf", "other.gguf", "mended.gguf"))
