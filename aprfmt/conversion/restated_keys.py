@@ -148,7 +148,7 @@ def _changed_flags(model: "Model") -> dict[str, bool]:
 
 def _post_processor(
     model: "Model", data: Mapping[str, Any], flags: Mapping[str, bool]
-) -> dict[str, Any] | None:
+) -> Mapping[str, Any] | None:
     """Return a tokenizer.json's post_processor that adds bos and eos as `flags` say, by role.
 
     Its steps that add no token stay.
