@@ -201,5 +201,5 @@ def try_connection_mistakes(case: Mismatch) -> Iterator[Change]:
 
 HYPOTHESES = (
     Hypothesis(_KEYS, try_compression_mistakes, 326, "which keys a query reads, as an indexer's"),
-    Hypothesis(_STREAMS, try_connection_mistakes, 368, "weights of streams, before any sum"),
+    Hypothesis(_STREAMS, try_connection_mistakes, 365, "weights of streams, before any sum"),
 )
