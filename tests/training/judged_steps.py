@@ -1267,8 +1267,14 @@ are decided. Written by `python -m tests.training.judged_steps --write`.
 Two rows were wrong themselves, and were put right. A packed row that was thought innocent was none:
 with a cache transformers lets the documents see each other, and the gradients say so. And a second
 clipping by groups was said to change all parameters, where the norms of one group were below the
-bound. The six relatives were written when the rules were mended. They are counted in the table
-below and not in the line above.
+bound.
+
+The relatives, and the two right steps of Adafactor, were added when the rules were mended.
+
+The older seeds (`faults.py`, `gradient_faults.py`) are 56 faults, of which 55 are named and placed
+and none is confirmed wrongly, and 39 steps that are right, without an alarm. The gradients of the
+table checked by differences of the loss, without a backward: two factors were confirmed by chance,
+and two innocent ones called wrong, before more directions were taken. None since.
 
 - A kernel that multiplies by other weights in its backward is placed and not named.
 - Weights that a merge moved by roundings are open: nothing says what the step was to do.
