@@ -252,6 +252,7 @@ class EngineState:
     metadata: Mapping[str, Value] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     damage: Sequence[Damage] = ()
+    of_engine: bool = True
 
     def close(self) -> None:
         """Close the files of all ranks."""

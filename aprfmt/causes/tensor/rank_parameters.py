@@ -240,5 +240,6 @@ HYPOTHESES = (
     JointHypothesis(
         ("shard_order", "fused_order", "expert_order"), rank_parameters, 395,
         "every byte of what ranks hold, before guesses about tensors put together of them",
+        engine=True,
     ),
 )  # fmt: skip
