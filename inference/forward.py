@@ -33,7 +33,7 @@ from aprfmt.inference.short_conv import run_short_conv
 from aprfmt.inference.state_space import run_mamba, run_mamba2
 from aprfmt.inference.weights import Weights
 
-LogitRows = Literal["last", "all"] | Sequence[int]
+LogitRows = Literal["all", "last"] | Sequence[int]
 
 
 @dataclass(frozen=True)
