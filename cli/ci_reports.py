@@ -101,7 +101,7 @@ def cases_of_diff(
     """
     file = body["b"]
     equal = (*EQUAL, "WITHIN") if "within" in accept else EQUAL
-    found = [ReportCase(DAMAGED, one["file"], "error", one["text"]) for one in body["damage"]]
+    found = [ReportCase(DAMAGED, one["where"], "error", one["text"]) for one in body["damage"]]
     for row in body["tensors"]:
         verdict = row["verdict"]
         level: Level = "pass" if verdict in equal else "fail"

@@ -33,7 +33,7 @@ from aprfmt.inference.short_conv import run_short_conv
 from aprfmt.inference.state_space import run_mamba, run_mamba2
 from aprfmt.inference.weights import Weights
 
-LogitRows = Literal["last", "all"] | Sequence[int]
+LogitRows = Literal["all", "last"] | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -494,9 +494,13 @@ def _mlp_hidden(c: Context, layer: int, x: Array) -> Array:
         return c.tap("ffn_act", layer, c.activate(up, layer))
     factor = float(c.hp["ffn_gate_scale"]) if c.block.multipliers != "none" else 1.0
     inside = any(c.wants(point, layer) for point in ("ffn_gate", "ffn_up", "ffn_act"))
-    if not inside and not share and factor == 1:
+    clamped = c.hp["swiglu_limit"] is not None
+    if not inside and not share and factor == 1 and not clamped:
         return c.tap("ffn_mul", layer, c.gated(layer, x))
     gate = c.tap("ffn_gate", layer, c.linear(layer, "ffn_gate", x))
+    if clamped:
+        up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
+        return c.tap("ffn_mul", layer, c.gate(gate, up))
     if factor != 1:
         gate = c.backend.scale(gate, factor)
     if share:

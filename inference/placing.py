@@ -352,6 +352,7 @@ def place_raw_logits(place: LayerFacts) -> str:
 DRAFT = here_if(lambda place: _JOIN in place.roles)
 GATED = here_if(lambda place: place.has_dense_mlp and place.block.mlp == "gated")
 DENSE = here_if(lambda place: place.has_dense_mlp)
+ACTIVATED = here_if(lambda place: place.has_dense_mlp and place.hp["swiglu_limit"] is None)
 PARALLEL = here_if(lambda place: place.parallel_experts)
 PER_LAYER = here_if(lambda place: place.has_layer_inputs)
 COPIED = here_if(lambda place: place.has_stream_copies)
@@ -369,6 +370,16 @@ INDEXED = here_if(
 )
 INDEX_KEYS = here_if(
     lambda place: place.block.indexer != "none" and bool(place.hp["index_layers"][place.layer])
+)
+TOKENS_SCORED = here_if(
+    lambda place: (
+        place.block.indexer != "blocks"
+        and (place.block.indexer != "none" or place.compressed)
+        and bool(place.hp["index_layers"][place.layer])
+    )
+)
+BLOCKS_SCORED = here_if(
+    lambda place: place.block.indexer == "blocks" and bool(place.hp["index_layers"][place.layer])
 )
 INDEX_WINDOWS = here_if(
     lambda place: place.compressed and bool(place.hp["index_layers"][place.layer])

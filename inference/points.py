@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from aprfmt.inference.placing import ABSENT as ABSENT
-from aprfmt.inference.placing import BEFORE as BEFORE
 from aprfmt.inference.placing import (
+    ACTIVATED,
+    BLOCKS_SCORED,
     COMPRESSED,
     CONV,
     COPIED,
@@ -39,6 +40,7 @@ from aprfmt.inference.placing import (
     SHORT_CONV,
     SPARSE,
     SSM,
+    TOKENS_SCORED,
     WINDOW_KEYS,
     PlaceOf,
     changes_embedding,
@@ -63,6 +65,7 @@ from aprfmt.inference.placing import (
     place_rotated,
     place_values,
 )
+from aprfmt.inference.placing import BEFORE as BEFORE
 from aprfmt.inference.placing import HERE as HERE
 from aprfmt.inference.placing import WHOLE as WHOLE
 from aprfmt.inference.placing import LayerFacts as LayerFacts
@@ -321,9 +324,11 @@ _ROWS: tuple[Point, ...] = (
     Point("index_compressed_k", "windows, 1, index_head_dim",
           "an indexer's compressed keys, normalised and rotated, cached ones first",
           rows="keys", where=INDEX_WINDOWS),
-    Point("index_q", "tokens, index_heads*index_head_dim", "an indexer's queries, before rope",
+    Point("index_q", "tokens, index_heads*index_head_dim",
+          "an indexer's queries, after a norm if it has one, before rope",
           _bias_node("indexer.attn_q_b"), "",
-          _hf("self_attn.indexer.wq_b", "self_attn.compressor.indexer.q_b_proj"), where=INDEXED),
+          _hf("self_attn.indexer.wq_b", "self_attn.compressor.indexer.q_b_proj",
+              "self_attn.indexer.q_norm"), where=INDEXED),
     Point("index_k", "tokens, index_head_dim", "an indexer's key after its norm, before rope",
           _cpp(" ADD:indexer.k_norm.bias"), "", _hf("self_attn.indexer.k_norm"), where=INDEX_KEYS),
     Point("index_q_rope", "tokens, index_heads, index_head_dim",
@@ -333,13 +338,19 @@ _ROWS: tuple[Point, ...] = (
     Point("index_w", "tokens, index_heads", "weights of an indexer's heads, unscaled",
           _bias_node("indexer.proj"), "",
           _hf("self_attn.indexer.weights_proj",
-              "self_attn.compressor.indexer.scorer.weights_proj"), where=INDEXED),
+              "self_attn.compressor.indexer.scorer.weights_proj"), where=TOKENS_SCORED),
     Point("index_scores", "tokens, keys",
           "an indexer's score of every key, hidden ones too: its heads' max(0, q.k), weighed",
-          inner=True, where=INDEXED),
+          inner=True, where=TOKENS_SCORED),
     Point("index_keys", "tokens, keys",
           "1 where attention reads the key: among the best of an indexer and not later, else 0",
-          inner=True, where=INDEXED),
+          inner=True, where=TOKENS_SCORED),
+    Point("index_block_scores", "index_heads, tokens, blocks",
+          "best score of a block's keys by each head of an indexer, infinite for later ones: "
+          "minimax_m3_vl", rows="scores", inner=True, finite=False, where=BLOCKS_SCORED),
+    Point("index_blocks", "index_heads, tokens, blocks",
+          "1 where a group of heads reads the block: among the best, or next to the query, else 0",
+          rows="scores", inner=True, where=BLOCKS_SCORED),
     Point("index_margin", "tokens",
           "score of the last key that an indexer chooses minus the next one's, infinite without",
           inner=True, finite=False, where=INDEXED),
@@ -496,7 +507,7 @@ _ROWS: tuple[Point, ...] = (
           _hf("mlp.act_fn", "mlp.activation_fn", "mlp.act", "mlp.gelu_impl", "ffn.act",
               "activation_fn", "feed_forward.activation_fn",
               "intermediate.intermediate_act_fn", "ffn.activation", "mixer.act_fn",
-              "feed_forward.act_fn", "shared_mlp.activation"), where=DENSE),
+              "feed_forward.act_fn", "shared_mlp.activation"), where=ACTIVATED),
     Point("ffn_mul", "tokens, ffn_size", "act(gate) times up",
           _cpp("ffn_swiglu", "ffn_geglu", "ffn_gate_par"), "ffn_swigl",
           _hf("mlp.down_proj#in", "mlp.Wo#in", "feed_forward.down_proj#in", "feed_forward.w2#in",
@@ -610,10 +621,11 @@ _ROWS: tuple[Point, ...] = (
 )  # fmt: skip
 # Points between the norm before attention and its result: layers with a recurrence have none.
 _OF_ATTENTION = frozenset(
-    """q_a q_a_norm index_q index_k index_q_rope index_k_rope index_w index_scores index_keys
-    index_margin index_compress_kv index_compress_gate index_compressed_k compress_kv
-    compress_gate compressed_k q_mm q_b q kv_a k_pe kv_a_norm k_nope k_mm k v_mm v k_pe_rope
-    q_norm k_norm v_norm q_rope k_rope q_attn k_attn k_cache v_cache scores probs""".split()
+    """index_block_scores index_blocks q_a q_a_norm index_q index_k index_q_rope index_k_rope
+    index_w index_scores index_keys index_margin index_compress_kv index_compress_gate
+    index_compressed_k compress_kv compress_gate compressed_k q_mm q_b q kv_a k_pe kv_a_norm
+    k_nope k_mm k v_mm v k_pe_rope q_norm k_norm v_norm q_rope k_rope q_attn k_attn k_cache
+    v_cache scores probs""".split()
 )
 # Those of them that a layer with an earlier layer's keys and values does not have.
 _OF_KEYS = frozenset("k_mm k v_mm v k_norm v_norm k_rope k_attn".split())

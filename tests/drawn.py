@@ -11,7 +11,7 @@ def fill(model: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed + 1)
     # The norms of these store weight - 1.
     kind = type(model).__name__
-    centred = kind.startswith(("Gemma", "NemotronF", "Qwen3Next", "Qwen3_5"))
+    centred = kind.startswith(("Gemma", "NemotronF", "Qwen3Next", "Qwen3_5", "MiniMaxM3"))
     centred = centred and not kind.startswith(("Gemma3n", "Gemma4"))
     with torch.no_grad():
         for path, module in model.named_modules():

@@ -123,6 +123,28 @@ MLA = {
     "routed_scaling_factor": 1.7,
 }
 INDEXER = {"index_n_heads": 9, "index_head_dim": 14, "index_topk": 5}
+MINIMAX_M3: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "rope_theta"} | {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "intermediate_size": 24,
+    "dense_intermediate_size": 40,
+    "shared_intermediate_size": 28,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.7,
+    "swiglu_limit": 1.5,
+    "swiglu_alpha": 1.3,
+    "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+    "index_n_heads": 3,
+    "index_head_dim": 10,
+    "index_block_size": 3,
+    "index_topk_blocks": 4,
+    "index_local_blocks": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+}
 DEEPSEEK_V4: dict[str, Any] = {
     k: v
     for k, v in LLAMA.items()

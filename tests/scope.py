@@ -97,6 +97,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/codecs/test_native_encode.py": Family(3),
     "tests/codecs/test_oracles_made.py": Family(1 << 64),
     "tests/compare/test_block_types.py": Family(4),
+    "tests/compare/test_engine_parameters.py": Family(12),
     "tests/compare/test_explain.py": Family(8),
     "tests/compare/test_explain.py::test_a_fault_is_named_in_every_format": Family(8),
     "tests/compare/test_explain_models.py": Family(4),

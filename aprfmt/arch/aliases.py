@@ -100,6 +100,12 @@ ROWS: Mapping[str, ArchRow] = {
         "kimi_linear KimiLinearForCausalLM", "kimi-linear", "kimi_linear kimi-linear"
     ),
     "minimax": _alias_row("minimax MiniMaxForCausalLM", ""),
+    "minimax_m3_vl": _alias_row(
+        "minimax_m3_vl_text MiniMaxM3VLForCausalLM minimax_m3_vl "
+        "MiniMaxM3SparseForConditionalGeneration MiniMaxM3SparseForCausalLM",
+        "",
+        "minimax_m3_vl",
+    ),
     "minimax_m2": _alias_row(
         "minimax_m2 MiniMaxM2ForCausalLM", "minimax-m2", "minimax_m2 minimax-m2"
     ),

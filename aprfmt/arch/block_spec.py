@@ -44,17 +44,18 @@ class BlockSpec:
     (mla), or compressed: one head of keys that are the values, and keys that stand for windows of
     tokens. layer_scale: a number multiplies the stream after every layer (gemma4). indexer:
     attention reads `index_topk` keys that score best by the indexer's own heads, whose rotated
-    elements are paired so (half: deepseek v3.2; interleaved: glm-5). recurrence: what mixes tokens
-    in place of attention, in `delta_layers` (gated_delta; kimi_delta: its state decays by channel:
-    kimi_linear), `conv_layers` (short_conv: lfm2) or `ssm_layers` (mamba: a rate for each number of
-    state; mamba2: heads) or `lightning_layers` (lightning: linear attention that decays by head:
-    minimax). residual: attention's or the MLP's output is added to the stream itself, or, both
-    times a factor, to the normed stream (norm: minimax). recurrence_place: in place of attention
-    (instead), or in parallel: their outputs are added (beside: falcon_h1). halves: a layer is a
-    mixer and an MLP, each after a norm (both), or one of the two after the only norm (one: mamba,
-    nemotron_h). ssm_norms: norms on a mamba's time step, B and C: none, RMS without a weight
-    (plain: falcon_mamba) or with one (weighted: jamba). multipliers: inputs and outputs of
-    projections have factors (projections: falcon_h1).
+    elements are paired so (half: deepseek v3.2; interleaved: glm-5), or blocks of keys for each key
+    head (blocks: minimax-m3). recurrence: what mixes tokens in place of attention, in
+    `delta_layers` (gated_delta; kimi_delta: its state decays by channel: kimi_linear),
+    `conv_layers` (short_conv: lfm2) or `ssm_layers` (mamba: a rate for each number of state;
+    mamba2: heads) or `lightning_layers` (lightning: linear attention that decays by head: minimax).
+    residual: attention's or the MLP's output is added to the stream itself, or, both times a
+    factor, to the normed stream (norm: minimax). recurrence_place: in place of attention (instead),
+    or in parallel: their outputs are added (beside: falcon_h1). halves: a layer is a mixer and an
+    MLP, each after a norm (both), or one of the two after the only norm (one: mamba, nemotron_h).
+    ssm_norms: norms on a mamba's time step, B and C: none, RMS without a weight (plain:
+    falcon_mamba) or with one (weighted: jamba). multipliers: inputs and outputs of projections have
+    factors (projections: falcon_h1).
 
     Rounding that shows in BF16 and F16 only. softmax_cast: "input" subtracts the maximum in the
     scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is rounded to the
@@ -74,7 +75,7 @@ class BlockSpec:
     parallel_norm: Literal["one", "two"] = "one"
     qk_norm_place: Literal["before_rope", "after_rope", "rotated"] = "before_rope"
     attention: Literal["gqa", "mla", "compressed"] = "gqa"
-    indexer: Literal["none", "half", "interleaved"] = "none"
+    indexer: Literal["none", "half", "interleaved", "blocks"] = "none"
     sinks: bool = False
     position: Literal["rope", "learned", "none"] = "rope"
     padding: Literal["counted", "skipped"] = "counted"

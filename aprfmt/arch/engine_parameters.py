@@ -12,14 +12,14 @@ names; Megatron Core's core/transformer/attention.py, mlp.py and core/models/gpt
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from aprfmt.arch.binding import BoundGroup, Shape, logical_shapes
-from aprfmt.arch.grouped_rows import ByGroup, Grouped
+from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.joining_steps import Split
-from aprfmt.arch.layout_steps import Transposed
+from aprfmt.arch.layout_steps import RowsPermuted, Transposed
 from aprfmt.arch.required_roles import find_rule
 from aprfmt.arch.size_expressions import expression_terms, shape_of, size_of
 from aprfmt.arch.spec import ArchSpec, LayoutStep, role_key, split_key
@@ -39,7 +39,7 @@ class JoinedModule:
 
 JOINED = (
     JoinedModule(("attn_q", "attn_k", "attn_v"), ("qkv_proj", "W_pack", "qkv")),
-    JoinedModule(("ffn_gate", "ffn_up"), ("gate_up_proj",)),
+    JoinedModule(("ffn_gate", "ffn_up"), ("gate_up_proj", "w13")),
     JoinedModule(("ffn_gate_shexp", "ffn_up_shexp"), ("gate_up_proj",)),
     JoinedModule(
         ("attn_q_a", "attn_kv_a_mqa"), ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa")
@@ -53,6 +53,19 @@ JOINED = (
     JoinedModule(("ssm_f_b", "ssm_g_b"), ("fused_fg_b_proj",)),
     JoinedModule(("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), ("qkv_conv1d",)),
 )  # fmt: skip
+# Other names of tensors outside the layers, as in vLLM's gpt_oss, nemotron_h and gpt_neox.
+WHOLE: Mapping[str, tuple[str, ...]] = {
+    "token_embd": ("model.embed_tokens.weight", "model.embedding.weight"),
+    "output_norm": ("model.norm.weight", "model.norm_f.weight"),
+    "output": ("lm_head.weight",),
+}
+# Parts of names that an engine replaces: its routers have the biases of their experts' scores, and
+# its scans the decay itself, not its logarithm.
+REPLACED = (
+    (".moe_statics.", ".gate."),
+    (".expert_bias", ".gate.e_score_correction_bias"),
+    (".A_log", ".A"),
+)
 # Stacks of all experts: the roles whose rows one has, and the begin of its name.
 STACKED = (
     JoinedModule(("ffn_gate_exps", "ffn_up_exps"), ("w13",)),
@@ -172,7 +185,9 @@ class EngineParameter:
 
     `grouped`: a rank's q, k and v are joined group by group of its key heads, as Megatron's.
     `vocabulary`: rows may be padded. `published`: the name and the order of rows are those of the
-    checkpoint. `megatron`: it is one of Megatron Core's.
+    checkpoint. `megatron`: it is one of Megatron Core's. `negated_exp`: under another
+    name than the checkpoint's it holds -exp(x) of the published x. `regrouped`: the rows of a delta
+    net's key heads are apart, as some engines have them.
     """
 
     names: tuple[str, ...]
@@ -182,6 +197,8 @@ class EngineParameter:
     vocabulary: bool = False
     published: bool = False
     megatron: bool = False
+    negated_exp: bool = False
+    regrouped: bool = False
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -245,8 +262,14 @@ class _Table:
             base = role_base(group.roles[0])
             for name in group.stored:
                 part = self._stored_part(group, name)
+                other = [name.replace(*pair) for pair in REPLACED]
+                names = (name, *other, *(WHOLE.get(base, ()) if name.endswith("weight") else ()))
                 yield EngineParameter(
-                    (name,), (part,), vocabulary=base in VOCABULARY, published=True
+                    tuple(dict.fromkeys(names)),
+                    (part,),
+                    vocabulary=base in VOCABULARY,
+                    published=True,
+                    negated_exp=base == "ssm_a",
                 )
 
     def relaid(self) -> Iterator[EngineParameter]:
@@ -257,7 +280,10 @@ class _Table:
         for group in self._groups:
             moves = any(step.permutes for step in group.binding.steps)
             if len(group.stored) == 1 and moves and "_exps" not in group.roles[0]:
-                yield EngineParameter(group.stored, (self._logical_part(group),))
+                regrouped = any(type(step) is ByGroup for step in group.binding.steps)
+                yield EngineParameter(
+                    group.stored, (self._logical_part(group),), regrouped=regrouped
+                )
 
     def stacked(self) -> Iterator[EngineParameter]:
         """Yield a parameter for each stack of all experts: gate and up, down, their biases."""
@@ -276,7 +302,7 @@ class _Table:
                         for below in ("", ".routed_experts")
                     )
                     yield EngineParameter(names, tuple(map(self._logical_part, groups)), axis=1)
-                    if leaf == "weight" and _is_interleaved(groups[0]):
+                    if _is_interleaved(groups[0]):
                         # gpt_oss: an engine keeps gate and up row by row.
                         yield EngineParameter(names, (self._turned_part(groups[0]),), axis=1)
 
@@ -290,7 +316,12 @@ class _Table:
                 parts = tuple(self._stored_part(group, group.stored[0]) for group in groups)
                 above, _, last = groups[0].stored[0].rpartition(".")
                 base = above.rpartition(".")[0]
-                yield EngineParameter(tuple(f"{base}.{name}.{last}" for name in row.names), parts)
+                names = tuple(f"{base}.{name}.{last}" for name in row.names)
+                yield EngineParameter(names, parts)
+                if self._spec.name == "llama4" and row.roles[0] == "attn_q":
+                    # Its pairs of rows that turn together are neighbours; vLLM's are halves.
+                    halves = self._halved(parts[0], "n_heads"), self._halved(parts[1], "n_kv_heads")
+                    yield EngineParameter(names, (*halves, *parts[2:]))
 
     def megatron(self, layer: int | None) -> Iterator[EngineParameter]:
         """Yield the parameters of a layer (None: outside the layers) as Megatron Core has them."""
@@ -299,10 +330,11 @@ class _Table:
                 for base, name in MEGATRON_WHOLE.items():
                     group = self._by_key.get(f"{base}.{leaf}")
                     if group is not None:
-                        parts = (self._logical_part(group),)
-                        names = (name.replace("*", leaf),)
                         yield EngineParameter(
-                            names, parts, vocabulary=base in VOCABULARY, megatron=True
+                            (name.replace("*", leaf),),
+                            (self._logical_part(group),),
+                            vocabulary=base in VOCABULARY,
+                            megatron=True,
                         )
                 continue
             done: set[str] = set()
@@ -368,6 +400,10 @@ class _Table:
                     return axis
         return None
 
+    def _halved(self, part: Part, heads: str) -> Part:
+        """Return a part with the rows of each head from neighbours to halves."""
+        return replace(part, steps=(RowsPermuted(heads),))
+
     def _turned_part(self, group: BoundGroup) -> Part:
         """Return an interleaved stack as a part that is transposed, its rows not moved."""
         steps = tuple(step for step in group.binding.steps if isinstance(step, Transposed))
@@ -428,7 +464,7 @@ def whole_parameter(name: str, shape: Shape) -> EngineParameter:
 
 def role_base(key: str) -> str:
     """Return the role of a key without layer and without `.weight` or `.bias`."""
-    return split_key(key)[1].rpartition(".")[0]
+    return split_key(key)[1].rpartition(".")[0] if key else ""
 
 
 def to_shapes(steps: Sequence[LayoutStep], stored: Sequence[Shape], hp: Sizes) -> list[Shape]:
@@ -487,26 +523,26 @@ class RankLayout:
                 at += section.rows
         return made
 
-    def rank_array(self, arrays: Sequence[Array], rank: int, hp: Sizes) -> Array:
+    def rank_array(self, arrays: Sequence[Array], rank: int) -> Array:
         """Return what a rank holds of the parameter's whole arrays."""
-        return self.join_shares(self.shares(arrays, rank), hp)
+        return self.join_shares(self.shares(arrays, rank))
 
-    def join_shares(self, shares: Sequence[Array], hp: Sizes) -> Array:
+    def join_shares(self, shares: Sequence[Array]) -> Array:
         """Return a rank's array with these shares of its sections."""
         import numpy as np
 
         parameter = self.parameter
         if parameter.grouped:
-            return Grouped().apply(list(shares), self._rank_sizes(hp))[0]
+            return self._join_groups(shares)
         if len(shares) == 1:
             return shares[0]
         return np.concatenate(list(shares), parameter.axis)
 
-    def split_shares(self, local: Array, hp: Sizes) -> list[Array]:
+    def split_shares(self, local: Array) -> list[Array]:
         """Return the shares of sections that a rank's array has, in the order of `shares`."""
         parameter = self.parameter
         if parameter.grouped:
-            return list(Grouped().undo([local], self._rank_sizes(hp)))
+            return self._split_groups(local)
         if self.axis is None:
             return _split(
                 local,
@@ -521,7 +557,7 @@ class RankLayout:
         sizes = [one.share(self.ranks) for each in self.sections for one in each]
         return _split(local, self.axis, sizes)
 
-    def join_ranks(self, held: Sequence[Array], hp: Sizes, copy: int = 0) -> list[Array]:
+    def join_ranks(self, held: Sequence[Array], copy: int = 0) -> list[Array]:
         """Return the parameter's arrays, put together from `held`, what the ranks have.
 
         `copy` says which of the ranks that hold the same rows is read.
@@ -530,7 +566,7 @@ class RankLayout:
 
         parameter = self.parameter
         if self.axis is None:
-            return self.split_shares(held[min(copy, len(held) - 1)], hp)
+            return self.split_shares(held[min(copy, len(held) - 1)])
         if not self.sections:
             whole = np.concatenate(list(held), self.axis)
             whole = _cut(whole, self.axis, 0, parameter.shape[self.axis])
@@ -540,7 +576,7 @@ class RankLayout:
                 else [1]
             )
             return _split(whole, parameter.axis, sizes)
-        each = [self.split_shares(one, hp) for one in held]
+        each = [self.split_shares(one) for one in held]
         flat = [section for sections in self.sections for section in sections]
         joined = []
         for at, section in enumerate(flat):
@@ -564,11 +600,29 @@ class RankLayout:
             return self.ranks
         return max((one.copies(self.ranks) for each in self.sections for one in each), default=1)
 
-    def _rank_sizes(self, hp: Sizes) -> dict[str, Value]:
-        """Return the hyperparameters of one rank: its query heads and key heads."""
-        heads, kv = size_of("n_heads", hp), size_of("n_kv_heads", hp)
-        count = self.ranks if self.axis is not None else 1
-        return {**hp, "n_heads": heads // count, "n_kv_heads": max(1, kv // count)}
+    def _group_count(self, shares: Sequence[Shape]) -> int:
+        """Return the number of key heads of a rank, by the shapes of its shares of q, k and v."""
+        return max(1, shares[1][0] // self.parameter.sections[1][0].unit)
+
+    def _join_groups(self, shares: Sequence[Array]) -> Array:
+        """Return a rank's rows of q, k and v, group by group of its key heads."""
+        import numpy as np
+
+        count = self._group_count([one.shape for one in shares])
+        each = [one.reshape(count, one.shape[0] // count, *one.shape[1:]) for one in shares]
+        joined = np.concatenate(each, 1)
+        return joined.reshape(-1, *joined.shape[2:])
+
+    def _split_groups(self, local: Array) -> list[Array]:
+        """Return the shares of q, k and v in a rank's rows, which are group by group."""
+        rows = [
+            sum(one.share(self.ranks) if self.axis is not None else one.rows for one in each)
+            for each in self.parameter.sections
+        ]
+        count = self._group_count([(one,) for one in rows])
+        grouped = local.reshape(count, local.shape[0] // count, *local.shape[1:])
+        each = _split(grouped, 1, [one // count for one in rows])
+        return [one.reshape(-1, *one.shape[2:]) for one in each]
 
 
 def find_layout(parameter: EngineParameter, local: Shape, ranks: int) -> RankLayout | None:

@@ -92,7 +92,7 @@ def rederive(
     planned = {one.info.name for outputs in groups.values() for one in outputs}
     for name, tensor in stored.items():
         if name not in planned:
-            known = budget.has_time() and budget.has_room(tensor.info.nbytes)
+            room = budget.has_time() and budget.has_room(tensor.info.nbytes)
             yield TensorAttestation(
                 name,
                 (name,),
@@ -101,7 +101,7 @@ def rederive(
                 "",
                 "the base gives no such tensor",
                 name,
-                sha256=(_tensor_digest(tensor),) if known else (),
+                sha256=(_tensor_digest(tensor),) if room else (),
             )
 
 

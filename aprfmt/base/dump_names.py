@@ -28,6 +28,8 @@ AXES: Mapping[str, str] = {
     "moe_dp": "dp",
     "cp": "cp",
     "attn_cp": "cp",
+    "etp": "tp",
+    "edp": "dp",
     "sp": "sp",
     "rank": "rank",
     "world": "rank",

@@ -66,6 +66,11 @@ def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
         raise UsageError(
             f"{mixture.scheme} uses no importance matrix: leave --imatrix out, or choose Q4_K_M"
         )
+    if options.pure and not scheme.mixes:
+        raise UsageError(
+            f"--pure: {mixture.scheme} is no mixture, its weights have one type anyway; leave "
+            "--pure out"
+        )
     # Both become functions that are called for every tensor.
     return replace(
         options,

@@ -17,7 +17,7 @@ from aprfmt.diagnosis.flags import add_flag_findings
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
-from aprfmt.diagnosis.tensors import compare_tensors, is_padded_vocabulary
+from aprfmt.diagnosis.tensors import compare_tensors, has_explained_tables
 from aprfmt.diagnosis.tokens import add_tokenizer_findings
 from aprfmt.diagnosis.unclaimed import read_with_claim_of
 from aprfmt.diagnosis.unread import read_with_restored_key
@@ -188,7 +188,7 @@ def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> 
         name
         for name in ("hidden_size", "n_layers", "vocab_size", "n_experts")
         if a.hyper[name] != b.hyper[name]
-        and not (name == "vocab_size" and is_padded_vocabulary(report.tensors))
+        and not (name == "vocab_size" and has_explained_tables(report.tensors))
     ]
     if other:
         sizes = ", ".join(f"{name} {a.hyper[name]} and {b.hyper[name]}" for name in other)
@@ -241,7 +241,7 @@ def _compare_hyperparameters(
         for text in contradiction_sentences(model, label):
             found.evidence.append(Evidence("config", text))
     rows = {row.name: row for row in report.hyperparameters}
-    if is_padded_vocabulary(report.tensors):
+    if has_explained_tables(report.tensors):
         rows.pop("vocab_size", None)
     if rows.pop("architecture", None) is not None:
         found.evidence.append(

@@ -56,7 +56,8 @@ def compare_tensors(
         found.add(_check_stale(a, b, finding, part, found), part)
         done |= set(part.keys)
         if finding.verdict == "not_comparable":
-            found.reason = f"derived: {finding.says}"
+            found.reason += "; " if found.reason else "derived: "
+            found.reason += finding.says
     for finding, part in _coarser_copies(rows):
         found.add(finding, part)
     left = [
@@ -233,9 +234,14 @@ def explained_findings(
             yield found, Touched(("vocab_size",) if found.cause == PADDED else (), found.keys)
 
 
-def is_padded_vocabulary(rows: Sequence[TensorDiff]) -> bool:
-    """Return whether one side's vocabulary is the other's with extra rows that no id reaches."""
-    return any(row.explanation is not None and row.explanation.cause == PADDED for row in rows)
+def has_explained_tables(rows: Sequence[TensorDiff]) -> bool:
+    """Return whether tensors of two shapes are tables of tokens alone, each with its explanation.
+
+    One side's has more rows than the other's, and the rows that both have belong to each other.
+    """
+    shaped = [row.explanation for row in rows if row.verdict == "SHAPE_DIFFERS"]
+    known = {one.cause for one in shaped if one is not None}
+    return bool(shaped) and None not in shaped and known <= {PADDED, "derived"}
 
 
 def _coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:

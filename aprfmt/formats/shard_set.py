@@ -107,18 +107,64 @@ def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
 
 
 def join_tensors(
-    shards: Iterable[tuple[Path, Mapping[str, LazyTensor]]], where: str
+    shards: Iterable[tuple[Path, Mapping[str, LazyTensor]]],
+    where: str,
+    weight_map: Mapping[str, str] | None = None,
+    repeated: list[tuple[str, tuple[str, ...]]] | None = None,
 ) -> dict[str, LazyTensor]:
-    """Return {name: tensor} of all shards in order; FormatError for a name in two shards."""
-    tensors: dict[str, LazyTensor] = {}
-    homes: dict[str, Path] = {}
+    """Return {name: tensor} of all shards in order.
+
+    FormatError for names in two shards, which says whether the copies differ. With `repeated`, that
+    sentence and the names are added to it instead, and of each tensor the copy is taken that the
+    index (`weight_map`, name to file) names, else the first.
+    """
+    assigned = weight_map or {}
+    copies: dict[str, list[tuple[Path, LazyTensor]]] = {}
     for path, held in shards:
         for name, tensor in held.items():
-            if name in tensors:
-                raise FormatError(
-                    f"{where}: tensor {name!r} stands in {homes[name].name} and in {path.name}; "
-                    "names must be unique over the set"
-                )
-            tensors[name] = tensor
-            homes[name] = path
-    return tensors
+            copies.setdefault(name, []).append((path, tensor))
+    twice = {name: held for name, held in copies.items() if len(held) > 1}
+    if twice:
+        says = _repeated_text(twice, assigned)
+        if repeated is None:
+            raise FormatError(f"{where}: {says}")
+        repeated.append((says, tuple(twice)))
+    return {
+        name: next((t for path, t in held if path.name == assigned.get(name)), held[0][1])
+        for name, held in copies.items()
+    }
+
+
+def _repeated_text(
+    twice: Mapping[str, Sequence[tuple[Path, LazyTensor]]], assigned: Mapping[str, str]
+) -> str:
+    """Return in words which tensors stand in several shards, which copy counts, what to do.
+
+    `twice` are the (shard, tensor) copies of each, `assigned` the shard that the index names.
+    """
+    first = next(iter(twice))
+    files = " and in ".join(path.name for path, _ in twice[first])
+    homes = {assigned[name] for name in twice if name in assigned}
+    named = f"; the index names {', '.join(sorted(homes))}" if homes else ""
+    unequal = sum(
+        any(
+            held[0][1].info.shape != other.info.shape or held[0][1].raw() != other.raw()
+            for _, other in held[1:]
+        )
+        for held in twice.values()
+    )
+    others = sorted(
+        {path.name for name, held in twice.items() for path, _ in held} - homes if homes else ()
+    )
+    where = f" from {', '.join(others)}" if others else " from all shards but one"
+    effect = (
+        f"{unequal} of them differ, and a loader that reads every tensor of every shard takes the "
+        "last one"
+        if unequal
+        else "the copies are equal"
+    )
+    more = f" and {len(twice) - 1} more" if len(twice) > 1 else ""
+    return (
+        f"tensor {first!r}{more} stand{'s' * (not more)} in {files}{named}; {effect}; names must "
+        f"be unique over the set: remove the copies{where}, or get the files of one model again"
+    )

@@ -9,7 +9,7 @@ arch/engine_parameters.py.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from aprfmt.arch.engine_parameters import (
     RankLayout,
     find_layout,
     list_parameters,
+    role_base,
     whole_parameter,
 )
 from aprfmt.base.dump_names import RANK, parse_dump_path
@@ -44,9 +45,6 @@ COMPUTED = (
     ".cos_sin_cache", ".inv_freq", ".rotary_emb.sin", ".rotary_emb.cos", "._extra_state",
     ".attn.masked_bias", ".attn.bias",
 )  # fmt: skip
-# Modules of the output head, and names of the embedding that it may be a copy of.
-HEADS = ("lm_head", "output_layer", "embed_out")
-EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")
 # What a trainer saves beside the weights.
 NO_WEIGHTS = ("optimizer.", "opt_param_scheduler.", "rng_state.", "args.")
 # Scales of vLLM's attention (vllm/attention/layer.py), which are 1 where no checkpoint sets them.
@@ -151,6 +149,11 @@ class StackedExperts(LazyTensor):
         whole = b"".join(bytes(one.raw()) for one in self._experts)
         return memoryview(whole)[start : self.info.nbytes if stop is None else stop]
 
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the pages of all experts."""
+        for one in self._experts:
+            one.drop()
+
 
 @dataclass(frozen=True)
 class EngineReading:
@@ -171,7 +174,7 @@ class EngineReading:
 
         `copy` says which of the ranks that hold the same rows is read.
         """
-        arrays = self.layout.join_ranks(self.rank_arrays(), hp, copy)
+        arrays = self.layout.join_ranks(self.rank_arrays(), copy)
         first = sum(len(one.shapes) for one in self.parameter.parts[: self.index_of(part)])
         return to_stored(part.steps, arrays[first : first + len(part.shapes)], hp)
 
@@ -249,6 +252,7 @@ class EngineState:
     metadata: Mapping[str, Value] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     damage: Sequence[Damage] = ()
+    of_engine: bool = True
 
     def close(self) -> None:
         """Close the files of all ranks."""
@@ -292,9 +296,8 @@ def open_engine_state(path: Path, published: Model) -> Model:
             and not name.startswith(NO_WEIGHTS)
             and not _is_unit_scale(one)
         ]
-        for name in left:
-            if not reader.is_tied(name):
-                tensors[name] = held[name].parts[0]
+        for name in reader.without_aliases(left):
+            tensors[name] = held[name].parts[0]
         state = EngineState(
             path,
             tuple(file for file, _ in files),
@@ -309,28 +312,35 @@ def open_engine_state(path: Path, published: Model) -> Model:
 class StateNames:
     """The names of an engine's state, found by what a checkpoint calls the same tensor.
 
-    A wrapper around the model (`module.`, `language_model.`) and another name of its layers do not
-    matter, as long as one name alone fits.
+    A wrapper around the model (`module.`, `language_model.`) and another name of a block's modules
+    do not matter, as long as one name alone fits that is no other tensor's.
     """
 
     def __init__(self, held: Mapping[str, RankTensor]) -> None:
         """Take the state's tensors by name."""
         self._held = held
         self._tails: dict[tuple[str, str], list[str]] = {}
-        for name in held:
+
+    def find_exactly(self, names: Sequence[str]) -> RankTensor | None:
+        """Return the state's tensor of the first of these names that it has; None without one."""
+        return next((self._held[name] for name in names if name in self._held), None)
+
+    def claim(self, names: Iterable[str]) -> None:
+        """Leave out these names of the state where similar ones are looked for."""
+        claimed = set(names)
+        for name in self._held.keys() - claimed:
             for tail in _name_tails(name):
                 self._tails.setdefault(tail, []).append(name)
 
-    def find(self, name: str) -> RankTensor | None:
-        """Return the state's tensor of this name, or of the only one that ends like it."""
-        if name in self._held:
-            return self._held[name]
-        for tail in _name_tails(name):
-            found = self._tails.get(tail, [])
-            if len(found) == 1:
-                return self._held[found[0]]
-            if found:
-                return None
+    def find_similar(self, names: Sequence[str]) -> RankTensor | None:
+        """Return the only tensor of the state that ends like one of these names; None else."""
+        for name in names:
+            for tail in _name_tails(name):
+                found = self._tails.get(tail, [])
+                if found:
+                    if len(found) == 1:
+                        return self._held[found[0]]
+                    break
         return None
 
 
@@ -339,9 +349,10 @@ def _name_tails(name: str) -> list[tuple[str, str]]:
     found = _LAYER.search(name)
     layer, tail = (found[1], found[2]) if found else ("", name)
     parts = tail.split(".")
+    least = 1 if found and parts[-1] not in ("weight", "bias") else 2
     if not found:
         return [(layer, ".".join(parts[-2:]))]
-    return [(layer, ".".join(parts[at:])) for at in range(max(1, len(parts) - 1))]
+    return [(layer, ".".join(parts[at:])) for at in range(max(1, len(parts) - least + 1))]
 
 
 def _group_by_name(
@@ -444,7 +455,7 @@ def _stack_experts(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     stacks: dict[str, dict[int, LazyTensor]] = {}
     for name, tensor in tensors.items():
         found = _EXPERT.fullmatch(name)
-        if found is None:
+        if found is None or (found[2] or found[4]) is None:
             made[name] = tensor
             continue
         above, each, module, number = found.group(1, 2, 3, 4)
@@ -503,29 +514,32 @@ class _StateReader:
         tensors = self._model.source.tensors
         shapes = {name: tensor.info.shape for name, tensor in tensors.items()}
         bound = bind_names(self._model.spec, "hf", tensors)
+        listed = list_parameters(self._model.spec, bound.groups, shapes, self._hyper)
         names = StateNames(self._held)
-        for parameter in list_parameters(self._model.spec, bound.groups, shapes, self._hyper):
-            found = filter(None, (names.find(name) for name in parameter.names))
-            whole = next(found, None)
-            if whole is None:
-                continue
-            layout = find_layout(parameter, whole.shape, len(whole.parts))
-            for part in parameter.parts:
-                for name in part.stored:
-                    if layout is None:
-                        self._misfits.setdefault(name, whole)
-                    else:
-                        reading = EngineReading(parameter, whole, layout)
-                        self._readings.setdefault(name, []).append((reading, part))
+        exact = [names.find_exactly(one.names) for one in listed]
+        names.claim(one.name for one in exact if one is not None)
+        for parameter, whole in zip(listed, exact, strict=True):
+            if whole is not None:
+                self._add_readings(parameter, whole)
+        for parameter in listed:
+            stored = [name for part in parameter.parts for name in part.stored]
+            if not all(name in self._readings for name in stored):
+                whole = names.find_similar(parameter.names)
+                if whole is not None:
+                    self._add_readings(parameter, whole)
         for name in {*bound.unbound, *bound.buffers, *bound.derived} & set(self._held):
-            whole = self._held[name]
-            parameter = whole_parameter(name, shapes[name])
-            layout = find_layout(parameter, whole.shape, len(whole.parts))
-            if layout is not None:
-                reading = EngineReading(parameter, whole, layout)
-                self._readings[name] = [(reading, parameter.parts[0])]
-            else:
-                self._misfits[name] = whole
+            self._add_readings(whole_parameter(name, shapes[name]), self._held[name])
+
+    def _add_readings(self, parameter: EngineParameter, whole: RankTensor) -> None:
+        """Add a parameter's reading of one of the state's tensors, for each published one in it."""
+        layout = find_layout(parameter, whole.shape, len(whole.parts))
+        for part in parameter.parts:
+            for name in part.stored:
+                if layout is None:
+                    self._misfits.setdefault(name, whole)
+                else:
+                    reading = EngineReading(parameter, whole, layout)
+                    self._readings.setdefault(name, []).append((reading, part))
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         """Yield (published name, tensor) for each published tensor that the state has."""
@@ -559,12 +573,15 @@ class _StateReader:
             self._note_doubled(reading, published)
         copy = self._choose_copy(name, published, reading, part)
         at = part.stored.index(name)
+        logarithm = reading.parameter.negated_exp and whole.name.endswith(".A")
 
         def make() -> Cells:
             """Return the tensor's elements, put together from all ranks."""
-            return self._published_tensors(reading, part, copy)[at]
+            made = self._published_tensors(reading, part, copy)[at]
+            return _logarithms(made, whole, published) if logarithm else made
 
-        return _engine_tensor(name, published.info.shape, whole, make, reading)
+        encoding = published.info.encoding if logarithm else ""
+        return _engine_tensor(name, published.info.shape, whole, make, reading, encoding)
 
     def _published_tensors(self, reading: EngineReading, part: Part, copy: int) -> Sequence[Cells]:
         """Return the published tensors of a part; those of the last stack of experts are cached."""
@@ -628,6 +645,9 @@ class _StateReader:
         if len(set(made)) == 1:
             return 0
         own = bytes(published.raw())
+        summed = role_base(part.keys[0]) == "ffn_down_exps" and part.keys[0].endswith(".bias")
+        if summed and made[0] == own and not any(map(any, made[1:])):
+            return 0  # ranks add their products up, and one adds the bias: vLLM's gpt_oss
         odd = next((copy for copy, raw in enumerate(made) if raw != own), 0)
         what = "what every rank has whole" if replicated else "a key head that ranks share"
         rank = reading.tensor.ranks[odd]
@@ -703,20 +723,33 @@ class _StateReader:
             )
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
-    def is_tied(self, name: str) -> bool:
-        """Return whether a tensor is a copy of the embedding that the published model lacks.
+    def without_aliases(self, left: Sequence[str]) -> list[str]:
+        """Return the names of tensors that are no copies of one that was read.
 
-        Such as the output head of a model whose head is its embedding.
+        A module that is reached by two ways is in a state twice, and a head that is the embedding
+        under the name of both.
         """
-        module = name.split(".")[-2] if "." in name else name
-        if module not in HEADS or name in self._model.source.tensors:
-            return False
-        tables = (one for key, one in self._held.items() if key.endswith(EMBEDDINGS))
-        table = next(tables, None)
-        return table is not None and all(
-            bytes(x.raw()) == bytes(y.raw())
-            for x, y in zip(table.parts, self._held[name].parts, strict=False)
-        )
+        used: dict[tuple[int, ...], list[RankTensor]] = {}
+        for name in self.used:
+            used.setdefault(self._held[name].shape, []).append(self._held[name])
+        return [
+            name
+            for name in left
+            if not any(
+                _same_parts(self._held[name], one) for one in used.get(self._held[name].shape, [])
+            )
+        ]
+
+
+def _same_parts(a: RankTensor, b: RankTensor) -> bool:
+    """Return whether two tensors of a state have the same bytes on every rank."""
+    return len(a.parts) == len(b.parts) and all(
+        x.info.nbytes == y.info.nbytes
+        and bytes(x.raw(0, min(_BEGIN, x.info.nbytes)))
+        == bytes(y.raw(0, min(_BEGIN, y.info.nbytes)))
+        and bytes(x.raw()) == bytes(y.raw())
+        for x, y in zip(a.parts, b.parts, strict=True)
+    )
 
 
 def _is_released(whole: RankTensor, published: LazyTensor) -> bool:
@@ -730,12 +763,33 @@ def _engine_tensor(
     whole: RankTensor,
     make: Callable[[], Cells],
     reading: EngineReading | None,
+    encoding: str = "",
 ) -> LazyTensor:
-    """Return an EngineTensor of this shape whose bytes `make` assembles."""
-    encoding = whole.parts[0].info.encoding
+    """Return an EngineTensor of this shape whose bytes `make` assembles.
+
+    Its encoding is that of the ranks' parts, unless `encoding` is given.
+    """
+    encoding = encoding or whole.parts[0].info.encoding
     row = ENCODINGS[encoding]
     info = TensorInfo(name, shape, encoding, 0, row.nbytes(shape), row.row_bytes(shape))
     return EngineTensor(info, whole.parts, make, reading)
+
+
+def _logarithms(made: Cells, whole: RankTensor, published: LazyTensor) -> Cells:
+    """Return elements x of a published tensor for those -exp(x) that an engine holds.
+
+    An element is the published one where -exp of it, in float32, is within two roundings of what
+    the engine holds; else it is the logarithm, rounded to the published encoding.
+    """
+    from aprfmt.codecs import decode, encode
+
+    encoding, own = published.info.encoding, element_array(published)
+    held = decode(whole.parts[0].info.encoding, {"": made.tobytes()}, made.shape)
+    x = decode(encoding, {"": own.tobytes()}, own.shape).astype(np.float32)
+    with np.errstate(all="ignore"):
+        right = np.abs(-np.exp(x) - held) <= 2 * np.spacing(np.abs(held))
+        other = encode(encoding, np.log(-held).astype(np.float32))
+    return np.where(right, own, np.frombuffer(other[""], own.dtype).reshape(own.shape))
 
 
 def element_array(tensor: LazyTensor) -> Cells:

@@ -135,7 +135,8 @@ def wrong_index(model: "Model") -> Relation | None:
     says = "; ".join(fault.says for fault in faults)
     where = tuple(name for fault in faults for name in fault.where)
     pairs = tuple(pair for fault in faults for pair in fault.examples)
-    remedy = command_line("repair", "--index", opening_path(model.path))
+    mended = all(fault.mended for fault in faults)
+    remedy = command_line("repair", "--index", opening_path(model.path)) if mended else ""
     return Relation("index", says, where, pairs[:SHOWN], remedy)
 
 

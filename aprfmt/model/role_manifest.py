@@ -84,7 +84,7 @@ def _engine_parameters(
     hyper = model.hyper
     found = {}
     for parameter in list_parameters(model.spec, bound.groups, shapes, hyper):
-        if not parameter.megatron:
+        if not parameter.megatron and not (parameter.regrouped and parameter.names[0] in found):
             found.update(dict.fromkeys(parameter.names, parameter))
     for name in names:
         if name not in found:
@@ -102,4 +102,4 @@ def _engine_parameters(
                 hyper,
             )
         ]
-        yield name, [layout.rank_array(arrays, rank, hyper) for rank in range(ranks)]
+        yield name, [layout.rank_array(arrays, rank) for rank in range(ranks)]

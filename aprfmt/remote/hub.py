@@ -390,4 +390,4 @@ def _hex_digest(found: object, digits: int) -> str:
     return str(found) if right else ""
 
 
-SITE = SiteSpec(2, HubSite, _parse_address, hub_endpoint)
+SITE = SiteSpec(2, HubSite, _parse_address, hub_endpoint, "owner")

@@ -306,6 +306,13 @@ class _Step:
             return None if self.optimizer is None else parse_recipe(self.optimizer)
         settings = _settings(self.state)
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
+        name = stated.get("name", self.state.kind)
+        if bool(self.state.factored) != (name == "adafactor"):
+            kept = self.state.factored or "no second moments by row and column"
+            raise UsageError(
+                f"{self.state.path}: has {kept}, and --optimizer says {name}; expected the rule "
+                "that made it: adafactor has moments by row and column, no other has"
+            )
         if "lr" not in settings and "lr" not in stated:
             if self.optimizer is not None:
                 return self._counted(parse_recipe(self.optimizer))
@@ -446,6 +453,8 @@ class _Step:
 
         Where it differs and the state may be that of before the step, that is tried too.
         """
+        if recipe.name == "adafactor":
+            recipe = self._adafactor_recipe(parameter, recipe, held)
         found = judge_update(parameter, recipe, held)
         if found.verdict == "differs" and self._may_be_before(held):
             first = 1 if held.first is None else held.step
@@ -457,6 +466,37 @@ class _Step:
                 self.made_again.add(parameter.key)
                 found = other
         return self._without_inputs(parameter, held, found)
+
+    def _adafactor_recipe(self, parameter: Parameter, recipe: Recipe, held: Held) -> Recipe:
+        """Return the recipe with what Adafactor's norms make of the rate for one parameter.
+
+        The rate is times the weight's root mean square where it is scaled by the parameter, and the
+        step is divided by its own root mean square where that is above the threshold, 1. torch
+        bounds the rate by one over the root of the step's number, too; transformers scales the
+        decay with the rate. Sources: torch.optim.Adafactor, transformers.optimization.Adafactor.
+        """
+        if self.state is None or held.gradient is None or held.second is None:
+            return recipe
+        group = self.state.group_of(parameter.names[0])
+        squares = weights = count = 0.0
+        for start, stop, values, _ in pieces(parameter.before, parameter.after):
+            root = np.sqrt(np.maximum(held.second.rows(start, stop), 0.0))
+            step = held.gradient.rows(start, stop) / np.where(root == 0, 1.0, root)
+            squares += float(np.square(step).sum())
+            weights += float(np.square(values, dtype=np.float64).sum())
+            count += step.size
+        threshold = next((group[key] for key in ("d", "clip_threshold") if key in group), 1.0)
+        of_torch = "clip_threshold" not in group
+        smallest = group.get("eps", (None, 1e-3))
+        least = float(smallest[1]) if isinstance(smallest, list | tuple) else 1e-3
+        rate = recipe.lr
+        if of_torch and recipe.step is not None:
+            rate = min(rate, recipe.step**-0.5)
+        if of_torch or group.get("scale_parameter") is True:
+            rate *= max(least, (weights / count) ** 0.5)
+        decay = recipe.decay_factor if of_torch else recipe.decay_factor * rate / recipe.lr
+        over = max(1.0, (squares / count) ** 0.5 / float(threshold))
+        return changed(recipe, relative=rate / over / recipe.lr, decay_factor=decay)
 
     def _may_be_before(self, held: Held) -> bool:
         """Return whether the state may be that of before the step, not the one after it.

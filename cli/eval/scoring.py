@@ -73,7 +73,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
             twin = None if other is None else other.session
             measured = score_windows(run.session, planned, skipped, twin, progress, draft=draft)
         # Judge the losses, then what was asked for besides: the draft head, the other model.
-        kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
+        kind: Literal["trained", "random"] = "random" if asked.random_weights else "trained"
         checks = assess_loss(measured.loss, kind, str(run.model.path))
         scored: output.EvalFacts = {
             "run": run_options.run_facts(run),

@@ -163,6 +163,27 @@ class Hosted:
             total += np.maximum(products * total.dtype.type(scale), 0) * factors[:, head : head + 1]
         return total
 
+    def block_scores(self: _Host, q: Array, k: Array, cached: int, size: int) -> Numbers:
+        """Return each block's best q.k [heads, tokens, blocks] of keys not later, a numpy array.
+
+        q [tokens, heads, d], k [keys, 1, d]; blocks are `size` keys long, and `cached` positions
+        come before the tokens. A block of later keys has -inf.
+        """
+        queries, keys = (self.to_numpy(x) for x in (q, k))
+        keys = keys[:, 0]
+        short = -len(keys) % size
+        later = np.arange(len(keys)) > (cached + np.arange(len(queries)))[:, None]
+        best = []
+        for head in range(queries.shape[1]):
+            if self.deterministic:  # BLAS rounds a product by how many rows it has
+                products = np.einsum("td,kd->tk", queries[:, head], keys, optimize=False)
+            else:
+                products = queries[:, head] @ keys.T
+            products[later] = -np.inf
+            padded = np.pad(products, ((0, 0), (0, short)), constant_values=-np.inf)
+            best.append(padded.reshape(len(queries), -1, size).max(axis=-1))
+        return np.stack(best)
+
     def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask:
         """Return the mask [tokens, keys] of the `count` highest scores of each row.
 

@@ -41,8 +41,12 @@ GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_b
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
 PASSING = ("fc1_latent_proj",)  # modules that do nothing in models without such a projection
-# Points whose last two axes, streams or groups of heads, are joined in ours (deepseek_v4).
-JOINED = ("in", "mid", "out", "attn")
+# Architectures whose router gives the experts' weights before the model's factor on them.
+UNSCALED = ("minimax_m3_vl",)
+# Points whose last two axes are joined in ours: streams or groups of heads (deepseek_v4), and an
+# indexer's heads.
+STREAMS = ("in", "mid", "out", "attn")
+INDEX_HEADS = ("index_q", "index_k")
 TURNED = ("#q_rope", "#k_rope", "#q_attn", "#k_attn")
 _WHOLE_NAMES = frozenset(
     name.text for point in POINTS.values() if not point.layered for name in point.hf
@@ -173,6 +177,7 @@ class ModuleReader:
         self.modules = ModuleMap(keys, None if block is None else stated_placement(block))
         self._adjacent = architecture in ADJACENT
         self._grouped = architecture in GROUPED
+        self._unscaled = architecture in UNSCALED
         self._gated = block is not None and block.attention_gate == "sigmoid"
         self._copied = block is not None and block.streams == "altup"
         self._compressed = block is not None and block.attention == "compressed"
@@ -241,9 +246,11 @@ class ModuleReader:
         # Bring the value into the point's shape.
         if point in HEADED:
             values = self._split_point_heads(point, layer, name.text, values)
+        elif point == "expert_w" and self._unscaled and collector.hp is not None:
+            values = values * values.dtype.type(collector.hp["routed_scale"])
         elif point == "per_layer_proj":
             values = values.reshape(len(values), -1)
-        elif self._compressed and values.ndim == 3 and point in JOINED:
+        elif values.ndim == 3 and point in (STREAMS if self._compressed else INDEX_HEADS):
             values = values.reshape(len(values), -1)
         elif values.ndim == 3 and POINTS[point].rows != "scores" and point != "k_pe":
             raise ValueError(f"shape {list(values.shape)}; expected one sequence [tokens, width]")

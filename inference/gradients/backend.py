@@ -77,10 +77,10 @@ class GradientBackend(TorchBackend):
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Return the router's product as TorchBackend does, plus what its LoRA pair adds.
 
-        With `rounded` the product is one of `linear`, which has it already.
+        With `rounded`, or in deterministic mode, the product is one of `linear`, which has it.
         """
         y = super().router(x, w, bias, rounded=rounded)
-        pair = None if rounded else self.pairs.get(w.key)
+        pair = None if rounded or self.deterministic else self.pairs.get(w.key)
         return y if pair is None else y + self.wide(pair.added(x))
 
     # routing

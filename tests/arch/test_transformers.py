@@ -134,6 +134,7 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
         found["ffn_size" if dense else "shared_ffn_size"] = c.shared_intermediate_size
     elif hasattr(c, "intermediate_size") and attention is not None:
         found["ffn_size"] = getattr(c, "intermediate_size_mlp", c.intermediate_size)
+        found["ffn_size"] = getattr(c, "dense_intermediate_size", found["ffn_size"])
     if isinstance(found.get("ffn_size"), list):
         found["ffn_size"] = found["ffn_size"][0]
     if hasattr(layers[0], "feed_forward") and hasattr(layers[0].feed_forward, "w1"):

@@ -26,6 +26,7 @@ from tests.arch.tiny_sizes import (
     LLAMA3,
     MAMBA,
     MAMBA2,
+    MINIMAX_M3,
     MLA,
     MOE,
     MPT,
@@ -237,6 +238,14 @@ TINY: tuple[Tiny, ...] = (
         "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0,
                             "partial_rotary_factor": 0.5},
+    }),
+    Tiny("minimax_m3_vl", "minimax_m3_vl_text", "plain", MINIMAX_M3),
+    Tiny("minimax_m3_vl", "minimax_m3_vl_text", "mixed", MINIMAX_M3 | {
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse"], "tie_word_embeddings": True,
+        "layer_types": ["minimax_m3_sparse"] * 3 + ["full_attention"], "swiglu_limit": 2.5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0,
+                            "partial_rotary_factor": 0.4},
+        "index_local_blocks": 2, "routed_scaling_factor": 1.3, "swiglu_alpha": 1.1,
     }),
     Tiny("ernie4_5_moe", "ernie4_5_moe", "plain", {
         "moe_num_experts": 5, "moe_k": 3, "moe_intermediate_size": 20,

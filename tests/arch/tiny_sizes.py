@@ -107,6 +107,18 @@ DEEPSEEK_V4: dict[str, Any] = {
     "hc_mult": 3,
     **INDEXER,
 }
+MINIMAX_M3: dict[str, Any] = {
+    "head_dim": 10,
+    "dense_intermediate_size": 28,
+    "shared_intermediate_size": 12,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+    "index_n_heads": 2,
+    "index_head_dim": 14,
+    "index_block_size": 5,
+    "index_topk_blocks": 3,
+}
 GPT2: dict[str, Any] = {
     "n_embd": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56, "n_positions": 128,
 }  # fmt: skip

@@ -82,6 +82,8 @@ RUNS: list[tuple[str, Callable[[Path], list[object]], int]] = [
     ("diff", lambda at: [at / "good.gguf", at / "good.gguf"], 0),
     ("diff", lambda at: [at / "good.gguf", at / "changed.gguf"], 1),
     ("diff", lambda at: [at / "good.gguf", at / "cut.gguf"], 2),
+    ("validate", lambda at: [at / "cut.gguf"], 1),
+    ("scan", lambda at: [at / "cut.gguf", "--checks", "layout", "-o", at / "c.jsonl"], 1),
     ("scan", lambda at: [at / "good.gguf", "--checks", "layout", "-o", at / "a.jsonl"], 0),
     ("scan", lambda at: [at, "--checks", "values", "--jobs", "1", "-o", at / "b.jsonl"], 1),
 ]
@@ -105,6 +107,8 @@ def test_both_say_what_the_exit_code_says(
     counts = junit_counts(done.out)
     assert counts["tests"] and bool(counts["failures"] + counts["errors"]) == (code != 0)
     assert code != 1 or counts["failures"]
+    assert "bug: " not in done.out
+    assert done.err.count("aprfmt: ") == (code != 0), "the log of a job says the first failure"
     assert code != 2 or counts["errors"]
 
 

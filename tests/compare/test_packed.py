@@ -263,3 +263,58 @@ def test_a_packed_copy_derives_from_its_base(
     one = row.derivations[-1]
     assert one.derives is False and "bitsandbytes" not in one.text
     assert one.text.startswith("row 3, element 5") or name != "awq", one.text
+
+
+# --- scales of another type than the codes were made with -----------------------------------------
+
+POWERS = 2.0 ** np.arange(-60, 20)
+E5M2 = np.arange(1, 0x7C, dtype=np.uint8).view(ml_dtypes.float8_e5m2).astype(np.float64)
+WAYS: dict[str, Callable[[Array, Array, Array], Array]] = {
+    "up": lambda s, low, high: high,
+    "down": lambda s, low, high: low,
+    "to the nearest": lambda s, low, high: np.where(s - low < high - s, low, high),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "tile"),
+    [
+        ("a power of two", POWERS, (32, 32)),
+        ("a power of two", POWERS, (160, 32)),
+        ("a power of two", POWERS, (160, 96)),
+        ("F8_E5M2", E5M2, (32, 32)),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_scales_rounded_after_the_codes_were_made_are_one_cause(
+    way: str, kind: str, held: Array, tile: tuple[int, int], values: Array, source: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Few tiles or many: never "shared", "a factor a row" or a fold of norms."""
+    (tall, wide), made = tile, plain(values * 52)  # scales that E5M2 holds as normal numbers
+    start = copied(source, tmp_path / "a", made)
+    x = (values * 52).astype(ml_dtypes.bfloat16).astype(np.float32)
+    cells = x.reshape(FFN // tall, tall, HIDDEN // wide, wide)
+    scales = np.abs(cells).max((1, 3)) / 448
+    codes = (cells / scales[:, None, :, None]).reshape(x.shape).astype(ml_dtypes.float8_e4m3fn)
+    above = np.searchsorted(held, scales)
+    stored = WAYS[way](scales, held[above - 1], held[above]).astype(np.float32)
+    rows = {f"{UP}.weight": packing.row(codes), f"{UP}.weight_scale_inv": packing.row(stored)}
+    section = {"quant_method": "fp8", "weight_block_size": list(tile)}
+    found = judged(start, copied(source, tmp_path / "b", rows, section)).explanation
+    assert found is not None and (found.cause, found.certainty) == ("quant_scale", "confirmed")
+    assert f"each was rounded to {kind}" in found.says
+
+
+def test_scales_that_are_powers_of_two_of_their_own_are_right(
+    values: Array, source: Path, tmp_path: Path
+) -> None:
+    """Scales rounded before the codes are made are no fault, and a shared one is not "rounded"."""
+    cells = values.reshape(5, 32, 3, 32)
+    right = np.exp2(np.ceil(np.log2(np.abs(cells).max((1, 3)) / 448))).astype(np.float32)
+    codes = (cells / right[:, None, :, None]).reshape(values.shape).astype(ml_dtypes.float8_e4m3fn)
+    section = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    for folder, stored in (("b", right), ("c", np.roll(right, 1, 1))):
+        rows = {f"{UP}.weight": packing.row(codes), f"{UP}.weight_scale_inv": packing.row(stored)}
+        found = judged(source, copied(source, tmp_path / folder, rows, section)).explanation
+        assert found is None or "was rounded" not in found.says

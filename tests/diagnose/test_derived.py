@@ -5,11 +5,14 @@ Seen red: zeros of any size counted as pruned, a correlation printed as 1.
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from aprfmt.compare import diff
 from aprfmt.diagnosis import Diagnosis, diagnose
 from aprfmt.diagnosis.words import first_lines
+from tests.conversion.folders import tensors_of
 from tests.diagnose import files
 from tests.diagnose.engines import tiny_folder
 from tests.diagnose.files import Rows
@@ -71,3 +74,50 @@ def test_what_was_done_is_said_once(words: tuple[str, ...], change: object, says
 def test_zeros_that_are_not_small_are_no_pruning() -> None:
     found = answer("large", ("mlp.",), large_half)
     assert "pruned" not in found.sentence
+
+
+@pytest.mark.parametrize("more", [-8, 8])
+def test_a_training_with_other_rows_of_tokens_is_derived_with_both(more: int) -> None:
+    """Rows that no id of the tokenizer reaches, cut or added, while all weights were trained."""
+
+    def edit(rows: Rows) -> None:
+        for name in [name for name in rows if len(rows[name][1]) > 1]:
+            files.edit(name, moved)(rows)
+        for name in [
+            name for name in rows if name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        ]:
+            files.edit(name, resized)(rows)
+
+    def resized(x: Any) -> Any:
+        return x[:more] if more < 0 else np.concatenate([x, x[:more] * 0.01])
+
+    source = tiny_folder("llama")
+    size = len(files.values(tensors_of(source), "model.embed_tokens.weight")) + more
+    there = files.copy(source, f"derived-rows-{more}", tensors=edit, config={"vocab_size": size})
+    found = diagnose(str(source), str(there))
+    assert (found.kind, found.exit_code) == ("derived", 1), found.sentence
+    assert "trained further" in found.sentence and "8 more rows behind" in found.sentence
+
+
+def test_trained_biases_are_not_rounded() -> None:
+    """They moved by more than their own size, though by less than a unit of their largest."""
+
+    def store(rows: Rows, step: float) -> None:
+        for name in [name for name, row in rows.items() if row[0] == "F32"]:
+            x, rng = files.values(rows, name), np.random.default_rng(len(name))
+            if name.endswith("bias"):
+                x = rng.standard_normal(x.shape) / 300
+                x[0], step_of = 3.0, step * 0.003
+            else:
+                step_of = step * 0.02 * x.std()
+            x = x + step_of * np.random.default_rng(x.size).standard_normal(x.shape)
+            rows[name] = ("BF16", x.shape, x.astype(ml_dtypes.bfloat16).tobytes())
+
+    source = tiny_folder("qwen2")
+    pair = [
+        files.copy(source, f"derived-bias-{step}", tensors=lambda rows: store(rows, step))  # noqa: B023
+        for step in (0, 1)
+    ]
+    rows = diff(*pair).tensors
+    found = {row.key: row.explanation for row in rows if row.key.endswith(".bias")}
+    assert found and {one.cause for one in found.values() if one} == {"derived"}, found

@@ -28,7 +28,7 @@ from aprfmt.base.outcome import EXIT_CODES
 from aprfmt.causes import CAUSES, FOLDERS, causes_of, modules_of
 from aprfmt.causes.forward.table import TABLE as OF_A_PASS
 from aprfmt.causes.tensor.table import JOINT, TABLE
-from aprfmt.causes.training.table import GRADIENTS, UPDATES
+from aprfmt.causes.training.table import BACKWARDS, GRADIENTS, UPDATES
 from aprfmt.checks.gates.running import QaOptions
 from aprfmt.checks.table import CHECKS, CheckRow
 from aprfmt.cli.commands import COMMANDS, GROUPS
@@ -174,8 +174,11 @@ JUDGED: Mapping[str, str] = {
     "other points that differed and agree",
 }
 FINDS: Mapping[str, set[str]] = {
-    "tensor": {cause for row in (*TABLE, *JOINT) for cause in row.causes},
-    "training": {cause for row in (*UPDATES, *GRADIENTS) for cause in row.causes},
+    "tensor": {cause for row in TABLE for cause in row.causes}
+    | {cause for row in JOINT for cause in row.causes},
+    "training": {cause for row in UPDATES for cause in row.causes}
+    | {cause for row in GRADIENTS for cause in row.causes}
+    | {cause for row in BACKWARDS for cause in row.causes},
     "forward": {row.cause for row in OF_A_PASS},
 }
 

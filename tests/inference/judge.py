@@ -59,6 +59,7 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.indexer\.wq_b": (("index_q",), ""),
     r"self_attn\.indexer\.k_norm": (("index_k",), ""),
     r"self_attn\.indexer\.weights_proj": (("index_w",), ""),
+    r"self_attn\.indexer\.q_norm": (("index_q",), ""),
     r"self_attn\.q_a_norm": (("q_a_norm",), ""),
     r"self_attn\.q_b_norm": (("q_norm",), ""),
     r"self_attn\.kv_proj": (("k",), ""),
@@ -366,8 +367,9 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         return mixed
 
     altered = list(_methods_watched(model, found))
-    tokens_chosen = hasattr(cfg, "index_topk") and cfg.model_type != "deepseek_v4"
-    indexed = list(_indexer_watched(code, found)) if tokens_chosen else []
+    kinds = any(hasattr(cfg, name) for name in ("index_topk", "index_block_size"))
+    watches = kinds and cfg.model_type != "deepseek_v4"
+    indexed = list(_indexer_watched(code, found, cfg)) if watches else []
     if convolution is not None:
         setattr(code, _CONVOLUTION, convolved)
     for name in scans:
@@ -435,7 +437,7 @@ def _methods_watched(model: Any, found: Found) -> Iterator[tuple[Any, str]]:
             yield watch(module, "project_per_layer_inputs", whole)
 
 
-def _indexer_watched(code: Any, found: Found) -> Iterator[tuple[str, Any]]:
+def _indexer_watched(code: Any, found: Found, cfg: Any) -> Iterator[tuple[str, Any]]:
     """Record what an indexer rotates and scores; yield the names that are replaced, and by what."""
 
     class Functions:
@@ -455,6 +457,10 @@ def _indexer_watched(code: Any, found: Found) -> Iterator[tuple[str, Any]]:
 
         def turn(q: Any, k: Any, *args: Any, function: Any = function, **options: Any) -> Any:
             turned = function(q, k, *args, **options)
+            if hasattr(cfg, "index_block_size") and q.shape[-1] == cfg.index_head_dim:
+                for part, x in zip("qk", turned, strict=True):
+                    rotated = x[0].transpose(0, 1).numpy()
+                    found[f"L{_entered(found)}.index_{part}_rope"] = rotated
             if options.get("unsqueeze_dim") == 2:  # attention has its heads first
                 for part, x in zip("qk", turned, strict=True):
                     found[f"L{_entered(found)}.index_{part}_turned"] = x[0].numpy()
@@ -478,6 +484,18 @@ def _indexed(found: Found, prefix: str, chosen: Any) -> None:
         whole = found[f"{prefix}index_{part}"].reshape(*turned.shape[:2], -1)
         rest = whole[..., turned.shape[-1] :]
         found[f"{prefix}index_{part}_rope"] = np.concatenate([turned, rest], axis=-1)
+
+
+def _indexed_blocks(found: Found, prefix: str, chosen: np.ndarray, size: int) -> None:
+    """Put together what an indexer of blocks gave: each block's best score, and the choice."""
+    q, k = found[prefix + "index_q_rope"], found[prefix + "index_k_rope"][:, 0]
+    scores = np.einsum("thd,kd->htk", q, k)
+    scores[:, ~np.tri(len(k), dtype=bool)] = -np.inf
+    best = [scores[..., i : i + size].max(axis=-1) for i in range(0, len(k), size)]
+    found[prefix + "index_block_scores"] = np.stack(best, axis=-1)
+    kept = np.zeros((*scores.shape[:2], len(best) + 1))
+    np.put_along_axis(kept, chosen, 1, axis=-1)  # -1 is no block
+    found[prefix + "index_blocks"] = kept[..., :-1]
 
 
 def _of_streams(found: Found, prefix: str, name: str, args: Any, out: Any, cfg: Any) -> bool:
@@ -604,6 +622,9 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
                 return  # parts of delta_qkv
             if name == "self_attn.o_proj":
                 keep(prefix + "delta_norm", args[0])
+        if name == "self_attn.indexer" and hasattr(cfg, "index_block_size"):
+            _indexed_blocks(found, prefix, out[0].numpy(), cfg.index_block_size)
+            return
         if name == "self_attn.indexer":
             _indexed(found, prefix, out)
             return
@@ -643,7 +664,8 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
                 keep(prefix + "expert_w", out[0].gather(-1, order))
             elif points == ("router",):
                 order = torch.argsort(-out[1], dim=-1, stable=True)
-                keep(prefix + "expert_w", out[1].gather(-1, order))
+                late = cfg.routed_scaling_factor if hasattr(cfg, "index_block_size") else 1
+                keep(prefix + "expert_w", out[1].gather(-1, order) * late)
                 keep(prefix + "experts", out[2].gather(-1, order))
 
     return whole if layer is None else inside
@@ -735,7 +757,8 @@ def rel(found: Any, expected: Any) -> float:
     a, b = (np.asarray(x, np.float64).reshape(-1) for x in (found, expected))
     if a.size != b.size:
         return math.inf
-    return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-300)
+    apart = np.where(a == b, 0, a - np.where(np.isinf(b), 0, b))  # equal infinities are not apart
+    return float(np.linalg.norm(apart)) / max(float(np.linalg.norm(b[~np.isinf(b)])), 1e-300)
 
 
 def median_row(found: Any, expected: Any) -> float:

@@ -38,6 +38,7 @@ from tests.models import IDS, MAKERS, save_tiny
 NOT_SHOWN = {
     "q_mm", "k_mm", "v_mm", "router_margin", "k_pe_rope",
     "index_q_rope", "index_k_rope", "index_scores", "index_keys", "index_margin",
+    "index_block_scores", "index_blocks",
 }  # fmt: skip
 
 

@@ -40,6 +40,8 @@ SUM_ORDER = {
     ("nemotron_h_moe", "float16"), ("nemotron_h_moe", "bfloat16"),
     # Their routers round each step.
     ("lfm2_moe", "float16"), ("lfm2_moe", "bfloat16"), ("deepseek_v4", "bfloat16"),
+    # Its experts' factor multiplies their rounded sum.
+    ("minimax_m3_vl", "float16"), ("minimax_m3_vl", "bfloat16"),
     ("gpt_oss", "bfloat16"),  # equal router logits: the lower id here
 }  # fmt: skip
 # transformers leaves some matrices in float32, which its float16 products refuse.

@@ -114,6 +114,30 @@ def test_a_wrong_index_is_one_finding_and_is_made_anew(
     assert made == json.loads((good / INDEX).read_text())
 
 
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("change", [0.0, 0.5])
+def test_tensors_in_two_shards_are_named_and_the_rest_is_compared(
+    change: float, number: int, good: Path, tmp_path: Path
+) -> None:
+    """Stale copies before or behind the shard that the index names: its own copy is compared."""
+    bad = tmp_path / "bad"
+    shutil.copytree(good, bad)
+    own = load_file(good / shard(2))
+    stale = {name: own[name] + change for name in list(own)[:3]}
+    held = load_file(bad / shard(number))
+    save_file(held | stale, bad / shard(number), metadata={"format": "pt"})
+    with open_model(bad, damaged=True) as model:
+        (relation,) = model.relations
+    assert set(relation.where) == set(stale) and "and 2 more stand in" in relation.says
+    assert f"the index names {shard(2)}" in relation.says and not relation.remedy
+    assert f"remove the copies from {shard(number)}" in relation.says
+    assert ("3 of them differ" if change else "the copies are equal") in relation.says
+    report = aprfmt.diff(good, bad)
+    assert (report.counts["SAME_BYTES"], report.exit_code()) == (50, 1)
+    refused = command("convert", bad, tmp_path / "x")
+    assert refused.code == 2 and "and 2 more stand in" in refused.err
+
+
 def test_a_file_that_no_index_names_is_said(good: Path, tmp_path: Path) -> None:
     extra = good / "model-mtp-of-00003.safetensors"
     save_file({"mtp.fc.weight": torch.ones(2), "mtp.norm.weight": torch.ones(2)}, extra)

@@ -528,6 +528,19 @@ def adamw(**settings: Any) -> Optimizers:
     return lambda model: torch.optim.AdamW(list(model.named_parameters()), **given)
 
 
+def named(model: Any) -> list[dict[str, Any]]:
+    """Return one group of all parameters, with their names beside them."""
+    every = dict(model.named_parameters())
+    return [{"params": list(every.values()), "param_names": list(every)}]
+
+
+def adafactor(rate: float) -> Optimizers:
+    """Return what makes torch's Adafactor of all parameters."""
+    return lambda model: torch.optim.Adafactor(
+        list(model.named_parameters()), lr=rate, weight_decay=WD
+    )
+
+
 class OwnAdam(torch.optim.Optimizer):
     """AdamW written out, with a mistake."""
 
@@ -963,6 +976,14 @@ def shifted_layers(grads: Grads) -> Grads:
 
 RELATIVES = (
     JudgedStep(
+        "adafactor_three_times_the_rate",
+        "Adafactor at three times the rate",
+        taken(adafactor(3 * LR), f"adafactor:lr={LR},wd={WD}", steps=3, state=True),
+        named="step_factor.*3 times",
+        where=".",
+        cause="step_factor",
+    ),
+    JudgedStep(
         "kv_group_last_head",
         "k and v get the gradient of the last query head of each group",
         gradient_step("llama", last_head_of_group),
@@ -1102,6 +1123,16 @@ def in_8_bits(folder: Path) -> dict[str, Any]:
     return taken(made, f"{RULE},step=1")(folder)
 
 
+def of_transformers(model: Any) -> torch.optim.Optimizer:
+    """Return transformers' Adafactor as its Trainer makes it, with weight decay."""
+    from transformers.optimization import Adafactor
+
+    made: torch.optim.Optimizer = Adafactor(
+        named(model), lr=LR, scale_parameter=False, relative_step=False, weight_decay=WD
+    )
+    return made
+
+
 def groups(model: Any) -> torch.optim.Optimizer:
     """Return AdamW of two groups, norms without decay and at another rate."""
     return torch.optim.AdamW(
@@ -1148,6 +1179,16 @@ INNOCENTS = (
         ),
     ),
     JudgedStep(
+        "adafactor",
+        "torch's Adafactor, step 3, by the state",
+        taken(adafactor(LR), "", steps=3, state=True),
+    ),
+    JudgedStep(
+        "adafactor_of_transformers",
+        "transformers' Adafactor, step 3, by the state",
+        taken(of_transformers, "", steps=3, state=True),
+    ),
+    JudgedStep(
         "amsgrad_off",
         "Adam of a tied model, by its batch",
         taken(
@@ -1161,12 +1202,15 @@ INNOCENTS = (
 )
 
 
-def judged(row: JudgedStep, folder: Path) -> Answer:
-    """Return what is said of a step whose files are made in a folder."""
+def judged(row: JudgedStep, folder: Path, *, differences: bool = False) -> Answer:
+    """Return what is said of a step whose files are made in a folder.
+
+    `differences`: its gradients are checked by forward passes.
+    """
     with warnings.catch_warnings():  # transformers' and peft's about each other
         warnings.simplefilter("ignore")
         given = row.make(folder)
-    return Answer(row, explain_step(given.pop("model"), **given))
+    return Answer(row, explain_step(given.pop("model"), differences=differences, **given))
 
 
 def table(answers: Sequence[Answer]) -> str:

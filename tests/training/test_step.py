@@ -179,6 +179,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     half = {name: each[: len(each) // 2] for name, each in g.items()}
     state = {f"{name}.exp_avg": each for name, each in g.items()}
     two = {EMBED + ".step": np.asarray([1.0]), HEAD + ".step": np.asarray([2.0])}
+    factored = {f"{EMBED}.exp_avg_sq_{each}": np.ones(3) for each in ("row", "col")}
     return {
         "before": save(folder / "before", w, "F32"),
         "after": save(folder / "after", stepped(right), "F32"),
@@ -188,7 +189,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "names": save_arrays(folder / "names.npz", {"weight": g[HEAD]}),
         "state": save_arrays(folder / "state.npz", state),
         "steps": save_arrays(folder / "steps.npz", state | two),
-        "factored": save_arrays(folder / "factored.npz", {EMBED + ".exp_avg_sq_row": np.ones(3)}),
+        "factored": save_arrays(folder / "factored.npz", factored),
         "adapter": adapters.write(folder / "adapter", adapters.adapter(True)),
     }
 
@@ -210,7 +211,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ({"after": "after", "optimizer": "sgd:lr=1,b1=0.9"}, "sgd has no b1; expected NAME="),
         ({"after": "after", "optimizer": "adamw:lr=1,lr=2"}, "lr is given twice; give it once"),
         ({"after": "after", "optimizer_state": "factored", "optimizer": "adam:lr=1"},
-         "by row and column .Adafactor., whose step is not made again here"),
+         "has exp_avg_sq_row, and --optimizer says adam; expected the rule that made it"),
         ({"after": "after", "optimizer": "muon:lr=1"}, "no optimizer 'muon'; known: adamw, adam"),
         ({"after": "after", "optimizer_state": "state"}, "state.npz: holds no settings of its "
          "optimizer"),

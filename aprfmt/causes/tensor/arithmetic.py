@@ -1,6 +1,7 @@
 """Hypotheses with arithmetic: 1 added, a factor, rounding, quantization."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,9 +10,11 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
+from aprfmt.causes.tensor.packed_copies import packed_copies, scale_lattice
 from aprfmt.causes.tensor.proof import make_finding, prove_values, within_accused
 from aprfmt.codecs import codec, decode, encode
 from aprfmt.errors import AprfmtError
+from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.encoding_noise import UNIT, storage_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
@@ -103,7 +106,11 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
         return
     # One factor for each row, found on every second column.
     factors = _least_squares_factors(x[:, ::2], y[:, ::2], 1)
-    if _is_scaling(factors, slack) and _fits_scaling(x * factors[:, None], y, slack):
+    if (
+        _is_scaling(factors, slack)
+        and _fits_scaling(x * factors[:, None], y, slack)
+        and _leave_usual_errors(case, 1)
+    ):
 
         def scale_rows(rows: "Array") -> "Array":
             """Return these rows of A, each times its least-squares factor towards B."""
@@ -124,6 +131,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
         len(x) >= NARROW
         and _is_scaling(across, slack)
         and _fits_scaling(x * across[None, :], y, slack)
+        and _leave_usual_errors(case, 0)
     ):
         low, high = float(across.min()), float(across.max())
         said = f"factors from {low:.6g} to {high:.6g}"
@@ -135,6 +143,21 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
             said = f"{len(columns)} of {len(across)} columns: {shown}"
         scaled = _apply_after(a.take, lambda values: values * across[None, :])
         yield case.guess("scale", (text, said), "A", scaled, slack, free=a.columns)
+
+
+def _leave_usual_errors(case: DifferingPair, axis: int) -> bool:
+    """Return whether a factor for every row (axis 1) or column (axis 0) leaves usual errors.
+
+    They are those of a right copy in the copy's own steps, where a side is a packed copy: the bound
+    of its encoding as a whole is too wide for it. True where no side is one.
+    """
+    for copy in packed_copies(case):
+        if copy.finite:
+            factor = np.expand_dims(_least_squares_factors(copy.y, copy.x, axis), axis)
+            after = fit_errors(copy.x, copy.y * factor, scale_lattice(copy.lattice, factor))
+            if not copy.is_repaired(after):
+                return False
+    return True
 
 
 def _least_squares_factors(x: "Array", y: "Array", axis: int) -> "Array":
@@ -318,9 +341,11 @@ def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
     floats = _is_float(case.a.encoding) and _is_float(case.b.encoding)
     # A sum in another order changes many values, damage a few.
     if floats and case.before.changed > FEW_SUMS and _all_within(case, largest=True):
-        yield _last_place_explanation(
+        found = _last_place_explanation(
             case, " of its row's largest value: sums in another order, or by another library"
         )
+        # That the summands were as large as that is a guess, so it bounds and does not prove.
+        yield replace(found, proof=within_accused(case.before.changed))
 
 
 def _all_within(case: DifferingPair, *, largest: bool) -> bool:

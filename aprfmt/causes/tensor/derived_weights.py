@@ -21,12 +21,14 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.causes.tensor.vocabulary_padding import rows_behind_text
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, pair_noise, storage_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import short_keys
 from aprfmt.measure.records import TensorDiff
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
@@ -115,31 +117,71 @@ def _explain_model(
     open_ = [row for row in matrices if _is_unexplained_float(row)]
     few = len(open_) < min(PAIR, len(matrices))
     if not open_:
-        return _explain_vectors_alone(by_key, rows)
+        found = _explain_vectors_alone(by_key, rows)
+        if not found and any(row.is_unexplained() for row in rows):
+            return found
+        return found | _table_explanations(context, by_key, rows)
     if few and open_[0].key not in TABLES:
         return {}
     changes: list[MatrixChange] = []
     # Measure how each of them differs.
     for row in open_:
         try:
-            found = _matrix_change(by_key[row.key])
+            change = _matrix_change(by_key[row.key])
         except AprfmtError as error:
             context.record_not_tried(_CAUSES, row.key, error)
             continue
         finally:
             by_key[row.key].drop()
-        if found is not None:
-            changes.append(found)
+        if change is not None:
+            changes.append(change)
     made = _derived_explanations(by_key, matrices, changes)
     if made and next(iter(made.values())).cause == "derived":
         made |= _vector_explanations(rows, next(iter(made.values())))
-    return made
+    return made | _table_explanations(context, by_key, rows) if made else made
 
 
-def _is_unexplained_float(row: TensorDiff) -> bool:
-    """Return whether a tensor of floats, or nearly so, differs without an explanation."""
+def _table_explanations(
+    context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
+) -> dict[str, Finding]:
+    """Return {tensor key: finding} of tables of tokens of two lengths whose common rows belong.
+
+    {} where one of them does not, or where rows were lost that ids reach.
+    """
+    found: dict[str, Finding] = {}
+    for row in rows:
+        if row.verdict != "SHAPE_DIFFERS" or row.explanation is not None:
+            continue
+        pair = by_key[row.key]
+        if row.key not in TABLES or pair.a is None or pair.b is None:
+            return {}
+        first, second = RowReader(pair.a), RowReader(pair.b)
+        behind = rows_behind_text(context, first, second)
+        if behind is None:
+            return {}
+        few, text = behind
+        common = np.arange(few)
+        x, y = (np.asarray(side.take(common), np.float32) for side in (first, second))
+        pair.drop()
+        related = _cosine(x, y) if np.isfinite(x).all() and np.isfinite(y).all() else 0.0
+        if related <= RELATED:
+            return {}
+        apart = norms.exact_norm(y - x) / (norms.exact_norm(x) or 1.0)
+        line = f"{apart:.3g} of the norm, correlation {related:.3g}"
+        said = f"{text}; those that both have "
+        said += "belong to each other" if np.any(x != y) else "are equal"
+        found[row.key] = make_finding("derived", (row.key,), (said, line), apart, None, None)
+    return found
+
+
+def _is_unexplained_float(row: TensorDiff, weak: tuple[str, ...] = ()) -> bool:
+    """Return whether a tensor of floats, or nearly so, differs without an explanation.
+
+    Explanations with a cause in `weak` do not count.
+    """
     return (
-        row.is_unexplained() and max(map(storage_noise, (row.encoding_a, row.encoding_b))) <= FINE
+        row.is_unexplained(weak)
+        and max(map(storage_noise, (row.encoding_a, row.encoding_b))) <= FINE
     )
 
 
@@ -484,7 +526,10 @@ def _vector_change(pair: TensorPair) -> MatrixChange | None:
 
 
 def _vector_explanations(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
-    """Return {tensor key: a copy of finding `like`} of each unexplained vector that differs."""
+    """Return {tensor key: a copy of finding `like`} of each unexplained vector that differs.
+
+    So is one whose values are only near: within the rounding of its largest, and not of their own.
+    """
     return {
         row.key: replace(
             like,
@@ -493,8 +538,15 @@ def _vector_explanations(rows: Sequence[TensorDiff], like: Finding) -> dict[str,
             residual_before=None if row.stats is None else row.stats.rel_l2,
         )
         for row in rows
-        if row.shape_a is not None and len(row.shape_a) == 1 and _is_unexplained_float(row)
+        if row.shape_a is not None
+        and len(row.shape_a) == 1
+        and _is_unexplained_float(row, () if _is_sure(row) else ("rounding",))
     }
+
+
+def _is_sure(row: TensorDiff) -> bool:
+    """Return whether a tensor has an explanation whose proof confirms it."""
+    return row.explanation is not None and row.explanation.certainty == "confirmed"
 
 
 HYPOTHESES = (

@@ -45,10 +45,10 @@ CAUSE_ROWS = (
     ),
     Cause(
         "partial_fold", "tensor", "bug",
-        "Factors were folded into products and not taken out where they came from, or only into "
-        "some of what reads them.",
-        "The columns of products are multiplied by the norm's own weights, or by factors that "
-        "undo a change of the norm in some products only.",
+        "Factors were folded into products and not taken out where they came from, taken out of a "
+        "norm that does not feed these products, or folded only into some of what reads them.",
+        "The columns of products are multiplied by the norm's own weights, by factors that undo a "
+        "change of another norm, or by those that undo one of their norm in some products only.",
         "Undoing the fold makes the named products equal; the partner does not undo it.",
     ),
 )  # fmt: skip
@@ -79,6 +79,11 @@ SCALES = (
     "factors were moved from one tensor into the next, which undoes them: the function is equal"
 )
 
+COARSE = (
+    "factors were moved from a norm into the products that read it, which undo them but for the "
+    "rounding of the norm: 1 + w near 0 is stored coarsely"
+)
+
 
 @dataclass
 class LayerTensors:
@@ -90,6 +95,8 @@ class LayerTensors:
     a: "dict[str, Array]" = field(default_factory=dict)
     b: "dict[str, Array]" = field(default_factory=dict)
     folded: "dict[str, Array]" = field(default_factory=dict)
+    # Role of a reader -> relative rounding [columns] of the norm that its columns were divided by.
+    gain_rounding: "dict[str, Array]" = field(default_factory=dict)
 
     def has(self, role: str) -> bool:
         """Return whether both sides have a tensor of this role, of one shape and finite.
@@ -120,10 +127,11 @@ class LayerTensors:
         sides = (pair.a, pair.b)
         return any(name not in UNIT for side in sides if side for name in side.encodings)
 
-    def roundings_apart(self, role: str, value: "Array") -> float:
+    def roundings_apart(self, role: str, value: "Array", *, of_gain: bool = False) -> float:
         """Return the distance of B from `value` in units of the role's slack; up to 1 is equal.
 
-        It is that of the whole tensor or of its worst column, whichever is larger.
+        It is that of the whole tensor or of its worst column, whichever is larger. `of_gain`: what
+        the rounding of a norm makes of the columns is taken away first.
         """
         y = self.b[role].reshape(-1, self.b[role].shape[-1]).astype(np.float64)
         x = value.reshape(y.shape).astype(np.float64)
@@ -131,6 +139,13 @@ class LayerTensors:
         if not norm or not np.isfinite(delta).all():
             return 0.0 if not np.any(delta) else float("inf")
         slack = self.slack(role)
+        if of_gain and role in self.gain_rounding:
+            # A norm is one number for each column: no more of the difference is its rounding.
+            square = (x * x).sum(0)
+            along = np.where(square > 0, (x * delta).sum(0) / np.where(square > 0, square, 1), 0.0)
+            delta = delta - x * np.clip(along, -1, 1) * (
+                np.abs(along) <= slack + self.gain_rounding[role]
+            )
         whole = float(norms.exact_norm(delta) / norm) / slack
         # The error of a block is that of its largest value, whatever the column's own size.
         least = 1.0 if self.is_block_encoded(role) else 0.01
@@ -145,11 +160,16 @@ class LayerTensors:
         return bool(away <= STRAY * self.slack(role) * norms.exact_norm(y[rows]))
 
     def is_nearer(self, role: str, value: "Array") -> bool:
-        """Return whether `value` is clearly nearer to B than A is.
+        """Return whether `value` is clearly nearer to B than A times one number for each row is.
 
-        It must be nearer by more than a coarse encoding leaves open.
+        It must be nearer by more than a coarse encoding leaves open. Factors that go with nothing
+        but the scale of a row say nothing about columns.
         """
-        return self.distance(role, value) <= BETTER * self.distance(role, self.a[role])
+        x, y = (v[role].reshape(-1, v[role].shape[-1]).astype(np.float64) for v in (self.a, self.b))
+        square = (x * x).sum(1, keepdims=True)
+        scale = (x * y).sum(1, keepdims=True) / np.where(square > 0, square, 1.0)
+        scaled = (x * scale).reshape(value.shape)
+        return self.distance(role, value) <= BETTER * self.distance(role, scaled)
 
     def proof(self, fold: "Fold") -> Proof:
         """Return the proof of a fold: the factor is found on one tensor and judged by its readers.
@@ -223,7 +243,7 @@ def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
     for fold in folds:
         roles = (*fold.sources, *fold.readers)
         good = bool(fold.readers) and all(
-            layer.roundings_apart(role, layer.folded[role]) <= 1 for role in roles
+            layer.roundings_apart(role, layer.folded[role], of_gain=True) <= 1 for role in roles
         )
         if good:
             found |= (
@@ -231,12 +251,11 @@ def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
                 if fold.kept
                 else _equal_explanations(layer, fold, roles)
             )
-    found |= (
-        _kept_norm_explanations(layer, {role for fold in folds for role in fold.sources})
-        if not found
-        else {}
+    return (
+        found
+        or _wrong_norm_explanations(layer)
+        or _kept_norm_explanations(layer, {role for fold in folds for role in fold.sources})
     )
-    return found
 
 
 def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
@@ -270,6 +289,7 @@ def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
         for role in chosen:
             if role not in kept:
                 layer.folded[role] = layer.folded[role] / factor
+                layer.gain_rounding[role] = _gain_rounding(layer, weight, a, b)
         one = max(_distance_from_one(a), 0.0) < 1e-3 or max(_distance_from_one(b), 0.0) < 1e-3
         cause = "norm_folded" if one else "scales_folded"
         yield Fold(tuple(sources), tuple(r for r in chosen if r not in kept), cause, kept)
@@ -301,6 +321,19 @@ def _norm_gains(layer: LayerTensors, weight: str) -> "tuple[Array, Array]":
     """Return (A's, B's) factors of a norm: 1 + w where the block adds one."""
     plus = layer.context.models["a"].spec.block.norm_offset
     return (layer.a[weight].astype(np.float64) + plus, layer.b[weight].astype(np.float64) + plus)
+
+
+def _gain_rounding(layer: LayerTensors, weight: str, a: "Array", b: "Array") -> "Array":
+    """Return the relative rounding [columns] of B's gain over A's, `b` / `a`, as they are stored.
+
+    Where 1 is added to a weight, one near -1 has a gain near 0, which is rounded far more coarsely
+    than its own size would say.
+    """
+    unit = layer.slack(weight)
+    rounding = np.zeros(a.shape)
+    for stored, gain in ((layer.a[weight], a), (layer.b[weight], b)):
+        rounding += unit * np.abs(stored) / np.maximum(np.abs(gain), 1e-300)
+    return rounding
 
 
 def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array") -> bool:
@@ -362,9 +395,12 @@ def _equal_explanations(
     text = NORMS if fold.cause == "norm_folded" else SCALES
     source, readers = fold.sources[0], ", ".join(fold.readers)
     line = f"{source} is divided by factors, and the columns of {readers} multiplied by them"
+    cause = fold.cause
+    if any(layer.roundings_apart(role, layer.folded[role]) > 1 for role in fold.readers):
+        cause, text = "rounding", COARSE
     return {
         layer.start + role: make_finding(
-            fold.cause,
+            cause,
             (layer.start + role,),
             (text, line),
             layer.distance(role, layer.a[role]),
@@ -393,6 +429,68 @@ def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]
         )
         for role in (*fold.sources, *fold.readers)
     }
+
+
+def _wrong_norm_explanations(layer: LayerTensors) -> dict[str, Finding]:
+    """Return {tensor key: finding} of factors taken out of a norm that does not feed the products.
+
+    The columns of products hold them; the norm that feeds these products is as it was.
+    """
+    if not layer.start:
+        return {}
+    every = [
+        key.removeprefix(layer.start)
+        for key in layer.pairs
+        if key.startswith(layer.start) and key.endswith("norm.weight")
+    ]
+    changed = [role for role in every if layer.has(role) and not _is_unchanged(layer, role)]
+    for norm, readers in _norm_readers(layer):
+        weight = f"{norm}.weight"
+        if not layer.has(weight) or not _is_unchanged(layer, weight):
+            continue
+        products = [f"{role}.weight" for role in readers if layer.has(f"{role}.weight")]
+        products = [role for role in products if not _is_unchanged(layer, role)]
+        for other in changed:
+            a, b = _norm_gains(layer, other)
+            if a.shape != layer.a[weight].shape or not (a.all() and b.all()):
+                continue
+            factor = a / b
+            for role in products:
+                layer.gain_rounding[role] = _gain_rounding(layer, other, a, b)
+            if (
+                not products
+                or not _moved_by_factor(layer, other, factor)
+                or any(
+                    layer.roundings_apart(role, layer.a[role] * factor, of_gain=True) > 1
+                    or not layer.is_nearer(role, layer.a[role] * factor)
+                    for role in products
+                )
+            ):
+                continue
+            text = (
+                f"the columns of {', '.join(products)} hold factors that were taken out of {other},"
+                f" which does not feed them, and not out of {weight}, which does"
+            )
+            # The factors are the norm's: none was found on the products, which judge them.
+            sample, size = layer.b[products[0]], sum(layer.b[role].size for role in products)
+            proof = prove_values(sample.reshape(-1)[:FEW], size, 0, layer.slack(products[0]))
+            return {
+                layer.start + role: make_finding(
+                    "partial_fold",
+                    (layer.start + role,),
+                    (text,),
+                    layer.distance(role, layer.a[role]),
+                    layer.distance(role, layer.a[role] * factor) if role in products else 0.0,
+                    proof,
+                )
+                for role in (*products, other)
+            }
+    return {}
+
+
+def _is_unchanged(layer: LayerTensors, role: str) -> bool:
+    """Return whether both sides of a role are equal within their rounding."""
+    return layer.roundings_apart(role, layer.a[role]) <= 1
 
 
 def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str, Finding]:
@@ -440,7 +538,7 @@ def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str,
 
 HYPOTHESES = (
     JointHypothesis(
-        ("norm_folded", "scales_folded", "partial_fold"),
+        ("norm_folded", "scales_folded", "partial_fold", "rounding"),
         layers_to_explain,
         430,
         "factors of rows and columns, before weights that are only related",

@@ -92,7 +92,8 @@ class JointHypothesis:
     The function takes the context, the pairs and the records by key, and yields groups. Records
     change as groups are explained. Rows are tried by `rank` after those of single pairs, and only
     where a tensor differs that has no confirmed explanation, or one by a cause of `weak`; a row for
-    `shapes` where two have different shapes.
+    `shapes` where two have different shapes, one for an `engine` where B is what an engine saved,
+    whatever explains a tensor.
     """
 
     causes: tuple[str, ...]
@@ -103,9 +104,12 @@ class JointHypothesis:
     because: str = "offered by another package"
     weak: tuple[str, ...] = ()
     shapes: bool = False
+    engine: bool = False
 
-    def is_for(self, rows: Iterable["TensorDiff"]) -> bool:
+    def is_for(self, context: "PairContext", rows: Iterable["TensorDiff"]) -> bool:
         """Return whether any tensor is left that this row could explain."""
         if self.shapes:
             return any(row.verdict == "SHAPE_DIFFERS" for row in rows)
+        if self.engine:
+            return getattr(context.models["b"].source, "of_engine", False)
         return any(row.is_unexplained(self.weak) for row in rows)

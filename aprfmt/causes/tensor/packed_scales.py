@@ -6,6 +6,7 @@ be usual; how the factors go with the stored scales then says what was done to t
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +32,8 @@ CAUSE_ROWS = (
     Cause(
         "quant_scale", "tensor", "bug",
         "The scales of a packed weight are inverted, ignored, shared, shifted by a group, "
-        "transposed, or otherwise those of other groups.",
+        "transposed, rounded to a coarser type once the codes were made, or otherwise those of "
+        "other groups.",
         "Every group is a multiple of what it should be.",
         "One factor for each group leaves errors that are usual for the encoding; the factors go "
         "with the scales as is said.",
@@ -55,6 +57,8 @@ NEAR = 0.05  # relative: a factor that is further from 1 is wrong
 OFF = 0.45  # steps, in the mean of a group: rounding gives 0.25
 LEAST = 0.01  # relative: how well a factor is known at best
 SURE = 4.0  # standard errors that it may be off
+EXACT = 1e-6  # relative: a stored scale is a value of a type
+TURNED = 0.25  # share of scales at least that the type cannot hold
 FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
 
 
@@ -177,6 +181,10 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         return "they are ignored, as if each were 1"
     if np.abs(stored - 1).max() < LEAST:
         return "they are ignored, as if each were 1"
+    # Scales that were rounded once the codes were made.
+    rounded = _rounded_scales(stored, right, limit)
+    if rounded:
+        return rounded
     # Scales that are inverted.
     if near(stored * right, np.ones_like(right)):
         return "they are inverted: 1/s stands for s"
@@ -196,13 +204,80 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
     lost = float(np.median(np.abs(right) - signed))
     if stored.size > 2 and lost > 0 and near(signed + lost, np.abs(right)):
         return NESTED
-    if np.ptp(stored) <= LEAST * stored.max() and stored.size > 1:
+    # A number that stands everywhere is a shared scale only if it is right in one of the places.
+    own = np.abs(true / grid - 1) <= limit
+    if np.ptp(stored) <= LEAST * stored.max() and stored.size > 1 and own.any():
         return "one scale is shared by all"
     for axis, what in ((0, "rows"), (1, "groups of a row")):
-        if grid.shape[axis] > 1 and (np.ptp(grid, axis=axis) <= LEAST * grid.max(axis)).all():
+        same = grid.shape[axis] > 1 and np.ptp(grid, axis=axis) <= LEAST * grid.max(axis)
+        if np.all(same) and own.any(axis).all():
             return f"one scale is shared by all {what}"
     if 4 * np.unique(stored).size < stored.size:
         return "several groups share one"
+    return ""
+
+
+@cache
+def _scale_types() -> "tuple[tuple[str, Array], ...]":
+    """Return (name in words, positive values ascending) of types that scales are rounded to.
+
+    The coarsest is first: UE8M0 of the OCP microscaling formats, which holds powers of two only.
+    """
+    powers = 2.0 ** np.arange(-127, 128)
+    floats = ((kind.name, kind.values.astype(np.float64)) for kind in (fp8.E5M2, fp8.E4M3))
+    return (
+        ("a power of two", powers),
+        *((name, np.unique(v[np.isfinite(v) & (v > 0)])) for name, v in floats),
+    )
+
+
+def _neighbours(values: "Array", x: "Array") -> "tuple[Array, Array]":
+    """Return (the largest of ascending `values` below each x, the smallest that is not)."""
+    above = np.clip(np.searchsorted(values, x), 1, len(values) - 1)
+    return values[above - 1], values[above]
+
+
+def _round_up(values: "Array", x: "Array") -> "Array":
+    """Return x rounded up to `values`."""
+    return _neighbours(values, x)[1]
+
+
+def _round_down(values: "Array", x: "Array") -> "Array":
+    """Return x rounded down to `values`."""
+    low, high = _neighbours(values, x)
+    return np.where(x == high, high, low)
+
+
+def _round_nearest(values: "Array", x: "Array") -> "Array":
+    """Return x rounded to the nearest of `values`."""
+    low, high = _neighbours(values, x)
+    return np.where(x - low < high - x, low, high)
+
+
+def _rounded_scales(stored: "Array", right: "Array", limit: float) -> str:
+    """Return in words how stored scales [cells] are the right ones rounded to a coarser type.
+
+    "" unless rounding the right scales (all up, all down, or all to the nearest) gives every stored
+    one. Which of these it was shows in the factors: a tensor of few cells may fit two. A right
+    scale is known to the relative distance `limit`: closer than that to where the rounding turns,
+    either side counts.
+    """
+    known = right > 0
+    if not known.all() or not (stored > 0).all():
+        return ""
+    for name, values in _scale_types():
+        held = _round_nearest(values, stored)
+        if (np.abs(stored / held - 1) > EXACT).any():
+            continue
+        # Scales that are all of this type themselves were not rounded to it.
+        low, high = _neighbours(values, right)
+        apart = np.minimum(right / low - 1, 1 - right / high)
+        if not (apart > max(NEAR / 2, 2 * limit)).mean() >= TURNED:
+            continue
+        ends = right * (1 - limit), right * (1 + limit)
+        for rounded in (_round_up, _round_down, _round_nearest):
+            if np.logical_or(*(rounded(values, end) == held for end in ends)).all():
+                return f"each was rounded to {name} after the codes were made"
     return ""
 
 

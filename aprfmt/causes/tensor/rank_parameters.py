@@ -78,9 +78,7 @@ def _explain_parameter(
             return {}
         arrays += to_logical(part.steps, cells, hp)
     held = reading.rank_arrays()
-    said = _misplaced_pieces(reading, arrays, held, hp) or _exchanged_matrices(
-        reading, arrays, held, hp
-    )
+    said = _misplaced_pieces(reading, arrays, held) or _exchanged_matrices(reading, arrays, held)
     if said is None:
         return {}
     cause, text, data, count, free = said
@@ -111,7 +109,7 @@ def _pieces(
 
 
 def _misplaced_pieces(
-    reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array], hp: Any
+    reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
 ) -> Said | None:
     """Return the cause of pieces that stand in another's place; None unless all are found.
 
@@ -127,7 +125,7 @@ def _misplaced_pieces(
     moved: dict[Piece, Piece] = {}
     sample, count = b"", 0
     for rank, array in enumerate(held):
-        for piece, data in _pieces(reading, layout.split_shares(array, hp), rank):
+        for piece, data in _pieces(reading, layout.split_shares(array), rank):
             if right.get(piece) == data:
                 continue
             near = owners.get(data)
@@ -211,7 +209,7 @@ def _matrix_names(reading: EngineReading) -> list[str]:
 
 
 def _exchanged_matrices(
-    reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array], hp: Any
+    reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
 ) -> Said | None:
     """Return the cause of matrices that are joined in another order, by size too; or None.
 
@@ -242,5 +240,6 @@ HYPOTHESES = (
     JointHypothesis(
         ("shard_order", "fused_order", "expert_order"), rank_parameters, 395,
         "every byte of what ranks hold, before guesses about tensors put together of them",
+        engine=True,
     ),
 )  # fmt: skip

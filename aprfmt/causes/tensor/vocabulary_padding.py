@@ -94,6 +94,32 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
     return make_finding("padded_vocabulary", (key,), (says, line), None, worst, proof)
 
 
+def rows_behind_text(
+    context: PairContext, first: RowReader, second: RowReader
+) -> tuple[int, str] | None:
+    """Return (rows that both tables have, in words what the longer one has behind them).
+
+    None for tables of one length or of two widths, and where the shorter one lacks rows that ids of
+    its own tokenizer reach: these were lost.
+    """
+    if first.columns != second.columns or first.rows == second.rows:
+        return None
+    few, label = min((first.rows, "B"), (second.rows, "A"))
+    more = max(first.rows, second.rows) - few
+    shorter = "a" if label == "B" else "b"
+    own = _vocabulary_size(context.models[shorter])
+    longer = _vocabulary_size(context.models[label.lower()])
+    if (own or 0) > few:
+        return None
+    if (longer or 0) > few:
+        reached = f"for ids that {shorter.upper()}'s tokenizer does not have"
+    elif own is None and longer is None:
+        reached = "and neither side has a tokenizer that could reach them"
+    else:
+        reached = "which no id of a tokenizer reaches"
+    return few, f"{label} has {more} more rows behind the {few} of {shorter.upper()}, {reached}"
+
+
 def _vocabulary_size(model: "Model") -> int | None:
     """Return how many ids a model's tokenizer has; None if it has none that can be read."""
     try:

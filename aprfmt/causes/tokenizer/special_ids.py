@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
+from aprfmt.errors import ArchError
 from aprfmt.tokenizer.hf_json import id_list
 from aprfmt.tokenizer.keys import FLAGS, GENERATION, IDS
 from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
@@ -71,6 +73,8 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         ):
             if not (role == "bos" and (a.adds_bos or b.adds_bos)):
                 continue
+        if lost and role == "eos" and _is_frame_of_encoder(a, b, {x, y} - {None}):
+            continue
         shown = [_role_text(side, role, i) for side, i in ((a, x), (b, y))]
         yield Difference(
             f"{role}_id",
@@ -82,6 +86,20 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             y,
             mend=_mending_assignment(b, role, x),
         )
+
+
+def _is_frame_of_encoder(
+    a: StatedTokenizer, b: StatedTokenizer, ids: AbstractSet[int | None]
+) -> bool:
+    """Return whether both put these ids behind every text, and the model generates none.
+
+    Writers of GGUF name the [SEP] of an encoder eos, which its Hugging Face files leave unsaid.
+    """
+    try:
+        generates = any(side.carried.model.spec.block.head != "none" for side in (a, b))
+    except ArchError:
+        return False
+    return not generates and a.frame[1] == b.frame[1] and ids <= set(a.frame[1])
 
 
 def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> int | None:

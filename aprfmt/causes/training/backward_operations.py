@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, BackwardHypothesis
 from aprfmt.inference.gradients.changes import BackwardChange, Operation
@@ -109,8 +110,13 @@ def masks(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def norms(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that the scale or the mean of norms is a constant in the backward."""
-    if case.right_at("output"):
+    """Yield guesses that the scale or the mean of norms is a constant in the backward.
+
+    Nothing unless all of the last layer is wrong, which is below the last norm.
+    """
+    layers = [split_key(key)[0] for key in case.names]
+    last = max((layer for layer in layers if layer is not None), default=None)
+    if last is not None and case.first_layer == last and not case.right_at("ffn_down"):
         term = "lacks the term of the"
         yield from _guesses(
             "backward_norm",

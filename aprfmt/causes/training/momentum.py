@@ -127,5 +127,5 @@ HYPOTHESES = (
     StepHypothesis(("step_count",), counted, 24, "a count out of a few, before a fitted factor"),
     StepHypothesis(("momentum",), otherwise, 26, "another rule, before a fitted factor"),
     StepHypothesis(("betas",), exchanged, 28, "exact, rarer than a wrong count"),
-    StepHypothesis(("betas",), other_rates, 30, "a rate out of a few, after exchanged ones"),
+    StepHypothesis(("betas",), other_rates, 31, "a rate out of a few, after exchanged ones"),
 )

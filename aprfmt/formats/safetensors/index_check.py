@@ -21,11 +21,15 @@ REMEDY = "aprfmt repair --index"
 
 @dataclass(frozen=True, slots=True)
 class IndexFault:
-    """One kind of fault: the sentence, all tensors or files concerned, examples (listed, found)."""
+    """One kind of fault: the sentence, all tensors or files concerned, examples (listed, found).
+
+    `mended`: an index that is made anew from the shards is right.
+    """
 
     says: str
     where: tuple[str, ...]
     examples: tuple[tuple[str, str], ...] = ()
+    mended: bool = True
 
 
 def check_weight_map(
@@ -40,6 +44,7 @@ def check_weight_map(
     """
     # moved: in another shard; absent: in none; loose: not in the index.
     homes = {name: file for file, names in stored.items() for name in names}
+    homes |= {name: file for name, file in weight_map.items() if name in stored.get(file, ())}
     moved = [name for name, file in weight_map.items() if homes.get(name, file) != file]
     absent = [name for name, file in weight_map.items() if file in stored and name not in homes]
     loose = [name for name in homes if name not in weight_map]

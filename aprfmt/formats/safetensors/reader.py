@@ -148,7 +148,15 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
             Note("warning", str(path), f"a shard cannot be read: {error}", "missing_shard")
             for error in unreadable.values()
         ]
-        tensors = join_tensors([(s.file.path, s.tensors) for s in shards.values()], str(path))
+        repeated: list[tuple[str, tuple[str, ...]]] = []
+        tensors = join_tensors(
+            [(s.file.path, s.tensors) for s in shards.values()],
+            str(path),
+            weight_map,
+            None if faults is None else repeated,
+        )
+        if faults is not None:
+            faults += [IndexFault(says, names, mended=False) for says, names in repeated]
         stored = {name: _stored_names(shard) for name, shard in shards.items()}
         if others is None:
             check_weight_map(path, weight_map, stored, faults)
