@@ -67,15 +67,16 @@ class LowRank:
 
 
 def place_pairs(
-    adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER
+    adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER, *, untie: bool = False
 ) -> dict[str, LowRank]:
     """Return {stored name of the base: change} of all pairs.
 
-    `order` is that in which the ranks of pairs for stacked experts are read. Raises ConversionError
+    `order` is that in which the ranks of pairs for stacked experts are read; `untie` as for
+    `whole_tensors`. Raises ConversionError
     if a pair fits no weight, or two pairs fit one.
     """
     found: dict[str, LowRank] = {}
-    whole = whole_tensors(adapter, base)
+    whole = whole_tensors(adapter, base, untie=untie)
 
     def add_change(module: str, name: str, made: LowRank) -> None:
         """Add the change of a weight to the result, once name and shape are checked."""
@@ -319,12 +320,13 @@ def reorder_rows(
     return LowRank(pair.a, permute_rows(pair.b), pair.scale, lengths)
 
 
-def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
+def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapping[str, Any]:
     """Return {the base's name: tensor} of tensors that replace the base's.
 
     Tensors with a row for each token may have another number of them (`vocabulary.py`). A head that
-    equals the token embedding is left out where the base has one tensor for both. Raises
-    ConversionError for one that the base does not have.
+    equals the token embedding is left out where the base has one tensor for both. With `untie`
+    another head is a tensor more, as in a merged model that has both. Raises ConversionError for
+    one that the base does not have.
     """
     found = {}
     # Each whole tensor: the saved embedding, one of the base, or a tied head.
@@ -343,7 +345,11 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
             continue
         if name in base:
             found[name] = view
-        elif not _is_tied_head(adapter, name, base):
+        elif _is_tied_head(adapter, name, base, untie=untie):
+            continue
+        elif untie and name.endswith(_HEADS) and base.hyper["tied_embeddings"]:
+            found[name] = view
+        else:
             raise ConversionError(
                 f"{adapter.path}: {name} is a whole tensor (modules_to_save) that {base.path} "
                 "does not have under this name; merge it into a base in the adapter's own format"
@@ -351,8 +357,10 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
     # Shapes must be the base's, but for the number of tokens.
     rows = vocabulary_tensors(base)
     for name, view in found.items():
-        here = base[name].shape
-        if view.shape != here and not (name in rows and view.shape[1:] == here[1:]):
+        here = base[name if name in base else _embedding_name(base)].shape
+        if view.shape != here and not (
+            (name in rows or name not in base) and view.shape[1:] == here[1:]
+        ):
             raise ConversionError(
                 f"{adapter.path}: {name} is {list(view.shape)}; that of {base.path} is "
                 f"{list(here)}: it belongs to another base"
@@ -369,18 +377,20 @@ def _embedding_name(base: Model) -> str:
     return "" if view is None else view.names[0]
 
 
-def _is_tied_head(adapter: Adapter, name: str, base: Model) -> bool:
+def _is_tied_head(adapter: Adapter, name: str, base: Model, *, untie: bool = False) -> bool:
     """Return whether a whole tensor is an output head equal to the token embedding.
 
-    Raises ConversionError where the base has one tensor for both, and the adapter two.
+    Raises ConversionError where the base has one tensor for both, and the adapter two; not with
+    `untie`.
     """
     table = _embedding_name(base)
     if not table or not base.hyper["tied_embeddings"] or not name.endswith(_HEADS):
         return False
     own = adapter.whole.get(table, base[table])
-    if not np.array_equal(own.numpy(), adapter.whole[name].numpy()):
+    equal = np.array_equal(own.numpy(), adapter.whole[name].numpy())
+    if not equal and not untie:
         raise ConversionError(
             f"{adapter.path}: {name} is another than its {table}, and {base.path} has one tensor "
             f"for both; {_UNTIE}"
         )
-    return True
+    return equal
