@@ -216,7 +216,7 @@ def evaluate(
             run.session, planned, skipped, other.session if other is not None else None
         )
         # An untrained model is expected near the loss of a uniform guess.
-        kind: Literal["random", "trained"] = "random" if random_weights else "trained"
+        kind: Literal["trained", "random"] = "random" if random_weights else "trained"
         checks = assess_loss(found.loss, kind, str(run.model.path))
         if other is not None and found.other is not None:
             checks += assess_loss(found.other, kind, str(other.model.path))

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aprfmt.base.budget import Budget
 from aprfmt.cli import options, render
 from aprfmt.compare.short_answer import Line, short_answer
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.attestation import Attestation
 
 _STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
-_TENSOR_STYLES = {"not reproduced": "bad", "not tried": "warn"}
+_TENSOR_STYLES = {"not reproduced": "bad", "not tried": "warn", "not reached": "warn"}
 
 
 @click.command("attest")
@@ -53,6 +55,7 @@ _TENSOR_STYLES = {"not reproduced": "bad", "not tried": "warn"}
     metavar="STATEMENT",
     help="Hold what is found to a statement of an earlier run.",
 )
+@options.budget
 @options.verbose("Every tensor with what became of it.")
 @options.arch
 @options.force
@@ -65,6 +68,7 @@ def command(
     drop: tuple[str, ...],
     output: Path | None,
     check: Path | None,
+    budget: Budget | None,
     verbose: bool,
     arch: str | None,
     force: bool,
@@ -78,6 +82,8 @@ def command(
     from aprfmt.attestation import attest
     from aprfmt.attestation.statement import read_statement, write_statement
 
+    if budget is not None and (output is not None or check is not None):
+        raise UsageError("a statement is of the whole model; leave --budget out")
     options.check_new(force, output)
     statement = None if check is None else read_statement(check)
     with render.ProgressLine("attest") as progress:
@@ -90,6 +96,7 @@ def command(
             arch=arch,
             check=statement,
             checked=None if check is None else str(check),
+            budget=budget,
             progress=progress,
         )
     if output is not None:
@@ -120,13 +127,13 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
         render.say(text, style=style)
 
 
-def _difference_lines(found: "Attestation", every: bool) -> "Iterator[Line]":
+def _difference_lines(found: "Attestation", show_all: bool) -> "Iterator[Line]":
     """Yield a (text, style) line for each tensor, differing field and fault of the statement.
 
-    Reproduced tensors are left out unless `every`. `found` is the attestation.
+    Reproduced tensors are left out unless `show_all`. `found` is the attestation.
     """
     for row in found.tensors:
-        if row.state == "reproduced" and not every:
+        if row.state == "reproduced" and not show_all:
             continue
         name = row.tensor or ", ".join(row.names)
         role = f" ({row.key})" if row.key != name else ""

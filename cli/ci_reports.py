@@ -91,16 +91,17 @@ def cases_of_scan(body: Mapping[str, Any]) -> list[ReportCase]:
 
 
 def cases_of_diff(
-    body: Mapping[str, Any], apart: Mapping[str, int], accept: Collection[str]
+    body: Mapping[str, Any], differing: Mapping[str, int], accept: Collection[str]
 ) -> list[ReportCase]:
     """Return a ReportCase for each tensor of `diff`, differing section, and damage of a file.
 
-    `body` is what `--json` prints. `apart` is {section: number of its differing fields that make
-    the exit code 1}. `accept` holds "within" where a difference within the encoding's bound passes.
+    `body` is what `--json` prints. `differing` is {section: number of its differing fields that
+    make the exit code 1}. `accept` holds "within" where a difference within the encoding's bound
+    passes.
     """
     file = body["b"]
     equal = (*EQUAL, "WITHIN") if "within" in accept else EQUAL
-    found = [ReportCase(DAMAGED, one["file"], "error", one["text"]) for one in body["damage"]]
+    found = [ReportCase(DAMAGED, one["where"], "error", one["text"]) for one in body["damage"]]
     for row in body["tensors"]:
         verdict = row["verdict"]
         level: Level = "pass" if verdict in equal else "fail"
@@ -108,7 +109,7 @@ def cases_of_diff(
             level = "error"
         text = f"{verdict}: {row['cause']}".removesuffix(": ")
         found.append(ReportCase("tensor", file, level, text, row["name_b"] or row["name_a"]))
-    for section, count in apart.items():
+    for section, count in differing.items():
         names = ", ".join(row["name"] for row in body[section]) or "what lies beside the tensors"
         found.append(ReportCase(section, file, "fail", f"{count} differ: {names}"))
     return found

@@ -2,16 +2,15 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.base.budget import Budget
 from aprfmt.cli import html_page, options, output_format, render
-from aprfmt.cli.ci_reports import append_verdict_case, cases_of_diff
 from aprfmt.cli.damage_report import report_damage
 from aprfmt.cli.html_page import add_page
 from aprfmt.compare import DiffReport, diff
@@ -28,6 +27,7 @@ from aprfmt.model.ledger import Pronounced
 if TYPE_CHECKING:
     from aprfmt.adapters import AdapterAnswer
     from aprfmt.adapters.answers import ChangedWeight
+    from aprfmt.cli.ci_reports import ReportCase
     from aprfmt.measure.sampling import SampleReport
 
 
@@ -122,6 +122,16 @@ def _group_by_finding(weights: "Sequence[ChangedWeight]") -> "dict[str, list[Cha
 
 IMAGES = 6  # difference images a page holds
 LONGEST = 300  # characters of a field's value in the tables
+
+
+def _report_cases(
+    report: DiffReport, body: Mapping[str, Any], accept: Sequence[str], code: int
+) -> "Sequence[ReportCase]":
+    """Return the cases of a CI report, the verdict last."""
+    from aprfmt.cli.ci_reports import append_verdict_case, cases_of_diff
+
+    cases = cases_of_diff(body, report.count_differing_fields(accept), accept)
+    return append_verdict_case(cases, code, report.b)
 
 
 def render_page(report: DiffReport, code: int) -> str:
@@ -548,7 +558,5 @@ def command(
         body,
         code,
         lambda: show(report, found, verbose, top),
-        cases=lambda: append_verdict_case(
-            cases_of_diff(body, report.count_differing_fields(accept), accept), code, report.b
-        ),
+        cases=lambda: _report_cases(report, body, accept, code),
     )

@@ -11,7 +11,7 @@ from aprfmt.cli import render, run_options
 if TYPE_CHECKING:
     from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
     from aprfmt.inference.device import DeviceChoice
-    from aprfmt.inference.dry.estimate import DeviceMemory, Estimate
+    from aprfmt.inference.memory_estimate import DeviceMemory, Estimate
     from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.model import Model
 
@@ -30,8 +30,8 @@ def report_run(
     """
     from dataclasses import replace
 
-    from aprfmt.inference.dry.estimate import estimate_run
     from aprfmt.inference.generating import room_in_context
+    from aprfmt.inference.memory_estimate import estimate_run
     from aprfmt.model import open_model
 
     request = where.request(text)
@@ -56,7 +56,7 @@ def print_trace_estimate(
     """
     from aprfmt.cli.trace import point_selection, recording
     from aprfmt.inference.capture import point_instances
-    from aprfmt.inference.dry.estimate import estimate_trace
+    from aprfmt.inference.memory_estimate import estimate_trace
     from aprfmt.inference.trace import parse_positions
     from aprfmt.model import open_model
 
@@ -81,7 +81,7 @@ def report_parity(
     The runs stay open together, so their memory is added. `choices` are the runs; with
     `request.arbiter` numpy in float64 is one more. 0 is the exit code.
     """
-    from aprfmt.inference.dry.estimate import estimate_trace
+    from aprfmt.inference.memory_estimate import estimate_trace
     from aprfmt.inference.parity.between import ARBITER, fused_rows
 
     every = [*choices, *([ARBITER] if request.arbiter else [])]
@@ -101,7 +101,7 @@ def _report_estimates(model: "Model", tokens: int, found: "Sequence[Estimate | s
     A text among `found` is the reason why a run was not estimated. What does not fit is marked, but
     the dry run does not fail for it.
     """
-    from aprfmt.inference.dry.estimate import add_devices
+    from aprfmt.inference.memory_estimate import add_devices
 
     known = [one for one in found if not isinstance(one, str)]
     devices = add_devices(known)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import click
 
+from aprfmt.base.budget import Budget
 from aprfmt.cli import options, render
 from aprfmt.cli.damage_report import report_damage
 from aprfmt.errors import UsageError
@@ -12,6 +13,9 @@ from aprfmt.errors import UsageError
 if TYPE_CHECKING:
     from aprfmt.model.ledger import Pronounced
     from aprfmt.model.manifest import Failure, TensorRow
+
+
+_SHOWN = 3  # tensors that a budget left and that are named
 
 
 class HashResult(TypedDict):
@@ -34,12 +38,20 @@ def show(body: HashResult, found: "Pronounced | None" = None) -> None:
             render.say(f"FAIL {row['key']}: {row['what']}", style="bad")
         render.say_verdict(found.says, {0: "good", 1: "bad", 2: "warn"}[found.exit])
         return
+    late = [row for row in body["tensors"] if "not_reached" in row]
     for row in body["tensors"]:
+        if "not_reached" in row:
+            continue
         render.say(
             f"{row.get('decoded') or '-':64}  {(row['raw'] or ['-'])[0][:16]:16}  "
             f"{row['encoding']:8} "
             f"{row['key']}"
         )
+    if late:
+        names = ", ".join(row["key"] for row in late[:_SHOWN])
+        more = f" and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
+        render.say(f"{len(late)} tensors not hashed, {late[0]['not_reached']}: {names}{more}",
+                   style="warn")  # fmt: skip
     if "written" in body:
         render.line(f"wrote {render.escape(body['written'])}")
 
@@ -58,12 +70,14 @@ def show(body: HashResult, found: "Pronounced | None" = None) -> None:
               help="With --roles: of each tensor-parallel rank's share.")  # fmt: skip
 @click.option("--check", type=options.PathOrAddress(), metavar="MANIFEST",
               help="Compare with a manifest; exit 1 names everything that differs.")  # fmt: skip
+@options.budget
 @options.arch
 @options.force
 @options.common
 def command(
     model: Path, patterns: tuple[str, ...], raw_only: bool, write: bool, blocks: bool,
-    roles: bool, ranks: int, check: Path | None, arch: str | None, force: bool,
+    roles: bool, ranks: int, check: Path | None, budget: Budget | None, arch: str | None,
+    force: bool,
 ) -> int:  # fmt: skip
     """SHA-256 per tensor: of the stored bytes, and of the decoded logical values.
 
@@ -73,6 +87,8 @@ def command(
     """
     from aprfmt.model import manifest, open_model
 
+    if budget is not None and (write or roles):
+        raise UsageError("a manifest is of the whole model; leave --budget out")
     if ranks != 1 and not roles:
         raise UsageError("--ranks is of what --roles writes; give both")
     if roles:
@@ -92,22 +108,26 @@ def command(
         if write:
             manifest.check_manifest_writable(opened.path, force=force)
         with render.ProgressLine("hash") as progress:
-            rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
+            rows = manifest.tensor_rows(
+                opened, patterns, raw_only=raw_only, budget=budget, progress=progress
+            )
         body: HashResult = {"model": str(opened.path), "tensors": rows}
         if write:
             body["written"] = str(manifest.write_manifest(opened, rows, force=force, blocks=blocks))
+        late = manifest.unread_files_reason(opened, budget)
         if expected is not None:
             body["failures"] = manifest.compare_manifest(
-                expected, opened, rows, selected=bool(patterns)
+                expected, opened, rows, selected=bool(patterns), files=not late
             )
         body["damage"], damaged = report_damage(opened.damage)
         found = None
         if expected is not None:
             found = manifest.pronounce_manifest(
-                expected, body["failures"], rows, opened, selected=bool(patterns)
+                expected, body["failures"], rows, opened, selected=bool(patterns), late=late
             )
     if found is None:
-        return render.emit(body, damaged, lambda: show(body))
+        left = any("not_reached" in row for row in rows)
+        return render.emit(body, 2 if left else damaged, lambda: show(body))
     code = 1 if found.exit == 1 else damaged or found.exit  # a difference beats what is broken
     return render.emit({**body, **found.to_json()}, code, lambda: show(body, found))
 

@@ -21,12 +21,12 @@ SHOWN = 8  # positions with the largest differences
 
 def compare_logprob_sides(
     model: str, reference: Path, loaded: Path | None, tokens: run_options.TokenOptions,
-    where: run_options.WhereOptions, out: Path | None, stated: str | None = None,
+    where: run_options.WhereOptions, out: Path | None, answer_dtype: str | None = None,
 ) -> int:  # fmt: skip
     """Compare log-probabilities with `reference`, print a table, and return the exit code.
 
-    This side is a run of the model, or the file `loaded` if given. `stated` is the dtype of the
-    arithmetic (--answer-dtype) for a server's answer, which does not name it. `out` is refused,
+    This side is a run of the model, or the file `loaded` if given. `answer_dtype` is the dtype of
+    the arithmetic (--answer-dtype) for a server's answer, which does not name it. `out` is refused,
     since it writes logits of a run. Raises UsageError where the two are of different tokens.
     """
     from aprfmt.measure.logprob_tables import compare_logprobs, rows_from_logits
@@ -38,14 +38,14 @@ def compare_logprob_sides(
         run = stack.enter_context(run_options.open_session(model, where))
         given = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
         theirs, dtype = read_side(reference, run.model, given, stack)
-        dtype = dtype or stated
+        dtype = dtype or answer_dtype
         ids = list(theirs.ids)
         if given is not None and ids[: len(given)] != given:
             raise UsageError(f"{reference}: is of other tokens than the ids given")
         # The other side is a saved one, or a run of the model on these tokens.
         if loaded is not None:
             mine, found = read_side(loaded, run.model, given, stack)
-            own = found or stated
+            own = found or answer_dtype
             name = str(loaded)
             least = min(len(mine.ids), len(ids))
             if list(mine.ids[:least]) != ids[:least]:

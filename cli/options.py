@@ -13,7 +13,7 @@ import click
 
 from aprfmt.base.budget import Budget
 from aprfmt.base.text_escape import shorten
-from aprfmt.cli import output_format, render, shell_completion
+from aprfmt.cli import needed_options, output_format, render, shell_completion
 from aprfmt.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -209,6 +209,7 @@ def _common_options(names: tuple[str, ...], says: str) -> Callable[[F], F]:
             callback=_allow_http,
             help="Read from http:// addresses of other machines too.",
         ),
+        needed_options.refuse_unused_options,
         render.with_status_line,
     )
 

@@ -17,19 +17,19 @@ from aprfmt.errors import OutputError, UsageError
 
 @contextmanager
 def write_importance_matrix(
-    src: Path, text: Path, kept: Path | None, chunks: int | None, arch: str | None, *, force: bool
+    src: Path, text: Path, output: Path | None, chunks: int | None, arch: str | None, *, force: bool
 ) -> Iterator[Path]:
     """Yield the path of an importance matrix measured by running the text through SRC.
 
-    It is written to `kept`, or to a temporary file that is deleted afterwards. `chunks` limits the
-    pieces of 512 tokens. Raises UsageError for a text without tokens, ArchError for a model that
-    does not run, OutputError where `kept` exists and `force` is not given.
+    It is written to `output`, or to a temporary file that is deleted afterwards. `chunks` limits
+    the pieces of 512 tokens. Raises UsageError for a text without tokens, ArchError for a model
+    that does not run, OutputError where `output` exists and `force` is not given.
     """
     from aprfmt.inference.importance import collect_imatrix
     from aprfmt.model import open_model
 
-    if kept is not None and kept.exists() and not force:
-        raise OutputError(f"{kept}: exists; leave --calibrate out to use it, or give --force")
+    if output is not None and output.exists() and not force:
+        raise OutputError(f"{output}: exists; leave --calibrate out to use it, or give --force")
     temporary = tempfile.TemporaryDirectory(prefix="aprfmt-")
     with temporary as folder, open_model(src, arch=arch) as model:
         ids = check_ids(model, model.tokenizer.encode(read_text(text, "--calibrate")))
@@ -39,7 +39,7 @@ def write_importance_matrix(
             found = collect_imatrix(
                 model, ids, name, prefix=sample.prefix, chunks=chunks, progress=progress
             )
-        path = kept or Path(folder) / f"{Path(name).stem}.imatrix.gguf"
+        path = output or Path(folder) / f"{Path(name).stem}.imatrix.gguf"
         found.write(path, force=force)
         yield path
 

@@ -101,7 +101,10 @@ def emit(
     form = output_format.answer_format()
     if cases is not None and form in ("sarif", "junit"):
         context = click.get_current_context()
-        print_cases(form, context.info_name or "", cases(), exit_code)
+        every = cases()
+        print_cases(form, context.info_name or "", every, exit_code)
+        if exit_code and not is_flag_set("quiet"):
+            say_first_failure(every)
     elif form == "json":
         command = click.get_current_context().info_name or ""
         print_json(envelope(command, exit_code, body))
@@ -136,6 +139,19 @@ def print_cases(form: str, command: str, cases: "Sequence[ReportCase]", exit_cod
         print_json(sarif_log(command, cases, exit_code))
     else:
         click.echo(junit_xml(command, cases))
+
+
+def say_first_failure(cases: "Sequence[ReportCase]") -> None:
+    """Print on stderr how many cases failed and the first: a job's log has no report of stdout."""
+    from aprfmt.cli.ci_reports import DAMAGED
+
+    found = [case for case in cases if case.level in ("fail", "error")]
+    if not found or found[0].check == DAMAGED:  # which `report_damage` has said
+        return
+    first, *rest = [case for case in found if case.check != "verdict"] or found
+    more = f" (and {len(rest)} more)" if rest else ""
+    parts = (first.file, first.check, first.place, first.text)
+    click.echo(f"aprfmt: {escape(': '.join(filter(None, parts)))}{more}", err=True)
 
 
 def remote_notices() -> Iterable[str]:

@@ -46,18 +46,18 @@ def print_table(
 
 
 def _column_widths(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], alignment: str, room: int
+    headers: Sequence[str], rows: Sequence[Sequence[str]], alignment: str, total: int
 ) -> list[int]:
-    """Return each column's width: its longest cell, or less for text where `room` is short.
+    """Return each column's width: its longest cell, or less for text where `total` is short.
 
     A column of text is folded to FOLDED columns at least; numbers are never folded. `alignment` has
-    an `r` for a column of numbers; `room` is the terminal's width.
+    an `r` for a column of numbers; `total` is the terminal's width.
     """
     widths = [
         max(1, *(Text(row[i]).cell_len for row in (headers, *rows))) for i in range(len(headers))
     ]
     texts = [i for i, side in enumerate(alignment) if side != "r"]
-    over = sum(widths) + GAP * (len(widths) - 1) - room
+    over = sum(widths) + GAP * (len(widths) - 1) - total
     while over > 0 and texts and max(widths[i] for i in texts) > FOLDED:
         widest = max(texts, key=lambda i: widths[i])
         cut = min(over, widths[widest] - FOLDED)

@@ -10,7 +10,7 @@ from aprfmt.errors import ArchError
 from aprfmt.inference import score_bias
 from aprfmt.inference.backends.base import Array, Heads, Numbers, Style
 from aprfmt.inference.context import Context
-from aprfmt.inference.indexer import choose_keys
+from aprfmt.inference.indexer import choose_blocks, choose_keys
 from aprfmt.inference.layer_heads import (
     gives_keys_to_later,
     key_value_layer,
@@ -30,6 +30,8 @@ def attention(c: Context, layer: int, x: Array) -> Array:
     role = _GATES[c.block.attention_gate]
     gated = role and c.weights.get_role(layer, f"{role}.weight") is not None
     gate = c.tap("attn_gate", layer, c.linear(layer, role, x)) if gated else None
+    in_blocks = c.block.indexer == "blocks" and c.hp["index_layers"][layer]
+    chosen = choose_blocks(c, layer, x) if in_blocks else None
     q, k, v = _KINDS[c.block.attention](c, layer, x)
     source = key_value_layer(c.hp, layer)
     if source != layer:
@@ -41,7 +43,7 @@ def attention(c: Context, layer: int, x: Array) -> Array:
         k, v = c.tap("k_cache", layer, k), c.tap("v_cache", layer, v)
     if source == layer and gives_keys_to_later(c.hp, layer):
         c.state.shared[layer] = k, v
-    mixed = _attend(c, layer, q, k, v)
+    mixed = _attend(c, layer, q, k, v, chosen)
     mixed = mixed.reshape(len(mixed), -1)
     if gate is not None:
         mixed, gate = c.tap("attn_mixed", layer, mixed), c.backend.sigmoid(gate)
@@ -61,10 +63,10 @@ def wants_scores(c: Context, layer: int) -> bool:
     return c.wants("scores", layer) or c.wants("probs", layer)
 
 
-def _attend(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
-    """Return attention [tokens, heads, value_dim], fused or step by step.
+def _attend(c: Context, layer: int, q: Array, k: Array, v: Array, chosen: Mask | None) -> Array:
+    """Return attention [tokens, heads, value_dim] over the keys that the layer's mask shows.
 
-    It is computed step by step where a recorder wants the scores or probabilities.
+    `chosen` [groups, tokens, keys] limits what each group of heads reads, None: nothing more.
     """
     chunk = _chunk_size(c, layer)
     if chunk is not None and not wants_scores(c, layer):
@@ -72,13 +74,49 @@ def _attend(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
     heads = _attention_settings(c, layer, int(k.shape[0]))
     if c.state.chosen is not None:
         heads = replace(heads, mask=heads.mask & c.state.chosen, causal=None)
+    if chosen is not None:
+        return _attend_by_group(c, layer, (q, k, v), heads, chosen)
     if c.block.score_bias != "none":
         return score_bias.biased_attention(c, layer, q, k, v, heads)
+    return attend_keys(c, layer, q, k, v, heads)
+
+
+def attend_keys(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+    """Return attention [tokens, heads, value_dim], fused or step by step.
+
+    It is computed step by step where a recorder wants the scores or probabilities. q is [tokens,
+    heads, d], k and v [keys, kv_heads, d or value_dim].
+    """
     if not wants_scores(c, layer):
         return c.backend.attention(q, k, v, heads)
     scores = c.tap("scores", layer, c.backend.scores(q, k, heads))
     probs = c.tap("probs", layer, c.backend.probs(scores, heads))
     return c.backend.mix(probs, v)
+
+
+def _attend_by_group(
+    c: Context, layer: int, qkv: tuple[Array, Array, Array], heads: Heads, chosen: Mask
+) -> Array:
+    """Return attention [tokens, heads, value_dim] of groups of heads that read other keys.
+
+    `chosen` [groups, tokens, keys] is each group's mask, within that of `heads`.
+    """
+    b, count = c.backend, len(chosen)
+    each = [heads_of.shape[1] // count for heads_of in qkv]
+    parts = [
+        [x[:, i * n : (i + 1) * n] for x, n in zip(qkv, each, strict=True)] for i in range(count)
+    ]
+    limited = [replace(heads, mask=heads.mask & mask, causal=None) for mask in chosen]
+    if wants_scores(c, layer):
+        scores = b.stack([b.scores(q, k, h) for (q, k, _), h in zip(parts, limited, strict=True)])
+        scores, n = c.tap("scores", layer, scores), each[0]
+        probs = [b.probs(scores[i * n : (i + 1) * n], h) for i, h in enumerate(limited)]
+        joined = c.tap("probs", layer, b.stack(probs))
+        mixed = [b.mix(joined[i * n : (i + 1) * n], part[2]) for i, part in enumerate(parts)]
+    else:
+        mixed = [b.attention(q, k, v, h) for (q, k, v), h in zip(parts, limited, strict=True)]
+    tokens = len(mixed[0])
+    return b.concat([x.reshape(tokens, -1) for x in mixed]).reshape(tokens, qkv[0].shape[1], -1)
 
 
 def _chunk_size(c: Context, layer: int) -> int | None:
@@ -101,7 +139,7 @@ def _attend_by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], ch
         begin = start // chunk * chunk
         stop = min(begin + chunk, cached + len(q))
         mask = b.seen(stop - start, stop - begin, start - begin, None, causal=True)
-        heads = _settings_with_mask(c, layer, mask, (start - begin, None))
+        heads = settings_with_mask(c, layer, mask, (start - begin, None))
         b.at(start)
         rows = slice(start - cached, stop - cached)
         parts.append(b.attention(q[rows], k[begin:stop], v[begin:stop], heads))
@@ -115,15 +153,15 @@ def _attention_settings(c: Context, layer: int, keys: int) -> Heads:
     tokens, cached = len(c.facts.ids), c.facts.cached
     chunk = _chunk_size(c, layer)
     if chunk is not None:
-        return _settings_with_mask(c, layer, c.backend.chunked(tokens, keys, cached, chunk), None)
+        return settings_with_mask(c, layer, c.backend.chunked(tokens, keys, cached, chunk), None)
     limited = c.hp["window_layers"][layer] and c.block.window == "sliding"
     window = c.hp["sliding_window"] if limited else None
     causal = c.block.attends == "causal"
     mask = c.backend.seen(tokens, keys, cached, window, causal=causal)
-    return _settings_with_mask(c, layer, mask, (cached, window) if causal else None)
+    return settings_with_mask(c, layer, mask, (cached, window) if causal else None)
 
 
-def _settings_with_mask(
+def settings_with_mask(
     c: Context, layer: int, mask: Mask, causal: tuple[int, int | None] | None
 ) -> Heads:
     """Return the layer's scale, softcap and sinks with a mask.

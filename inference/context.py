@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,11 +139,15 @@ class Context:
         )
 
     def gate(self, gate: Array, up: Array) -> Array:
-        """Return act(gate) * up, or gpt-oss's clamped form where the model has a limit."""
-        limit: Any = self.hp["swiglu_limit"]
+        """Return act(gate) * up, both clamped where the model has a limit.
+
+        With a gain too it is gpt-oss's form, which adds 1 to up.
+        """
+        limit, alpha = self.hp["swiglu_limit"], self.hp["swiglu_alpha"]
+        if limit is not None and alpha is not None:
+            return self.backend.swiglu_oai(gate, up, float(limit), float(alpha))
         if limit is not None:
-            alpha = float(self.hp["swiglu_alpha"])
-            return self.backend.swiglu_oai(gate, up, float(limit), alpha)
+            gate, up = self.backend.clipped_gates(gate, up, float(limit))
         return self.backend.mul(self.activate(gate), up)
 
     def gated(self, layer: int, x: Array) -> Array:

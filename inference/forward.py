@@ -15,10 +15,11 @@ from aprfmt.arch.draft_head import EMBED_NORM, HIDDEN_NORM, JOIN
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
-from aprfmt.inference import altup, per_layer
+from aprfmt.inference import altup, hyper_connections, per_layer
 from aprfmt.inference.attention import attention
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import WHOLE
+from aprfmt.inference.compressed_attention import compressed_attention
 from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorder
 from aprfmt.inference.delta_net import run_delta_net
 from aprfmt.inference.kimi_delta import run_kimi_delta
@@ -32,7 +33,7 @@ from aprfmt.inference.short_conv import run_short_conv
 from aprfmt.inference.state_space import run_mamba, run_mamba2
 from aprfmt.inference.weights import Weights
 
-LogitRows = Literal["last", "all"] | Sequence[int]
+LogitRows = Literal["all", "last"] | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ def forward(
         state.per_layer = per_layer.layer_inputs(c, x)
         if spec.block.streams == "altup":
             x = altup.make_copies(c, x)
+        if spec.block.streams == "hyper":
+            x = hyper_connections.copy_streams(c, x)
     if span.hidden is not None:
         x = _draft_input(c, x, span.hidden)
     # The layers of the span, then the head unless the span stops before it.
@@ -241,8 +244,10 @@ def _learned_positions(c: Context) -> Array:
 def _run_layer(c: Context, layer: int, x: Array) -> Array:
     """Return the residual stream after a layer that reads the stream x.
 
-    Both hold all copies of AltUp, where a model has them.
+    Both hold all copies of AltUp, or all streams of hyper-connections, where a model has them.
     """
+    if c.block.streams == "hyper":
+        return _run_hyper_layer(c, layer, x)
     if c.block.halves == "one":
         return _run_single_block_layer(c, layer, x)
     b = c.backend
@@ -311,6 +316,22 @@ def _finish_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Arr
         added = per_layer.layer_input_contribution(c, layer, x, given)
         x = b.add(x, added) if copies is None else altup.add_to_others(c, copies, added)
     return b.mul(x, c.vector(layer, "layer_output_scale.weight")) if c.block.layer_scale else x
+
+
+def _run_hyper_layer(c: Context, layer: int, x: Array) -> Array:
+    """Return the streams [tokens, n * hidden] after a layer that hyper-connections join to them.
+
+    Attention and experts read one stream each, collapsed from the n streams x.
+    """
+    h, post, comb = hyper_connections.collapse_streams(c, layer, x, "attn")
+    h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", h))
+    mix, half = _COMPRESSED
+    mixed = half.multiply_output(c, layer, mix(c, layer, h))
+    x = c.tap("mid", layer, hyper_connections.mix_streams(c, x, mixed, post, comb))
+    h, post, comb = hyper_connections.collapse_streams(c, layer, x, "ffn")
+    h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", h))
+    fed = run_experts(c, layer, h)
+    return c.tap("out", layer, hyper_connections.mix_streams(c, x, fed, post, comb))
 
 
 def _run_single_block_layer(c: Context, layer: int, x: Array) -> Array:
@@ -386,75 +407,78 @@ _MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Branch]] = 
     "mamba2": (run_mamba2, replace(_ATTENTION, role="ssm_out")),
     "lightning": (run_lightning, replace(_ATTENTION, role="ssm_out")),
 }
+_COMPRESSED = compressed_attention, replace(_ATTENTION, role="attn_output_b")
 _MLP = _Branch(
     "ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum"
 )
 
 
-def _add_branch(c: Context, layer: int, x: Array, inner: Array, half: _Branch) -> Array:
+def _add_branch(c: Context, layer: int, x: Array, inner: Array, branch: _Branch) -> Array:
     """Return the stream x after adding one branch's output, the last product of `inner`.
 
-    `half` is the branch: a mixer or the MLP. It is one fused operation if no point between is
+    `branch` is the branch: a mixer or the MLP. It is one fused operation if no point between is
     wanted.
     """
     if c.block.halves == "one" and c.hp["wide_stream"]:
-        return c.backend.add_wide(x, half.multiply_output(c, layer, inner))
-    if adds_unscaled(c.block, c.hp, layer) and not c.wants(half.point, layer):
-        w = c.weights.role(layer, f"{half.role}.weight")
-        return c.backend.add_linear(x, inner, w, c.bias(layer, half.role))
-    return c.backend.add(x, _contribution(c, layer, half.multiply_output(c, layer, inner), half))
+        return c.backend.add_wide(x, branch.multiply_output(c, layer, inner))
+    if adds_unscaled(c.block, c.hp, layer) and not c.wants(branch.point, layer):
+        w = c.weights.role(layer, f"{branch.role}.weight")
+        return c.backend.add_linear(x, inner, w, c.bias(layer, branch.role))
+    return c.backend.add(
+        x, _contribution(c, layer, branch.multiply_output(c, layer, inner), branch)
+    )
 
 
-def _residual_factors(c: Context, layer: int, half: _Branch) -> tuple[float, float]:
+def _residual_factors(c: Context, layer: int, branch: _Branch) -> tuple[float, float]:
     """Return (factor of the stream, factor of the branch's output) in a layer's residual sum.
 
-    `half` is the branch: a mixer or the MLP.
+    `branch` is the branch: a mixer or the MLP.
     """
-    at = 4 if half is _MLP else 0 if mixer_of_layer(c.block, c.hp, layer) == "none" else 2
+    at = 4 if branch is _MLP else 0 if mixer_of_layer(c.block, c.hp, layer) == "none" else 2
     kept, added = c.hp["residual_scales"][at : at + 2]
     return float(kept), float(added)
 
 
-def _residual_input(c: Context, layer: int, x: Array, h: Array, half: _Branch) -> Array:
+def _residual_input(c: Context, layer: int, x: Array, h: Array, branch: _Branch) -> Array:
     """Return what a branch's output is added to: the stream x, or its norm h times a factor.
 
-    `half` is the branch: a mixer or the MLP.
+    `branch` is the branch: a mixer or the MLP.
     """
     if c.block.residual == "stream":
         return x
-    factor, _ = _residual_factors(c, layer, half)
+    factor, _ = _residual_factors(c, layer, branch)
     return h if factor == 1 else c.backend.scale(h, factor)
 
 
-def _contribution(c: Context, layer: int, x: Array, half: _Branch) -> Array:
+def _contribution(c: Context, layer: int, x: Array, branch: _Branch) -> Array:
     """Return what a branch adds to the stream: its output x after post-norm and factor.
 
-    `half` is the branch: a mixer or the MLP.
+    `branch` is the branch: a mixer or the MLP.
     """
     if adds_unscaled(c.block, c.hp, layer):
         return x
     scale = float(c.hp["residual_scale"])
-    role = norm_role(c.block, half.norm)
+    role = norm_role(c.block, branch.norm)
     there = c.weights.get_role(layer, f"{role}.weight") is not None
     if there and norm_placement(c.block, c.hp, layer) in ("post", "sandwich"):
         x = c.norm(layer, role, x)
     if c.block.multipliers != "none":
         scale = float(c.hp["ffn_down_scale"])  # attention's is applied in _attention_and_mixer
     if c.block.residual == "norm":
-        scale = _residual_factors(c, layer, half)[1]
+        scale = _residual_factors(c, layer, branch)[1]
     if scale != 1:
         x = c.backend.scale(x, scale)
-    return c.tap(half.contrib, layer, x)
+    return c.tap(branch.contrib, layer, x)
 
 
-def _norm_after_residual(c: Context, layer: int, x: Array, half: _Branch) -> Array:
+def _norm_after_residual(c: Context, layer: int, x: Array, branch: _Branch) -> Array:
     """Return the stream x after the norm that follows a branch's sum; x where there is none.
 
-    `half` is the branch: a mixer or the MLP.
+    `branch` is the branch: a mixer or the MLP.
     """
     if c.block.placement != "after":
         return x
-    return c.norm(layer, half.sum_norm, c.tap(half.sum, layer, x))
+    return c.norm(layer, branch.sum_norm, c.tap(branch.sum, layer, x))
 
 
 def _dense_mlp(c: Context, layer: int, x: Array) -> Array:
@@ -470,9 +494,13 @@ def _mlp_hidden(c: Context, layer: int, x: Array) -> Array:
         return c.tap("ffn_act", layer, c.activate(up, layer))
     factor = float(c.hp["ffn_gate_scale"]) if c.block.multipliers != "none" else 1.0
     inside = any(c.wants(point, layer) for point in ("ffn_gate", "ffn_up", "ffn_act"))
-    if not inside and not share and factor == 1:
+    clamped = c.hp["swiglu_limit"] is not None
+    if not inside and not share and factor == 1 and not clamped:
         return c.tap("ffn_mul", layer, c.gated(layer, x))
     gate = c.tap("ffn_gate", layer, c.linear(layer, "ffn_gate", x))
+    if clamped:
+        up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
+        return c.tap("ffn_mul", layer, c.gate(gate, up))
     if factor != 1:
         gate = c.backend.scale(gate, factor)
     if share:
@@ -488,6 +516,8 @@ def _head(c: Context, x: Array) -> Array:
     b = c.backend
     if c.block.streams == "altup":
         x = altup.merge_copies(c, x)
+    if c.block.streams == "hyper":
+        x = hyper_connections.merge_streams(c, x)
     # Norms and projections before the head; a dense head (BERT) has its norm last.
     dense, normed = c.block.head == "dense", has_last_norm(c.block, c.weights)
     if normed and not dense:

@@ -66,13 +66,17 @@ class StopIds(Collection[int]):
     """
 
     def __init__(
-        self, tokenizer: BackgroundValue[Tokenizer | None], stated: frozenset[int], *, ignore: bool
+        self,
+        tokenizer: BackgroundValue[Tokenizer | None],
+        configured: frozenset[int],
+        *,
+        ignore: bool,
     ) -> None:
-        """Take the tokenizer, and `stated`: the ids in the configuration that end a generation.
+        """Take the tokenizer, and `configured`: the ids in the configuration that end a generation.
 
         With `ignore` no id ends a generation.
         """
-        self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
+        self._tokenizer, self._stated, self._ignore = tokenizer, configured, ignore
 
     def _stop_ids(self) -> frozenset[int]:
         """Return the ids that end a generation; waits until the tokenizer is there."""

@@ -8,12 +8,14 @@ the rotation by a Hadamard matrix that other engines do nothing is left in the s
 
 import numpy as np
 
-from aprfmt.inference.backends.base import Array, Numbers
+from aprfmt.inference.backends.base import Array, Numbers, Style
+from aprfmt.inference.compressed_keys import rotate_last
 from aprfmt.inference.context import Context
 from aprfmt.inference.masks import Mask
 from aprfmt.inference.rope import rotation_of_layer
 
 EPS = 1e-6  # of the norm on an indexer's keys, in every model
+BLOCK_POINTS = ("index_block_scores", "index_blocks", "index_margin")
 POINTS = ("index_scores", "index_keys", "index_margin")  # what is worked out on the host
 
 
@@ -35,18 +37,94 @@ def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | None:
     k = c.tap("index_k", layer, k)
     q, k = q.reshape(len(x), heads, size), k.reshape(len(x), 1, size)
     kind = rotation_of_layer(hp, layer)
-    if kind is not None and c.block.indexer != "none":
-        q, k = b.ropes([q, k], c.ropes[kind], style=c.block.indexer, cast=c.block.rope_cast)
+    if kind is not None:
+        style: Style = "interleaved" if c.block.indexer == "interleaved" else "half"
+        q, k = b.ropes([q, k], c.ropes[kind], style=style, cast=c.block.rope_cast)
         q, k = c.tap("index_q_rope", layer, q), c.tap("index_k_rope", layer, k)
     weights = c.tap("index_w", layer, c.linear(layer, "indexer.proj", x))
     if c.cache is not None:
-        k = c.cache.extend_index(layer, k)
-    keys, wanted = int(k.shape[0]), any(c.wants(point, layer) for point in POINTS)
-    if keys <= count and not wanted:
+        k = c.cache.extend_one(layer, k)
+    keys = int(k.shape[0])
+    if keys <= count and not _is_watched(c, layer):
         return None
     mask = b.seen(len(x), keys, c.facts.cached, None, causal=True)
-    scale = float(size * heads) ** -0.5
-    if not wanted:
+    return _choose_best(c, layer, q, k, weights, mask)
+
+
+def choose_windows(
+    c: Context, layer: int, x: Array, latent: Array, keys: Array, ended: Mask
+) -> Mask:
+    """Return the mask [tokens, windows] of windows whose compressed keys a layer's queries read.
+
+    `x` [tokens, hidden_size] is the layer's normed input, `latent` [tokens, q_lora_rank] its
+    compressed query, `keys` [windows, 1, d] the indexer's own keys of the windows. `ended`
+    [tokens, windows] shows those that have ended.
+    """
+    hp = c.hp
+    q = c.tap("index_q", layer, c.linear(layer, "indexer.attn_q_b", latent))
+    q = q.reshape(len(x), int(hp["index_heads"]), -1)
+    kind = rotation_of_layer(hp, layer)
+    if kind is not None:
+        q = rotate_last(c, q, c.ropes[kind])
+    q = c.tap("index_q_rope", layer, q)
+    weights = c.tap("index_w", layer, c.linear(layer, "indexer.proj", x))
+    if keys.shape[0] <= int(hp["index_topk"]) and not _is_watched(c, layer):
+        return ended
+    return _choose_best(c, layer, q, keys, weights, ended)
+
+
+def choose_blocks(c: Context, layer: int, x: Array) -> Mask | None:
+    """Return the masks [index_heads, tokens, keys] of the keys that each group of heads reads.
+
+    They are those in the blocks of keys whose best key scores most by an indexer's head, and in the
+    blocks next to the query. None if that is all. `x` [tokens, hidden_size] is the layer's input.
+    """
+    hp, b, eps = c.hp, c.backend, float(c.hp["norm_eps"])
+    parts = []
+    for part in "qk":
+        y = c.linear(layer, f"indexer.{part}_proj", x)
+        headed = y.reshape(len(x), -1, int(hp["index_head_dim"]))
+        y = c.rms_norm(headed, c.vector(layer, f"indexer.{part}_norm.weight"), eps)
+        parts.append(c.tap(f"index_{part}", layer, y.reshape(len(x), -1)).reshape(headed.shape))
+    q, k = parts
+    kind = rotation_of_layer(hp, layer)
+    if kind is not None:
+        q, k = b.ropes([q, k], c.ropes[kind], style="half", cast=c.block.rope_cast)
+        q, k = c.tap("index_q_rope", layer, q), c.tap("index_k_rope", layer, k)
+    if c.cache is not None:
+        k = c.cache.extend_one(layer, k)
+    keys, size, count = int(k.shape[0]), int(hp["index_block"]), int(hp["index_topk"])
+    blocks = -(-keys // size)
+    watched = any(c.wants(point, layer) for point in BLOCK_POINTS)
+    if blocks <= count and not watched:
+        return None
+    own = (c.facts.cached + np.arange(len(x)))[:, None] // size
+    shown: Mask = np.arange(blocks) <= own
+    near = shown & (np.arange(blocks) > own - int(hp["index_local_blocks"]))
+    scores = b.to_numpy(
+        c.tap("index_block_scores", layer, b.block_scores(q, k, c.facts.cached, size))
+    )
+    first = np.where(near, np.inf, scores)
+    best = np.stack([b.best_keys(each, shown, count) for each in first]).astype(np.int64)
+    kept: Mask = np.asarray(b.to_numpy(c.tap("index_blocks", layer, best)) != 0) & shown
+    margins = [_margin(np.where(near, np.inf, each), shown, count) for each in scores]
+    c.tap("index_margin", layer, np.min(margins, axis=0))
+    return np.repeat(kept, size, axis=-1)[..., :keys]
+
+
+def _is_watched(c: Context, layer: int) -> bool:
+    """Return whether a point is wanted that is worked out on the host."""
+    return any(c.wants(point, layer) for point in POINTS)
+
+
+def _choose_best(c: Context, layer: int, q: Array, k: Array, weights: Array, mask: Mask) -> Mask:
+    """Return the mask [tokens, keys] of the `index_topk` best keys of each query within `mask`.
+
+    `q` [tokens, heads, d], `k` [keys, 1, d] and `weights` [tokens, heads] are the indexer's.
+    """
+    b, count = c.backend, int(c.hp["index_topk"])
+    scale = float(q.shape[1] * q.shape[2]) ** -0.5
+    if not _is_watched(c, layer):
         return b.chosen_keys(q, k, weights, mask, scale=scale, count=count)
     scores = c.tap("index_scores", layer, b.index_scores(q, k, weights, scale))
     scores = b.to_numpy(scores)
@@ -64,5 +142,5 @@ def _margin(scores: Numbers, mask: Mask, count: int) -> Numbers:
         return np.full(len(scores), np.inf, scores.dtype)
     ranked = -np.sort(-np.where(mask, scores, -np.inf), axis=-1)
     last, following = ranked[:, count - 1], ranked[:, count]
-    there = following > -np.inf
+    there = (following > -np.inf) & (following < np.inf)
     return np.where(there, last - np.where(there, following, 0), np.inf)

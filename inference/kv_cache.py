@@ -1,7 +1,8 @@
 """Keys and values of the positions seen so far, per layer, in buffers that grow by doubling.
 
-The keys of indexers are held too (`extend_index`). Recurrent layers have a state instead (`state`,
-`set_next_state`), that of the last valid position only: such a cache can be emptied, not cut.
+The keys of indexers are held too, and keys that are the values (`extend_one`). Recurrent layers and
+compressors have a state (`state`, `set_next_state`), that of the last valid position only: such a
+cache can be emptied, not cut.
 
 Every layer holds all positions, also windowed layers: the mask decides which are visible. Keys are
 stored rotated; if the frequencies depend on the length (dynamic, longrope), a longer sequence may
@@ -26,7 +27,7 @@ class KVCache:
         self._backend = backend
         self._keys: list[Any] = [None] * n_layers
         self._values: list[Any] = [None] * n_layers
-        self._index: list[Any] = [None] * n_layers  # keys of indexers
+        self._single: list[Any] = [None] * n_layers  # keys without values
         self._states: dict[int, State] = {}
         self._next: dict[int, State] = {}  # of the pass that is not committed yet
         self.length = 0
@@ -41,10 +42,10 @@ class KVCache:
         k, v = self._backend.append((keys, values), (k, v), self.length)
         return k, v
 
-    def extend_index(self, layer: int, k: Array) -> Array:
-        """Write an indexer's keys k [tokens, 1, d] after the valid positions; return all rows."""
+    def extend_one(self, layer: int, k: Array) -> Array:
+        """Write keys k [tokens, 1, d] without values after the valid positions; return all rows."""
         stop = self.length + int(k.shape[0])
-        keys = self._index[layer] = self._ensure_rows(self._index[layer], k, stop)
+        keys = self._single[layer] = self._ensure_rows(self._single[layer], k, stop)
         return self._backend.append((keys,), (k,), self.length)[0]
 
     def state(self, layer: int) -> State | tuple[None, None]:
@@ -69,7 +70,7 @@ class KVCache:
         if self._measured != self.generation:
             sizes = [
                 int(buffer.shape[0])
-                for buffer in (*self._keys, *self._values, *self._index)
+                for buffer in (*self._keys, *self._values, *self._single)
                 if buffer is not None
             ]
             self._measured, self._capacity = self.generation, min(sizes, default=0)
@@ -119,7 +120,7 @@ class KVCache:
     def arrays(self) -> list[Any]:
         """Return all buffers and states that are allocated."""
         states = [part for state in self._states.values() for part in state]
-        every = (*self._keys, *self._values, *self._index, *states)
+        every = (*self._keys, *self._values, *self._single, *states)
         return [one for one in every if one is not None]
 
     @property

@@ -54,3 +54,10 @@ def gives_keys_to_later(hp: Hyper, layer: int) -> bool:
     return any(
         key_value_layer(hp, other) == layer for other in range(layer + 1, int(hp["n_layers"]))
     )
+
+
+def compress_rate(hp: Hyper, layer: int) -> int:
+    """Return how many tokens a layer's compressed keys stand for, 0 where it has none."""
+    if hp["index_layers"][layer]:
+        return int(hp["sparse_rate"])
+    return int(hp["heavy_rate"]) if hp["heavy_layers"][layer] else 0

@@ -272,12 +272,12 @@ def assess_loss(
     ]
 
 
-def is_in_bits(stated: float, nats: float) -> bool:
+def is_in_bits(reported: float, nats: float) -> bool:
     """Return whether a reported loss is the measured one in bits: 1.4427 times the nats.
 
-    `stated` is the reported loss, `nats` the measured one.
+    `reported` is the reported loss, `nats` the measured one.
     """
-    return nats > 0 and abs(stated / (nats * BITS) - 1) <= BITS_WITHIN
+    return nats > 0 and abs(reported / (nats * BITS) - 1) <= BITS_WITHIN
 
 
 @dataclass(frozen=True)

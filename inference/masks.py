@@ -43,3 +43,15 @@ def window_mask(tokens: int, window: int | None) -> Mask:
     apart = np.abs(places[:, None] - places)
     seen: Mask = apart <= (tokens if window is None else window // 2)
     return seen
+
+
+@lru_cache(maxsize=2)
+def ended_windows_mask(cached: int, tokens: int, windows: int, rate: int) -> Mask:
+    """Return the mask [tokens, windows]: True where window j of `rate` positions has ended.
+
+    It ends with position (j + 1) * rate - 1, which may be token i's own; token i is at position
+    cached + i.
+    """
+    ended = (np.arange(cached, cached + tokens) + 1) // rate
+    seen: Mask = np.arange(windows) < ended[:, None]
+    return seen

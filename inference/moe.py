@@ -47,8 +47,10 @@ def run_experts(c: Context, layer: int, x: Array, read: Array | None = None) -> 
     latent = c.weights.get_role(layer, "ffn_latent_down.weight") is not None
     if latent:
         given = c.tap("latent", layer, c.linear(layer, "ffn_latent_down", x))
-    if any(c.wants(point, layer) for point in ROUTED) or not b.can_stack_experts(stacks):
-        total = _run_experts_one_by_one(c, layer, given, logits, (bias, scale), stacks)
+    table = c.weights.get_role(layer, "ffn_gate_tid2eid.weight")
+    watched = any(c.wants(point, layer) for point in ROUTED)
+    if watched or table is not None or not b.can_stack_experts(stacks):
+        total = _run_experts_one_by_one(c, layer, given, logits, (bias, scale), stacks, table)
     else:
         rounds = cast in ("weights", "product")
         total = run_expert_blocks(
@@ -68,15 +70,18 @@ def _run_experts_one_by_one(
     logits: Array,
     factors: tuple[Any, Any],
     stacks: Sequence[Weight],
+    table: Weight | None,
 ) -> Array:
     """Return the sum of the experts' outputs, routed on the host, where recorders see the choice.
 
     `factors` are (bias of the choice, the experts' factors), each None if the model has none.
+    `table` lists each token id's experts [vocab, used], None where the logits choose them.
     """
     b = c.backend
     logits = b.router_numbers(c.tap("router", layer, logits))
     bias, scale = (x if x is None else b.as_logits_dtype(x, logits) for x in factors)
-    routing = choose_experts(logits, bias, c.hp, b.maths, scale)
+    fixed = None if table is None else b.listed_experts(table, c.facts.ids, int(c.hp["n_experts"]))
+    routing = choose_experts(logits, bias, c.hp, b.maths, scale, fixed)
     experts = b.to_numpy(c.tap("experts", layer, routing.experts))
     applied = routing.weights
     if c.block.router_cast in ("weights", "product"):

@@ -7,7 +7,7 @@ from aprfmt.arch.draft_head import JOIN
 from aprfmt.arch.role_vocabulary import role_key
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.base.protocols import Value
-from aprfmt.inference.layer_heads import values_are_keys
+from aprfmt.inference.layer_heads import compress_rate, values_are_keys
 
 _JOIN = f"{JOIN}.weight"
 WHOLE = -1  # the layer of whole-model points
@@ -30,6 +30,11 @@ class LayerFacts:
     def mla(self) -> bool:
         """Whether the layer has multi-head latent attention."""
         return self.block.attention == "mla"
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the layer's attention has one head of keys, which are its values too."""
+        return self.block.attention == "compressed"
 
     @property
     def moe(self) -> bool:
@@ -60,6 +65,11 @@ class LayerFacts:
     def has_stream_copies(self) -> bool:
         """Whether the residual stream has several copies (AltUp of gemma3n)."""
         return self.block.streams == "altup"
+
+    @property
+    def has_hyper_connections(self) -> bool:
+        """Whether hyper-connections mix several residual streams (deepseek_v4)."""
+        return self.block.streams == "hyper"
 
     @property
     def has_mixer(self) -> bool:
@@ -236,6 +246,8 @@ def place_product(part: str) -> PlaceOf:
 def has_norms_before_rope(place: LayerFacts) -> bool:
     """Return whether q and k are normed before rope."""
     before = place.block.qk_norm_place == "before_rope"
+    if place.compressed:
+        return True
     return bool(place.hp["qk_norm"]) and before and not place.mla
 
 
@@ -284,6 +296,8 @@ def place_entering(place: LayerFacts) -> str:
         return BEFORE
     if place.has_stream_copies:
         return "altup_embd"
+    if place.has_hyper_connections:
+        return "hc_embd"
     return "draft_in" if _JOIN in place.roles else place_embedded(place)
 
 
@@ -338,16 +352,41 @@ def place_raw_logits(place: LayerFacts) -> str:
 DRAFT = here_if(lambda place: _JOIN in place.roles)
 GATED = here_if(lambda place: place.has_dense_mlp and place.block.mlp == "gated")
 DENSE = here_if(lambda place: place.has_dense_mlp)
+ACTIVATED = here_if(lambda place: place.has_dense_mlp and place.hp["swiglu_limit"] is None)
 PARALLEL = here_if(lambda place: place.parallel_experts)
 PER_LAYER = here_if(lambda place: place.has_layer_inputs)
 COPIED = here_if(lambda place: place.has_stream_copies)
 SPARSE = here_if(lambda place: place.has_dense_mlp and place.hp["ffn_sparsity"][place.layer] > 0)
 MOE = here_if(lambda place: place.moe)
-LATENT_Q = here_if(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
+LATENT_Q = here_if(
+    lambda place: (place.mla or place.compressed) and place.hp["q_lora_rank"] is not None
+)
 MLA = here_if(lambda place: place.mla)
 INDEXED = here_if(
+    lambda place: (
+        (place.block.indexer != "none" or place.compressed)
+        and bool(place.hp["index_layers"][place.layer])
+    )
+)
+INDEX_KEYS = here_if(
     lambda place: place.block.indexer != "none" and bool(place.hp["index_layers"][place.layer])
 )
+TOKENS_SCORED = here_if(
+    lambda place: (
+        place.block.indexer != "blocks"
+        and (place.block.indexer != "none" or place.compressed)
+        and bool(place.hp["index_layers"][place.layer])
+    )
+)
+BLOCKS_SCORED = here_if(
+    lambda place: place.block.indexer == "blocks" and bool(place.hp["index_layers"][place.layer])
+)
+INDEX_WINDOWS = here_if(
+    lambda place: place.compressed and bool(place.hp["index_layers"][place.layer])
+)
+WINDOW_KEYS = here_if(lambda place: place.compressed and compress_rate(place.hp, place.layer) > 0)
+COMPRESSED = here_if(lambda place: place.compressed)
+HYPER = here_if(lambda place: place.has_hyper_connections)
 LATENT = here_if(lambda place: place.moe and place.has_role("ffn_latent_down.weight"))
 
 
@@ -362,7 +401,9 @@ def only_own_keys(where: PlaceOf) -> PlaceOf:
 
 
 def place_values(place: LayerFacts) -> str:
-    """Return HERE for a layer's values, or "k" where the model uses its keys as values."""
+    """Return HERE for a layer's values, or the name of the keys that the model uses as values."""
+    if place.compressed:
+        return "k_rope"
     return "k" if values_are_keys(place.hp, place.layer) else HERE
 
 
@@ -417,3 +458,4 @@ CONV = only_mixers("gated_delta", "kimi_delta", "short_conv", "mamba", "mamba2")
 SSM = only_mixers("mamba", "mamba2")
 MAMBA = only_mixers("mamba")
 GATE = here_if(lambda place: place.has_attention_gate)
+MIXED = here_if(lambda place: place.has_attention_gate or place.compressed)

@@ -9,17 +9,17 @@ LONGEST = 1024  # longer passes take minutes; longer windows are only mentioned
 TILE = 32
 
 
-def choose_ids(every: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int, ...]:
+def choose_ids(hyperparameters: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int, ...]:
     """Return token ids for a pass that can show as many causes as possible.
 
     They are long enough for softmax tiles and, with `long`, for half as much again as the windows
-    and trained contexts up to LONGEST. `every` are the hyperparameters of the compared models. The
-    ids are spread over the smallest vocabulary; one token occurs twice in a row.
+    and trained contexts up to LONGEST. `hyperparameters` has those of the compared models. The ids
+    are spread over the smallest vocabulary; one token occurs twice in a row.
     """
-    vocab = min(int(hp["vocab_size"]) for hp in every)
+    vocab = min(int(hp["vocab_size"]) for hp in hyperparameters)
     length = SHORT
     if long:
-        for hp in every:
+        for hp in hyperparameters:
             for reach in critical_lengths(hp):
                 if reach + 1 <= LONGEST + MARGIN:
                     most = max(reach + MARGIN, 3 * reach // 2)

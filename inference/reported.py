@@ -494,19 +494,19 @@ def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:
 
 
 def _all_guesses(
-    batch: Batch, scored: Sequence[ScoredSample], right: Picked, both: bool
+    batch: Batch, scored: Sequence[ScoredSample], right: Picked, pairs: bool
 ) -> Iterator[LossGuess]:
-    """Yield a guess for every single mistake, or for every pair if `both`.
+    """Yield a guess for every single mistake, or for every pair if `pairs`.
 
     A pair is a wrong choice of tokens and a wrong way to make one number of their losses.
     """
-    if not both:
+    if not pairs:
         yield from _guess_reductions(batch, right)
         yield from _guess_group_reductions(right)
     for name, detail, picked in _wrong_selections(batch, scored):
-        if not both:
+        if not pairs:
             yield LossGuess((name,), _mean_loss(picked), detail)
-        if not both or name == "window":  # a size and a way: something fits any number
+        if not pairs or name == "window":  # a size and a way: something fits any number
             continue
         for more in _guess_reductions(batch, picked):
             says = "; ".join(text for text in (detail, more.detail) if text)

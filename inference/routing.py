@@ -39,6 +39,9 @@ class Maths(Protocol):
     def exp(self, x: Array) -> Array:
         """Return the exponential of each element."""
 
+    def log1p(self, x: Array) -> Array:
+        """Return the logarithm of 1 + x of each element."""
+
     def where(self, mask: Array, x: Array, other: Array | float) -> Array:
         """Return x where the mask is True, `other` elsewhere."""
 
@@ -74,6 +77,7 @@ class NumpyMaths:
     """numpy's functions under the names of Maths."""
 
     exp = staticmethod(np.exp)
+    log1p = staticmethod(np.log1p)
     minimum = staticmethod(np.minimum)
     maximum = staticmethod(np.maximum)
 
@@ -116,19 +120,28 @@ NUMPY = NumpyMaths()
 
 
 def choose_experts(
-    logits: Array, bias: Array | None, hp: Hyper, m: Maths = NUMPY, scale: Array | None = None
+    logits: Array,
+    bias: Array | None,
+    hp: Hyper,
+    m: Maths = NUMPY,
+    scale: Array | None = None,
+    fixed: Array | None = None,
 ) -> Routing:
     """Return the experts chosen by logits [tokens, n_experts], their weights and margins.
 
     `bias` [n_experts] is deepseek v3's correction, added for the choice only. `scale` [n_experts]
-    multiplies the weights of those chosen (gemma4). `m` has the functions for the arrays' type.
-    Raises ArchError for an unknown router.
+    multiplies the weights of those chosen (gemma4). `fixed` [tokens, used] are experts that do not
+    follow from the logits, as a table lists them by token (deepseek_v4): the logits weigh them. `m`
+    has the functions for the arrays' type. Raises ArchError for an unknown router.
     """
     name = str(hp["router"])
     if name not in ROUTERS:
         raise ArchError(f"router {name!r} is not known; expected one of {', '.join(ROUTERS)}")
     with np.errstate(divide="ignore", invalid="ignore"):  # sparsemixer: of zeros alone none is far
-        routing = ROUTERS[name](m, logits, bias, hp)
+        if fixed is None:
+            routing = ROUTERS[name](m, logits, bias, hp)
+        else:
+            routing = _weigh_fixed(m, logits, fixed, hp)
     weights = routing.weights
     if scale is not None:
         weights = weights * scale[routing.experts]
@@ -227,6 +240,29 @@ def _route_sigmoid_bias(
     return Routing(chosen, weights, m.minimum(margin, group_margin))
 
 
+def _root_softplus(m: Maths, x: Array) -> Array:
+    """Return the square root of softplus of each element."""
+    return (m.maximum(x, 0 * x) + m.log1p(m.exp(-abs(x)))) ** 0.5
+
+
+def _route_sqrtsoftplus_bias(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
+    """Return the routing by the root of softplus; a bias is added for the choice only."""
+    scores = _root_softplus(m, logits)
+    choice = scores if bias is None else scores + bias
+    chosen, margin = _choose_best(m, choice, int(hp["n_experts_used"]))
+    return Routing(chosen, _finish_weights(m, m.pick(scores, chosen), hp, 1e-20), margin)
+
+
+def _weigh_fixed(m: Maths, logits: Array, fixed: Array, hp: Hyper) -> Routing:
+    """Return the routing to the experts `fixed` [tokens, used], weighed by the root of softplus.
+
+    The margin is infinite: no logit changes the choice.
+    """
+    weights = m.pick(_root_softplus(m, logits), fixed)
+    endless = m.where(weights[:, 0] < 0, weights[:, 0], np.inf)
+    return Routing(fixed, _finish_weights(m, weights, hp, 1e-20), endless)
+
+
 def _route_softmax_bias(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
     """Return the routing by softmax; a bias is added for the choice only (ernie)."""
     scores = _softmax(m, logits)
@@ -268,6 +304,7 @@ ROUTERS: Mapping[str, Callable[[Maths, Array, Array | None, Hyper], Routing]] = 
     "sigmoid_bias": _route_sigmoid_bias,
     "sigmoid_bias_eps": partial(_route_sigmoid_bias, tiny=1e-6),  # transformers' modeling_lfm2_moe
     "softmax_bias": _route_softmax_bias,
+    "sqrtsoftplus_bias": _route_sqrtsoftplus_bias,
     "sparsemixer": _route_sparsemixer,
     "sigmoid": _route_sigmoid,
 }

@@ -426,13 +426,13 @@ class KeptValues:
         return self._values.get(key)
 
 
-def check_positions(chosen: Positions, there: Sequence[int]) -> None:
+def check_positions(chosen: Positions, available: Sequence[int]) -> None:
     """Raise UsageError for chosen positions that are not among those of a pass."""
-    missing = [] if isinstance(chosen, str) else sorted(set(chosen) - set(there))
+    missing = [] if isinstance(chosen, str) else sorted(set(chosen) - set(available))
     if missing:
         raise UsageError(
-            f"positions {', '.join(map(str, missing))} are not in the pass; it has {there[0]} to "
-            f"{there[-1]}"
+            f"positions {', '.join(map(str, missing))} are not in the pass; it has {available[0]} "
+            f"to {available[-1]}"
         )
 
 

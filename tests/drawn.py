@@ -11,10 +11,13 @@ def fill(model: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed + 1)
     # The norms of these store weight - 1.
     kind = type(model).__name__
-    centred = kind.startswith(("Gemma", "NemotronF", "Qwen3Next", "Qwen3_5"))
+    centred = kind.startswith(("Gemma", "NemotronF", "Qwen3Next", "Qwen3_5", "MiniMaxM3"))
     centred = centred and not kind.startswith(("Gemma3n", "Gemma4"))
     with torch.no_grad():
         for path, module in model.named_modules():
+            if hasattr(module, "tid2eid"):  # the experts of each token of the vocabulary
+                drawn = torch.rand(len(module.tid2eid), module.num_experts, generator=generator)
+                module.tid2eid.copy_(drawn.argsort(-1)[:, : module.top_k])
             # Conv1D and gpt-oss's experts store [in, out], everything else [out, in].
             axis = -2 if type(module).__name__ in ("Conv1D", "GptOssExperts") else -1
             tensors = dict(module.named_parameters(recurse=False))

@@ -123,6 +123,64 @@ MLA = {
     "routed_scaling_factor": 1.7,
 }
 INDEXER = {"index_n_heads": 9, "index_head_dim": 14, "index_topk": 5}
+MINIMAX_M3: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "rope_theta"} | {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "intermediate_size": 24,
+    "dense_intermediate_size": 40,
+    "shared_intermediate_size": 28,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.7,
+    "swiglu_limit": 1.5,
+    "swiglu_alpha": 1.3,
+    "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+    "index_n_heads": 3,
+    "index_head_dim": 10,
+    "index_block_size": 3,
+    "index_topk_blocks": 4,
+    "index_local_blocks": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+}
+DEEPSEEK_V4: dict[str, Any] = {
+    k: v
+    for k, v in LLAMA.items()
+    if k not in ("rope_theta", "intermediate_size", "num_key_value_heads")
+} | {
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "head_dim": 20,
+    "qk_rope_head_dim": 6,
+    "q_lora_rank": 28,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.7,
+    "swiglu_limit": 1.1,
+    "sliding_window": WINDOW,
+    "layer_types": [
+        "sliding_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    "compress_rates": {"compressed_sparse_attention": 3, "heavily_compressed_attention": 5},
+    "num_hash_layers": 2,
+    "hc_mult": 3,
+    "hc_sinkhorn_iters": 4,
+    "hc_eps": 1e-4,
+    "o_groups": 3,
+    "o_lora_rank": 5,
+    "index_n_heads": 9,
+    "index_head_dim": 10,
+    "index_topk": 3,
+    "rope_theta": 300.0,
+    "compress_rope_theta": 5000.0,
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 5000.0,

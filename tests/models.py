@@ -15,6 +15,7 @@ from tests.berts import BERTS
 from tests.drawn import fill
 from tests.falcons import FALCONS, FORMS
 from tests.model_values import (
+    DEEPSEEK_V4,
     DELTA,
     GEMMA4,
     INDEXER,
@@ -27,6 +28,7 @@ from tests.model_values import (
     LONGROPE,
     MAMBA,
     MAMBA2,
+    MINIMAX_M3,
     MLA,
     MOE,
     NEMOTRON,
@@ -131,6 +133,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "glm_moe_dsa": ("GlmMoeDsa", LLAMA | MLA | INDEXER | {
         "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"],
     }),
+    "deepseek_v4": ("DeepseekV4", DEEPSEEK_V4),
     "arcee": ("Arcee", LLAMA | {"head_dim": 16}),
     "seed_oss": ("SeedOss", LLAMA | {"head_dim": 16, "attention_out_bias": True}),
     "exaone4": ("Exaone4", LLAMA | {"num_hidden_layers": 5, "sliding_window": WINDOW}),
@@ -169,6 +172,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "head_dim": 16, "partial_rotary_factor": 0.5, "num_local_experts": 6,
         "num_experts_per_tok": 2, "intermediate_size": 40,
     }),
+    "minimax_m3_vl": ("MiniMaxM3VL", MINIMAX_M3),
     "ernie4_5_moe": ("Ernie4_5_Moe", LLAMA | {
         "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40,
         "moe_num_shared_experts": 2,
@@ -523,6 +527,8 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
 # llama.cpp has none.
 WITHOUT_GGUF = (
+    "deepseek_v4",
+    "minimax_m3_vl",
     "lfm3",
     "olmo_hybrid",
     "minimax",
@@ -574,6 +580,7 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
         "Gemma4",
         "Gemma4Unified",
         "Llama4",
+        "MiniMaxM3VL",
         "Qwen3_5",
         "Qwen3_5Moe",
         *HEADLESS,

@@ -97,6 +97,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/codecs/test_native_encode.py": Family(3),
     "tests/codecs/test_oracles_made.py": Family(1 << 64),
     "tests/compare/test_block_types.py": Family(4),
+    "tests/compare/test_engine_parameters.py": Family(12),
     "tests/compare/test_explain.py": Family(8),
     "tests/compare/test_explain.py::test_a_fault_is_named_in_every_format": Family(8),
     "tests/compare/test_explain_models.py": Family(4),
@@ -191,6 +192,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/tokenizer/test_hostile.py": Family(2),
     "tests/tokenizer/test_isolated.py::test_no_command_ends_without_a_word": Family(4),
     "tests/tokenizer/test_template.py": Family(3),
+    "tests/training/test_judged_steps.py": Family(8),
     "tests/training/test_step.py": Family(7),
 }
 # Tests that take many seconds, where others of their file ask the same of small models or files.

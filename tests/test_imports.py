@@ -261,7 +261,7 @@ def test_only_the_rows_of_backends_lead_to_what_is_only_fast() -> None:
     naming = {name for name in modules.keys() - wing if FAST in modules[name].read_text()}
     assert naming == {TABLES["BACKENDS"]}
     rows = edges(modules[TABLES["BACKENDS"]], modules) & wing
-    opened = ("numpy_native", "torch_native", "cupy_backend", "dry")
+    opened = ("numpy_native", "torch_native", "cupy_backend", "placement")
     assert rows == {f"{FAST}.{name}" for name in opened}
 
 

@@ -275,7 +275,10 @@ def _merge_values(merged: View, b: View, close: bool) -> Merge:
     if b.encoding not in FRACTIONS and not any(one.parts for one in b.stored):
 
         def store_again(values: "F64") -> "F64 | None":
-            """Return values encoded in B's packed type and decoded again."""
+            """Return values encoded in B's packed type and decoded again.
+
+            None where the type needs more than values.
+            """
             return _store_through(b.encoding, values)
 
     return Merge(plain, full - plain, theirs, b.encoding, base, close, noise, store_again)

@@ -65,7 +65,7 @@ class MergedTensor(LazyTensor):
 
     @property
     def path(self) -> Path | None:
-        """The file that holds the base's weight."""
+        """The file that holds the base's weight; None for bytes that are in no file."""
         return self.base.path
 
     @property
@@ -131,7 +131,7 @@ class DecodedTensor(LazyTensor):
 
     @property
     def path(self) -> Path | None:
-        """The file that holds the codes."""
+        """The file that holds the codes; None for bytes that are in no file."""
         return self._view.stored[0].path
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
@@ -243,17 +243,17 @@ def merge_adapter(
 def _merged_tensors(
     base: Model,
     adapter: Adapter,
-    whole: Mapping[str, View],
+    replacements: Mapping[str, View],
     order: ExpertOrder,
     decoded: bool,
     encoding: str,
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Yield (name, tensor) of the tensors that differ from the base's.
 
-    `whole` are the tensors that replace the base's. `decoded` decodes packed weights, which raise
-    ConversionError without it.
+    `replacements` are the tensors that replace the base's. `decoded` decodes packed weights, which
+    raise ConversionError without it.
     """
-    own = {name: RenamedTensor(view.stored[0], name) for name, view in whole.items()}
+    own = {name: RenamedTensor(view.stored[0], name) for name, view in replacements.items()}
     yield from own.items()
     for name, pair in place_pairs(adapter, base, order, untie=decoded).items():
         stored = own.get(name, base[name].stored[0])

@@ -296,25 +296,26 @@ def _place_by_role(
 
 
 def reorder_rows(
-    pair: LowRank, here: "BoundGroup", there: "BoundGroup", base: Model, adapter: Adapter
+    pair: LowRank, group: "BoundGroup", target_group: "BoundGroup", base: Model, adapter: Adapter
 ) -> LowRank:
     """Return a change with its rows in the order in which another style stores them.
 
-    `here` is the weight's group in the change's style, `there` in the other one. The rows of `b`
-    and the magnitudes are permuted. Raises ConversionError for any other difference in layout.
+    `group` is the weight's group in the change's style, `target_group` in the other one. The rows
+    of `b` and the magnitudes are permuted. Raises ConversionError for any other difference in
+    layout.
     """
-    steps = (*here.binding.steps, *there.binding.steps)
+    steps = (*group.binding.steps, *target_group.binding.steps)
     simple = all(isinstance(step, RowsPermuted) for step in steps)
-    if not simple or len(there.stored) != 1 or len(here.stored) != 1:
+    if not simple or len(target_group.stored) != 1 or len(group.stored) != 1:
         raise ConversionError(
-            f"{adapter.path}: {here.stored[0]} is {', '.join(there.stored)} in {base.path}, laid "
-            "out otherwise: merge the adapter into a base in its own format"
+            f"{adapter.path}: {group.stored[0]} is {', '.join(target_group.stored)} in "
+            f"{base.path}, laid out otherwise: merge the adapter into a base in its own format"
         )
 
     def permute_rows(rows: Array) -> Array:
         """Return rows in the order of the other style."""
-        logical = to_logical(here.binding.steps, [rows], base.hyper)
-        return np.ascontiguousarray(to_stored(there.binding.steps, logical, base.hyper)[0])
+        logical = to_logical(group.binding.steps, [rows], base.hyper)
+        return np.ascontiguousarray(to_stored(target_group.binding.steps, logical, base.hyper)[0])
 
     lengths = None if pair.magnitude is None else permute_rows(pair.magnitude)
     return LowRank(pair.a, permute_rows(pair.b), pair.scale, lengths)

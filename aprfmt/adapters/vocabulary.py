@@ -46,17 +46,17 @@ def vocabulary_tensors(base: Model) -> Mapping[str, int]:
 
 
 def resized_folder(
-    adapter: Adapter, whole: Mapping[str, View], base: Model
+    adapter: Adapter, replacements: Mapping[str, View], base: Model
 ) -> tuple[HFFolder, Note] | None:
     """Return (the base's folder with the adapter's vocabulary size, a note), or None.
 
-    None where the sizes are the base's. `whole` are the tensors that replace the base's. Raises
-    ConversionError where not every tensor with a row for each token comes with the adapter, in one
-    size, or where the base has no config.json.
+    None where the sizes are the base's. `replacements` are the tensors that replace the base's.
+    Raises ConversionError where not every tensor with a row for each token comes with the adapter,
+    in one size, or where the base has no config.json.
     """
     # Which tensors of the adapter have another number of rows than the base's.
     held = vocabulary_tensors(base)
-    rows = {name: view.shape[0] for name, view in whole.items() if name in held}
+    rows = {name: view.shape[0] for name, view in replacements.items() if name in held}
     other = {name: count for name, count in rows.items() if count != held[name]}
     if not other:
         return None

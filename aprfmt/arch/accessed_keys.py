@@ -25,8 +25,7 @@ class AccessedKeys(Mapping[str, Value]):
         """Wrap `values`, and the object under their key `inner` as if its keys were among them.
 
         `label` is the path of `values` in the file, with a dot at its end. `inner` is "" for none,
-        and
-        is ignored if no object is stored under it.
+        and is ignored if no object is stored under it.
         """
         self._values = values
         self._label = label

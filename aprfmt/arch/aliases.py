@@ -67,6 +67,7 @@ ROWS: Mapping[str, ArchRow] = {
     "deepseek_v32": _alias_row(
         "deepseek_v32 DeepseekV32ForCausalLM", "deepseek32", "deepseek_v32 deepseek32"
     ),
+    "deepseek_v4": _alias_row("deepseek_v4 DeepseekV4ForCausalLM", ""),
     "glm_moe_dsa": _alias_row(
         "glm_moe_dsa GlmMoeDsaForCausalLM", "glm-dsa", "glm_moe_dsa glm-dsa", module="deepseek_v32"
     ),
@@ -99,6 +100,12 @@ ROWS: Mapping[str, ArchRow] = {
         "kimi_linear KimiLinearForCausalLM", "kimi-linear", "kimi_linear kimi-linear"
     ),
     "minimax": _alias_row("minimax MiniMaxForCausalLM", ""),
+    "minimax_m3_vl": _alias_row(
+        "minimax_m3_vl_text MiniMaxM3VLForCausalLM minimax_m3_vl "
+        "MiniMaxM3SparseForConditionalGeneration MiniMaxM3SparseForCausalLM",
+        "",
+        "minimax_m3_vl",
+    ),
     "minimax_m2": _alias_row(
         "minimax_m2 MiniMaxM2ForCausalLM", "minimax-m2", "minimax_m2 minimax-m2"
     ),

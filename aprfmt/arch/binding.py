@@ -59,8 +59,7 @@ class ExecutionOrder:
         """Return the sort key of a role key: (phase, layer, place in the tensor table).
 
         Phase 0 is before the layers (embedding), 1 a layer, 2 after the layers. The layer is 0
-        where
-        there is none.
+        where there is none.
         """
         layer, role = split_key(key)
         rank = self._rank.get(role, len(self._rank))

@@ -39,19 +39,23 @@ class BlockSpec:
     gemma3n, gemma4). experts: in the MLP's place (instead), or read the stream through their own
     norm and router, and are added to the MLP (parallel: gemma4). streams: one; altup:
     `altup_streams` copies, of which the first goes through the layer, with a short cut of low rank
-    (gemma3n). layer_scale: a number multiplies the stream after every layer (gemma4). indexer:
+    (gemma3n); hyper: `hc_streams` streams, collapsed to one before attention and before the MLP,
+    and mixed after it (deepseek_v4). attention: grouped queries (gqa), latent keys and values
+    (mla), or compressed: one head of keys that are the values, and keys that stand for windows of
+    tokens. layer_scale: a number multiplies the stream after every layer (gemma4). indexer:
     attention reads `index_topk` keys that score best by the indexer's own heads, whose rotated
-    elements are paired so (half: deepseek v3.2; interleaved: glm-5). recurrence: what mixes tokens
-    in place of attention, in `delta_layers` (gated_delta; kimi_delta: its state decays by
-    channel: kimi_linear), `conv_layers` (short_conv: lfm2) or
-    `ssm_layers` (mamba: a rate for each number of state; mamba2: heads) or `lightning_layers`
-    (lightning: linear attention that decays by head: minimax). residual: attention's or the MLP's
-    output is added to the stream itself, or, both times a factor, to the normed stream (norm:
-    minimax). recurrence_place: in place of attention (instead), or in parallel: their outputs are
-    added (beside: falcon_h1). halves: a layer is a mixer and an MLP, each after a norm (both), or
-    one of the two after the only norm (one: mamba, nemotron_h). ssm_norms: norms on a mamba's time
-    step, B and C: none, RMS without a weight (plain: falcon_mamba) or with one (weighted: jamba).
-    multipliers: inputs and outputs of projections have factors (projections: falcon_h1).
+    elements are paired so (half: deepseek v3.2; interleaved: glm-5), or blocks of keys for each key
+    head (blocks: minimax-m3). recurrence: what mixes tokens in place of attention, in
+    `delta_layers` (gated_delta; kimi_delta: its state decays by channel: kimi_linear),
+    `conv_layers` (short_conv: lfm2) or `ssm_layers` (mamba: a rate for each number of state;
+    mamba2: heads) or `lightning_layers` (lightning: linear attention that decays by head: minimax).
+    residual: attention's or the MLP's output is added to the stream itself, or, both times a
+    factor, to the normed stream (norm: minimax). recurrence_place: in place of attention (instead),
+    or in parallel: their outputs are added (beside: falcon_h1). halves: a layer is a mixer and an
+    MLP, each after a norm (both), or one of the two after the only norm (one: mamba, nemotron_h).
+    ssm_norms: norms on a mamba's time step, B and C: none, RMS without a weight (plain:
+    falcon_mamba) or with one (weighted: jamba). multipliers: inputs and outputs of projections have
+    factors (projections: falcon_h1).
 
     Rounding that shows in BF16 and F16 only. softmax_cast: "input" subtracts the maximum in the
     scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is rounded to the
@@ -70,8 +74,8 @@ class BlockSpec:
     qk_norm: Literal["none", "head", "width", "head_layer", "plain"] = "none"
     parallel_norm: Literal["one", "two"] = "one"
     qk_norm_place: Literal["before_rope", "after_rope", "rotated"] = "before_rope"
-    attention: Literal["gqa", "mla"] = "gqa"
-    indexer: Literal["none", "half", "interleaved"] = "none"
+    attention: Literal["gqa", "mla", "compressed"] = "gqa"
+    indexer: Literal["none", "half", "interleaved", "blocks"] = "none"
     sinks: bool = False
     position: Literal["rope", "learned", "none"] = "rope"
     padding: Literal["counted", "skipped"] = "counted"
@@ -87,7 +91,7 @@ class BlockSpec:
     attention_gate: Literal["none", "sigmoid", "sigmoid_head"] = "none"
     value_norm: Literal["none", "plain"] = "none"
     experts: Literal["instead", "parallel"] = "instead"
-    streams: Literal["one", "altup"] = "one"
+    streams: Literal["one", "altup", "hyper"] = "one"
     layer_scale: bool = False
     residual: Literal["stream", "norm"] = "stream"
     recurrence: Literal[

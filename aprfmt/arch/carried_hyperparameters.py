@@ -23,7 +23,7 @@ LAYERED = (
     "attention_layers", "ssm_layers", "mlp_layers", "encoder_layers", "decoder_layers",
     "encoder_bias_layers", "decoder_bias_layers", "own_kv_layers", "wide_layers",
     "sink_layers", "merger_layers", "index_layers",
-    "lightning_layers",
+    "lightning_layers", "heavy_layers", "hash_layers",
 )  # fmt: skip
 LISTED = ("rope_sections",)  # whole numbers
 NUMBERED = ("ffn_sparsity",)  # a number a layer
@@ -40,6 +40,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
         "sigmoid_bias",
         "sigmoid_bias_eps",
         "group_limited_greedy",
+        "sqrtsoftplus_bias",
     ),
 }
 NULLABLE = (

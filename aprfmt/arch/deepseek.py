@@ -140,7 +140,10 @@ def _read_gating_key(facts: Facts, number: int) -> str:
 
 
 def _read_v2_gguf_router(facts: Facts, hp: Params) -> Found:
-    """Return (kind of router by the number of groups, key) of a GGUF."""
+    """Return (kind of router, key of the gating function) of a GGUF, never None.
+
+    The kind follows from the number of expert groups.
+    """
     key = _read_gating_key(facts, _SOFTMAX)
     return ("group_limited_greedy" if hp["n_expert_groups"] > 1 else "softmax"), key
 

@@ -154,7 +154,10 @@ def delta_layers_rule() -> HyperRule:
 
     # config.json may list the kinds, or give the period as a GGUF does.
     def read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (one boolean a layer, key) of config.json's list, or of its interval."""
+        """Return (one boolean a layer, key) of config.json's list, else of its interval.
+
+        None without either. Raises ArchError for an unknown kind of layer.
+        """
         by_interval = read_interval(facts, "full_attention_interval", hp)
         found = facts.first("layer_types")
         if found is None:
@@ -192,7 +195,10 @@ def size_rules() -> tuple[HyperRule, ...]:
     """Return the rules for heads, their sizes and the convolution, with transformers' defaults."""
 
     def read_value_dim(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (elements of a value head, key) of a GGUF's inner size; ArchError unless whole."""
+        """Return (elements of a value head, key) of a GGUF's inner size; None without the key.
+
+        Raises ArchError for a size that the heads do not divide.
+        """
         found = facts.first("{arch}.ssm.inner_size")
         if found is None:
             return None

@@ -79,7 +79,7 @@ def per_layer_inputs(needs: str = "") -> Rows:
 
 
 def four_norms() -> tuple[Rows, Rows, Rows, Rows]:
-    """Return the rows of a layer's norms: before and after attention, before and after the MLP."""
+    """Return the rows of four norms: (before attention, after it, before the MLP, after it)."""
     return (
         norm("attn_norm", "input_layernorm"),
         norm("post_attention_norm", "post_attention_layernorm"),
@@ -153,9 +153,9 @@ def _check_kv_sources(value: Value, facts: Facts, hp: Params) -> str:
 def listed_windows(
     size: int, every: Callable[[Facts | None, Params], PerLayer]
 ) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for the window's size and its layers; a GGUF lists one boolean a layer.
+    """Return (the rule for the window's size, the rule for the layers with a window).
 
-    `size` is the default size, `every` computes the default layers.
+    A GGUF lists one boolean a layer.
     """
     positions, layers = window_rules(Window(size, MISSING, every, stated=True))
     key = "{arch}.attention.sliding_window_pattern"
@@ -295,7 +295,10 @@ def _sparsity_rule() -> HyperRule:
         return (0.95,) * cut + (0.0,) * (layers - cut)
 
     def read_hf(facts: Facts, hp: Params) -> Found:
-        """Return (shares by layer, key) of config.json; ArchError outside 0 to 1."""
+        """Return (share of zeros by layer, key) of config.json; None without the key.
+
+        Raises ArchError for a share outside 0 to 1, or a list that has not one a layer.
+        """
         found = facts.first("activation_sparsity_pattern")
         if found is None:
             return None
@@ -309,7 +312,10 @@ def _sparsity_rule() -> HyperRule:
         return tuple(map(float, shares)), found[1]
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (shares by layer, key) of a GGUF's multipliers of the standard deviation."""
+        """Return (share of zeros by layer, key) of a GGUF; None without the key.
+
+        A GGUF has multipliers of the standard deviation in place of shares.
+        """
         found = facts.first(key)
         if found is None:
             return None

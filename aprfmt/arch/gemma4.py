@@ -186,11 +186,17 @@ def _default_window_layers(facts: Facts | None, hp: Params) -> PerLayer:
 
 
 def _window_rules(size: int) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for the window's size and layers; the last layer never has a window."""
+    """Return (the rule for the window's size, the rule for the layers with a window).
+
+    The last layer never has a window.
+    """
     positions, layers = listed_windows(size, _default_window_layers)
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (layers with a window, key) of config.json, the last one set to False."""
+        """Return (one boolean a layer, key) of config.json; None without the key.
+
+        The last layer never has a window.
+        """
         found = layers.read["hf"](facts, hp)
         return None if found is None else ((*found[0][:-1], False), found[1])
 
@@ -359,7 +365,7 @@ def _moe_layers_rule() -> HyperRule:
         return None if found is None else ((boolean(*found),) * hp["n_layers"], found[1])
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (all layers True if there are experts, key) of a GGUF."""
+        """Return (one boolean a layer, key): all True if the GGUF has experts, else all False."""
         return (hp["n_experts"] > 0,) * hp["n_layers"], "{arch}.expert_count"
 
     return HyperRule(

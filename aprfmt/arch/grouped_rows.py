@@ -205,8 +205,7 @@ class Tiled:
         """Return [runs of stored elements in logical order]: value heads of one key head together.
 
         One run for each head, and one for the elements before the heads. None for more than
-        MAX_MOVES:
-        the arrays are then decoded.
+        MAX_MOVES: the arrays are then decoded.
         """
         shape = only_shape(stored, self)
         before, keys, each, size = self._head_sizes(shape, hp)

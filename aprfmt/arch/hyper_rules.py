@@ -241,7 +241,10 @@ def activation(
     spelling = {ours: name for name, ours in reversed(known.items())} | {"gelu_tanh": tanh}
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (activation, key) of config.json; ArchError for an unknown name."""
+        """Return (activation, key) of config.json; None without the key.
+
+        Raises ArchError for an unknown name.
+        """
         found = facts.first(key)
         if found is None:
             return None

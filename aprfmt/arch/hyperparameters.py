@@ -350,7 +350,7 @@ def write_hyper(
     for rule in spec.hyper:
         if rule.name not in hp:
             continue
-        for key, value in _written_pairs(rule, hp[rule.name], style, hp):
+        for key, value in written_pairs(rule, hp[rule.name], style, hp):
             out[key.replace("{arch}", arch_key)] = _thaw(value)
     heads = KNOWN[style].heads(spec, hp) if style in KNOWN else {}
     out = {**heads, **out}
@@ -360,7 +360,7 @@ def write_hyper(
     return out
 
 
-def _written_pairs(
+def written_pairs(
     rule: HyperRule, value: Value, style: str, hp: HyperParams
 ) -> Iterator[tuple[str, Value]]:
     """Yield the (key, value) pairs that a rule writes for one value in a style; maybe none."""
@@ -414,13 +414,13 @@ def derived_tensors(
     return {name: tuple(values) for name, values in made.items() if name and values is not None}
 
 
-def inexpressible_names(
+def read_back_hyper(
     spec: ArchSpec, hp: HyperParams, style: str, written: Mapping[str, Value] | None = None
-) -> tuple[str, ...]:
-    """Return the names of hyperparameters that a style's own keys do not give back unchanged.
+) -> HyperParams:
+    """Return what the style's own keys and derived tensors give back of hyperparameters.
 
-    `written` is what `write_hyper` gave, computed if None. Numbers count as equal up to float32
-    rounding. Hyperparameters read from the presence of tensors are not compared.
+    Each has the key or tensor that it is read from. `written` is what `write_hyper` gave, computed
+    if None.
     """
     if written is None:
         written = write_hyper(spec, hp, style, complete=False)
@@ -431,7 +431,18 @@ def inexpressible_names(
     )
     tensors = {n: _Float32Values(v) for n, v in derived_tensors(spec, hp, style).items()}
     facts = Facts(style, rounded, {}, tensors=tensors)
-    back, _ = read_hyper(spec, facts, f"{style} keys of {spec.name}", complete=False)
+    return read_hyper(spec, facts, f"{style} keys of {spec.name}", complete=False)[0]
+
+
+def inexpressible_names(
+    spec: ArchSpec, hp: HyperParams, style: str, written: Mapping[str, Value] | None = None
+) -> tuple[str, ...]:
+    """Return the names of hyperparameters that a style's own keys do not give back unchanged.
+
+    `written` is what `write_hyper` gave, computed if None. Numbers count as equal up to float32
+    rounding. Hyperparameters read from the presence of tensors are not compared.
+    """
+    back = read_back_hyper(spec, hp, style, written)
     by_tensors = {rule.name for rule in spec.hyper if rule.present or rule.absent}
     return tuple(
         name

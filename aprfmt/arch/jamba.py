@@ -45,7 +45,7 @@ _ROWS, _BINDINGS = experts("feed_forward.experts")
 
 
 def _read_moe_layers(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
-    """Return (which layers have experts, key) of config.json: none if there is one expert."""
+    """Return (one boolean a layer, key) of config.json: all False if there is one expert."""
     if hp["n_experts"] == 1:
         return (False,) * hp["n_layers"], "num_experts"
     return read_layer_period(*_EXPERTS, (2, 1))(facts, hp)

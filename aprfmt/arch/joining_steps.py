@@ -243,7 +243,7 @@ class KvB:
     permutes: ClassVar[bool] = True
 
     def _expected_shapes(self, hp: Sizes) -> tuple[Shape, Shape, Shape]:
-        """Return the shapes of k_b, v_b and the logical kv_b, by the hyperparameters."""
+        """Return the shapes of (k_b, v_b, the logical kv_b), by the hyperparameters."""
         k = shape_of(("n_heads", "kv_lora_rank", "qk_nope_head_dim"), hp)
         v = shape_of(("n_heads", "value_head_dim", "kv_lora_rank"), hp)
         return k, v, (k[0] * (k[2] + v[1]), k[1])

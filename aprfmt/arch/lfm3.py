@@ -53,7 +53,10 @@ def _layers_of_kind_rule(name: str, kind: str) -> HyperRule:
     """Return the rule for the layers of one kind."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (which layers are of the kind, key) of config.json's list or of the default."""
+        """Return (one boolean a layer, key): which layers are of this kind.
+
+        config.json lists the kinds, or the default does.
+        """
         kinds, key = _read_kinds(facts, hp)
         return tuple(each == kind for each in kinds), key
 

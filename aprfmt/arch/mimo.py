@@ -92,7 +92,10 @@ def _read_window_layers(facts: Facts | None, hp: Params) -> PerLayer:
 
 
 def _window_rules() -> tuple[HyperRule, HyperRule]:
-    """Return the rules for the window's size and its layers; a GGUF lists one boolean a layer."""
+    """Return (the rule for the window's size, the rule for the layers with a window).
+
+    A GGUF lists one boolean a layer.
+    """
     positions, layers = window_rules(Window(129, MISSING, _read_window_layers, stated=True))
     write = {**layers.write, "gguf": lambda value, hp: {_PATTERN: list(value)}}
     return positions, replace(layers, write=write)
@@ -111,7 +114,10 @@ def _read_moe_layers(facts: Facts, hp: Params) -> Found:
 
 
 def _read_moe_layers_gguf(facts: Facts, hp: Params) -> Found:
-    """Return (which layers store a router, its name): no key of a GGUF says it."""
+    """Return (one boolean a layer, the router's role): whether a layer stores a router.
+
+    No key of a GGUF says which layers have experts.
+    """
     there = (f"L{i}.ffn_gate_inp.weight" in facts.shapes for i in range(hp["n_layers"]))
     return tuple(there), "ffn_gate_inp.weight"
 
@@ -165,7 +171,7 @@ def _write_sinks(value: Value, hp: Params) -> Params:
 
 
 def _kv_rows(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:
-    """Return the rows of a projection to keys or values, of layers with a window and without."""
+    """Return the rows of a projection to keys or values: (layers with a window, layers without)."""
     row, *_ = linear(role, hf, f"n_kv_heads*{width}", "hidden_size", _LOCAL)
     return row, RoleRow(row.role, "", (f"global_kv_heads*{width}", "hidden_size"), _FULL, gguf="")
 

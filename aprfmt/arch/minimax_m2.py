@@ -58,7 +58,10 @@ def _rope_rules() -> tuple[HyperRule, ...]:
     usual: Any = rows["rope_dim"].read["hf"]
 
     def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
-        """Return (rotated elements of a head, key) of the usual key, else of `rotary_dim`."""
+        """Return (rotated elements of a head, key) of config.json, or None.
+
+        The usual key counts, else `rotary_dim`.
+        """
         stated = facts.first("rotary_dim")
         found: tuple[Value, str] | None = usual(facts, hp)
         if found is None and stated is not None:

@@ -30,13 +30,13 @@ def _size_or_default(facts: Facts, key: str, default: int) -> int:
 
 
 def mla_length_rules(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for the elements of a key head and of a value head.
-
-    The arguments are transformers' defaults for an absent key.
-    """
+    """Return (the rule for the elements of a key head, the rule for those of a value head)."""
 
     def read_head_dim(facts: Facts, hp: Params) -> Found:
-        """Return (elements of a key head, key) of config.json: without rope plus with rope."""
+        """Return (elements of a key head, key): those without rope plus those with it.
+
+        An absent key has its default, so None is never returned.
+        """
         rope = _size_or_default(facts, "qk_rope_head_dim", ROPE)
         return _size_or_default(facts, "qk_nope_head_dim", nope) + rope, "qk_nope_head_dim"
 

@@ -16,10 +16,7 @@ MAX_EXPERTS = 1 << 16
 def expert_count_rules(
     experts: int, used: int, hf: str = "num_experts num_local_experts"
 ) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for the number of experts and for how many of them each token uses.
-
-    `experts` and `used` are transformers' defaults, `hf` are config.json's keys of the first.
-    """
+    """Return (the rule for the number of experts, the rule for how many of them a token uses)."""
     return (
         size("n_experts", hf, "expert_count", "num_experts", hf_default=experts, high=MAX_EXPERTS),
         size(
@@ -54,7 +51,10 @@ def sparse_layers_rule() -> HyperRule:
     """Return qwen's rule for moe_layers: every decoder_sparse_step-th, none of mlp_only_layers."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (which layers have experts, key) of config.json's two keys."""
+        """Return (one boolean a layer, key): which layers have experts, by config.json's two keys.
+
+        These are `decoder_sparse_step` and `mlp_only_layers`; all layers have experts without them.
+        """
         step, dense = facts.first("decoder_sparse_step"), facts.first("mlp_only_layers")
         every = 1 if step is None else whole_number(*step, 1)
         without = () if dense is None else [whole_number(i, dense[1]) for i in sequence(*dense)]

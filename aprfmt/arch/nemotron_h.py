@@ -175,7 +175,10 @@ def _inner_width_rule() -> HyperRule:
     """Return the rule for the mixers' inner width: heads times head dim."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (inner width, key) of config.json's head count and head dim."""
+        """Return (inner width, key): the product of config.json's head count and head dim.
+
+        The defaults of absent keys are 128 and 64.
+        """
         heads, size = facts.first("mamba_num_heads"), facts.first("mamba_head_dim")
         count = 128 if heads is None else whole_number(*heads, 1)
         each = 64 if size is None else whole_number(*size, 1)

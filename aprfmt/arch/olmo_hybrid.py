@@ -87,7 +87,10 @@ def _rope_layers_rule() -> HyperRule:
     """Return the rule for the layers with rope: those with attention, or none."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (which layers have rope, key) of config.json: none if its base is null."""
+        """Return (one boolean a layer, key): which layers have rope; None without `rope_theta`.
+
+        A base of null means that no layer has rope. Otherwise those with attention have it.
+        """
         rope = facts.first("rope_parameters", "rope_scaling")
         inside = rope[0] if rope is not None and isinstance(rope[0], Mapping) else {}
         outside = facts.first("rope_theta", null=True)

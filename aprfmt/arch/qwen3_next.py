@@ -37,7 +37,7 @@ _BA = (ByGroup("delta_key_heads", ("delta_value_heads", "delta_value_heads"), ((
 
 
 def _joined_bindings(qkvz: str, ba: str) -> tuple[Binding, Binding]:
-    """Return the bindings of two stored tensors: q, k, v and z in one, b and a in the other."""
+    """Return (the binding of q, k, v and z in one stored tensor, that of b and a in another)."""
     return Binding((qkvz,), _INTO, _QKVZ), Binding((ba,), _RATES, _BA)
 
 

@@ -79,7 +79,7 @@ def _activation_rule(default: str) -> HyperRule:
     rule, own = activation_rule(default), _read_tower_key("hidden_act")
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (activation, key) of the tower's object, or the shared rule's default."""
+        """Return (activation, key) or None, as the shared rule reads the tower's own object."""
         found = own(facts, hp)
         values = {} if found is None else {"hidden_act": found[0]}
         return rule.read["hf"](replace(facts, values=values), hp)
@@ -377,7 +377,10 @@ def _position_rules() -> tuple[HyperRule, ...]:
     own, patches = _read_tower_key("num_position_embeddings"), _read_tower_key("patch_size")
 
     def read_image_size(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (image side in pixels, key) from config.json's count of positions."""
+        """Return (image side in pixels, key): the root of the positions times a patch's side.
+
+        The defaults of absent keys are 2304 positions and 16 pixels.
+        """
         rows, size = own(facts, hp), patches(facts, hp)
         count = 2304 if rows is None else whole_number(*rows, 1)
         key = "num_position_embeddings"

@@ -60,10 +60,10 @@ def expected_roles(
 
 def logical_shape(spec: ArchSpec, key: str, hp: Values) -> Shape:
     """Return the logical shape of a role key; ArchError if the table has no such role."""
-    return shape_of(_find_rule(spec, key, hp).shape, hp)
+    return shape_of(find_rule(spec, key, hp).shape, hp)
 
 
-def _find_rule(spec: ArchSpec, key: str, hp: Values) -> TensorRule:
+def find_rule(spec: ArchSpec, key: str, hp: Values) -> TensorRule:
     """Return a role's rule; of several (one for each kind of layer) the one for this layer."""
     layer, role = split_key(key)
     found = [rule for rule in spec.tensors if rule.role == role]
@@ -142,7 +142,7 @@ def _is_vital(spec: ArchSpec, key: str, hp: Values) -> bool:
     if all are missing, a head, which the embedding replaces.
     """
     return not key.endswith(".bias") and is_required(
-        _find_rule(spec, key, hp), split_key(key)[0], hp
+        find_rule(spec, key, hp), split_key(key)[0], hp
     )
 
 

@@ -82,12 +82,13 @@ HYPER_NAMES: dict[str, str] = {
     "n_expert_groups_used": "groups a token may choose from",
     "router": "softmax, softmax_topk (over the chosen only), softmax_bias, sigmoid_bias, "
     "sigmoid_bias_eps (its sum plus 1e-6: lfm2_moe), group_limited_greedy, "
+    "sqrtsoftplus_bias (the root of softplus: deepseek_v4), "
     "sparsemixer, sigmoid (of the best logits)",
     "q_lora_rank": "None, or rank of the compressed query (MLA)",
     "kv_lora_rank": "rank of the compressed key/value (MLA)",
     "qk_nope_head_dim": "unrotated elements of a query/key head (MLA)",
     "qk_rope_head_dim": "rotated elements of a query/key head (MLA)",
-    "swiglu_limit": "clamp of gpt-oss's gate and up, None elsewhere",
+    "swiglu_limit": "clamp of an expert's gate and up (gpt-oss, deepseek_v4), None elsewhere",
     "swiglu_alpha": "gain inside the sigmoid of gpt-oss's activation, None elsewhere",
 }
 
@@ -126,7 +127,19 @@ SPECIAL_NAMES: dict[str, str] = {
     "the others read the keys that the last one before them chose",
     "index_heads": "heads of an indexer",
     "index_head_dim": "elements of an indexer's heads",
-    "index_topk": "keys that an indexer chooses for a query",
+    "index_topk": "keys that an indexer chooses for a query, or blocks of them (minimax_m3_vl)",
+    "index_block": "keys of a block that an indexer chooses (minimax_m3_vl)",
+    "index_local_blocks": "blocks that are always chosen, the query's own and those before it",
+    "heavy_layers": "tuple of bool: reads layer i one key for every `heavy_rate` tokens",
+    "sparse_rate": "tokens that a compressed key stands for in layers with an indexer",
+    "heavy_rate": "tokens that a compressed key stands for in layers without one",
+    "hash_layers": "tuple of bool: does a table list layer i's experts by token (deepseek_v4)",
+    "output_groups": "groups of heads that are projected by themselves (deepseek_v4)",
+    "output_rank": "what each group is projected to",
+    "output_group_size": "elements of a group's heads together",
+    "hc_streams": "residual streams that hyper-connections mix (deepseek_v4)",
+    "hc_iterations": "times that the weights of their mixing are normalised by column",
+    "hc_eps": "what is added to these weights and to their sums",
     "encoder_layers": "tuple of bool: has the encoder a layer i",
     "decoder_layers": "tuple of bool: has the decoder a layer i",
     "encoder_bias_layers": "tuple of bool: has layer i of the encoder a table of distances (t5)",

@@ -120,8 +120,7 @@ class HFRope:
         """Sort the config's rope objects into `full`, `local` and `outer`.
 
         `full` are those of layers without a window, `local` those of layers with one. `outer` has
-        the
-        objects that are not nested by kind of layer. ArchError for a value that is no object.
+        the objects that are not nested by kind of layer. ArchError for a value that is no object.
         """
         for name in ("rope_parameters",) if self.row.new else ("rope_scaling", "rope_parameters"):
             value = self.facts.values.get(name)

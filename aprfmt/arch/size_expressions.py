@@ -8,7 +8,7 @@ from aprfmt.errors import ArchError
 
 
 @cache
-def _parse_terms(expression: str) -> tuple[tuple[str, ...], ...]:
+def expression_terms(expression: str) -> tuple[tuple[str, ...], ...]:
     """Return the terms of an expression, each a tuple of its factors; results are cached."""
     return tuple(
         tuple(factor.strip() for factor in term.split("*")) for term in expression.split("+")
@@ -21,7 +21,7 @@ def size_of(expression: str, hp: Mapping[str, Value]) -> int:
     Raises ArchError if a hyperparameter in it is absent or not a whole number.
     """
     total = 0
-    for term in _parse_terms(expression):
+    for term in expression_terms(expression):
         product = 1
         for factor in term:
             size = int(factor) if factor.isdecimal() else hp[factor]

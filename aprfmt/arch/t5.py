@@ -186,7 +186,10 @@ def _activation_rule(default: str) -> HyperRule:
              "silu": "silu"}  # fmt: skip
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (activation, key) of config.json; the default for an unknown word."""
+        """Return (activation, key) of config.json; None without the key.
+
+        A word that is not in `names` gives `default`.
+        """
         found = facts.first("feed_forward_proj")
         return None if found is None else (names.get(text(*found), default), found[1])
 

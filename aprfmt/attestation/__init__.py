@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.attestation.recipes import Recipe, find_recipes
 from aprfmt.attestation.rederive import STATES, TensorAttestation, rederive
 from aprfmt.attestation.statement import make_statement, statement_faults
+from aprfmt.base.budget import Budget
 from aprfmt.compare import diff_models
+from aprfmt.errors import UsageError
 from aprfmt.measure.records import FieldDiff
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import (
+    LATE,
     Compared,
     Kind,
     NotCompared,
@@ -67,9 +70,11 @@ class Attestation:
         """The verdict over tensors, fields, what was not compared, and the checked statement."""
         counts = self.counts
         open_rows = [
-            NotCompared("tensor", row.key, "unreadable", row.why)
+            NotCompared(
+                "tensor", row.key, LATE if row.state == "not reached" else "unreadable", row.why
+            )
             for row in self.tensors
-            if row.state == "not tried"
+            if row.state in ("not tried", "not reached")
         ]
         said = [f"{count} {state}" for state, count in counts.items() if count]
         if self.fields:
@@ -120,6 +125,7 @@ def attest(
     arch: str | None = None,
     check: Mapping[str, Any] | None = None,
     checked: str | None = None,
+    budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Attestation:
     """Return an Attestation: whether making `quantized` again from `base` gives its bytes.
@@ -127,16 +133,19 @@ def attest(
     `scheme` is the type that it was quantized as; None takes it from the file's own record or its
     tensors. `imatrix` is the importance matrix that was used. `drop` are patterns of tensors of the
     base that it leaves out. `check` is a statement of an earlier run, and `checked` its name: the
-    result is compared with it. Raises FormatError for files that cannot be read, UsageError for
-    another importance matrix than the file names, ConversionError where the base cannot be written
-    as such a file at all.
+    result is compared with it. Weights that `budget` leaves are named as not reached; the
+    attestation has no statement then. Raises FormatError for files that cannot be read, UsageError
+    for another importance matrix than the file names, ConversionError where the base cannot be
+    written as such a file at all.
     """
+    if budget is not None and check is not None:
+        raise UsageError("a statement is of the whole model; leave the budget out")
     matrix = None if imatrix is None else read_imatrix(Path(imatrix))
     with ExitStack() as opened:
         source, made = (
             opened.enter_context(open_model(path, arch=arch)) for path in (base, quantized)
         )
-        return _attest_models(source, made, scheme, matrix, drop, check, checked, progress)
+        return _attest_models(source, made, scheme, matrix, drop, check, checked, budget, progress)
 
 
 def _attest_models(
@@ -147,6 +156,7 @@ def _attest_models(
     drop: Sequence[str],
     check: Mapping[str, Any] | None,
     checked: str | None,
+    budget: Budget | None,
     progress: Callable[[int, int], None] | None,
 ) -> Attestation:
     """Return the attestation of the open model `made` against the open `base`.
@@ -157,7 +167,7 @@ def _attest_models(
         # What is fetched is read for the tensors, and again for the digests.
         model.cache_remote_reads()
     recipes = find_recipes(base, made, scheme=scheme, imatrix=matrix, drop=drop)
-    rows = tuple(rederive(recipes, made, progress))
+    rows = tuple(rederive(recipes, made, progress, budget))
     # Of fields that differ only those count that change what the model computes.
     report = replace(diff_models(base, made, only=_SECTIONS), asked=())
     fields = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
@@ -166,6 +176,8 @@ def _attest_models(
         str(made.path), str(base.path), recipes[0], rows, tuple(fields),
         (*files, *report.not_compared),
     )  # fmt: skip
+    if budget is not None:  # a statement has digests of every file and tensor
+        return replace(found, checked=checked)
     statement = make_statement(base, made, found.to_json())
     faults = () if check is None else tuple(statement_faults(check, statement))
     return replace(found, statement=statement, checked=checked, faults=faults)

@@ -83,6 +83,8 @@ def find_recipes(
     if named is not None:
         scheme_of(named)  # UsageError for an unknown one
     recorded = str(facts.get(_TYPE, ""))
+    if named is not None:
+        _refuse_other_type(made, named, recorded)
     wanted = named or (recorded if recorded in SCHEMES else "")
     fma = facts.get(_FMA)
     recipe = Recipe(
@@ -115,6 +117,29 @@ def find_recipes(
         raise refused
     found.sort(key=lambda row: -row[0])
     return [row for _, row in found]
+
+
+def _refuse_other_type(made: Model, named: str, recorded: str) -> None:
+    """Raise UsageError where a file says another type than the user, or holds none of its weights.
+
+    `recorded` is the type that `quantize` recorded in it, "" for none. The number of
+    general.file_type counts where it is that of a scheme.
+    """
+    number = made.metadata.get("general.file_type")
+    types = {row.file_type: name for name, row in SCHEMES.items() if row.file_type is not None}
+    for key, said in ((_TYPE, recorded), ("general.file_type", types.get(number or -1, ""))):
+        if said in SCHEMES and said != named:
+            raise UsageError(
+                f"{made.path}: {key} says {said}, --type says {named}; leave --type out where the "
+                "file says its type"
+            )
+    base = scheme_of(named).base
+    held = dict.fromkeys(view.encoding for view in made.values())
+    if base not in held:
+        raise UsageError(
+            f"{made.path}: --type {named} stores weights as {base}, and no tensor is; found "
+            f"{', '.join(held)}"
+        )
 
 
 def _missing_imatrix(made: Model, imatrix: "ImportanceMatrix | None") -> str:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from aprfmt.attestation.recipes import Recipe
+from aprfmt.base.budget import Budget
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs import CODECS, codec
@@ -19,7 +20,7 @@ from aprfmt.measure.requantization import HOPELESS, QuantRecipe, store_through
 from aprfmt.model import Model
 from aprfmt.quantizing.mixture import is_quantized
 
-State = Literal["reproduced", "not reproduced", "not tried"]
+State = Literal["reproduced", "not reproduced", "not tried", "not reached"]
 STATES: tuple[State, ...] = get_args(State)
 _WORST: tuple[State, ...] = ("not reproduced", "not tried", "reproduced")
 
@@ -57,17 +58,28 @@ class _Difference(NamedTuple):
 
 
 def rederive(
-    recipes: Sequence[Recipe], made: Model, progress: Callable[[int, int], None] | None = None
+    recipes: Sequence[Recipe],
+    made: Model,
+    progress: Callable[[int, int], None] | None = None,
+    budget: Budget | None = None,
 ) -> Iterator[TensorAttestation]:
     """Yield a row for each weight of the first recipe, and for each tensor only the file has.
 
     A weight whose bytes the first recipe does not give is tried with the others. `progress` is
-    called with weights done and weights in all. `made` is the quantized model.
+    called with weights done and weights in all. `made` is the quantized model. Weights that
+    `budget` leaves are "not reached", and nothing of them is read.
     """
+    budget = budget or Budget()
     stored = made.source.tensors
     (first, groups), *others = [(recipe, _outputs_by_weight(recipe)) for recipe in recipes]
     ways = first.ways
     for done, (key, outputs) in enumerate(groups.items(), 1):
+        names = tuple(one.info.name for one in outputs if one.info.name in stored)
+        nbytes = sum(stored[name].info.nbytes for name in names)
+        if not (budget.has_time() and budget.has_room(nbytes)):
+            encoding = outputs[0].encoding
+            yield TensorAttestation(key, names, encoding, "not reached", why=budget.reason)
+            continue
         row = _attest_weight(key, outputs, stored, replace(first, ways=ways))
         for recipe, known in others:
             if row.state != "reproduced" and key in known:
@@ -80,6 +92,7 @@ def rederive(
     planned = {one.info.name for outputs in groups.values() for one in outputs}
     for name, tensor in stored.items():
         if name not in planned:
+            room = budget.has_time() and budget.has_room(tensor.info.nbytes)
             yield TensorAttestation(
                 name,
                 (name,),
@@ -88,7 +101,7 @@ def rederive(
                 "",
                 "the base gives no such tensor",
                 name,
-                sha256=(_tensor_digest(tensor),),
+                sha256=(_tensor_digest(tensor),) if room else (),
             )
 
 
@@ -279,13 +292,13 @@ def _least_difference(
 
 
 def _rounded_values(
-    values: Callable[[], "np.ndarray"], way: QuantRecipe
+    values: Callable[[], "np.ndarray"], recipe: QuantRecipe
 ) -> "Callable[[], np.ndarray]":
-    """Return a function that returns `values()` rounded to the float type that `way` names.
+    """Return a function that returns `values()` rounded to the float type that `recipe` names.
 
     It is for files that were stored as that type before they were quantized.
     """
-    return lambda: store_through(values(), way)
+    return lambda: store_through(values(), recipe)
 
 
 def _tensor_digest(tensor: LazyTensor) -> str:

@@ -20,6 +20,13 @@ from aprfmt.quantizing.mixture import QUANTIZER_VERSION
 from aprfmt.tensors.digest import file_sha256
 
 TYPE = "https://in-toto.io/Statement/v1"
+# Parts of a tensor's row that a check compares; how it was made may depend on the base's format.
+_COMPARED: Mapping[str, str] = {
+    "sha256": "stored bytes",
+    "state": "state",
+    "encoding": "encoding",
+    "names": "stored names",
+}
 PREDICATE = "tag:aprfmt,2026:attest/v1"  # RFC 4151: a name, not a place
 
 
@@ -42,8 +49,8 @@ def make_statement(base: Model, made: Model, found: Mapping[str, Any]) -> dict[s
                 "tensors": {row["key"]: row.get("decoded") for row in tensor_rows(base)},
             },
             "tensors": {
-                row["key"]: {key: row[key] for key in ("names", "encoding", "state", "how")}
-                | {"sha256": list(row["sha256"])}
+                row["key"]: {key: row[key] for key in ("encoding", "state", "how")}
+                | {key: list(row[key]) for key in ("names", "sha256")}
                 for row in found["tensors"]
             },
         },
@@ -90,22 +97,28 @@ def read_statement(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def statement_faults(said: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each thing an earlier statement `said` that is different `now`."""
-    old, new = said["predicate"], now["predicate"]
+def statement_faults(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each fact of the statement `earlier` that is different in `now`."""
+    old, new = earlier["predicate"], now["predicate"]
     if old.get("verdict") != "derived":
         yield f"the statement itself says {old.get('verdict')}"
-    if _count_digests(said["subject"]) != _count_digests(now["subject"]):
+    if _count_digests(earlier["subject"]) != _count_digests(now["subject"]):
         yield "the files are not those of the statement, by SHA-256"
     if _imatrix_digest(old["recipe"]) != _imatrix_digest(new["recipe"]):
         yield (
             f"importance matrix {_imatrix_digest(new['recipe']) or 'none'}; the statement says "
             f"{_imatrix_digest(old['recipe']) or 'none'}"
         )
+    for key in ("type", "drop"):
+        if old["recipe"].get(key) != new["recipe"].get(key):
+            yield (
+                f"recipe {key} {new['recipe'].get(key)!r}; the statement says "
+                f"{old['recipe'].get(key)!r}"
+            )
     yield from _changed_keys("the base's values of", old["base"]["tensors"], new["base"]["tensors"])
-    for word, part in (("the stored bytes of", "sha256"), ("the state of", "state")):
+    for part, word in _COMPARED.items():
         yield from _changed_keys(
-            word, _part_column(old["tensors"], part), _part_column(new["tensors"], part)
+            f"the {word} of", _part_column(old["tensors"], part), _part_column(new["tensors"], part)
         )
 
 

@@ -6,6 +6,7 @@ Engines write a folder for each rank, a file for each pass, or tags in a file's 
   (sglang/srt/debug_utils/tensor_dump_forward_hook.py), a dict by module in each file.
 - `step=0___rank=1___dump_index=7___name=q___layer_id=3.pt`: SGLang's dumper
   (sglang/srt/debug_utils/dumper.py), `{"value": tensor, "meta": {...}}` in each file.
+- `mp_rank_01_000/model_optim_rng.pt`: Megatron Core's checkpoints (training/checkpointing.py).
 - `rank1/Pass3.pt`, `tp_rank=1/...`, `TP0-PP1/...`, `model-rank-0-part-0.safetensors`: vLLM's
   dumps by rank and its sharded states, TensorRT-LLM's folders, and scripts of people.
 """
@@ -27,11 +28,15 @@ AXES: Mapping[str, str] = {
     "moe_dp": "dp",
     "cp": "cp",
     "attn_cp": "cp",
+    "etp": "tp",
+    "edp": "dp",
     "sp": "sp",
     "rank": "rank",
     "world": "rank",
     "global": "rank",
 }
+SHAPES_FILE = "shapes.json"  # of raw .bin files: name -> shape, or {"shape": ..., "dtype": ...}
+MAPPING_FILE = "aprfmt-map.json"  # which point each array of the folder is
 RANK = "rank"  # the axis of a number that says no more than which process it was
 STEP_TAGS = ("step", "forward_pass_id")
 # Tags of SGLang's dumper that say nothing of what an array is.
@@ -41,6 +46,8 @@ _WORD = "|".join(sorted((word for word in AXES if word != RANK), key=len, revers
 _RANK = rf"(?:(?P<axis>{_WORD})[_-]?(?:rank[_=-]?)?|rank[_=-]?)(?P<rank>\d{{1,5}})"
 _FIRST = re.compile(rf"{_RANK}(?=$|[_.,-])[_.,-]*", re.IGNORECASE)
 _LAST = re.compile(rf"(?:^|[_.,-]){_RANK}(?:[_-]part[_-]?\d{{1,5}})?$", re.IGNORECASE)
+# Megatron's folder of a rank: of tensors, then of the pipeline where it has one.
+_MODEL_PARALLEL = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")
 _PROCESS = re.compile(r"pid\d{1,10}$")
 _STEP = re.compile(r"(?:Pass[_-]?|step[_=-]?|F)(\d{1,9})(?=$|[_.-])[_.-]*")
 _PREFIX = "non_intrusive__"  # of SGLang's dumper for outputs of modules
@@ -128,6 +135,11 @@ def _without_ranks(part: str, ranks: dict[str, int]) -> str:
 
     The result is "" for a part that only names the process.
     """
+    megatron = _MODEL_PARALLEL.match(part)
+    if megatron is not None:
+        numbers = zip(("tp", "pp", "ep"), megatron.groups(), strict=True)
+        ranks.update({axis: int(number) for axis, number in numbers if number is not None})
+        return ""
     rest = part
     while (found := _FIRST.match(rest)) is not None:
         ranks[AXES[(found["axis"] or RANK).lower()]] = int(found["rank"])

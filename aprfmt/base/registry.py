@@ -7,6 +7,7 @@ backends, engines, causes) is a Registry; third parties add rows through the ent
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -29,9 +30,20 @@ def load_attribute(target: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def lazy_function(target: str) -> Callable[..., Any]:
-    """Return a function that imports `"module:function"` when called, and calls it."""
-    return lambda *args, **options: load_attribute(target)(*args, **options)
+@dataclass(frozen=True, slots=True)
+class LazyFunction:
+    """A function that imports `target`, a `"module:function"`, when it is called."""
+
+    target: str
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function itself, imported."""
+        found: Callable[..., Any] = load_attribute(self.target)
+        return found
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Return what the function returns for these arguments; imports it on the first call."""
+        return self.load()(*args, **options)
 
 
 @cache

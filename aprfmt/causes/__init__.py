@@ -2,36 +2,30 @@
 
 A cause, or a family that is found in one way, is one module of `tensor/`, `tokenizer/`,
 `training/` or `forward/`, and is in the table by being there. `CAUSE_ROWS` of a module are its
-causes in words; `HYPOTHESES` are its functions, each with a rank and the reason for it. A folder's
-modules are imported when what it looks at is found to differ, or when a cause is asked for that no
-imported module has. Other packages add rows through the entry-point group `aprfmt.causes`.
+causes in words; `HYPOTHESES` are its functions, each with a rank, the reason for it and, where a
+cheap fact decides, what it is for. Both are written in literals and read from the module's text: a
+module is imported when the first of its functions is called. Other packages add rows through the
+entry-point group `aprfmt.causes`.
 """
 
-import sys
+import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, TypeVar
 
-from aprfmt.base.registry import Registry
+from aprfmt.base.registry import LazyFunction, Registry
 from aprfmt.causes.row import Cause
 from aprfmt.measure.verdicts import LEVELS
 
-__all__ = [
-    "CAUSES",
-    "JUDGED",
-    "Cause",
-    "describe",
-    "hypotheses_of",
-    "judging_sentences",
-    "modules_of",
-]
+__all__ = ["CAUSES", "FOLDERS", "Cause", "causes_of", "describe", "hypotheses_of", "modules_of"]
 
 FOLDERS = ("", "tokenizer", "tensor", "training", "forward")  # "" is this folder
-# A name is looked for in this order: what a training step did imports its own before it asks.
-_SEARCHED = ("", "tokenizer", "tensor", "forward", "training")
+
+T = TypeVar("T")
 
 
 @cache
@@ -45,113 +39,101 @@ def modules_of(folder: str) -> tuple[str, ...]:
     return tuple(sorted(f"{package}.{row.name}" for row in found if not row.ispkg))
 
 
+def _read_rows(module: str, table: str, kind: type[T]) -> tuple[T, ...]:
+    """Return the rows of one kind in a module's table, from its text and not imported.
+
+    A table that is not written in literals, names of functions and names of literals is imported.
+    """
+    path = Path(__file__).parent.joinpath(*module.split(".")[2:]).with_suffix(".py")
+    text = path.read_text("utf-8")
+    try:
+        return tuple(
+            kind(
+                *(_argument(module, text, node) for node in row.args),
+                **{str(one.arg): _argument(module, text, one.value) for one in row.keywords},
+            )
+            for row in _calls_of(_assigned(text, table))
+            if isinstance(row.func, ast.Name) and row.func.id == kind.__name__
+        )
+    except (ValueError, SyntaxError):
+        rows = getattr(import_module(module), table, ())
+        return tuple(row for row in rows if isinstance(row, kind))
+
+
+def _assigned(text: str, name: str) -> ast.expr:
+    """Return what a module's text assigns to a name in its first column; `()` without any."""
+    found = re.search(rf"^{name}\b[^=\n]*= (\([^\n]*\)|\(\n.*?^\)|[^\n]*)", text, re.M | re.S)
+    return ast.parse("()" if found is None else found[1], mode="eval").body
+
+
+def _argument(module: str, text: str, node: ast.expr) -> Any:
+    """Return the value of an argument of a row: a literal, or a function that is imported later.
+
+    A name in upper case is a constant of the same text. Raises ValueError for anything else.
+    """
+    if not isinstance(node, ast.Name):
+        return ast.literal_eval(node)
+    if node.id.isupper():
+        return ast.literal_eval(_assigned(text, node.id))
+    return LazyFunction(f"{module}:{node.id}")
+
+
+def _calls_of(node: ast.expr) -> list[ast.Call]:
+    """Return the elements of a tuple display, all of which are calls; ValueError otherwise."""
+    rows = node.elts if isinstance(node, ast.Tuple) else [node]
+    calls = [row for row in rows if isinstance(row, ast.Call)]
+    if len(calls) < len(rows):
+        raise ValueError("a table whose rows are not written out")
+    return calls
+
+
+def causes_of(module: str) -> tuple[Cause, ...]:
+    """Return the causes that a module states in words, in its order; does not import it."""
+    return _read_rows(module, "CAUSE_ROWS", Cause)
+
+
+def hypotheses_of(folder: str, kind: type[T]) -> tuple[T, ...]:
+    """Return the rows of one kind in the HYPOTHESES of a folder's modules, lowest rank first.
+
+    A row's function is imported with its module when it is first called.
+    """
+    found = [row for one in modules_of(folder) for row in _read_rows(one, "HYPOTHESES", kind)]
+    return tuple(sorted(found, key=lambda row: row.rank))  # type: ignore[attr-defined]
+
+
+@cache
+def _all_causes() -> Registry[Cause]:
+    """Return the registry of all causes by name, ours in the order of folders and modules."""
+    rows = [row for folder in FOLDERS for module in modules_of(folder) for row in causes_of(module)]
+    return Registry("causes", {}, held={row.name: row for row in rows})
+
+
 class CauseTable(Mapping[str, Cause]):
     """All causes by name, ours in the order of folders and modules, then other packages'."""
-
-    def __init__(self) -> None:
-        """Start with no cause looked up; `_known` holds the rows found so far by name."""
-        self._known: dict[str, Cause] = {}
 
     @property
     def own(self) -> tuple[str, ...]:
         """Names of the causes of this package, without those that entry points add."""
-        return _load_all_causes().own
+        return _all_causes().own
 
     def __getitem__(self, name: str) -> Cause:
         """Return the cause of this name; raise AprfmtError with similar names if there is none."""
-        if name not in self._known:
-            row = _find_cause_row(name) or _load_all_causes()[name]
-            self._known[name] = row
-        return self._known[name]
+        return _all_causes()[name]
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of all causes, those of other packages included."""
-        return iter(_load_all_causes())
+        return iter(_all_causes())
 
     def __len__(self) -> int:
         """Return the number of causes, those of other packages included."""
-        return len(_load_all_causes())
+        return len(_all_causes())
 
     def __contains__(self, name: object) -> bool:
         """Return whether there is a cause of this name."""
-        if name in self._known:
-            return True
-        return isinstance(name, str) and (
-            _find_cause_row(name) is not None or name in _load_all_causes()
-        )
-
-
-def _find_cause_row(name: str) -> Cause | None:
-    """Return this package's cause of a name, or None; imports modules only if it has to.
-
-    Modules that are imported already are searched first, then each folder's modules are imported in
-    the order of FOLDERS until one has the name.
-    """
-    for load in (False, True):
-        for folder in _SEARCHED:
-            for module in modules_of(folder):
-                found = import_module(module) if load else sys.modules.get(module)
-                for row in getattr(found, "CAUSE_ROWS", ()):
-                    if row.name == name:
-                        return row  # type: ignore[no-any-return]
-    return None
-
-
-@cache
-def _load_all_causes() -> Registry[Cause]:
-    """Return the registry of all causes by name; imports every module of every folder."""
-    rows = [
-        row
-        for folder in FOLDERS
-        for module in modules_of(folder)
-        for row in getattr(import_module(module), "CAUSE_ROWS", ())
-    ]
-    return Registry("causes", {}, held={row.name: row for row in rows})
-
-
-def hypotheses_of(folder: str) -> tuple[Any, ...]:
-    """Return the HYPOTHESES of all modules of a folder, lowest rank first; imports the modules."""
-    rows = [
-        row
-        for module in modules_of(folder)
-        for row in getattr(import_module(module), "HYPOTHESES", ())
-    ]
-    return tuple(sorted(rows, key=lambda row: row.rank))
+        return name in _all_causes()
 
 
 CAUSES = CauseTable()
-
-
-# What judges a cause that a folder's modules find, so that it may be called confirmed.
-JUDGED: Mapping[str, str] = {
-    "": "what both files say of themselves: nothing is fitted",
-    "tokenizer": "probe texts, conversations and ends: it is read in the files, and found on none "
-    "of these",
-    "tensor": "every value it speaks of: twice as many as numbers were read from them, and digits "
-    "enough that none of the other guesses fits by chance",
-    "training": "every element of the parameter: numbers are fitted on one half of them and judged "
-    "on the other",
-    "forward": "rows of the point that its numbers were not fitted to, with twice their digits, or "
-    "other points that differed and agree",
-}
-
-
-def judging_sentences(name: str) -> tuple[str, ...]:
-    """Return sentences that say which data confirm a cause, one for each folder that finds it.
-
-    A cause that can only be located gets one sentence that says so.
-    """
-    if CAUSES[name].most == "located":
-        return ("it is measured and never made again: located, not more",)
-    found = []
-    for folder in FOLDERS:
-        modules = [import_module(module) for module in modules_of(folder)]
-        rows = {row.name for module in modules for row in getattr(module, "CAUSE_ROWS", ())}
-        tried = [row for module in modules for row in getattr(module, "HYPOTHESES", ())]
-        by = {cause for row in tried for cause in getattr(row, "causes", None) or (row.cause,)}
-        if name in rows or name in by:
-            found.append(JUDGED[folder])
-    return tuple(found)
 
 
 def describe(name: str) -> str:

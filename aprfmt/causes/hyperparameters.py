@@ -22,6 +22,13 @@ CAUSE_ROWS = (
         "Keys differ; inverse frequencies, masks, functions and factors do not.",
         "The quantities of every layer are equal up to the context length.",
     ),
+    Cause(
+        "pooling", "config", "bug",
+        "An embedding is made of other rows of the last layer: of all, the first or the last one.",
+        "Every point before `pooled` is equal; 1_Pooling/config.json or pooling_type says another.",
+        "With the other side's pooling the embedding agrees.",
+        keys=("pooling",),
+    ),
 )  # fmt: skip
 
 # Hyperparameters that mean no cause: models of different sizes are different models.
@@ -30,12 +37,13 @@ SIZES = (
     "token_types", "position_buckets", "delta_layers", "delta_key_dim", "delta_value_dim",
     "conv_layers", "conv_taps", "rope_sections", "deepstack_layers", "n_experts", "moe_ffn_size",
     "shared_ffn_size", "moe_layers", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
-    "qk_rope_head_dim", "pooling", "attn_norm_layers", "attention_layers",
+    "qk_rope_head_dim", "attn_norm_layers", "attention_layers",
     "ssm_layers", "mlp_layers", "ssm_size", "ssm_state", "ssm_rank", "ssm_group_size",
     "ssm_inner_norms", "latent_size", "expert_width", "wide_stream",
     "per_layer_size", "per_layer_vocab", "altup_streams", "altup_extra", "laurel_rank",
     "wide_layers", "sandwich_norms", "head_gate", "index_heads", "index_head_dim",
-    "lightning_layers",
+    "lightning_layers", "hash_layers", "output_groups", "output_rank", "output_group_size",
+    "hc_streams",
 )  # fmt: skip
 
 

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from aprfmt.measure.verdicts import Certainty, Level, Verdict
 
+EXCHANGED = (
+    "Replacing this part of B's tokenizer by A's makes every probe equal: ids, chats and ends."
+)
 LAST = 1_000_000  # the rank of a hypothesis that states none: after all of ours
 
 
@@ -13,7 +16,8 @@ class Cause:
 
     `verdict` is what two sides that differ by this cause alone are. `signature` is what makes it
     likely, `confirms` the transformation that makes the difference vanish; a cause that was only
-    seen and not confirmed is reported as unconfirmed. `keys` are the hyperparameters whose
+    seen and not confirmed is reported as unconfirmed. Without it the cause is one of a tokenizer's
+    part. `keys` are the hyperparameters whose
     difference means this cause. `next` names the next step (`diagnosis/nextstep.py`) where it is
     not the usual one of the level. `most` is how sure it can be: `located` where what happened is
     measured and never made again.
@@ -24,7 +28,7 @@ class Cause:
     verdict: Verdict
     means: str
     signature: str
-    confirms: str
+    confirms: str = EXCHANGED
     keys: tuple[str, ...] = ()
     next: str = ""
     most: Certainty = "confirmed"

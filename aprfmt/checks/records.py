@@ -191,16 +191,16 @@ def pronounce_checks(
     outcome: Outcome,
     counts: Mapping[str, int],
     scope: str,
-    left: Sequence[NotCompared] = (),
+    not_compared: Sequence[NotCompared] = (),
     accept: Collection[str] = (),
 ) -> Pronounced:
     """Return the verdict of checks with these outcomes; `scope` says in words what they are.
 
-    `counts` is {outcome: number}. `left` are items that nothing reads, `accept` patterns of those
-    that the user accepts.
+    `counts` is {outcome: number}. `not_compared` are items that nothing reads, `accept` patterns of
+    those that the user accepts.
     """
     ran = {"checks": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
-    compared = Compared(outcome == "FAIL", ran, tuple(left), scope=f": {scope}")
+    compared = Compared(outcome == "FAIL", ran, tuple(not_compared), scope=f": {scope}")
     return pronounce(_WORDS, compared, accept)
 
 
@@ -367,14 +367,14 @@ class QaReport(CheckReport):
 
 
 def pronounce_report(
-    report: Report, model: "Model", left: Sequence[NotCompared] = ()
+    report: Report, model: "Model", not_compared: Sequence[NotCompared] = ()
 ) -> Pronounced:
     """Return the verdict of a report on what `model` computes, naming its items that nothing reads.
 
-    `left` are items of the input that were not compared; they are added to the model's.
+    `not_compared` are items of the input that were not compared; they are added to the model's.
     """
     counts = count_outcomes(report.checks)
-    rows = (*left, *make_ledger(model, OF_A_PASS).not_compared)
+    rows = (*not_compared, *make_ledger(model, OF_A_PASS).not_compared)
     return pronounce_checks(report.outcome, counts, outcome_counts(counts), rows)
 
 

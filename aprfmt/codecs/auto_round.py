@@ -30,25 +30,25 @@ _FLOATS: Mapping[tuple[str, int], str] = {
 }  # fmt: skip
 
 
-def _rewrite_section(said: Mapping[str, Any]) -> Config | None:
-    """Return an AutoRound section `said` as a section of the method whose packing it names.
+def _rewrite_section(section: Mapping[str, Any]) -> Config | None:
+    """Return an AutoRound section as a section of the method whose packing it names.
 
     The result is a quantization section of GPTQ, AWQ or compressed-tensors. It is None where the
     weights are left unquantized (16 bits or more). Raises UnsupportedError for a packing or data
     type that is not decoded.
     """
     # Weights of 16 bits and more are not quantized.
-    bits = said.get("bits")
+    bits = section.get("bits")
     if isinstance(bits, int) and bits >= _LEFT:
         return None
-    facts = {"bits": bits, "group_size": said.get("group_size")}
-    packing = str(said.get("packing_format", "auto_round:auto_gptq"))
+    facts = {"bits": bits, "group_size": section.get("group_size")}
+    packing = str(section.get("packing_format", "auto_round:auto_gptq"))
     if not any(word in packing for word in _PACKINGS):
         raise UnsupportedError(f"auto-round: packing {packing!r} is not one we decode")
     # AWQ, then GPTQ, then compressed-tensors.
     if "awq" in packing:
         return {"quant_method": "awq", "version": "gemm", **facts}
-    kind = str(said.get("data_type", "int"))
+    kind = str(section.get("data_type", "int"))
     if kind.startswith("int") and "compressor" not in packing:
         v1 = "gptq" in packing and "gptqmodel" not in packing
         return {"quant_method": "gptq", "checkpoint_format": "gptq" if v1 else "gptq_v2", **facts}

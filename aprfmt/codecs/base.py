@@ -451,13 +451,13 @@ def split_parts(
     codec: Codec,
     raw: Mapping[str, Bytes],
     shape: Sequence[int],
-    room: int,
+    elements: int,
     row_bytes: int | None = None,
 ) -> Iterator[tuple[Mapping[str, Bytes], tuple[int, int], int]]:
-    """Yield (parts, (rows, columns) they decode to, columns to keep) of about `room` elements each.
+    """Yield (parts, (rows, columns) they decode to, columns to keep) of some rows of a weight.
 
-    The parts are {suffix: bytes}. With padded rows (`row_bytes`) the last columns are padding.
-    Raises CodecError when lengths do not fit.
+    The parts are {suffix: bytes} of about `elements` elements. With padded rows (`row_bytes`) the
+    last columns are padding. Raises CodecError when lengths do not fit.
     """
     count, columns = math.prod(shape), shape[-1] if shape else 1
     block, size = codec.block_size, codec.type_size
@@ -466,13 +466,13 @@ def split_parts(
         check_length(codec.name, row_bytes, -(-columns // block) * size, f"{columns} elements")
         main = part_bytes(codec.name, raw)
         check_length(codec.name, main.size, rows * row_bytes, f"{rows} rows")
-        step = max(1, room // max(width, 1))
+        step = max(1, elements // max(width, 1))
         for start in range(0, rows, step):
             at = slice(start * row_bytes, (start + step) * row_bytes)
             yield {"": main[at].data}, (min(step, rows - start), width), columns
         return
     unit = codec.granule(raw, count)
-    step = max(unit, room // unit * unit)
+    step = max(unit, elements // unit * unit)
     for start in range(0, count, step):
         stop = min(start + step, count)
         yield codec.cut(raw, start, stop), (1, stop - start), stop - start

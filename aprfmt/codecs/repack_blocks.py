@@ -42,10 +42,10 @@ def _block_scales(held: Array) -> F32:
     return found
 
 
-def _small_float_groups(held: Blocks, whole: F32 | None) -> Groups:
+def _small_float_groups(held: Blocks, tensor_scale: F32 | None) -> Groups:
     """Return the scales of NVFP4 blocks as `Groups`: E2M1 codes, an E4M3 scale for 16 elements.
 
-    `whole` is the float32 scale of the scales, or None.
+    `tensor_scale` is the float32 scale of the scales, or None.
     """
     # Bit 7 is none that ggml reads, and 0x7F it reads as 0.
     four = np.ascontiguousarray(held["d"].view("<u4")) & np.uint32(0x7F7F7F7F)
@@ -53,13 +53,13 @@ def _small_float_groups(held: Blocks, whole: F32 | None) -> Groups:
     wrong = d == 0x7F
     if wrong.any():
         d[wrong] = 0
-    return Groups(16, d, whole=whole, codes="e2m1")
+    return Groups(16, d, whole=tensor_scale, codes="e2m1")
 
 
-def _power_groups(held: Blocks, whole: F32 | None) -> Groups:
+def _power_groups(held: Blocks, tensor_scale: F32 | None) -> Groups:
     """Return the scales of MXFP4 blocks as `Groups`: E2M1 codes, a power of two for 32 elements.
 
-    `whole` is not used. Raises CodecError for the exponent 255, which is no number.
+    `tensor_scale` is not used. Raises CodecError for the exponent 255, which is no number.
     """
     e = np.ascontiguousarray(held["e"])
     if (e == 255).any():
@@ -78,12 +78,12 @@ BLOCKS: Mapping[str, BlockSource] = {
 
 
 def grid_of_blocks(
-    encoding: str, shape: tuple[int, ...], rows: ReadRows, whole: F32 | None
+    encoding: str, shape: tuple[int, ...], rows: ReadRows, tensor_scale: F32 | None
 ) -> GridWeight:
     """Return a weight [out, in] stored in GGUF blocks as its codes and the scales of its groups.
 
-    `rows(start, stop)` reads the stored bytes of rows, `whole` is the scale of the scales or None.
-    Raises CodecError for a scale that is not finite.
+    `rows(start, stop)` reads the stored bytes of rows, `tensor_scale` is the scale of the scales or
+    None. Raises CodecError for a scale that is not finite.
     """
     kind, row = codec(encoding), BLOCKS[encoding]
     assert kind.layout is not None
@@ -108,4 +108,4 @@ def grid_of_blocks(
             made[at - start : end - start] = halves_to_pairs(qs).reshape(end - at, -1)
         return made
 
-    return GridWeight(shape, row.groups(read_blocks(0, outputs), whole), read_codes)
+    return GridWeight(shape, row.groups(read_blocks(0, outputs), tensor_scale), read_codes)

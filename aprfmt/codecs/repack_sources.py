@@ -75,19 +75,19 @@ def _micro_grid(
     exponents: StoredPart,
     size: int,
     form: str,
-    whole: F32 | None = None,
+    tensor_scale: F32 | None = None,
     divisor: F32 | None = None,
     exact: bool = True,
 ) -> GridWeight:
     """Return the weight of E2M1 codes (part `main`) under scales of one byte (part `exponents`).
 
     `size` is the number of inputs in a group, `form` the encodings that the scales may have,
-    divided by spaces. `whole`, `divisor` and `exact` are those of `Groups`.
+    divided by spaces. `tensor_scale`, `divisor` and `exact` are those of `Groups`.
     """
     if exponents.encoding not in form.split():
         raise CodecError(f"scales are {exponents.encoding}, expected {' or '.join(form.split())}")
     held = _rows_of_bytes(exponents, int(np.prod(shape[:-1], dtype=np.int64)))
-    groups = Groups(size, held, whole=whole, exact=exact, divisor=divisor, codes="e2m1")
+    groups = Groups(size, held, whole=tensor_scale, exact=exact, divisor=divisor, codes="e2m1")
     return GridWeight(shape, groups, code_rows(main, shape))
 
 

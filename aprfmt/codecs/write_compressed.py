@@ -50,13 +50,13 @@ def config_section(
     }
 
 
-def _stored_scale(most: F32, half: float, settings: Settings) -> F32:
+def _stored_scale(most: F32, half_range: float, settings: Settings) -> F32:
     """Return the scales most / half, rounded to the encoding that `settings` give scales.
 
     A scale that would be 0 becomes the epsilon of that encoding. `most` is the largest magnitude of
-    each group, `half` half the range of the codes.
+    each group, `half_range` half the range of the codes.
     """
-    found = round_numbers("scale", most / np.float32(half), settings.scales)
+    found = round_numbers("scale", most / np.float32(half_range), settings.scales)
     return np.where(found == 0, np.float32(EPSILON[settings.scales]), found)
 
 

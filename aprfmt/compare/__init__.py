@@ -27,7 +27,6 @@ from aprfmt.measure.texts import (
     uncompared_tokenizers,
 )
 from aprfmt.model import Model, open_model
-from aprfmt.model.engine_state import is_engine_state, open_engine_state
 from aprfmt.model.ledger import LATE, Kind, NotCompared, list_not_compared, make_ledger
 from aprfmt.model.relations import file_relations
 
@@ -86,14 +85,10 @@ def diff(
     with ExitStack() as opened:
         # B may be the saved weights of an engine, read under A's names.
         first = opened.enter_context(open_model(a, arch=arch, damaged=True))
-        held = isinstance(b, Path) and is_engine_state(b)
-        second = opened.enter_context(
-            open_engine_state(b, first)
-            if held and isinstance(b, Path)
-            else open_model(b, arch=arch, damaged=True)
-        )
-        if held:  # an engine's weights have no configuration and no tokenizer of their own
-            only = ("tensors",) if only is None else only
+        state = _open_engine_state(b, first) if isinstance(b, Path) else None
+        second = opened.enter_context(state or open_model(b, arch=arch, damaged=True))
+        if state is not None and only is None:
+            only = ("tensors",)  # it has no configuration and no tokenizer of its own
         # A float base lets every quantized tensor be checked by encoding again.
         oracle = None
         if base is not None:
@@ -116,6 +111,19 @@ def diff(
         )
 
 
+def _open_engine_state(path: Path, model: Model) -> Model | None:
+    """Return the weights that an engine saved under a path, read as `model`'s; None without any.
+
+    A folder with a config.json is a model, and so is a GGUF or APR file.
+    """
+    folder = path if path.is_dir() else path.parent
+    if path.suffix in (".gguf", ".apr") or (folder / "config.json").is_file():
+        return None
+    from aprfmt.model.engine_state import is_engine_state, open_engine_state
+
+    return open_engine_state(path, model) if is_engine_state(path) else None
+
+
 def diff_models(
     a: Model,
     b: Model,
@@ -133,7 +141,6 @@ def diff_models(
     `oracle` judges quantized tensors by their float source, None without one.
     """
     from aprfmt.codecs.parallel import cpu_count
-    from aprfmt.measure.activation_scales import differing_input_scales
     from aprfmt.measure.tensors import compare_pair
 
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
@@ -195,7 +202,11 @@ def diff_models(
     of_tensors: set[Kind] = {"tensor"} if "tensors" in only else set()
     ledgers = make_ledger(a, kinds | of_tensors), make_ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
-    undone += [*late, *differing_input_scales(pairs)]
+    undone += late
+    if any(pair.a and pair.b and pair.a.parts and pair.b.parts for pair in pairs):
+        from aprfmt.measure.activation_scales import differing_input_scales
+
+        undone += differing_input_scales(pairs)
     left = (*list_not_compared(*ledgers, kinds), *tokens.left, *undone)
     spoken = "tokenizer" in only
     return DiffReport(

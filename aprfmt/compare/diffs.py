@@ -15,6 +15,7 @@ from aprfmt.measure.named_causes import (
     TRAINED,
     NamedCause,
     is_repaired_by_rewriting,
+    overflows_encoding,
     rewrite_command,
     set_command,
     surplus_command,
@@ -135,6 +136,8 @@ class DiffReport(Tabular):
         ]
         mine = {row.key: row.encoding_a for row in rows if row.encoding_a}
         theirs = {row.key: row.encoding_b for row in rows if row.encoding_b}
+        if any(overflows_encoding(one.values, theirs) for one in self.findings):
+            theirs = {}
         return rewrite_command(self.a, self.b, mine, theirs, self.file_type)
 
     @property

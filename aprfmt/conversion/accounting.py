@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from aprfmt.arch.value_checks import same_value
+from aprfmt.base.text_escape import shorten
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.sidecar_files import (
@@ -41,6 +43,7 @@ from aprfmt.model.ledger import (
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.model.sidecar_files import companion_kind, file_row
 from aprfmt.tensors.view import View
+from aprfmt.tokenizer.carriers import has_tokenizer
 
 if TYPE_CHECKING:
     from aprfmt.tensors.view import View
@@ -137,7 +140,8 @@ def account_for_source(
     """
     both = _Comparison(copy, source, excused, edited)
     said = sidecar_items(source, both.file)
-    return Account((*both.tensors(), *both.head(), *both.keys(), *said, *both.unread()))
+    rest = (*both.hyperparameters(), *both.keys(), *said, *both.unread())
+    return Account((*both.tensors(), *both.head(), *rest))
 
 
 def recorded_omissions(copy: Model) -> Callable[[str], str]:
@@ -295,10 +299,30 @@ class _Comparison:
 
     # --- what stands in keys ------------------------------------------------------------------
 
+    def hyperparameters(self) -> Iterator[SourceItem]:
+        """Yield an entry on each hyperparameter of the source that has another value in the copy.
+
+        Not for defaults, which no key states, not for what tensors show or hold, which have entries
+        of their own, and not where keys were to change.
+        """
+        try:
+            mine, other = self.source.hyper, self.copy.hyper
+        except ArchError:
+            return
+        if self.edited or self.source.spec.name != self.copy.spec.name:
+            return
+        for name in mine:
+            stated = mine.of(name).origin in ("config", "metadata") and name in other
+            if not stated or other.of(name).origin in ("tensor", "shape"):
+                continue
+            if not same_value(mine[name], other[name]):
+                before, after = (shorten(repr(each[name]), 40) for each in (mine, other))
+                how = f"{before}, and would be {after} in the copy"
+                why = self.excused("config.json")
+                yield SourceItem(name, "hyperparameter", "dropped" if why else "lost", why or how)
+
     def keys(self) -> Iterator[SourceItem]:
         """Yield entries on what became of vocabulary, template and licence in the source's keys."""
-        from aprfmt.tokenizer.carriers import has_tokenizer
-
         copy, source = self.copy, self.source
         for name, kind in embedded_files(source).items():
             if name == VOCABULARY:
@@ -365,8 +389,6 @@ class _Comparison:
 
     def _made_of(self, name: str, kind: str) -> str:
         """Return what of the copy holds the content of a file that it lacks, in words; else ""."""
-        from aprfmt.tokenizer.carriers import has_tokenizer
-
         if kind == "tokenizer" and has_tokenizer(self.copy.carried):
             return "the copy's vocabulary"
         if kind == "template" and stated_template(self.copy) is not None:
@@ -472,7 +494,6 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
 
     `left_out` is {name: flag} of what the options leave out.
     """
-    from aprfmt.tokenizer.carriers import has_tokenizer
 
     def make_item(name: str, kind: str) -> SourceItem:
         """Return the item "copied" if the file goes along or a flag leaves it out, else "lost"."""
@@ -519,6 +540,13 @@ def balanced_account(
             f"{source.path}: {describe_losses(scales)} would be lost: they are scales of "
             "activations, and the weights of the copy have none; leave them out with "
             + " ".join(f"--drop '*{end}'" for end in ends)
+        )
+    changed = [entry for entry in found.lost if entry.kind == "hyperparameter"]
+    if changed:
+        says = "; ".join(f"{entry.name} is {entry.how}" for entry in changed[:_SHOWN])
+        raise ConversionError(
+            f"{source.path}: {says}; the keys of a {copy.format} file cannot say it: change it in "
+            "the source first (aprfmt set), or keep the source's format"
         )
     if found.lost:
         raise ConversionError(

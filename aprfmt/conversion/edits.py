@@ -50,14 +50,14 @@ def short_name(name: str) -> str:
     return re.sub(r"^(u|i|f)[a-z]*(\d+)$", r"\1\2", name)
 
 
-def split_type(left: str, model: Model) -> tuple[str, str]:
+def split_type(key_text: str, model: Model) -> tuple[str, str]:
     """Return (KEY, type name) of `KEY:TYPE` or `KEY:TYPE[]`; the type is "" if none is given.
 
     An existing key with a colon in its name is not split. Raises UsageError for a type that the
     format does not have.
     """
     # Take the text after the last colon, and count the brackets of arrays.
-    key, colon, word = left.rpartition(":")
+    key, colon, word = key_text.rpartition(":")
     depth = 0
     while word.endswith("[]"):
         word, depth = word[:-2], depth + 1
@@ -68,8 +68,8 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
         for name in FORMATS[format].values.types
         for spelled in (name, short_name(name))
     }
-    if left in model.metadata or not colon or not key:
-        return left, ""
+    if key_text in model.metadata or not colon or not key:
+        return key_text, ""
     types = FORMATS[model.format].values.types
     if every.get(word) in types:
         return key, ARRAY * depth + every[word]
@@ -77,14 +77,16 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
     if types:
         names = ", ".join(map(short_name, types))
         raise UsageError(
-            f"{left}: there is no type {word!r}; {model.format} has {names}, and arrays of them: "
+            f"{key_text}: there is no type {word!r}; {model.format} has {names}, and arrays of "
+            "them: "
             f"{key}:{short_name(types[0])}[]=1,2,3"
         )
     if word in every:
         raise UsageError(
-            f"{left}: values of {model.format} are JSON and have no types; give JSON: {key}=[1,2,3]"
+            f"{key_text}: values of {model.format} are JSON and have no types; give JSON: "
+            f"{key}=[1,2,3]"
         )
-    return left, ""
+    return key_text, ""
 
 
 def parse_value(model: Model, key: str, wished: str, text: str) -> Value | TypedValue:
@@ -106,28 +108,28 @@ def parse_value(model: Model, key: str, wished: str, text: str) -> Value | Typed
     return _parse_new(model, rules, key, text, whole)
 
 
-def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | TypedValue:
+def _like_present(model: Model, key: str, text: str, from_file: bool) -> Value | TypedValue:
     """Return `text` as a value of the type that the key has in the file; else UsageError.
 
-    `whole` is True where the text is a file's content.
+    `from_file` is True where the text is a file's content.
     """
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
         try:
-            return TypedValue(_parse_typed(text, kind, key, whole), kind)
+            return TypedValue(_parse_typed(text, kind, key, from_file), kind)
         except UsageError as error:
             raise UsageError(f"{error}; for another type give {key}:TYPE=VALUE") from None
-    return parse_json_value(key, model.metadata[key], text, whole)
+    return parse_json_value(key, model.metadata[key], text, from_file)
 
 
-def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -> Value:
+def parse_json_value(key: str, present: Value, text: str, from_file: bool = False) -> Value:
     """Return `text` as a JSON value of the same kind as `present`; of any kind if that is None.
 
-    `whole` is True where the text is a file's content. Raises UsageError for a value of another
+    `from_file` is True where the text is a file's content. Raises UsageError for a value of another
     kind.
     """
     if isinstance(present, str):
-        return text if whole else _unquoted(text)
+        return text if from_file else _unquoted(text)
     value = _json_or_text(text, key)
     if present is not None and _kind_text(present) != _kind_text(value):
         raise UsageError(
@@ -139,21 +141,21 @@ def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -
 
 
 def _parse_new(
-    model: Model, spec: FormatSpec, key: str, text: str, whole: bool
+    model: Model, spec: FormatSpec, key: str, text: str, from_file: bool
 ) -> Value | TypedValue:
     """Return the value of a key that is not in the file: of its known type, else read as JSON.
 
-    `whole` is True where the text is a file's content. Raises UsageError for a value that the
+    `from_file` is True where the text is a file's content. Raises UsageError for a value that the
     format cannot hold.
     """
     known = spec.values.keys(_architectures(model))
     kinds = next((known[each] for each in known if fnmatchcase(key, each)), ())
-    listed = not whole and text.lstrip().startswith("[")
+    listed = not from_file and text.lstrip().startswith("[")
     for kind in kinds:
         if kind.startswith(ARRAY) is listed:
-            return TypedValue(_parse_typed(text, kind, key, whole), kind)
-    if whole or (spec.takes("") and not spec.takes(0)):  # a format of texts only
-        return text if whole else _unquoted(text)
+            return TypedValue(_parse_typed(text, kind, key, from_file), kind)
+    if from_file or (spec.takes("") and not spec.takes(0)):  # a format of texts only
+        return text if from_file else _unquoted(text)
     value = _json_or_text(text, key)
     if not spec.values.types:
         return value
@@ -177,14 +179,14 @@ def _refuse(spec: FormatSpec, key: str, text: str, value: Value) -> None:
     )
 
 
-def _parse_typed(text: str, kind: str, key: str, whole: bool) -> Value:
+def _parse_typed(text: str, kind: str, key: str, from_file: bool) -> Value:
     """Return `text` as a value of type `kind`, a list for "array:..."; else UsageError.
 
-    `whole` is True where the text is a file's content.
+    `from_file` is True where the text is a file's content.
     """
     if not kind.startswith(ARRAY):
         if kind == "string":
-            return text if whole else _unquoted(text)
+            return text if from_file else _unquoted(text)
         return _convert_scalar(_json_or_text(text, key), kind, key, _quote_short(text))
     element = kind.removeprefix(ARRAY)
     if text.lstrip().startswith("["):
@@ -213,10 +215,10 @@ def _convert_elements(value: Value, kind: str, key: str) -> Value:
     return [_convert_elements(item, kind.removeprefix(ARRAY), key) for item in value]
 
 
-def _convert_scalar(value: Value, kind: str, key: str, said: str) -> Value:
+def _convert_scalar(value: Value, kind: str, key: str, user_text: str) -> Value:
     """Return one value as type `kind`; UsageError if it does not fit.
 
-    `said` is the user's text, for the message.
+    `user_text` is the user's text, for the message.
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     found = _NUMBER.fullmatch(kind)
@@ -232,7 +234,7 @@ def _convert_scalar(value: Value, kind: str, key: str, said: str) -> Value:
     else:
         fits, expected = number and _is_float(value, kind), f"a number that {kind} holds"
     if not fits:
-        raise UsageError(f"{key}: {said} is not of type {kind}; expected {expected}")
+        raise UsageError(f"{key}: {user_text} is not of type {kind}; expected {expected}")
     return float(value) if kind.startswith("float") else value
 
 

@@ -352,19 +352,19 @@ def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
             yield from _paths(value, (*outer, key))
 
 
-def _parse_like(key: str, present: Value, text: str, whole: bool) -> Value:
+def _parse_like(key: str, present: Value, text: str, from_file: bool) -> Value:
     """Return `text` as a value of the same kind as `present`; else UsageError.
 
-    null is accepted for any key, and a number or a list for keys of token ids. `whole` is True
+    null is accepted for any key, and a number or a list for keys of token ids. `from_file` is True
     where the text is a file's content.
     """
-    if text == "null" and not whole:
+    if text == "null" and not from_file:
         return None
     if key.endswith("_token_id") and isinstance(present, (int, list)):
-        either = parse_json_value(key, None, text, whole)
+        either = parse_json_value(key, None, text, from_file)
         if isinstance(either, (int, list)) and not isinstance(either, bool):
             return either
-    return parse_json_value(key, present, text, whole)
+    return parse_json_value(key, present, text, from_file)
 
 
 def _report_value(value: Any) -> Value:

@@ -25,6 +25,7 @@ from aprfmt.conversion.gguf_vocabulary import restored_vocabulary, vocabulary_re
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.quantize_options import IMATRIX_RECORD, RECORD
+from aprfmt.conversion.restated_keys import restate_special_tokens, restated_config
 from aprfmt.conversion.sidecar_files import config_text, drop_files, own_config
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
@@ -267,6 +268,8 @@ def _small_files(model: Model) -> dict[str, str]:
         texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
     if not own_config(model):
         texts.pop("config.json", None)
+    elif "config.json" in texts:
+        texts["config.json"] = config_text(model) or texts["config.json"]
     return texts
 
 
@@ -391,7 +394,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
     found.update(write_hyper(model.spec, model.hyper, "apr"))
     found.update(to_apr(model))
     if config is not None and own_config(model):
-        found["hf_config"] = dict(config)
+        found["hf_config"] = restated_config(model, config)
     files = _small_files(model)
     if files:
         found[FILES_KEY] = json.dumps(files, ensure_ascii=False)
@@ -417,6 +420,7 @@ def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
     texts.update(to_hf(model))
+    restate_special_tokens(model, texts)
     metadata: dict[str, Value | TypedValue] = {"format": "pt"}
     kept = model.metadata.get(SAFETENSORS)
     if isinstance(kept, str):

@@ -66,6 +66,11 @@ def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
         raise UsageError(
             f"{mixture.scheme} uses no importance matrix: leave --imatrix out, or choose Q4_K_M"
         )
+    if options.pure and not scheme.mixes:
+        raise UsageError(
+            f"--pure: {mixture.scheme} is no mixture, its weights have one type anyway; leave "
+            "--pure out"
+        )
     # Both become functions that are called for every tensor.
     return replace(
         options,
@@ -199,12 +204,12 @@ def check_requantization(
     outputs: "Sequence[Output]",
     options: Options,
     path: Path,
-    kept: Container[str] = (),
+    copied: Container[str] = (),
     reasons: Mapping[str, str] | None = None,
 ) -> None:
     """Raise ConversionError if quantized tensors would be quantized again without permission.
 
-    `kept` are the names whose codes are used as they are; `reasons` is {name: why its codes are
+    `copied` are the names whose codes are used as they are; `reasons` is {name: why its codes are
     not}.
     """
     if options.allow_requantize:
@@ -234,7 +239,7 @@ def check_requantization(
         if output.encoding != output.source_encoding
         and is_quantized(output.encoding)
         and is_quantized(output.source_encoding)
-        and output.info.name not in kept
+        and output.info.name not in copied
     ]
     if again:
         why = {name: f"; {text}" for name, text in (reasons or {}).items() if text}

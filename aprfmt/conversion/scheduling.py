@@ -102,15 +102,16 @@ def write_in_source_order(
     held: "dict[str, tuple[Output, WrittenTensor]]",
     files: "Sequence[Path]",
     options: Options,
-    whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
-    kept: Callable[[TensorInfo], bool],
+    on_finished: Callable[[Output, WrittenTensor, DeferredSlot], None],
+    already_written: Callable[[TensorInfo], bool],
 ) -> None:
     """Write all outputs in the order of the source, each at the place reserved for it.
 
-    `held` is {name: (output, record)}, `files` the source's files in order. `whole` is called after
-    each output. `kept` says which outputs an earlier run wrote; these are not written.
+    `held` is {name: (output, record)}, `files` the source's files in order. `on_finished` is called
+    after each output. `already_written` says which outputs an earlier run wrote; these are not
+    written.
     """
-    rooms = {info.name: sink.defer_tensor(info.name) for info in infos if not kept(info)}
+    rooms = {info.name: sink.defer_tensor(info.name) for info in infos if not already_written(info)}
     numbers = {path: number for number, path in enumerate(files)}
     every = sorted(
         (held[name] for name in rooms), key=lambda row: _source_order_key(row[0], numbers)
@@ -131,7 +132,7 @@ def write_in_source_order(
                 f"{output.info.name}: {at} bytes were made, {room.place.nbytes} were planned"
             )
         sink.record_filled(room, crc)
-        whole(output, record, room)
+        on_finished(output, record, room)
 
 
 def _read_ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int, int]]]:
@@ -235,13 +236,13 @@ class WorkerPool:
         self,
         sink: SequentialSink,
         options: Options,
-        whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
+        on_finished: Callable[[Output, WrittenTensor, DeferredSlot], None],
     ) -> None:
         """Start a pool of `options.jobs` workers, at least two, that write into `sink`.
 
-        `whole` is called after each output.
+        `on_finished` is called after each output.
         """
-        self._sink, self._options, self._whole = sink, options, whole
+        self._sink, self._options, self._on_finished = sink, options, on_finished
         self._workers = max(options.jobs, AT_LEAST)
         self._pool = ThreadPoolExecutor(self._workers, "aprfmt-jobs")
         self._most = EACH * self._workers  # pieces that are handed out at a time
@@ -354,14 +355,14 @@ class WorkerPool:
         for tensor in output.sources:
             tensor.drop()
         self._sink.record_filled(begun.room, begun.written.crc)
-        self._whole(output, begun.written, begun.room)
+        self._on_finished(output, begun.written, begun.room)
 
-    def _needs_checksum(self, output: Output, room: DeferredSlot) -> bool:
+    def _needs_checksum(self, output: Output, slot: DeferredSlot) -> bool:
         """Return whether a checksum of the written bytes is needed."""
         read_back = self._options.verify and (
             is_encoded(output) or output.made or output.part is not None
         )
-        return read_back or self._options.resume or room.crc
+        return read_back or self._options.resume or slot.crc
 
     def _tasks(self, output: Output) -> GivesWork | None:
         """Return a function of the place to write to that yields the pieces of work on an output.
@@ -380,35 +381,35 @@ class WorkerPool:
             return partial(self._encode_work, output)
         return partial(self._copy_work, output) if here else None
 
-    def _part_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+    def _part_work(self, output: Output, slot: DeferredSlot) -> Iterator[PieceWork]:
         """Yield the one piece of work on a stored tensor of a packed weight, as (memory, function).
 
         A lock lets only one such tensor be made at a time.
         """
-        part, summed = output.part, self._needs_checksum(output, room)
+        part, summed = output.part, self._needs_checksum(output, slot)
         assert part is not None
 
         def write_part() -> PlacedPiece:
             """Make and write the stored tensor."""
             with self._making:
                 data = part.data()
-            room.place.put(0, data)
+            slot.place.put(0, data)
             return PlacedPiece(len(data), crc32(data) if summed else 0, ChangeCounts())
 
         yield output.info.nbytes, write_part
 
-    def _repack_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+    def _repack_work(self, output: Output, slot: DeferredSlot) -> Iterator[PieceWork]:
         """Yield (memory in bytes, function) for each piece of a repacked output.
 
         A piece is a band of bytes that stays in the processor's cache.
         """
         assert output.runs is not None
-        data, summed = RunBytes(output.runs), self._needs_checksum(output, room)
+        data, summed = RunBytes(output.runs), self._needs_checksum(output, slot)
 
         def write_band(start: int, stop: int) -> PlacedPiece:
             """Make and write bytes [start, stop)."""
             band = data.window(start, stop)
-            room.place.put(start, band)
+            slot.place.put(start, band)
             if not data.reordered:
                 data.drop(start, stop)
             return PlacedPiece(stop - start, crc32(band) if summed else 0, ChangeCounts())
@@ -416,17 +417,17 @@ class WorkerPool:
         for start in range(0, len(data), BAND):
             yield BAND, partial(write_band, start, min(start + BAND, len(data)))
 
-    def _copy_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+    def _copy_work(self, output: Output, slot: DeferredSlot) -> Iterator[PieceWork]:
         """Yield (memory in bytes, function) for each piece of an output whose bytes are copied."""
         assert output.runs is not None
-        data, summed = RunBytes(output.runs), self._needs_checksum(output, room)
+        data, summed = RunBytes(output.runs), self._needs_checksum(output, slot)
         step = WINDOW // 4 if isinstance(output.runs, Columns) else WINDOW
 
         def copy_window(start: int, stop: int) -> PlacedPiece:
             """Copy bytes [start, stop)."""
             crc, at = 0, start
             for window in copied_bytes(data, start, stop):
-                room.place.put(at, window)
+                slot.place.put(at, window)
                 crc, at = crc32(window, crc) if summed else 0, at + window.nbytes
             data.drop(start, stop)
             return PlacedPiece(stop - start, crc, ChangeCounts())
@@ -434,7 +435,7 @@ class WorkerPool:
         for start in range(0, len(data), step):
             yield 0, partial(copy_window, start, min(start + step, len(data)))
 
-    def _encode_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+    def _encode_work(self, output: Output, slot: DeferredSlot) -> Iterator[PieceWork]:
         """Yield (memory in bytes, function) for each piece of an encoded output.
 
         For packed sources a last piece counts the codes that cannot be recovered.
@@ -445,12 +446,12 @@ class WorkerPool:
         elements = whole if len(parts) == 1 else min(whole, CHUNK + shape[-1])
         for piece in parts:
             held = HELD if recodable_rows(output, piece) is None else RECODED
-            yield held * elements, self._piece_work(output, room, piece, len(parts))
+            yield held * elements, self._piece_work(output, slot, piece, len(parts))
         if any(tensor.packed is not None for tensor in output.sources):
             yield HELD * CHUNK, partial(_lost_codes_piece, output)
 
     def _piece_work(
-        self, output: Output, room: DeferredSlot, piece: RowPiece, parts: int
+        self, output: Output, slot: DeferredSlot, piece: RowPiece, parts: int
     ) -> Callable[[], PlacedPiece]:
         """Return the function that encodes and writes a piece.
 
@@ -460,12 +461,12 @@ class WorkerPool:
         alone = parts == 1 and math.prod(output.info.shape) > LARGE
         options = replace(self._options, threads=self._options.jobs if alone else 1)
         width = find_encoding(output.info.encoding).row_bytes(output.info.shape) or 0
-        summed = self._needs_checksum(output, room)
+        summed = self._needs_checksum(output, slot)
 
         def write_piece() -> PlacedPiece:
             """Encode and write the piece."""
             data, counts = encode_piece(output, options, column_importances(output, options), piece)
-            room.place.put(piece.first * width, data)
+            slot.place.put(piece.first * width, data)
             return PlacedPiece(len(data), crc32(data) if summed else 0, counts)
 
         return write_piece
@@ -518,13 +519,13 @@ def write_tensors(
             options.progress(done, total)
 
     def finish_output(
-        output: "Output", record: "WrittenTensor", room: "DeferredSlot | None" = None
+        output: "Output", record: "WrittenTensor", slot: "DeferredSlot | None" = None
     ) -> None:
         """Record a written output in the journal, give it to the verifier and report progress."""
         if begun is not None:
             begun.done(output.info.name, journal_entry(record))
         if verifier is not None:
-            verifier.written(sink, output, record, room)
+            verifier.written(sink, output, record, slot)
         report_progress(output)
 
     def is_written(info: "TensorInfo") -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.arch.spec import ArchSpec
+from aprfmt.conversion.restated_keys import restated_config
 from aprfmt.errors import AprfmtError, OutputError
 from aprfmt.formats import FORMATS
 from aprfmt.model import Model
@@ -16,6 +17,7 @@ from aprfmt.model.carried_files import FILES_KEY, foreign_gguf_keys, json_object
 from aprfmt.model.hf_folder import read_text
 from aprfmt.model.sidecar_files import companion_kind
 from aprfmt.remote.paths import is_remote
+from aprfmt.tokenizer.carriers import has_tokenizer
 
 VOCABULARY, TEMPLATE = "vocabulary", "chat template"  # in a file's keys
 KEYS = {VOCABULARY: "tokenizer.", TEMPLATE: "tokenizer.chat_template"}
@@ -37,8 +39,6 @@ def sidecar_names(source: Model) -> Sequence[str]:
 
 def embedded_files(source: Model) -> Mapping[str, str]:
     """Return {name: kind} of what a single file stores in its keys where a folder has files."""
-    from aprfmt.tokenizer.carriers import has_tokenizer
-
     if source.folder is not None:
         return {}
     found = {VOCABULARY: "tokenizer"} if has_tokenizer(source.carried) else {}
@@ -76,16 +76,17 @@ def stated_template(model: Model) -> str | None:
 def config_text(model: Model) -> str | None:
     """Return config.json verbatim if its text is available, else the parsed object as JSON.
 
-    None without a configuration.
+    An embedded one says what the file's own keys say. None without a configuration.
     """
     if model.folder is not None and "config.json" in model.folder.texts:
         return model.folder.texts["config.json"]
-    texts = model.carried.embedded_texts
-    if "config.json" in texts:
-        return texts["config.json"]
     if model.config is None:
         return None
-    return json.dumps(dict(model.config), indent=2, ensure_ascii=False) + "\n"
+    config = restated_config(model, model.config)
+    texts = model.carried.embedded_texts
+    if "config.json" in texts and config == model.config:
+        return texts["config.json"]
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
 def own_config(model: Model) -> bool:

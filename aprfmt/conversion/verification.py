@@ -70,11 +70,11 @@ class Verifier:
         sink: "Sink",
         output: "Output",
         record: "WrittenTensor",
-        room: "DeferredSlot | None" = None,
+        slot: "DeferredSlot | None" = None,
     ) -> None:
         """Start comparing a written tensor, if it is large and its source can be read again.
 
-        It is the tensor that `sink` wrote last, or that workers wrote into `room`. Raises
+        It is the tensor that `sink` wrote last, or that workers wrote into `slot`. Raises
         ConversionError for an earlier tensor that differs.
         """
         self._raise_errors()
@@ -83,7 +83,7 @@ class Verifier:
         here = output.made or all(map(in_mapped_file, output.sources))
         if output.copies and not here and not output.far:
             return
-        file, at = sink.lies() if room is None else (room.place.file, room.place.start)
+        file, at = sink.lies() if slot is None else (slot.place.file, slot.place.start)
         self._places[output.info.name] = file, at
         self._waiting.append(self._pool.submit(_compare, file, at, output, record))
 

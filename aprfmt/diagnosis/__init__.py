@@ -1,7 +1,141 @@
 """`diagnose`: where two models, traces or runs first differ, and why."""
 
-from aprfmt.diagnosis.entry import diagnose
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+
+from aprfmt.arch import check_arch
+from aprfmt.base.budget import Budget
 from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
+from aprfmt.diagnosis.packing import examine_packed
+from aprfmt.diagnosis.packing_keys import repair_key_command
+from aprfmt.diagnosis.paired_pass import ProgressReporter
+from aprfmt.diagnosis.sides import Side, open_side
+from aprfmt.diagnosis.stored_names import compare_by_name, damage_texts
+from aprfmt.diagnosis.walk import Walk
+from aprfmt.errors import AprfmtError, ArchError, CodecError, FormatError, UsageError
+from aprfmt.inference.backends.blas import limit_blas_threads
 from aprfmt.measure.findings import Finding
+from aprfmt.model import open_model
+from aprfmt.model.completeness import ANY
 
 __all__ = ["Diagnosis", "Evidence", "Finding", "PointRow", "diagnose"]
+
+
+def diagnose(
+    a: str,
+    b: str,
+    *,
+    model: str | None = None,
+    ids: Sequence[int] | None = None,
+    prompt: str | None = None,
+    arch: str | None = None,
+    memory: int | None = None,
+    budget: Budget | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> Diagnosis:
+    """Find where two models, runs or traces first differ, and why.
+
+    Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
+    one a trace ran on. Both sides are run on `ids` or on the text `prompt`; without them aprfmt
+    chooses ids. `memory` are bytes for decoded weights (default: 1.25 GiB at most for two models).
+    What `budget` leaves is named as not compared: tensors in the file's order, then passes.
+    `progress` is told how far passes are, `notice` beforehand if they take minutes. Raises
+    UsageError if a path does not exist, FormatError for a damaged file, ArchError for an unknown
+    `arch`.
+    """
+    check_arch(arch)  # two saved traces open no model
+    if ids is not None and prompt is not None:
+        raise UsageError("give one of ids and prompt")
+
+    with ExitStack() as stack:
+        stack.enter_context(np.errstate(all="ignore"))  # damaged weights may overflow
+        try:
+            first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
+        except CodecError as error:
+            told = _diagnose_packing(a, b, arch, stack, error)
+            if told is None:
+                raise
+            return told
+        reference = None
+        if model is not None:
+            reference = stack.enter_context(open_model(model, arch=arch, allow_missing=ANY))
+            reference.cache_remote_reads()
+            for side in (first, second):
+                if side.kind == "trace":
+                    side.model = reference
+        stack.enter_context(limit_blas_threads(1))
+        tokens = None if ids is None else tuple(int(i) for i in ids)
+        if prompt is not None:
+            opened = first.model or second.model
+            if opened is None:
+                raise UsageError("a prompt needs a tokenizer; give a model, or ids")
+            tokens = tuple(int(i) for i in opened.tokenizer.encode(prompt))
+        if tokens == ():
+            raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
+        reporter = ProgressReporter(progress, notice, budget or Budget())
+        walk = Walk(first, second, stack, reference, tokens, memory, reporter)
+        try:
+            if any(side.model is not None and damage_texts(side.model) for side in (first, second)):
+                return _compare_damaged(a, b, first, second)
+            return walk.run()
+        except ArchError:
+            if (
+                first.model is None
+                or second.model is None
+                or {first.kind, second.kind} != {"model"}
+            ):
+                raise
+            return compare_by_name((a, b), first.model, second.model)
+
+
+def _compare_damaged(a: str, b: str, first: Side, second: Side) -> Diagnosis:
+    """Return the diagnosis by the readable tensors of two models, where a file of one is damaged.
+
+    Raises FormatError with what is damaged where one side is a trace or run.
+    """
+    if first.model is None or second.model is None or {first.kind, second.kind} != {"model"}:
+        for side in (first, second):
+            if side.model is not None and damage_texts(side.model):
+                raise FormatError("; ".join(damage_texts(side.model)))
+    assert first.model is not None and second.model is not None
+    return compare_by_name((a, b), first.model, second.model)
+
+
+def _diagnose_packing(
+    a: str, b: str, arch: str | None, stack: ExitStack, error: CodecError
+) -> Diagnosis | None:
+    """Return the diagnosis of a model that does not open because of its packed weights.
+
+    None where packed weights are not the reason, or neither model is undamaged. `error` is why it
+    did not open.
+    """
+    try:
+        first, second = (
+            stack.enter_context(open_model(text, arch=arch, allow_missing=ANY, damaged=True))
+            for text in (a, b)
+        )
+    except AprfmtError:
+        return None
+    for good, bad, label in ((first, second, "B"), (second, first, "A")):
+        told = None if good.damage else examine_packed(good, bad, label)
+        if told is not None:
+            found = [
+                replace(one, next=repair_key_command(good, bad, one) if label == "B" else "")
+                for one in told.findings
+            ]
+            return Diagnosis(
+                a,
+                b,
+                tuple(found),
+                (Evidence("tensor", str(error)), *told.evidence),
+                ("tensors: packed weights that do not decode",),
+                (
+                    f"{label} does not open, so nothing else",
+                    *(f"{name}: what is wrong with it" for name in told.left),
+                ),
+            )
+    return None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.cut_points import cut_keys
-from aprfmt.diagnosis.found import Evidence
+from aprfmt.diagnosis.found import Evidence, PointRow
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
@@ -20,6 +20,7 @@ from aprfmt.inference.replay.recorded_trace import (
     neighbour_keys,
     token_axis,
 )
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import cap_proof, unfitted_proof
@@ -412,3 +413,60 @@ def nonfinite_on_both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
 def _row_lengths(x: Array) -> Array:
     """Return the L2 norm of every row (over the last axis)."""
     return np.asarray(np.linalg.norm(x, axis=-1))
+
+
+def point_rows(pairs: Sequence[PointDiff], passes: Mapping[str, ShadowPass]) -> list[PointRow]:
+    """Return one PointRow per point, in execution order.
+
+    `pairs` are the comparisons of both runs, `passes` the shadow passes by side.
+    """
+    by_key = {pair.key: pair for pair in pairs}
+    shadows = {
+        key: (label, view)
+        for label, found in passes.items()
+        for key, view in found.views.items()
+        if view.residual is not None
+    }
+    entering: dict[int, float] = {}
+    for pair in pairs:
+        point, layer = parse_key(pair.key)
+        if point in ("embd", "embd_scaled", "out") and pair.rel_l2 is not None:
+            entering[layer + 1 if point == "out" else 0] = pair.rel_l2
+    rows = []
+    for key in sorted({*by_key, *shadows}, key=execution_order):
+        label, view = shadows.get(key, ("", None))
+        rows.append(_point_row(key, by_key.get(key), label, view, entering))
+    return rows
+
+
+def _point_row(
+    key: str,
+    pair: PointDiff | None,
+    label: str,
+    view: ShadowPoint | None,
+    entering: Mapping[int, float],
+) -> PointRow:
+    """Return the PointRow of a key, from both runs (`pair`) and from the shadow pass (`view`).
+
+    `label` is the shadow pass's side. `entering` is the relative L2 of what enters each layer.
+    """
+    point, layer = parse_key(key)
+    away = None if pair is None else pair.rel_l2
+    before = entering.get(layer)
+    bound = pair.tolerance if pair is not None else view.tolerance if view is not None else 0.0
+    apart = pair is not None and pair.beyond
+    odd = None if pair is None else pair.nonfinite
+    return PointRow(
+        key,
+        point,
+        None if layer < 0 else layer,
+        away,
+        None if view is None else view.residual,
+        bound,
+        away / before if away is not None and before else None,
+        label,
+        apart or (view is not None and view.flagged),
+        "" if pair is None else pair.why or pair.rows,
+        odd if odd is not None or view is None else view.nonfinite,
+        apart,
+    )

@@ -157,8 +157,7 @@ class Diagnosis(Tabular):
         """The most important finding of the verdict's kind; None if there are no such findings.
 
         A fault makes what comes after it differ too, so the first counts. Roundings are
-        independent:
-        the one that moves the logits most, else the one of most tensors, counts.
+        independent: the one that moves the logits most, else the one of most tensors, counts.
         """
         rows = [finding for finding in self.findings if finding.verdict == self.verdict]
         if self.verdict == "precision":

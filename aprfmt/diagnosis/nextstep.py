@@ -11,7 +11,7 @@ from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.configuration_keys import repair_arguments
 from aprfmt.diagnosis.packing_keys import repair_key_command
 from aprfmt.diagnosis.sides import Side
-from aprfmt.diagnosis.tokenizer_keys import has_more_tokens, tokenizer_set_arguments
+from aprfmt.diagnosis.tokens import has_more_tokens, tokenizer_set_arguments
 from aprfmt.diagnosis.unread import refusal_reason
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
@@ -25,6 +25,7 @@ from aprfmt.measure.named_causes import (
     is_repaired_by_rewriting,
     join_set_commands,
     matrix_encodings,
+    overflows_encoding,
     rewrite_command,
     set_command,
 )
@@ -74,6 +75,8 @@ def rewrite_b_command(asked: StepParts, finding: Finding) -> str:
         return rewrite_command(asked.a.path, asked.b.path, {}, {})
     mine = matrix_encodings(a)
     theirs = {} if finding.cause in MISLABELLED else matrix_encodings(b)
+    if overflows_encoding(finding.values, theirs):
+        theirs = {}
     stated = b.metadata.get("general.file_type")
     return rewrite_command(
         asked.a.path, asked.b.path, mine, theirs, stated

@@ -264,7 +264,11 @@ def _has_reference_values(packed: PackedWeight, weight: StoredWeight, reference:
 def _known_values(
     packed: PackedWeight, weight: StoredWeight, expected: "Array", values: "Array"
 ) -> tuple["Array", "Array"]:
-    """Return (expected, decoded) values, made equal where a replaced scale leaves them unknown."""
+    """Return (expected, decoded) values, for comparing them where the scales are known.
+
+    Where a scale of the file is not usable, and another part's replaced it, decoded values say
+    nothing: the expected ones are set to them, so that these elements compare as equal.
+    """
     doubled = {}
     for suffix, part in packed.parts.items():
         own = weight.parts.get(suffix)

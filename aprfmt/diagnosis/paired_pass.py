@@ -231,8 +231,8 @@ class PairedPass:
         """Return the result of a blend, run from its first differing stage on.
 
         It is SAME, for equal logits, as soon as a stage's input equals A's and no later stage
-        differs.
-        The distance is infinite if the blend's parts do not fit together. `points` is empty.
+        differs. The distance is infinite if the blend's parts do not fit together. `points` is
+        empty.
         """
         if not blend.own:
             return SAME
@@ -321,7 +321,7 @@ def measure_point(
 
 
 def shared_columns(mine: Array, theirs: Array) -> tuple[Array, Array]:
-    """Return both logits cut to the token ids that both sides have."""
+    """Return (A's logits, B's), cut to the token ids that both sides have."""
     few = min(mine.shape[-1], theirs.shape[-1])
     return mine[..., :few], theirs[..., :few]
 

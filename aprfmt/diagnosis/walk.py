@@ -10,6 +10,7 @@ import numpy as np
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blend import count_values
+from aprfmt.diagnosis.direct import point_rows
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
 from aprfmt.diagnosis.forward import JudgedTrace, judge_trace, shared_findings
 from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
@@ -19,12 +20,11 @@ from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.nextstep import with_next_commands
 from aprfmt.diagnosis.observed import differing_statistics
-from aprfmt.diagnosis.own_names import stored_names_of_places
 from aprfmt.diagnosis.paired_pass import ProgressReporter
-from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.probes import ChosenProbes
 from aprfmt.diagnosis.prompt import hidden_causes, id_mismatch_sentence
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
+from aprfmt.diagnosis.stored_names import stored_names_of_places
 from aprfmt.diagnosis.unread import architecture_name
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
 from aprfmt.errors import AprfmtError, ArchError
@@ -221,7 +221,10 @@ class Walk:
         return True
 
     def model_of(self, side: Side) -> Model | None:
-        """Return the model a side ran on: its own, the one given, or the other side's."""
+        """Return the model a side ran on: its own, else the given, else the other side's.
+
+        None if there is none of these.
+        """
         other = self.b if side is self.a else self.a
         return side.model or self.reference or other.model
 

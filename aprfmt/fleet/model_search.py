@@ -153,7 +153,7 @@ def models_in_folder(folder: Path) -> list[Path]:
     pytorch_model.bin where it has no other weights. Other weight files are models of their own.
     """
     whole = next((name for name in (INDEX, WEIGHTS) if (folder / name).is_file()), None)
-    own = {WEIGHTS, INDEX} if whole == WEIGHTS else {WEIGHTS, INDEX, *_shards_in_index(folder)}
+    own = {WEIGHTS, INDEX} if whole == WEIGHTS else {WEIGHTS, INDEX, *shards_in_index(folder)}
     files = [path for path in model_candidates(folder) if whole is None or path.name not in own]
     if whole is None and len(files) == 1 and files[0].suffix == ".safetensors":
         return [folder] if (folder / "config.json").is_file() else files
@@ -164,7 +164,7 @@ def models_in_folder(folder: Path) -> list[Path]:
     return [*([folder] if whole else []), *files]
 
 
-def _shards_in_index(folder: Path, index: str = INDEX) -> set[str]:
+def shards_in_index(folder: Path, index: str = INDEX) -> set[str]:
     """Return the shard names in a folder's index; the empty set where it cannot be read."""
     try:
         if (folder / index).stat().st_size > MAX_INDEX:
@@ -216,14 +216,14 @@ def model_files(path: Path) -> Sequence[Path]:
     """Return every file that is read when the model at a path is opened, by name."""
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
-        names = {WEIGHTS, INDEX, *_shards_in_index(path), *TEXT_FILES}
+        names = {WEIGHTS, INDEX, *shards_in_index(path), *TEXT_FILES}
         names |= (
             {file.name for file in model_candidates(path)}
             if not (path / WEIGHTS).is_file()
             else set()
         )
         if not any((path / name).is_file() for name in (INDEX, WEIGHTS)):
-            names |= {PICKLED, PICKLED_INDEX, *_shards_in_index(path, PICKLED_INDEX)}
+            names |= {PICKLED, PICKLED_INDEX, *shards_in_index(path, PICKLED_INDEX)}
     elif path.suffix == ".safetensors" and can_list(folder):
         names = {path.name, *TEXT_FILES}
     elif match := _SHARD.match(path.name):

@@ -222,10 +222,10 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
     )
 
 
-def _placeholder_model(each: Unlisted) -> FleetModel:
+def _placeholder_model(unlisted: Unlisted) -> FleetModel:
     """Return a FleetModel with an empty path, for a place where nothing could be read."""
-    identity = hashlib.sha256(f"unlisted {each.place}".encode(errors="replace")).hexdigest()
-    return FleetModel("", identity, 0, (each.place,))
+    identity = hashlib.sha256(f"unlisted {unlisted.place}".encode(errors="replace")).hexdigest()
+    return FleetModel("", identity, 0, (unlisted.place,))
 
 
 def _unlisted_reason(subject: FleetModel, met: Iterable[FleetModel | Unlisted]) -> str:

@@ -219,10 +219,10 @@ class Summary:
             )
         return {"tensors": tensors, "bytes": saved, "groups": listed}
 
-    def pairs(self, each: int = 4) -> Iterator[QuantizedPair]:
+    def pairs(self, limit: int = 4) -> Iterator[QuantizedPair]:
         """Yield pairs of a quantized model and an unquantized one with the same roles and shapes.
 
-        A quantized model has at most `each` pairs, those that share most decoded tensors first.
+        A quantized model has at most `limit` pairs, those that share most decoded tensors first.
         """
         quantized = list(
             self._query(
@@ -238,7 +238,7 @@ class Summary:
                 "AND b.quantized = 0 ORDER BY shared DESC, b.model LIMIT ?",
                 identity,
                 shapes,
-                each,
+                limit,
             )
             for base, _ in list(bases):
                 yield QuantizedPair(identity, base)

@@ -35,9 +35,9 @@ class Task:
 
 
 def make_row(
-    task: Task, name: str, said: QuestionAnswer | None, seconds: float = 0.0, why: str = ""
+    task: Task, name: str, answer: QuestionAnswer | None, seconds: float = 0.0, why: str = ""
 ) -> Row:
-    """Return the row of the answer `said` to question `name`, or an ERROR row where it is None.
+    """Return the row of the answer `answer` to question `name`, or an ERROR row where it is None.
 
     `why` is the reason of the ERROR. `seconds` is the time that the question took.
     """
@@ -48,10 +48,10 @@ def make_row(
         "model": subject.places[0],
         "bytes": subject.bytes,
         "check": name,
-        "outcome": ERROR if said is None else said.outcome,
-        "found": why if said is None else said.found,
-        "findings": [] if said is None else list(said.findings),
-        "details": {} if said is None or said.details is None else dict(said.details),
+        "outcome": ERROR if answer is None else answer.outcome,
+        "found": why if answer is None else answer.found,
+        "findings": [] if answer is None else list(answer.findings),
+        "details": {} if answer is None or answer.details is None else dict(answer.details),
         "seconds": round(seconds, 3),
         "version": __version__,
     }

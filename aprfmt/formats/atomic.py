@@ -80,8 +80,7 @@ class FileSet:
         """Make an empty set; nothing is written before `create`.
 
         `force`: old files may be replaced. `folder` is the output folder if the set makes a whole
-        one,
-        `ours` says of a file name in it whether it may be removed, `nested` allows subfolders.
+        one, `ours` says of a file name in it whether it may be removed, `nested` allows subfolders.
         """
         self._force = force
         self._folder = None if folder is None else Path(folder)

@@ -248,7 +248,7 @@ class StoredTensor(LazyTensor):
             ) from None
 
     def lies(self, start: int = 0) -> tuple[ByteSource, int] | None:
-        """Return (file, offset of the tensor's byte `start` in it)."""
+        """Return (file, offset in it of the tensor's byte `start`); here never None."""
         return self._file, self.info.offset + start
 
     def expect(self, start: int = 0, stop: int | None = None) -> None:
@@ -323,9 +323,9 @@ def stored_tensor(
     file: ByteSource,
     info: TensorInfo,
     broken: Mapping[str, FormatError] = MappingProxyType({}),
-    whole: type[StoredTensor] = StoredTensor,
+    kind: type[StoredTensor] = StoredTensor,
 ) -> StoredTensor:
-    """Return the lazy tensor of `info` in `file`, of class `whole` if its bytes are readable.
+    """Return the lazy tensor of `info` in `file`, of class `kind` if its bytes are readable.
 
     A DamagedTensor if its name is in `broken` (tensor name to error), a CutTensor if it ends beyond
     the file: reading those raises.
@@ -333,7 +333,7 @@ def stored_tensor(
     if info.name in broken:
         return DamagedTensor(file, info, broken[info.name])
     there = info.offset + info.nbytes <= file.size or not info.nbytes
-    return (whole if there else CutTensor)(file, info)
+    return (kind if there else CutTensor)(file, info)
 
 
 ParsedT = TypeVar("ParsedT", bound=Structure)

@@ -322,10 +322,10 @@ class ResumableFileSet(FileSet):
         self.published = self._settle_moves(begun.moves)
         self.tensors, self._worth = begun.tensors, True
 
-    def done(self, name: str, kept: FinishedTensor) -> None:
+    def done(self, name: str, tensor: FinishedTensor) -> None:
         """Add a line to the journal that says that a tensor is written completely."""
         self._worth = True
-        self._add_line({"tensor": name, "crc": kept.crc, "counts": kept.counts})
+        self._add_line({"tensor": name, "crc": tensor.crc, "counts": tensor.counts})
 
     def reject(self) -> None:
         """Have `discard` remove the staged files: their bytes are not what they ought to be."""
@@ -375,7 +375,10 @@ class ResumableFileSet(FileSet):
         return ResumableFile(path, temporary, final)
 
     def _prepare_file(self, path: Path) -> tuple[Path, os.stat_result | None]:
-        """Return what the base class does, after the hidden folder was made."""
+        """Return what the base class does, after the hidden folder was made.
+
+        That is (path, status of the file that is replaced or None).
+        """
         found = super()._prepare_file(path)
         self._make_hidden_folder()
         return found

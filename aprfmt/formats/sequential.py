@@ -168,14 +168,14 @@ class SequentialSink:
         self._next = next(self._steps, None)
         return left
 
-    def record_filled(self, room: DeferredSlot, crc: int) -> None:
+    def record_filled(self, slot: DeferredSlot, crc: int) -> None:
         """Note that all bytes of a deferred slot are written, and that they have this CRC-32.
 
         Writes the checksums that waited for it.
         """
-        if room.summed is not None:
-            room.summed.crc = crc
-        self._left[room.place.file] -= 1
+        if slot.summed is not None:
+            slot.summed.crc = crc
+        self._left[slot.place.file] -= 1
         self._write_checksums()
 
     def lies(self) -> tuple[OutputFile, int]:

@@ -93,7 +93,7 @@ class LogprobTable:
 
     @property
     def first(self) -> LogprobRow | None:
-        """The first position whose own differences are beyond what a single row may have."""
+        """The first row whose differences are beyond what one row may have; None without one."""
         return self._first_beyond(self.tolerance)
 
     @property
@@ -104,7 +104,7 @@ class LogprobTable:
         return not self.scaled <= self.exact.rel_l2 or self._first_beyond(self.exact) is not None
 
     def _first_beyond(self, tolerance: Threshold) -> LogprobRow | None:
-        """Return the first row whose differences are beyond what one row may have."""
+        """Return the first row whose differences are beyond what one row may have, or None."""
         bound = _ONE_ROW * tolerance.rel_l2
         return next((row for row in self.rows if not row.rms <= bound), None)
 

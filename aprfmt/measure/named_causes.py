@@ -17,7 +17,6 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
 from aprfmt.model.hf_folder import WEIGHTS
 from aprfmt.model.relations import opening_path
-from aprfmt.quantizing.mixture import SCHEMES
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -245,6 +244,8 @@ def _encoding_options(
         row = ENCODINGS.get(name)
         plain = row is not None and (bool(row.numpy) or (row.ggml is not None and not row.removed))
         return ["convert", f"--encoding {name}"] if plain else _scheme_options(name)
+    from aprfmt.quantizing.mixture import SCHEMES
+
     schemes = [
         name
         for name, scheme in SCHEMES.items()
@@ -255,9 +256,40 @@ def _encoding_options(
 
 def _scheme_options(encoding: str) -> list[str] | None:
     """Return ["quantize", option] for an encoding that needs no calibration; None for others."""
+    from aprfmt.quantizing.mixture import SCHEMES
+
     held = ENCODINGS.get(encoding)
     nearest = held is not None and held.flat and encoding in SCHEMES
     return ["quantize", f"--type {encoding}"] if nearest else None
+
+
+def overflows_encoding(values: Mapping[str, Any], encodings: Mapping[str, str]) -> bool:
+    """Return whether a value of A is beyond what B's encoding of its tensor holds.
+
+    A copy in B's encodings has the same infinities then. `values` are a finding's, with the counts
+    of "nonfinite" by key; `encodings` are B's by key.
+    """
+    import ml_dtypes  # here: `inspect` loads this module and no numpy
+    import numpy as np
+
+    for key, odd in (values.get("nonfinite") or {}).items():
+        row = ENCODINGS.get(encodings.get(key, ""))
+        right, wrong = odd.get("values") or ("", "")
+        if row is None or not row.numpy or "inf" not in str(wrong).lower():
+            continue
+        limits = ml_dtypes.finfo(np.dtype(row.numpy))  # type: ignore[no-untyped-call]
+        if abs(_number(right)) > float(limits.max):
+            return True
+    return False
+
+
+def _number(text: object) -> float:
+    """Return the finite number that a text says; 0.0 for any other text."""
+    try:
+        found = float(str(text))
+    except ValueError:
+        return 0.0
+    return found if math.isfinite(found) else 0.0
 
 
 def matrix_encodings(model: "Model") -> dict[str, str]:

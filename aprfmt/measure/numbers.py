@@ -116,9 +116,8 @@ class PairSums:
         """Add a piece of finite float32 by a compiled kernel; return whether the two differ.
 
         None, and nothing is added, for other values. `differs` says whether a difference is
-        expected:
-        only then steps are computed at once. Except for the sums, whose rounding is different, the
-        numbers are those of `_add_piece`.
+        expected: only then steps are computed at once. Except for the sums, whose rounding is
+        different, the numbers are those of `_add_piece`.
         """
         if x.dtype != np.float32 or y.dtype != np.float32:
             return None

@@ -11,7 +11,6 @@ import numpy as np
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.errors import AprfmtError
-from aprfmt.measure.activation_scales import check_input_scales, check_packed_parts
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit_errors
 from aprfmt.measure.bounds import quantization_steps as codec_steps
@@ -56,7 +55,10 @@ def compare_pair(
     try:
         if a.shape != b.shape:
             for side in (a, b):
-                check_packed_parts(side)  # its shape may be that of a wrong claim
+                if any(stored.packed is not None for stored in side.stored):
+                    from aprfmt.measure.activation_scales import check_packed_parts
+
+                    check_packed_parts(side)  # its shape may be that of a wrong claim
             return replace(diff, verdict="SHAPE_DIFFERS")
         return _compare_readable(diff, a, b, imatrix, first)
     except AprfmtError as error:
@@ -113,7 +115,10 @@ def _judge_mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
 def _compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
     """Return the verdict on a pair by its decoded values."""
     for side in (a, b):
-        check_input_scales(side)
+        if any(stored.parts for stored in side.stored):
+            from aprfmt.measure.activation_scales import check_input_scales
+
+            check_input_scales(side)
     accumulator = PairSums(a.shape)
     with np.errstate(all="ignore"):  # damaged scales make wild steps, and are judged by them
         for x, y, steps in value_chunks(a, b):

@@ -314,7 +314,7 @@ def weights_class(encodings: Sequence[str]) -> WeightClass:
 
 
 def ordered_backends(a: str, b: str) -> tuple[str, str]:
-    """Return two backend names in alphabetical order, as keys of calibrated rows have them."""
+    """Return (a, b) in alphabetical order, as keys of calibrated rows have two backends."""
     return (a, b) if a <= b else (b, a)
 
 

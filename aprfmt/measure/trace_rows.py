@@ -49,7 +49,10 @@ class TraceOnSharedRows(WrappedTrace):
         return self._cut_rows(key, self._trace.values_mask(key))
 
     def _cut_rows(self, key: str, values: Array | None) -> Array | None:
-        """Return the values of a key cut to the shared rows, or unchanged."""
+        """Return the values of a key cut to the shared rows; unchanged if its rows are all shared.
+
+        None for `values` None.
+        """
         found, kept = self._trace.find_record(key), self._shared_positions(key)
         if values is None or found is None or kept is None:
             return values

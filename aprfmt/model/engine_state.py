@@ -1,24 +1,35 @@
 """Reads the weights that an engine saved, under the tensor names of the published model.
 
-`torch.save(model.state_dict())` of vLLM or SGLang has q, k and v as one `qkv_proj`, gate and up
-as one `gate_up_proj`, all experts of a layer as `w13_weight` and `w2_weight`, and with tensor,
-expert or pipeline parallelism a file for each rank. Each tensor of the model is assembled from
-these, so that whatever compares models compares it. Sources:
-vllm/model_executor/layers/linear.py (QKVParallelLinear, MergedColumnParallelLinear,
-RowParallelLinear), vocab_parallel_embedding.py and fused_moe/layer.py; SGLang's layers of the
-same names.
+`torch.save(model.state_dict())` of vLLM, SGLang or Megatron Core has q, k and v as one matrix, gate
+and up as one, all experts of a layer as a stack, and with tensor, expert or pipeline parallelism a
+file for each rank. Each tensor of the model is assembled from these, so that whatever compares
+models compares it. Which parameters an architecture has there is said by
+arch/engine_parameters.py.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.arch.binding import bind_names
+from aprfmt.arch.element_moves import to_stored
+from aprfmt.arch.engine_parameters import (
+    ENGINE_MODULES,
+    EngineParameter,
+    Part,
+    RankLayout,
+    find_layout,
+    list_parameters,
+    role_base,
+    whole_parameter,
+)
 from aprfmt.base.dump_names import RANK, parse_dump_path
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
@@ -29,26 +40,21 @@ from aprfmt.formats.pytorch.tensor import AbsentTensor
 from aprfmt.model import Model
 
 Cells = NDArray[np.void]
-# A joined module -> the published modules whose rows it has, in order.
-JOINED: Mapping[str, tuple[str, ...]] = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "W_pack": ("q_proj", "k_proj", "v_proj"),
-}
-# A stack of all experts -> the published modules of one expert, whose rows it has in order. Each
-# row has the names that architectures give them.
-STACKED: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "w13_weight": (("gate_proj", "up_proj"), ("w1", "w3")),
-    "w2_weight": (("down_proj",), ("w2",)),
-}
-# Modules whose columns ranks divide: the last product of a sublayer (RowParallelLinear).
-COLUMNS = ("o_proj", "down_proj", "w2", "out_proj", "dense", "c_proj")
-# Tables of the vocabulary, whose rows are padded to a multiple and divided.
-TABLES = ("embed_tokens", "lm_head", "wte", "word_embeddings")
 # Ends of names that an engine computes and nobody publishes.
-COMPUTED = (".cos_sin_cache", ".inv_freq", ".rotary_emb.sin", ".rotary_emb.cos")
+COMPUTED = (
+    ".cos_sin_cache", ".inv_freq", ".rotary_emb.sin", ".rotary_emb.cos", "._extra_state",
+    ".attn.masked_bias", ".attn.bias",
+)  # fmt: skip
+# What a trainer saves beside the weights.
+NO_WEIGHTS = ("optimizer.", "opt_param_scheduler.", "rng_state.", "args.")
 # Scales of vLLM's attention (vllm/attention/layer.py), which are 1 where no checkpoint sets them.
 UNIT_SCALES = ("._k_scale", "._v_scale", "._q_scale", "._prob_scale")
+# A layer's number in a name, and what is behind it.
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.(.+)$")
+# An expert of Megatron Core: `local_experts.3.linear_fc1.weight`, `linear_fc1.weight3`.
+_EXPERT = re.compile(
+    r"(.+\.experts)\.(?:local_experts\.(\d+)\.)?(linear_fc[12]\.(?:weight|bias))(\d+)?"
+)
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 _SHOWN = 3
 _BEGIN = 4096  # bytes of a share that are compared before the whole of it
@@ -58,11 +64,8 @@ _VARIED = 8  # different bytes that a share of trained or random numbers begins 
 def is_engine_state(path: Path) -> bool:
     """Return whether a path holds the weights that an engine saved from its memory.
 
-    These are files of several ranks, or a file with names of joined or stacked matrices. False if
-    there is a config.json.
+    These are files of several ranks, or a file with names of joined or stacked matrices.
     """
-    if (path if path.is_dir() else path.parent).joinpath("config.json").is_file():
-        return False
     try:
         files = _rank_files(path)
         if not files:
@@ -77,7 +80,7 @@ def is_engine_state(path: Path) -> bool:
 
 def _is_joined_name(name: str) -> bool:
     """Return whether a name has a module that an engine joins or stacks, such as `qkv_proj`."""
-    return any(part in JOINED or part in STACKED for part in name.split("."))
+    return not ENGINE_MODULES.isdisjoint(name.split("."))
 
 
 def _rank_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
@@ -105,7 +108,7 @@ def _rank_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
 
 
 @dataclass(frozen=True)
-class _RankTensor:
+class RankTensor:
     """One tensor name of an engine's state: its parts, and the rank each part is from."""
 
     name: str
@@ -118,16 +121,98 @@ class _RankTensor:
         return self.parts[0].info.shape
 
 
+class StackedExperts(LazyTensor):
+    """The experts of one rank, which Megatron has as a tensor each, as one tensor."""
+
+    __slots__ = ("_experts", "info")
+
+    info: TensorInfo
+    makes = True
+
+    def __init__(self, name: str, experts: Sequence[LazyTensor]) -> None:
+        """Store the experts' tensors, in their order, all of the first one's shape."""
+        first = experts[0].info
+        shape = (len(experts), *first.shape)
+        row = ENCODINGS[first.encoding]
+        self._experts = tuple(experts)
+        self.info = TensorInfo(
+            name, shape, first.encoding, 0, row.nbytes(shape), row.row_bytes(shape)
+        )
+
+    @property
+    def made_of(self) -> tuple[LazyTensor, ...]:
+        """The experts' tensors."""
+        return self._experts
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return bytes [start, stop) of the experts one after the other."""
+        whole = b"".join(bytes(one.raw()) for one in self._experts)
+        return memoryview(whole)[start : self.info.nbytes if stop is None else stop]
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the pages of all experts."""
+        for one in self._experts:
+            one.drop()
+
+
+@dataclass(frozen=True)
+class EngineReading:
+    """What a tensor of an engine's state is: the parameter, and how the ranks hold it."""
+
+    parameter: EngineParameter
+    tensor: RankTensor
+    layout: RankLayout
+
+    def rank_arrays(self) -> list[Cells]:
+        """Return what each rank holds, as arrays of opaque elements."""
+        return [element_array(part) for part in self.tensor.parts]
+
+    def published_tensors(
+        self, part: Part, hp: Mapping[str, Value], copy: int = 0
+    ) -> Sequence[Cells]:
+        """Return the published tensors of a part, put together from all ranks.
+
+        `copy` says which of the ranks that hold the same rows is read.
+        """
+        arrays = self.layout.join_ranks(self.rank_arrays(), copy)
+        first = sum(len(one.shapes) for one in self.parameter.parts[: self.index_of(part)])
+        return to_stored(part.steps, arrays[first : first + len(part.shapes)], hp)
+
+    def index_of(self, part: Part) -> int:
+        """Return the number of a part among the parameter's."""
+        return self.parameter.parts.index(part)
+
+    def copies_of(self, part: Part) -> int:
+        """Return how many ranks hold the same rows of a part."""
+        layout = self.layout
+        if layout.axis is None:
+            return layout.ranks
+        if not layout.sections:
+            return 1
+        first = sum(len(one.shapes) for one in self.parameter.parts[: self.index_of(part)])
+        held = layout.sections[first : first + len(part.shapes)]
+        return max((one.copies(layout.ranks) for each in held for one in each), default=1)
+
+
 class EngineTensor(LazyTensor):
     """A tensor under the model's name, assembled from the ranks' parts when its bytes are read."""
 
-    __slots__ = ("_made", "_make", "_parts", "info")
+    __slots__ = ("_made", "_make", "_parts", "info", "reading")
 
     info: TensorInfo
 
-    def __init__(self, info: TensorInfo, parts: Sequence[LazyTensor], make: Any) -> None:
-        """Store the description, the ranks' parts, and `make`, which assembles the array."""
-        self.info, self._parts, self._make = info, tuple(parts), make
+    def __init__(
+        self,
+        info: TensorInfo,
+        parts: Sequence[LazyTensor],
+        make: Callable[[], Cells],
+        reading: EngineReading | None = None,
+    ) -> None:
+        """Store the description, the ranks' parts, and `make`, which assembles the array.
+
+        `reading` says what the parts are; None where they fit no parameter.
+        """
+        self.info, self._parts, self._make, self.reading = info, tuple(parts), make, reading
         self._made: memoryview | None = None
 
     @property
@@ -167,6 +252,7 @@ class EngineState:
     metadata: Mapping[str, Value] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     damage: Sequence[Damage] = ()
+    of_engine: bool = True
 
     def close(self) -> None:
         """Close the files of all ranks."""
@@ -200,15 +286,18 @@ def open_engine_state(path: Path, published: Model) -> Model:
         if not tensors:
             _refuse_unrelated(path, held, published)
         reader.note_released()
+        reader.note_padding()
         # What the published model does not have is listed under its own name.
         left = [
             name
             for name, one in held.items()
-            if name not in reader.used and not name.endswith(COMPUTED) and not _is_unit_scale(one)
+            if name not in reader.used
+            and not name.endswith(COMPUTED)
+            and not name.startswith(NO_WEIGHTS)
+            and not _is_unit_scale(one)
         ]
-        for name in left:
-            if not reader.is_tied(name):
-                tensors[name] = held[name].parts[0]
+        for name in reader.without_aliases(left):
+            tensors[name] = held[name].parts[0]
         state = EngineState(
             path,
             tuple(file for file, _ in files),
@@ -220,10 +309,61 @@ def open_engine_state(path: Path, published: Model) -> Model:
     return Model(state, published.folder, published.forced, published.allow_missing)
 
 
+class StateNames:
+    """The names of an engine's state, found by what a checkpoint calls the same tensor.
+
+    A wrapper around the model (`module.`, `language_model.`) and another name of a block's modules
+    do not matter, as long as one name alone fits that is no other tensor's.
+    """
+
+    def __init__(self, held: Mapping[str, RankTensor]) -> None:
+        """Take the state's tensors by name."""
+        self._held = held
+        self._tails: dict[tuple[str, str], list[str]] = {}
+
+    def find_exactly(self, names: Sequence[str]) -> RankTensor | None:
+        """Return the state's tensor of the first of these names that it has; None without one."""
+        return next((self._held[name] for name in names if name in self._held), None)
+
+    def claim(self, names: Iterable[str]) -> None:
+        """Leave out these names of the state where similar ones are looked for."""
+        claimed = set(names)
+        for name in self._held.keys() - claimed:
+            for tail in _name_tails(name):
+                self._tails.setdefault(tail, []).append(name)
+
+    def find_similar(self, names: Sequence[str]) -> RankTensor | None:
+        """Return the only tensor of the state that ends like one of these names; None else."""
+        for name in names:
+            for tail in _name_tails(name):
+                found = self._tails.get(tail, [])
+                if found:
+                    if len(found) == 1:
+                        return self._held[found[0]]
+                    break
+        return None
+
+
+def _name_tails(name: str) -> list[tuple[str, str]]:
+    """Return (layer, the end of a name), the longest end first; the layer is "" outside layers."""
+    found = _LAYER.search(name)
+    layer, tail = (found[1], found[2]) if found else ("", name)
+    parts = tail.split(".")
+    least = 1 if found and parts[-1] not in ("weight", "bias") else 2
+    if not found:
+        return [(layer, ".".join(parts[-2:]))]
+    return [(layer, ".".join(parts[at:])) for at in range(max(1, len(parts) - least + 1))]
+
+
 def _group_by_name(
     path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
-) -> dict[str, _RankTensor]:
-    """Return {name: its parts by rank}. FormatError for a rank that is missing or given twice."""
+) -> dict[str, RankTensor]:
+    """Return {name: its parts by rank}. FormatError for a rank that is missing or given twice.
+
+    A pipeline's ranks that number their own layers from 0, as Megatron's do, are numbered on.
+    Experts of a rank that have a tensor each are stacked.
+    """
+    sources = _name_expert_ranks(sources)
     axes = [axis for axis in ("tp", "ep", RANK) if any(axis in ranks for _, ranks in sources)]
     axis = axes[0] if axes else ""
     numbers = sorted({ranks.get(axis, 0) for _, ranks in sources})
@@ -232,12 +372,17 @@ def _group_by_name(
         raise FormatError(
             f"{path}: {axis} rank {', '.join(map(str, lost[:8]))} of {numbers[-1] + 1} is missing"
         )
+    before = _layers_before(sources)
     found: dict[str, dict[int, LazyTensor]] = {}
     for source, ranks in sources:
-        for name, tensor in source.tensors.items():
+        for own, tensor in _stack_experts(source.tensors).items():
+            name = _renumbered(own, before.get(ranks.get("pp", 0), 0))
+            # With both axes ranks of one tp rank hold the same but for their experts.
+            expert = len(axes) > 1 and axes[1] == "ep" and ".experts." in name
+            number = ranks.get("ep" if expert else axis, 0)
             held = found.setdefault(name, {})
-            number = ranks.get(axis, 0)
-            if number in held and ranks.get("pp") is None:
+            again = len(axes) > 1 or ("pp" in ranks and _same_bytes(held.get(number), tensor))
+            if number in held and not again:
                 raise FormatError(
                     f"{path}: {shorten(name, 80)!r} of {axis or 'the'} rank {number} "
                     f"is there twice, the second in {source.path.name}"
@@ -246,11 +391,86 @@ def _group_by_name(
     made = {}
     for name, parts in found.items():
         order = sorted(parts)
-        made[name] = _RankTensor(name, tuple(parts[one] for one in order), tuple(order))
+        made[name] = RankTensor(name, tuple(parts[one] for one in order), tuple(order))
     return made
 
 
-def _is_unit_scale(one: _RankTensor) -> bool:
+def _name_expert_ranks(
+    sources: Sequence[tuple[Source, Mapping[str, int]]],
+) -> Sequence[tuple[Source, Mapping[str, int]]]:
+    """Return the files with the second number of `mp_rank_00_001` as the rank that it is.
+
+    Megatron Core writes a pipeline's rank there, and without a pipeline the rank of experts. It is
+    the latter where such ranks have the same names, those of experts included, in every layer.
+    """
+    names: dict[int, set[str]] = {}
+    for source, ranks in sources:
+        if "pp" in ranks:
+            names.setdefault(ranks["pp"], set()).update(source.tensors)
+    alike = len(names) > 1 and len({frozenset(one) for one in names.values()}) == 1
+    if not alike or not any(".experts." in name for name in names[min(names)]):
+        return sources
+    head = [name for name in names[min(names)] if "word_embeddings" in name]
+    if not head:
+        return sources
+    return [
+        (source, {("ep" if axis == "pp" else axis): rank for axis, rank in ranks.items()})
+        for source, ranks in sources
+    ]
+
+
+def _layers_before(sources: Sequence[tuple[Source, Mapping[str, int]]]) -> dict[int, int]:
+    """Return {pipeline rank: layers of the ranks before it}, {} where layers have their numbers.
+
+    They have them unless two ranks of a pipeline have a layer 0.
+    """
+    counts: dict[int, int] = {}
+    first = 0
+    for source, ranks in sources:
+        layers = {int(found[1]) for name in source.tensors if (found := _LAYER.search(name))}
+        stage = ranks.get("pp", 0)
+        if stage not in counts and 0 in layers:
+            first += 1
+        counts.setdefault(stage, max(layers, default=-1) + 1)
+    if first < 2:
+        return {}
+    before, total = {}, 0
+    for stage in sorted(counts):
+        before[stage] = total
+        total += counts[stage]
+    return before
+
+
+def _renumbered(name: str, more: int) -> str:
+    """Return a name with its layer's number raised by `more`."""
+    found = _LAYER.search(name) if more else None
+    if found is None:
+        return name
+    return f"{name[: found.start(1)]}{int(found[1]) + more}{name[found.end(1) :]}"
+
+
+def _stack_experts(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """Return a rank's tensors with those of Megatron's experts stacked, one for each product."""
+    made: dict[str, LazyTensor] = {}
+    stacks: dict[str, dict[int, LazyTensor]] = {}
+    for name, tensor in tensors.items():
+        found = _EXPERT.fullmatch(name)
+        if found is None or (found[2] or found[4]) is None:
+            made[name] = tensor
+            continue
+        above, each, module, number = found.group(1, 2, 3, 4)
+        stacks.setdefault(f"{above}.{module}", {})[int(each or number)] = tensor
+    for name, experts in stacks.items():
+        made[name] = StackedExperts(name, [experts[one] for one in sorted(experts)])
+    return made
+
+
+def _same_bytes(a: LazyTensor | None, b: LazyTensor) -> bool:
+    """Return whether two tensors of one name hold the same bytes, as a tied table does."""
+    return a is not None and a.info.shape == b.info.shape and bytes(a.raw()) == bytes(b.raw())
+
+
+def _is_unit_scale(one: RankTensor) -> bool:
     """Return whether a tensor is a scale of attention that nothing set: float32, all 1."""
     return one.name.endswith(UNIT_SCALES) and all(
         part.info.encoding == "F32" and bool(np.all(np.frombuffer(part.raw(), "<f4") == 1))
@@ -258,14 +478,14 @@ def _is_unit_scale(one: _RankTensor) -> bool:
     )
 
 
-def _refuse_unrelated(path: Path, held: Mapping[str, _RankTensor], published: Model) -> None:
+def _refuse_unrelated(path: Path, held: Mapping[str, RankTensor], published: Model) -> None:
     """Raise FormatError: no tensor of the state matches a tensor of the published model."""
     names = [f"{shorten(name, 60)} {list(one.shape)}" for name, one in held.items()]
     near = ", ".join(list(published)[:_SHOWN])
     raise FormatError(
         f"{path}: none of its {len(names)} tensors is one of {published.path} "
         f"({', '.join(names[:_SHOWN])}, ...); expected names such as {near}, or those joined "
-        f"({', '.join([*JOINED, *STACKED][:4])})"
+        f"(qkv_proj, gate_up_proj, w13_weight, linear_qkv)"
     )
 
 
@@ -275,14 +495,51 @@ class _StateReader:
     `used` collects the state's names that were needed, `notes` remarks for the user.
     """
 
-    def __init__(self, path: Path, published: Model, held: Mapping[str, _RankTensor]) -> None:
+    def __init__(self, path: Path, published: Model, held: Mapping[str, RankTensor]) -> None:
         """Store the published model and `held`, the state's tensors by name."""
         self._path, self._model, self._held = path, published, held
         self.used: set[str] = set()
         self.notes: list[Note] = []
         self._empty: dict[str, None] = {}
-        hyper = published.hyper
-        self._head = int(hyper["head_dim"] or 1)
+        self._hyper = published.hyper
+        self._chosen: dict[str, int] = {}
+        self._stack: tuple[tuple[str, str, int], Sequence[Cells]] | None = None
+        self._lock = Lock()
+        self._readings: dict[str, list[tuple[EngineReading, Part]]] = {}
+        self._misfits: dict[str, RankTensor] = {}
+        self._collect_readings()
+
+    def _collect_readings(self) -> None:
+        """Find, for each published tensor, the state's tensors that may hold it."""
+        tensors = self._model.source.tensors
+        shapes = {name: tensor.info.shape for name, tensor in tensors.items()}
+        bound = bind_names(self._model.spec, "hf", tensors)
+        listed = list_parameters(self._model.spec, bound.groups, shapes, self._hyper)
+        names = StateNames(self._held)
+        exact = [names.find_exactly(one.names) for one in listed]
+        names.claim(one.name for one in exact if one is not None)
+        for parameter, whole in zip(listed, exact, strict=True):
+            if whole is not None:
+                self._add_readings(parameter, whole)
+        for parameter in listed:
+            stored = [name for part in parameter.parts for name in part.stored]
+            if not all(name in self._readings for name in stored):
+                whole = names.find_similar(parameter.names)
+                if whole is not None:
+                    self._add_readings(parameter, whole)
+        for name in {*bound.unbound, *bound.buffers, *bound.derived} & set(self._held):
+            self._add_readings(whole_parameter(name, shapes[name]), self._held[name])
+
+    def _add_readings(self, parameter: EngineParameter, whole: RankTensor) -> None:
+        """Add a parameter's reading of one of the state's tensors, for each published one in it."""
+        layout = find_layout(parameter, whole.shape, len(whole.parts))
+        for part in parameter.parts:
+            for name in part.stored:
+                if layout is None:
+                    self._misfits.setdefault(name, whole)
+                else:
+                    reading = EngineReading(parameter, whole, layout)
+                    self._readings.setdefault(name, []).append((reading, part))
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         """Yield (published name, tensor) for each published tensor that the state has."""
@@ -296,142 +553,109 @@ class _StateReader:
 
         None if the state does not have it. `published` is the tensor in the model's own file.
         """
-        own = self._held.get(name)
-        if own is not None:
-            self.used.add(name)
-            if _is_released(own, published):
-                return self._released(name, published, own)
-            return self._joined_part(name, published, own, [published.info.shape], 0)
-        above, _, leaf = name.rpartition(".")
-        base, _, module = above.rpartition(".")
-        for joined, parts in JOINED.items():
-            whole = self._held.get(f"{base}.{joined}.{leaf}")
-            if module in parts and whole is not None:
-                sizes = [self._published_shape(f"{base}.{part}.{leaf}") for part in parts]
-                if None in sizes:
-                    continue
-                self.used.add(whole.name)
-                if _is_released(whole, published):
-                    return self._released(name, published, whole)
-                shapes = [size for size in sizes if size is not None]
-                return self._joined_part(name, published, whole, shapes, parts.index(module))
-        return self._find_expert(name, published, base, module)
-
-    def _find_expert(
-        self, name: str, published: LazyTensor, base: str, module: str
-    ) -> LazyTensor | None:
-        """Return one expert's matrix, cut out of a stack of all experts; None without a stack.
-
-        `base` is the name of the expert (`...experts.3`), `module` its matrix (`up_proj`).
-        """
-        above, _, number = base.rpartition(".")
-        if not number.isdigit():
-            return None
-        for stacked, rows in STACKED.items():
-            whole = self._held.get(f"{above}.{stacked}")
-            parts = next((row for row in rows if module in row), None)
-            if whole is None or parts is None:
-                continue
+        readings = self._readings.get(name)
+        if not readings:
+            whole = self._misfits.get(name)
+            if whole is None:
+                return None
             self.used.add(whole.name)
             if _is_released(whole, published):
                 return self._released(name, published, whole)
-            expert, at = int(number), parts.index(module)
-            count = whole.shape[0]
-            ranks = len(whole.parts)
-            experts = int(self._model.hyper["n_experts"] or count)
-            if count < experts and count * ranks == experts:  # expert parallel
-                holder = _RankTensor(
-                    whole.name, (whole.parts[expert // count],), (expert // count,)
-                )
-                return self._expert_slice(name, published, holder, expert % count, len(parts), at)
-            return self._expert_slice(name, published, whole, expert, len(parts), at)
-        return None
-
-    def _expert_slice(
-        self, name: str, published: LazyTensor, whole: _RankTensor, expert: int, count: int, at: int
-    ) -> LazyTensor | None:
-        """Return matrix `at` of an expert's `count` joined matrices; None if out of range.
-
-        The shares of all ranks are joined. Stacks are [experts, rows of all matrices, columns].
-        """
-        if expert >= whole.shape[0]:
-            return None
-        shape = published.info.shape
+            first = whole.parts[0]
+            return _engine_tensor(name, first.info.shape, whole, lambda: element_array(first), None)
+        whole = readings[0][0].tensor
+        self.used.add(whole.name)
+        if _is_released(whole, published):
+            return self._released(name, published, whole)
+        same = [one for one in readings if one[0].tensor is whole]
+        reading, part = same[self._choose_order(name, published, same)]
+        if name == reading.parameter.parts[0].stored[0]:
+            self._note_doubled(reading, published)
+        copy = self._choose_copy(name, published, reading, part)
+        at = part.stored.index(name)
+        logarithm = reading.parameter.negated_exp and whole.name.endswith(".A")
 
         def make() -> Cells:
-            """Return the expert's elements: each rank's share, joined along the cut axis."""
-            made = []
-            for part in whole.parts:
-                cells = _element_array(part)[expert]
-                made.append(np.split(cells, count, 0)[at] if count > 1 else cells)
-            if len(made) == 1 or made[0].shape == shape:
-                return made[0]
-            return np.concatenate(made, 0 if made[0].shape[1] == shape[1] else 1)
+            """Return the tensor's elements, put together from all ranks."""
+            made = self._published_tensors(reading, part, copy)[at]
+            return _logarithms(made, whole, published) if logarithm else made
 
-        return self._engine_tensor(name, whole, make, shape)
+        encoding = published.info.encoding if logarithm else ""
+        return _engine_tensor(name, published.info.shape, whole, make, reading, encoding)
 
-    def _published_shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor of the published model, None if it has none of that name."""
-        tensor = self._model.source.tensors.get(name)
-        return None if tensor is None else tensor.info.shape
+    def _published_tensors(self, reading: EngineReading, part: Part, copy: int) -> Sequence[Cells]:
+        """Return the published tensors of a part; those of the last stack of experts are cached."""
+        if len(part.stored) == 1:
+            return reading.published_tensors(part, self._hyper, copy)
+        key = (reading.tensor.name, part.stored[0], copy)
+        with self._lock:
+            if self._stack is None or self._stack[0] != key:
+                self._stack = None
+                self._stack = key, reading.published_tensors(part, self._hyper, copy)
+            return self._stack[1]
 
-    def _joined_part(
-        self,
-        name: str,
-        published: LazyTensor,
-        whole: _RankTensor,
-        shapes: Sequence[tuple[int, ...]],
-        at: int,
-    ) -> LazyTensor:
-        """Return matrix `at` of a joined tensor, with the shares of all ranks concatenated.
+    def _choose_order(
+        self, name: str, published: LazyTensor, readings: Sequence[tuple[EngineReading, Part]]
+    ) -> int:
+        """Return which reading of one of the state's tensors holds: whose rows are as published.
 
-        `shapes` are the published shapes of the matrices that are joined along their rows. Where
-        the shares do not add up, the first rank's tensor is returned as it is stored.
+        Readings differ by the order of rows, as of gpt_neox's q, k and v, which an engine may have
+        as published or apart. All layers are read alike: by the first one that is equal in some
+        order, else by the first one.
         """
-        # A tensor that every rank holds whole.
-        ranks, local, wanted = len(whole.parts), whole.shape, shapes[at]
-        if at == 0 and (len(shapes) > 1 or local != wanted):
-            self._note_doubled(whole, published)
-        module = name.split(".")[-2] if "." in name else name
-        if len(shapes) == 1 and local == wanted:
-            return self._replicated(name, published, whole)
-        # A matrix whose columns are divided among the ranks.
-        if module in COLUMNS and len(local) == 2 and local[0] == wanted[0]:
-            return self._engine_tensor(
-                name,
-                whole,
-                lambda: np.concatenate([_element_array(one) for one in whole.parts], 1),
-                (local[0], sum(one.info.shape[1] for one in whole.parts)),
-            )
-        # Rows that each rank has of each joined matrix; else a padded table.
-        sizes = [
-            _rows_per_rank(shape[0], ranks, self._head if len(shapes) == 3 else 1)
-            for shape in shapes
+        if len(readings) == 1:
+            return 0
+        kind = re.sub(r"\d+", "#", name)
+        if kind not in self._chosen:
+            own = bytes(published.raw())
+            at = readings[0][1].stored.index(name)
+            equal = [
+                number
+                for number, (reading, part) in enumerate(readings)
+                if reading.published_tensors(part, self._hyper)[at].tobytes() == own
+            ]
+            if not equal:
+                return 0
+            self._chosen[kind] = equal[0]
+            if equal[0] and readings[0][0].parameter.published:
+                text = (
+                    f"{shorten(kind, 100)}: rows stand in the order of an engine's joined matrix, "
+                    "not in the checkpoint's"
+                )
+                self.notes.append(Note("note", str(self._path), text, "remark"))
+        return self._chosen[kind]
+
+    def _choose_copy(
+        self, name: str, published: LazyTensor, reading: EngineReading, part: Part
+    ) -> int:
+        """Return which of the ranks that hold the same rows is read: the first that is not right.
+
+        Adds a warning where they differ.
+        """
+        copies = reading.copies_of(part)
+        if copies == 1:
+            return 0
+        at, replicated = part.stored.index(name), reading.layout.axis is None
+        if replicated and len({bytes(one.raw()) for one in reading.tensor.parts}) == 1:
+            return 0
+        made = [
+            reading.published_tensors(part, self._hyper, copy)[at].tobytes()
+            for copy in range(copies)
         ]
-        if sum(sizes) != local[0]:
-            if module in TABLES and local[0] * ranks >= wanted[0]:
-                return self._vocabulary_table(name, whole, wanted)
-            return self._engine_tensor(name, whole, lambda: _element_array(whole.parts[0]), local)
-        # Cut this matrix out of every rank's rows, and join the ranks.
-        first = sum(sizes[:at])
-        copies = max(1, sizes[at] * ranks // wanted[0])
-        shape = (sizes[at] * len(range(0, ranks, copies)), *wanted[1:])
+        if len(set(made)) == 1:
+            return 0
+        own = bytes(published.raw())
+        summed = role_base(part.keys[0]) == "ffn_down_exps" and part.keys[0].endswith(".bias")
+        if summed and made[0] == own and not any(map(any, made[1:])):
+            return 0  # ranks add their products up, and one adds the bias: vLLM's gpt_oss
+        odd = next((copy for copy, raw in enumerate(made) if raw != own), 0)
+        what = "what every rank has whole" if replicated else "a key head that ranks share"
+        rank = reading.tensor.ranks[odd]
+        text = f"{name}: ranks hold other values of {what}; rank {rank}'s is compared"
+        self.notes.append(Note("warning", str(self._path), text, "remark"))
+        return odd
 
-        def make(start: int) -> Cells:
-            """Return the matrix's rows from ranks `start`, `start` + `copies`, ..., joined."""
-            cut = [_element_array(one)[first : first + sizes[at]] for one in whole.parts]
-            return np.concatenate(cut[start::copies], 0)
-
-        start = 0
-        if copies > 1:  # ranks that share key heads
-            made = [make(one).tobytes() for one in range(copies)]
-            if len(set(made)) > 1:
-                own = bytes(published.raw())
-                start = next((one for one, raw in enumerate(made) if raw != own), 0)
-                self._note_unequal_ranks(name, whole.ranks[start], "a key head that ranks share")
-        return self._engine_tensor(name, whole, lambda: make(start), shape)
-
-    def _released(self, name: str, published: LazyTensor, whole: _RankTensor) -> LazyTensor:
+    def _released(self, name: str, published: LazyTensor, whole: RankTensor) -> LazyTensor:
         """Return a tensor of the published shape whose bytes are not in the state."""
         self._empty[whole.name] = None
         part = next(one for one in whole.parts if not one.info.nbytes)
@@ -445,11 +669,17 @@ class _StateReader:
         info = replace(published.info, name=name)
         return AbsentTensor(place[0], info, UnsupportedError(text))
 
-    def _note_doubled(self, whole: _RankTensor, published: LazyTensor) -> None:
+    def _note_doubled(self, reading: EngineReading, published: LazyTensor) -> None:
         """Add a warning where two ranks hold one share, and the published tensor repeats nothing.
 
         A share of zeros or of one number is left to the comparison.
         """
+        layout, whole = reading.layout, reading.tensor
+        if layout.axis is None or layout.ranks == 1:
+            return
+        held = [one for each in layout.sections for one in each]
+        if held and min(one.copies(layout.ranks) for one in held) > 1:
+            return  # ranks share all that they have
         seen: dict[bytes, list[int]] = {}
         for number, part in enumerate(whole.parts):
             seen.setdefault(bytes(part.raw(0, min(_BEGIN, part.info.nbytes))), []).append(number)
@@ -463,6 +693,24 @@ class _StateReader:
             text = f"{shorten(whole.name, 100)}: ranks {ranks} hold the same share of it"
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
+    def note_padding(self) -> None:
+        """Add a note that says whether the rows behind a padded vocabulary are zeros."""
+        for name, readings in self._readings.items():
+            layout, whole = readings[0][0].layout, readings[0][0].tensor
+            if not layout.padding:
+                continue
+            behind = b"".join(
+                element_array(part)[
+                    max(0, layout.parameter.shape[0] - at * part.info.shape[0]) :
+                ].tobytes()
+                for at, part in enumerate(whole.parts)
+            )
+            zero = not np.any(np.frombuffer(behind, np.uint8))
+            kind = "zeros" if zero else "no zeros, and were not compared"
+            text = f"{name}: {layout.padding} rows behind the vocabulary are {kind}"
+            level = "note" if zero else "warning"
+            self.notes.append(Note(level, str(self._path), text, "remark"))
+
     def note_released(self) -> None:
         """Add a warning that names the parameters without numbers, if there are any."""
         if self._empty:
@@ -475,84 +723,76 @@ class _StateReader:
             )
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
-    def _note_unequal_ranks(self, name: str, rank: int, what: str) -> None:
-        """Add a warning that ranks hold different values, and which rank's is compared."""
-        text = f"{name}: ranks hold other values of {what}; rank {rank}'s is compared"
-        self.notes.append(Note("warning", str(self._path), text, "remark"))
+    def without_aliases(self, left: Sequence[str]) -> list[str]:
+        """Return the names of tensors that are no copies of one that was read.
 
-    def _replicated(self, name: str, published: LazyTensor, whole: _RankTensor) -> LazyTensor:
-        """Return a tensor that each rank holds whole: the first rank's if all are equal.
-
-        Else the first rank's that is unlike the published model's, with a warning.
+        A module that is reached by two ways is in a state twice, and a head that is the embedding
+        under the name of both.
         """
-        chosen = whole.parts[0]
-        if len(whole.parts) > 1:
-            all_bytes = [bytes(part.raw()) for part in whole.parts]
-            if len(set(all_bytes)) > 1:
-                own = bytes(published.raw())
-                odd = next((at for at, raw in enumerate(all_bytes) if raw != own), 0)
-                chosen = whole.parts[odd]
-                self._note_unequal_ranks(name, whole.ranks[odd], "what every rank has whole")
-        return self._engine_tensor(name, whole, lambda: _element_array(chosen), chosen.info.shape)
-
-    def _vocabulary_table(
-        self, name: str, whole: _RankTensor, wanted: tuple[int, ...]
-    ) -> LazyTensor:
-        """Return a vocabulary table of all ranks, cut to `wanted`, the published shape.
-
-        A note says whether the padding rows after it are zero.
-        """
-        total = sum(one.info.shape[0] for one in whole.parts)
-        if total > wanted[0]:
-            behind = _element_array(whole.parts[-1])[wanted[0] - total :]
-            zero = not np.any(np.frombuffer(behind.tobytes(), np.uint8))
-            kind = "zeros" if zero else "no zeros, and were not compared"
-            text = f"{name}: {total - wanted[0]} rows behind the vocabulary are {kind}"
-            level = "note" if zero else "warning"
-            self.notes.append(Note(level, str(self._path), text, "remark"))
-        return self._engine_tensor(
-            name,
-            whole,
-            lambda: np.concatenate([_element_array(one) for one in whole.parts], 0)[: wanted[0]],
-            wanted,
-        )
-
-    def _engine_tensor(
-        self, name: str, whole: _RankTensor, make: Any, shape: tuple[int, ...]
-    ) -> LazyTensor:
-        """Return an EngineTensor of this shape whose bytes `make` assembles."""
-        encoding = whole.parts[0].info.encoding
-        row = ENCODINGS[encoding]
-        info = TensorInfo(name, shape, encoding, 0, row.nbytes(shape), row.row_bytes(shape))
-        return EngineTensor(info, whole.parts, make)
-
-    def is_tied(self, name: str) -> bool:
-        """Return whether a tensor is a copy of the embedding that the published model lacks.
-
-        Such as the output head of a model whose head is its embedding.
-        """
-        module = name.split(".")[-2] if "." in name else name
-        if module not in TABLES or name in self._model.source.tensors:
-            return False
-        tables = (one for key, one in self._held.items() if key.endswith("embed_tokens.weight"))
-        table = next(tables, None)
-        return table is not None and all(
-            bytes(x.raw()) == bytes(y.raw())
-            for x, y in zip(table.parts, self._held[name].parts, strict=False)
-        )
+        used: dict[tuple[int, ...], list[RankTensor]] = {}
+        for name in self.used:
+            used.setdefault(self._held[name].shape, []).append(self._held[name])
+        return [
+            name
+            for name in left
+            if not any(
+                _same_parts(self._held[name], one) for one in used.get(self._held[name].shape, [])
+            )
+        ]
 
 
-def _is_released(whole: _RankTensor, published: LazyTensor) -> bool:
+def _same_parts(a: RankTensor, b: RankTensor) -> bool:
+    """Return whether two tensors of a state have the same bytes on every rank."""
+    return len(a.parts) == len(b.parts) and all(
+        x.info.nbytes == y.info.nbytes
+        and bytes(x.raw(0, min(_BEGIN, x.info.nbytes)))
+        == bytes(y.raw(0, min(_BEGIN, y.info.nbytes)))
+        and bytes(x.raw()) == bytes(y.raw())
+        for x, y in zip(a.parts, b.parts, strict=True)
+    )
+
+
+def _is_released(whole: RankTensor, published: LazyTensor) -> bool:
     """Return whether a rank's part has no bytes where the published tensor has some."""
     return bool(published.info.nbytes) and any(not one.info.nbytes for one in whole.parts)
 
 
-def _rows_per_rank(rows: int, ranks: int, head: int) -> int:
-    """Return how many rows of a matrix each rank has: whole heads of `head` rows, at least one."""
-    return max(rows // ranks, head) if head > 1 else rows // ranks
+def _engine_tensor(
+    name: str,
+    shape: tuple[int, ...],
+    whole: RankTensor,
+    make: Callable[[], Cells],
+    reading: EngineReading | None,
+    encoding: str = "",
+) -> LazyTensor:
+    """Return an EngineTensor of this shape whose bytes `make` assembles.
+
+    Its encoding is that of the ranks' parts, unless `encoding` is given.
+    """
+    encoding = encoding or whole.parts[0].info.encoding
+    row = ENCODINGS[encoding]
+    info = TensorInfo(name, shape, encoding, 0, row.nbytes(shape), row.row_bytes(shape))
+    return EngineTensor(info, whole.parts, make, reading)
 
 
-def _element_array(tensor: LazyTensor) -> Cells:
+def _logarithms(made: Cells, whole: RankTensor, published: LazyTensor) -> Cells:
+    """Return elements x of a published tensor for those -exp(x) that an engine holds.
+
+    An element is the published one where -exp of it, in float32, is within two roundings of what
+    the engine holds; else it is the logarithm, rounded to the published encoding.
+    """
+    from aprfmt.codecs import decode, encode
+
+    encoding, own = published.info.encoding, element_array(published)
+    held = decode(whole.parts[0].info.encoding, {"": made.tobytes()}, made.shape)
+    x = decode(encoding, {"": own.tobytes()}, own.shape).astype(np.float32)
+    with np.errstate(all="ignore"):
+        right = np.abs(-np.exp(x) - held) <= 2 * np.spacing(np.abs(held))
+        other = encode(encoding, np.log(-held).astype(np.float32))
+    return np.where(right, own, np.frombuffer(other[""], own.dtype).reshape(own.shape))
+
+
+def element_array(tensor: LazyTensor) -> Cells:
     """Return a stored tensor as an array of opaque elements, without decoding it.
 
     Raises FormatError for a block encoding, in which an element has no bytes alone.

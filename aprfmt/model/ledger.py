@@ -255,7 +255,7 @@ class _LedgerBuilder:
     # --- files ---------------------------------------------------------------------------------
 
     def files(self) -> Iterator[Item]:
-        """Yield an item per file of the model, and of its folder if that belongs to the model."""
+        """Yield an item per file of the model, of its folder, and embedded in its metadata."""
         model, source = self.model, self.model.source
         weights = {path.name for path in source.files}
         for path in source.files:
@@ -264,12 +264,28 @@ class _LedgerBuilder:
         if source.path not in source.files:
             yield Item("file", source.path.name, "part of", "the index of the weights", source.path)
             weights.add(source.path.name)
-        if model.folder is None:
-            return
         for path in folder_files(model):
-            if path.name in weights:
-                continue
-            yield self._file_item(path)
+            if path.name not in weights:
+                weights.add(path.name)
+                yield self._file_item(path)
+        yield from self._embedded_files(weights)
+
+    def _embedded_files(self, known: Collection[str]) -> Iterator[Item]:
+        """Yield an item per file that the metadata embed, less the `known` names.
+
+        A file is what it would be beside the weights.
+        """
+        from aprfmt.model.carried_files import embedded_texts
+
+        try:
+            found = embedded_texts(self.model)
+        except AprfmtError as error:
+            self._add_unreadable("file", "embedded files", error)
+            return
+        for name, text in found.items():
+            if name not in known:
+                row = file_row(name)
+                yield Item("file", name, row.reading, row.source, text)  # type: ignore[arg-type]
 
     def _surplus_bytes(self) -> Iterator[Item]:
         """Yield an item for the bytes of each file that belong to no tensor and to no header."""
@@ -620,8 +636,8 @@ def _modules_to_save(model: "Model") -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _adapter_reading(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
-    """Return (reading, what for) of an adapter's tensor; `whole` are its modules_to_save."""
+def _adapter_reading(name: str, trained_whole: Sequence[str]) -> tuple[Reading, str]:
+    """Return (reading, what for) of an adapter's tensor, by its modules_to_save."""
     from aprfmt.model.kinds import FACTOR_PARTS, FACTORS
 
     if name.endswith(FACTORS):
@@ -633,7 +649,7 @@ def _adapter_reading(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
         return "role", "the base's embedding, which PEFT saves with its adapter"
     if parts[-1] == "weight" and not {*_TABLES}.isdisjoint(parts[-2:]):
         return "role", "a table of tokens, which PEFT saves whole"
-    if "modules_to_save" in parts or any(module in parts for module in whole):
+    if "modules_to_save" in parts or any(module in parts for module in trained_whole):
         return "role", "a whole tensor of the base (modules_to_save)"
     return "unread", ""
 
@@ -809,6 +825,9 @@ def same_content(x: Value, y: Value) -> bool:
     x, y = (each() if isinstance(each, (partial, Surplus)) else each for each in (x, y))
     if isinstance(x, Path) and isinstance(y, Path):
         return _files_equal(x, y)
+    if isinstance(x, Path) or isinstance(y, Path):  # and a file that the other side embeds
+        path, text = (x, y) if isinstance(x, Path) else (y, x)
+        return path.is_file() and isinstance(text, str) and path.read_bytes() == text.encode()
     return bool(_comparable_value(x) == _comparable_value(y))
 
 

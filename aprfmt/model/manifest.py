@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.budget import Budget
 from aprfmt.base.protocols import ByteSource
 from aprfmt.errors import AprfmtError, ArchError, FormatError
 from aprfmt.formats.atomic import FileSet
@@ -48,12 +49,14 @@ def tensor_rows(
     patterns: Sequence[str] = (),
     *,
     raw_only: bool = False,
+    budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[TensorRow]:
     """Return {key, names, encoding, shape, raw, decoded} of every tensor, by role where known.
 
     `raw` are SHA-256 of the stored bytes, `decoded` of the values; without `decoded` if
-    `raw_only`. A tensor that cannot be read has no hashes, and `damage` says why.
+    `raw_only`. A tensor that cannot be read has no hashes, and `damage` says why. One that `budget`
+    leaves has none either, and `not_reached` says why.
     Raises UsageError for a pattern without a match.
     """
     # Tensors by role, then stored tensors that no role covers.
@@ -72,8 +75,10 @@ def tensor_rows(
     # Digests of stored bytes, and of decoded values unless `raw_only`.
     rows = []
     for i, side in enumerate(sides):
+        late = "" if budget is None or _has_room(budget, side.nbytes) else budget.reason
         for tensor in (tensor for soon in sides[i : i + 5] for tensor in soon.stored):
-            tensor.expect()
+            if budget is None:
+                tensor.expect()
         row: TensorRow = {
             "key": side.name,
             "names": list(side.names),
@@ -81,11 +86,13 @@ def tensor_rows(
             "shape": list(side.shape),
             "raw": [],
         }
-        if side.damage:
+        if late:
+            row["not_reached"] = late
+        elif side.damage:
             row["damage"] = side.damage
         else:
             row["raw"] = [raw_sha256(tensor) for tensor in side.stored]
-        if not raw_only and not side.damage:
+        if not raw_only and not side.damage and not late:
             try:
                 row["decoded"] = view_sha256(side)
             except AprfmtError as error:
@@ -95,6 +102,17 @@ def tensor_rows(
         if progress is not None:
             progress(i + 1, len(sides))
     return rows
+
+
+def _has_room(budget: Budget | None, nbytes: int) -> bool:
+    """Return whether a budget, if there is one, has time and room to read so many bytes."""
+    return budget is None or (budget.has_time() and budget.has_room(nbytes))
+
+
+def unread_files_reason(model: Model, budget: Budget | None) -> str:
+    """Return why a budget leaves no room for digests of whole files; "" where it does."""
+    nbytes = sum(path.stat().st_size for path in model.source.files)
+    return "" if budget is None or _has_room(budget, nbytes) else budget.reason
 
 
 def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
@@ -237,12 +255,13 @@ def compare_manifest(
     tensors: Sequence[TensorRow],
     *,
     selected: bool = False,
+    files: bool = True,
 ) -> list[Failure]:
     """Return what differs from a manifest, as [{key, what}]; [] if nothing does.
 
     `key` is a tensor's key or a file's name, `what` a phrase. A manifest of the same model in
     another format is compared by decoded values alone. With `selected`, `tensors` are a part of the
-    model, and nothing else is compared.
+    model, and nothing else is compared; without `files` no digest of a whole file is made.
     """
     expected = {row["key"]: row for row in manifest["tensors"]}
     found = {row["key"]: row for row in tensors}
@@ -252,7 +271,7 @@ def compare_manifest(
         for key in keys
         if (what := _tensor_difference(expected.get(key), found.get(key)))
     ]
-    if selected or manifest.get("format") != model.format:
+    if selected or not files or manifest.get("format") != model.format:
         return failures
     return [*failures, *_file_differences(manifest["files"], file_rows(model), bool(failures))]
 
@@ -264,13 +283,16 @@ def pronounce_manifest(
     model: Model,
     *,
     selected: bool = False,
+    late: str = "",
 ) -> "Pronounced":
     """Return the verdict on a model that was compared with a manifest.
 
     `failures` are those of `compare_manifest`, `tensors` the model's rows. Unless `selected`, files
-    of the folder that nothing reads are among what was not compared.
+    of the folder that nothing reads are among what was not compared. `late` says why whole files
+    were not compared, where a budget left them.
     """
     from aprfmt.model.ledger import (
+        LATE,
         Compared,
         Kind,
         NotCompared,
@@ -281,11 +303,21 @@ def pronounce_manifest(
 
     files: tuple[Kind, ...] = ("file",)
     apart = {row["key"] for row in failures}
-    done = sum(row["key"] not in apart for row in tensors)
+    done = sum(row["key"] not in apart and "not_reached" not in row for row in tensors)
     left: tuple[NotCompared, ...] = () if selected else make_ledger(model, files).not_compared
     if manifest.get("format") != model.format and not selected:
         why = f"the manifest is of {manifest.get('format')}"
         left = (*left, NotCompared("section", "keys and texts", "no counterpart", why))
+    if late:
+        left = (*left, *(NotCompared("file", row["name"], LATE, late) for row in manifest["files"]))
+    left = (
+        *left,
+        *(
+            NotCompared("tensor", row["key"], LATE, row["not_reached"])
+            for row in tensors
+            if "not_reached" in row
+        ),
+    )
     broken = [row for row in failures if row["what"].startswith(_CANNOT)]
     unread = (NotCompared("tensor", row["key"], "unreadable", row["what"]) for row in broken)
     words = VerdictWords("equal to the manifest", "not what the manifest says")
@@ -303,6 +335,8 @@ def _tensor_difference(expected: TensorRow | None, found: TensorRow | None) -> s
         return "missing in the model"
     if expected is None:
         return "not in the manifest"
+    if "not_reached" in found:
+        return ""
     if "damage" in found:
         return f"{_CANNOT}{found['damage']}"
     raw = found["raw"] == expected["raw"]

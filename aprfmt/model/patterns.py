@@ -15,10 +15,10 @@ from fnmatch import translate
 from aprfmt.errors import UsageError
 
 
-def spelling_predicate(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
+def spelling_predicate(pattern: str, names: Iterable[str]) -> Callable[[str], bool]:
     """Return a function that says whether a name matches the pattern.
 
-    A pattern is `re:REGEX`, a glob, or components between dots. `every` holds the names it may be
+    A pattern is `re:REGEX`, a glob, or components between dots. `names` holds the names it may be
     meant for: where none starts with the pattern's components, they match anywhere in a name.
     Raises UsageError for a broken regular expression.
     """
@@ -42,25 +42,25 @@ def spelling_predicate(pattern: str, every: Iterable[str]) -> Callable[[str], bo
         return any(parts[at : at + size] == wanted for at in range(len(parts) - size + 1))
 
     return (
-        starts_with_components if any(map(starts_with_components, every)) else contains_components
+        starts_with_components if any(map(starts_with_components, names)) else contains_components
     )
 
 
 def spelling_predicates(
-    patterns: Iterable[str], every: Sequence[str], subject: str
+    patterns: Iterable[str], names: Sequence[str], subject: str
 ) -> list[Callable[[str], bool]]:
-    """Return one predicate per pattern, as `spelling_predicate` does; `every` are all names.
+    """Return one predicate per pattern, as `spelling_predicate` does; `names` are all names.
 
     Raises UsageError with three near names for a pattern that matches none. `subject` begins the
     message.
     """
     found = []
     for pattern in patterns:
-        matches = spelling_predicate(pattern, every)
-        if not any(map(matches, every)):
+        matches = spelling_predicate(pattern, names)
+        if not any(map(matches, names)):
             raise UsageError(
                 f"{subject}: no tensor matches {pattern!r}; near names: "
-                f"{', '.join(similar_names(pattern, every)) or 'none'}"
+                f"{', '.join(similar_names(pattern, names)) or 'none'}"
             )
         found.append(matches)
     return found

@@ -305,7 +305,7 @@ def numbering_rule(spec: "ArchSpec", style: str, names: Iterable[str], count: in
 
 
 def component_rules(
-    style: str, left: Mapping[str, int], missing: Mapping[str, int]
+    style: str, unmatched: Mapping[str, int], missing: Mapping[str, int]
 ) -> list[Rename]:
     """Return rules that rename components of names without a role to those of missing names.
 
@@ -318,7 +318,7 @@ def component_rules(
         parts = strip_prefix(name, style).split(".")
         wanted.setdefault(_numbers_in(parts), []).append((parts, size))
     votes: dict[str, Counter[str]] = {}
-    for name, size in left.items():
+    for name, size in unmatched.items():
         parts = strip_prefix(name, style).split(".")
         for other, there in wanted.get(_numbers_in(parts), ()):
             pair = _differing_run(parts, other)
@@ -394,11 +394,11 @@ def prefix_rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | 
     return None
 
 
-def prefix_rule_onto(names: Sequence[str], there: Collection[str]) -> Rename | None:
-    """Return the prefix rule that maps at least 90 % of `names` to names in `there`; else None."""
+def prefix_rule_onto(names: Sequence[str], targets: Collection[str]) -> Rename | None:
+    """Return the prefix rule that maps at least 90 % of `names` to `targets`; else None."""
     votes: Counter[Rename] = Counter()
     ends: dict[str, str] = {}
-    for name in there:
+    for name in targets:
         for tail in (name, *_name_tails(name)):
             ends.setdefault(tail, name)
     for name in names:
@@ -409,7 +409,7 @@ def prefix_rule_onto(names: Sequence[str], there: Collection[str]) -> Rename | N
                 votes.update([rule] if rule is not None else [])
                 break
     for rule, _ in votes.most_common(3):
-        if sum(rule(name) in there for name in names) >= 0.9 * len(names):
+        if sum(rule(name) in targets for name in names) >= 0.9 * len(names):
             return rule
     return None
 

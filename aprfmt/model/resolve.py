@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.draft_head import Head
     from aprfmt.arch.hyperparameters import KeyReport
     from aprfmt.arch.required_roles import Coverage
-    from aprfmt.arch.spec import ArchSpec, HyperParam, HyperParams
+    from aprfmt.arch.spec import ArchSpec, Facts, HyperParam, HyperParams
     from aprfmt.model import Model
     from aprfmt.model.relations import Relation
     from aprfmt.model.renames import Rename
@@ -75,6 +75,9 @@ _ARCH_KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "gguf": (("gguf", "general.architecture"),),
     "apr": (("hf", "hf_model_type"), ("apr", "architecture"), ("hf", "hf_architecture")),
 }
+
+# Styles that other programs read by their own keys and tensors alone, and no config.json in them.
+_KEYS_ALONE = ("gguf",)
 
 # What a config.json has no key for, so that its silence contradicts nothing.
 OUTSIDE = ("pooling",)
@@ -367,22 +370,76 @@ def read_hyperparameters(
     facts = Facts(model.key_style, model.metadata, shapes, str(arch_key), tensors, style)
     native = read_hyper(spec, facts, subject, complete=carried is None)
     if carried is None:
-        return native[0], (native[1], None), [], _required_values(native[1])
+        alone, notes = read_missing_as_default(spec, native[0], facts, subject)
+        return HyperParams(alone, subject), (native[1], None), notes, _required_values(native[1])
     rows, notes = reconcile_hyperparameters(native[0], carried[0], subject)
-    demanded = _required_values(carried[1]) | _required_values(native[1], stated=True)
+    rows, more = read_missing_as_default(spec, HyperParams(rows, subject), facts, subject)
+    notes += more
+    demanded = _required_values(carried[1]) | _required_values(native[1], without_defaults=True)
     return HyperParams(rows, subject), (carried[1], native[1]), notes, demanded
 
 
-def _required_values(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:
+def _required_values(report: "KeyReport", *, without_defaults: bool = False) -> dict[str, Value]:
     """Return {hyperparameter: value} of the parts that one report's keys require.
 
-    With `stated` without those that only a default requires.
+    With `without_defaults` without those that only a default requires.
     """
     return {
         name: row.value
         for name, row in report.demanded.items()
-        if row.origin != "default" or not stated
+        if row.origin != "default" or not without_defaults
     }
+
+
+def read_missing_as_default(
+    spec: "ArchSpec", hyper: "HyperParams", facts: "Facts", subject: str
+) -> "tuple[dict[str, HyperParam], list[Note]]":
+    """Return (hyperparameters by name, notes), with defaults where the style's own key is missing.
+
+    A GGUF may carry a config.json and keys of ours. A value that only these say, and that GGUF has
+    a key or tensor for, is to other programs what they take without it. `hyper` is what all keys
+    say, `facts` are the file's. Each such value makes a note.
+    """
+    from aprfmt.arch.carried_hyperparameters import CARRIED
+    from aprfmt.arch.hyperparameters import read_back_hyper, read_hyper
+    from aprfmt.arch.value_checks import same_value
+
+    rows = {name: hyper.of(name) for name in hyper}
+    ours = [name for name, row in rows.items()
+            if row.origin == "config" or row.key.startswith(CARRIED)]  # fmt: skip
+    if facts.style not in _KEYS_ALONE or not ours:
+        return rows, []
+    own = {key: value for key, value in facts.values.items() if not key.startswith(CARRIED)}
+    alone, _ = read_hyper(spec, replace(facts, values=own), subject, complete=False)
+    apart = [
+        name for name in ours
+        if name in alone and not same_value(alone[name], rows[name].value)
+        and alone.of(name).origin == "default"
+    ]  # fmt: skip
+    if not apart:
+        return rows, []
+    notes, back = [], read_back_hyper(spec, hyper, facts.style)
+    usual = (spec.called.get(facts.style) or ("",))[0]
+    for name in apart:
+        if name not in back or back.of(name).origin == "default":
+            continue  # the style cannot say it
+        key = back.of(name).key
+        if facts.arch_key and key.startswith(f"{usual}."):
+            key = facts.arch_key + key.removeprefix(usual)
+        if not key or key in facts.values or key in facts.tensors:
+            continue
+        said = rows[name]
+        notes.append(
+            Note(
+                "warning",
+                f"{subject}: {key}",
+                f"is not there, so other programs take {name} = {alone[name]!r}; "
+                f"{said.key or 'config.json'} says {said.value!r}, and only aprfmt reads that here",
+                "contradiction",
+            )
+        )
+        rows[name] = alone.of(name)
+    return rows, notes
 
 
 OWN_KEY_USED = "the file's own key is used"

@@ -18,7 +18,6 @@ from aprfmt.errors import UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.bounded_json import dumps
 from aprfmt.model import Model
-from aprfmt.model.engine_state import COLUMNS, JOINED, STACKED, TABLES
 
 Numbers = NDArray[np.float32]
 SCHEMA = "aprfmt.role-manifest/1"
@@ -73,106 +72,34 @@ def _engine_parameters(
 ) -> Iterator[tuple[str, list[Numbers]]]:
     """Yield (name, [share of each rank]) of each parameter, under published and engine names.
 
-    An engine's parameter joins several published ones, such as q, k and v.
+    An engine's parameter joins several published ones, such as q, k and v. Where an engine stores
+    rows of a published tensor in another order, its order counts.
     """
-    there = set(names)
-    head = int(model.hyper["head_dim"] or 1)
+    from aprfmt.arch.binding import bind_names
+    from aprfmt.arch.element_moves import to_logical
+    from aprfmt.arch.engine_parameters import divide_parameter, list_parameters
 
-    def values(name: str) -> Numbers:
-        """Return a tensor's values as float32."""
-        return np.asarray(model[name].numpy(), np.float32)
-
+    shapes = {name: model[name].shape for name in names}
+    bound = bind_names(model.spec, "hf", names)
+    hyper = model.hyper
+    found = {}
+    for parameter in list_parameters(model.spec, bound.groups, shapes, hyper):
+        if not parameter.megatron and not (parameter.regrouped and parameter.names[0] in found):
+            found.update(dict.fromkeys(parameter.names, parameter))
     for name in names:
-        above, _, leaf = name.rpartition(".")
-        base, _, module = above.rpartition(".")
-        yield name, _rank_shares(name, module, values(name), ranks, 1)
-        for joined, parts in JOINED.items():
-            every = [f"{base}.{part}.{leaf}" for part in parts]
-            if module == parts[0] and joined != "W_pack" and there >= set(every):
-                least = head if len(parts) == 3 else 1
-                each = [
-                    _rank_shares(one, part, values(one), ranks, least)
-                    for one, part in zip(every, parts, strict=True)
-                ]
-                yield (
-                    f"{base}.{joined}.{leaf}",
-                    [np.concatenate([shares[rank] for shares in each]) for rank in range(ranks)],
-                )
-        before, _, number = base.rpartition(".")
-        if number == "0" and before.endswith("experts"):
-            yield from _expert_stacks(before, module, leaf, there, ranks, values)
-
-
-def _expert_stacks(
-    before: str,
-    module: str,
-    leaf: str,
-    there: set[str],
-    ranks: int,
-    values: Callable[[str], Numbers],
-) -> Iterator[tuple[str, list[Numbers]]]:
-    """Yield (name, [share of each rank]) of a stack [experts, ...] of all experts' matrices.
-
-    Yields nothing unless `module` is the first of a stack's modules. `before` is the name before
-    the expert's number, `there` are all stored names, `values` reads a tensor.
-    """
-    for stacked, rows in STACKED.items():
-        parts = next((row for row in rows if row[0] == module), None)
-        if parts is None:
-            continue
-        experts = 0
-        while f"{before}.{experts}.{module}.{leaf}" in there:
-            experts += 1
-        at = 0 if len(parts) > 1 else 1
-        each = [
-            [
-                np.concatenate(
-                    [
-                        np.split(values(f"{before}.{one}.{part}.{leaf}"), ranks, at)[rank]
-                        for part in parts
-                    ]
-                )
-                for one in range(experts)
-            ]
-            for rank in range(ranks)
+        if name not in found:
+            yield name, [np.asarray(model[name].numpy(), np.float32)] * ranks
+    for name, parameter in found.items():
+        layout = divide_parameter(parameter, ranks, PADDED)
+        if layout is None:
+            raise UsageError(f"--ranks {ranks}: {name} has no such number of equal shares")
+        arrays = [
+            array
+            for part in parameter.parts
+            for array in to_logical(
+                part.steps,
+                [np.asarray(model[one].numpy(), np.float32) for one in part.stored],
+                hyper,
+            )
         ]
-        yield f"{before}.{stacked}", [np.stack(rank) for rank in each]
-
-
-def _rank_shares(name: str, module: str, whole: Numbers, ranks: int, least: int) -> list[Numbers]:
-    """Return each rank's share of a tensor, as the engine divides this module.
-
-    A share has at least `least` rows; several ranks share one if there are too few.
-    """
-    if ranks == 1 or (whole.ndim < 2 and not _is_row_parallel(module)):
-        return [whole] * ranks
-    if module in TABLES:
-        total = -(-len(whole) // PADDED) * PADDED
-        if total % ranks:
-            return _refuse_ranks(name, ranks)
-        size = total // ranks
-        return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
-    if module in COLUMNS:
-        if whole.ndim < 2:
-            return [whole] * ranks
-        return (
-            list(np.split(whole, ranks, 1))
-            if whole.shape[1] % ranks == 0
-            else _refuse_ranks(name, ranks)
-        )
-    if not _is_row_parallel(module):
-        return [whole] * ranks
-    if len(whole) // ranks < least:
-        copies = ranks * least // len(whole)
-        return [whole[(rank // copies) * least :][:least] for rank in range(ranks)]
-    return list(np.split(whole, ranks)) if len(whole) % ranks == 0 else _refuse_ranks(name, ranks)
-
-
-def _is_row_parallel(module: str) -> bool:
-    """Return whether ranks divide the rows of a module, as of q, k, v, gate and up."""
-    return any(module in parts for parts in JOINED.values()) or module in ("w1", "w3")
-
-
-def _refuse_ranks(name: str, ranks: int) -> list[Numbers]:
-    """Raise UsageError: the tensor cannot be divided into that number of equal shares."""
-    raise UsageError(f"--ranks {ranks}: {name} has no such number of equal shares")
+        yield name, [layout.rank_array(arrays, rank) for rank in range(ranks)]

@@ -48,6 +48,12 @@ class Scheme:
         return "writer" in self.options
 
     @property
+    def mixes(self) -> bool:
+        """Whether weights of different parts may get different encodings, as in llama.cpp."""
+        row = ENCODINGS[self.base]
+        return not (self.arch or self.dialect or row.flat or row.numpy)
+
+    @property
     def file_type(self) -> int | None:
         """general.file_type of a GGUF made with it; None where there is none."""
         return ENCODINGS[self.base].file_type if self.mixed_type is None else self.mixed_type

@@ -97,11 +97,11 @@ def repair(
 
 
 def plan_repair(
-    here: ByteSource, there: ByteSource, stated: Mapping[str, Any] | None, compare: bool
+    broken: ByteSource, good: ByteSource, manifest_row: Mapping[str, Any] | None, compare: bool
 ) -> Repair:
     """Return the ranges to take from the copy, and the bytes that nothing proves.
 
-    `here` is the broken file, `there` the copy, `stated` the file's row of a manifest or None. With
+    `good` is the copy, `manifest_row` the file's row of a manifest or None. With
     `compare` all bytes are compared.
     """
     from aprfmt.recovery.evidence import (
@@ -112,54 +112,54 @@ def plan_repair(
     )
 
     # The header is always compared: it shows whether the two are one file at all.
-    have = min(here.size, there.size)
-    end = header_end(there)
-    found = Repair(there.size)
-    wrong = list(differing_pages(here, there, 0, min(end, have), "header"))
-    _refuse_other_model(here, there, wrong)
+    have = min(broken.size, good.size)
+    end = header_end(good)
+    found = Repair(good.size)
+    wrong = list(differing_pages(broken, good, 0, min(end, have), "header"))
+    _refuse_other_model(broken, good, wrong)
     # The strongest evidence there is finds the rest: all bytes, block or tensor digests.
     if compare:
-        wrong += differing_pages(here, there, min(end, have), have, "bytes")
+        wrong += differing_pages(broken, good, min(end, have), have, "bytes")
         found.proof = "compared"
-    elif stated is not None and "blocks" in stated:
-        wrong += differing_blocks(here, stated["blocks"], there.size)
+    elif manifest_row is not None and "blocks" in manifest_row:
+        wrong += differing_blocks(broken, manifest_row["blocks"], good.size)
         found.proof = "blocks"
-    elif stated is not None and stated.get("tensors"):
-        checked = check_tensor_digests(here, there, stated["tensors"])
+    elif manifest_row is not None and manifest_row.get("tensors"):
+        checked = check_tensor_digests(broken, good, manifest_row["tensors"])
         wrong += [one for one, right in checked if not right]
         known = [(0, end), *((one.start, one.stop) for one, _ in checked)]
         found.unproven = remaining_ranges(known, have)
         found.proof = "tensors"
     else:
         found.unproven = remaining_ranges([(0, end)], have)
-    if here.size < there.size:
-        wrong.append(Range(here.size, there.size, "missing"))
-    found.ranges = join_ranges(wrong, there.size)
+    if broken.size < good.size:
+        wrong.append(Range(broken.size, good.size, "missing"))
+    found.ranges = join_ranges(wrong, good.size)
     return found
 
 
-def _refuse_other_model(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -> None:
+def _refuse_other_model(broken: ByteSource, good: ByteSource, wrong: Sequence[Range]) -> None:
     """Raise UsageError if fewer than half of the copy's tensors are in the broken file.
 
     They are two different models then. Nothing is raised where the headers are equal, or where the
-    broken one is damaged. `wrong` are the ranges of the header that differ. `here` is the broken
-    file, `there` the copy.
+    broken one is damaged. `good` is the copy, `wrong` are the ranges of the header that
+    differ.
     """
     from aprfmt.recovery.evidence import header_tensors
 
     if not wrong:
         return
     try:
-        mine = header_tensors(here, partial=True)
+        mine = header_tensors(broken, partial=True)
     except FormatError:
         return  # a damaged header is what is to be repaired
-    theirs = header_tensors(there)
+    theirs = header_tensors(good)
     shared = sum(
         _same_shape_and_encoding(mine[name], info) for name, info in theirs.items() if name in mine
     )
     if 2 * shared < len(theirs):
         raise UsageError(
-            f"{there.path}: is another file than {here.path}: {shared} of its {len(theirs)} "
+            f"{good.path}: is another file than {broken.path}: {shared} of its {len(theirs)} "
             "tensors are there in that shape and encoding; give a copy of the same file"
         )
 
@@ -191,47 +191,47 @@ def _manifest_row(manifest: Path | None, copy: Path, broken: Path) -> Mapping[st
     return {**row, "tensors": body["tensors"]}
 
 
-def _expected_digest(there: ByteSource, stated: Mapping[str, Any] | None) -> str:
+def _expected_digest(good: ByteSource, manifest_row: Mapping[str, Any] | None) -> str:
     """Return the SHA-256 that the whole file must have, "" where it is not known.
 
-    It is the manifest's, else the one that the copy's site publishes. `there` is the copy, `stated`
-    the file's row of a manifest or None.
+    It is the manifest's, else the one that the copy's site publishes. `good` is the copy,
+    `manifest_row` the file's row of a manifest or None.
     """
-    if stated is not None:
-        return str(stated["sha256"])
-    return there.sha256
+    if manifest_row is not None:
+        return str(manifest_row["sha256"])
+    return good.sha256
 
 
 def _write_repaired(
-    here: ByteSource, there: ByteSource, found: Repair, output: Path, digest: str, force: bool
+    broken: ByteSource, good: ByteSource, found: Repair, output: Path, digest: str, force: bool
 ) -> str:
     """Write the repaired file, and return its SHA-256.
 
-    `here` is the broken file, `there` the copy, `found` the ranges to take from it. Raises
+    `good` is the copy, `found` the ranges to take from it. Raises
     Unrepaired, and writes nothing, where it is not `digest`.
     """
     total = hashlib.sha256()
     with FileSet(force=force) as files:
         out = files.create(output)
-        for piece in _repaired_bytes(here, there, found):
+        for piece in _repaired_bytes(broken, good, found):
             total.update(piece)
             out.write(piece)
         if digest and total.hexdigest() != digest:
             left = "bytes that no digest is of" if found.proof else "bytes of it"
             raise Unrepaired(
-                f"{here.path}: completed, it has SHA-256 {total.hexdigest()}, it should have "
+                f"{broken.path}: completed, it has SHA-256 {total.hexdigest()}, it should have "
                 f"{digest}: {left} are wrong too; nothing was written, --compare finds them"
             )
     return total.hexdigest()
 
 
-def _repaired_bytes(here: ByteSource, there: ByteSource, found: Repair) -> Iterator[memoryview]:
+def _repaired_bytes(broken: ByteSource, good: ByteSource, found: Repair) -> Iterator[memoryview]:
     """Yield the bytes of the repaired file in order, from the broken file and the copy.
 
-    `here` is the broken file, `there` the copy, `found` the ranges to take from it.
+    `good` is the copy, `found` the ranges to take from it.
     """
     at = 0
     for one in [*found.ranges, Range(found.size, found.size, "")]:
-        yield from here.windows(at, one.start, WINDOW)
-        yield from there.windows(one.start, one.stop, WINDOW)
+        yield from broken.windows(at, one.start, WINDOW)
+        yield from good.windows(one.start, one.stop, WINDOW)
         at = one.stop

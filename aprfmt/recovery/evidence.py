@@ -40,17 +40,17 @@ def _parse_header(file: ByteSource, partial: bool = False) -> Structure:
 
 
 def differing_pages(
-    here: ByteSource, there: ByteSource, start: int, stop: int, why: str
+    broken: ByteSource, good: ByteSource, start: int, stop: int, why: str
 ) -> Iterator[Range]:
     """Yield the ranges of [start, stop) in which two files differ, to 4096 bytes.
 
-    `why` is the reason put into the ranges. `here` is the broken file, `there` the copy.
+    `why` is the reason put into the ranges. `good` is the copy.
     """
     for first in range(start, stop, _WINDOW):
         last = min(first + _WINDOW, stop)
-        mine, theirs = bytes(here.view[first:last]), bytes(there.view[first:last])
-        here.drop(first, last)
-        there.drop(first, last)
+        mine, theirs = bytes(broken.view[first:last]), bytes(good.view[first:last])
+        broken.drop(first, last)
+        good.drop(first, last)
         if mine == theirs:
             continue
         for at in range(0, last - first, _STEP):
@@ -58,42 +58,41 @@ def differing_pages(
                 yield Range(first + at, min(first + at + _STEP, last), why)
 
 
-def differing_blocks(here: ByteSource, stated: Mapping[str, Any], size: int) -> Iterator[Range]:
+def differing_blocks(broken: ByteSource, blocks: Mapping[str, Any], size: int) -> Iterator[Range]:
     """Yield the Range of each block whose SHA-256 is not the one in the manifest.
 
     A block that the broken file's end cuts is one of them; those after the end are left out.
-    `stated` is {"size": bytes of a block, "sha256": digests}, `size` is that of the good file.
-    `here` is the broken file.
+    `blocks` is {"size": bytes of a block, "sha256": digests}, `size` is that of the good file.
     """
-    step = stated["size"]
-    for number, digest in enumerate(stated["sha256"]):
+    step = blocks["size"]
+    for number, digest in enumerate(blocks["sha256"]):
         start, stop = number * step, min((number + 1) * step, size)
-        if stop > here.size:
-            if start < here.size:
+        if stop > broken.size:
+            if start < broken.size:
                 yield Range(start, stop, "block")
             return
-        if hashlib.sha256(here.view[start:stop]).hexdigest() != digest:
+        if hashlib.sha256(broken.view[start:stop]).hexdigest() != digest:
             yield Range(start, stop, "block")
-        here.drop(start, stop)
+        broken.drop(start, stop)
 
 
 def check_tensor_digests(
-    here: ByteSource, there: ByteSource, rows: Sequence[Mapping[str, Any]]
+    broken: ByteSource, good: ByteSource, rows: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Range, bool]]:
     """Return (range, whether its SHA-256 is right) of each tensor in the manifest's rows.
 
     The ranges are those of the copy's header. A tensor that ends after the broken file's end is
-    left out. `here` is the broken file, `there` the copy, `rows` are those of the manifest.
+    left out. `good` is the copy, `rows` are those of the manifest.
     """
-    infos = header_tensors(there)
+    infos = header_tensors(good)
     found = []
     for row in rows:
         for name, digest in zip(row["names"], row["raw"], strict=False):
             info = infos.get(name)
-            if info is None or info.offset + info.nbytes > here.size:
+            if info is None or info.offset + info.nbytes > broken.size:
                 continue
             total = hashlib.sha256()
-            for window in here.windows(info.offset, info.offset + info.nbytes):
+            for window in broken.windows(info.offset, info.offset + info.nbytes):
                 total.update(window)
             one = Range(info.offset, info.offset + info.nbytes, f"tensor {name}")
             found.append((one, total.hexdigest() == digest))

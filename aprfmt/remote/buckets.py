@@ -304,4 +304,4 @@ def _name(inner: str) -> str:
     return inner.rpartition("/")[2]
 
 
-SITE = SiteSpec(1, BucketSite, _parse_address, _endpoint_settings)
+SITE = SiteSpec(1, BucketSite, _parse_address, _endpoint_settings, "bucket")

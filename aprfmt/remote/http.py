@@ -167,4 +167,4 @@ class HttpSite:
         return self._ranges.one_pass(self._url(inner), self._address(inner), self._headers, facts)
 
 
-SITE = SiteSpec(1, HttpSite, _parse_address)
+SITE = SiteSpec(1, HttpSite, _parse_address, first="host")

@@ -195,10 +195,10 @@ class HubSite:
             loads(text, f"{self._shown}: the hub's answer", max_bytes=MAX_LISTING)
         )
 
-    def _parse_listing(self, told: Any) -> tuple[str, Mapping[str, _Row]]:
+    def _parse_listing(self, listing: Any) -> tuple[str, Mapping[str, _Row]]:
         """Return (commit, {file name: row}) of the API's JSON; RemoteError without a commit."""
-        commit = told.get("sha") if isinstance(told, dict) else None
-        siblings = told.get("siblings") if isinstance(told, dict) else None
+        commit = listing.get("sha") if isinstance(listing, dict) else None
+        siblings = listing.get("siblings") if isinstance(listing, dict) else None
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
             raise RemoteError(f"{self._shown}: the hub's answer has no commit in `sha`")
         rows = {}
@@ -390,4 +390,4 @@ def _hex_digest(found: object, digits: int) -> str:
     return str(found) if right else ""
 
 
-SITE = SiteSpec(2, HubSite, _parse_address, hub_endpoint)
+SITE = SiteSpec(2, HubSite, _parse_address, hub_endpoint, "owner")

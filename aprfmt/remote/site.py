@@ -110,7 +110,7 @@ def not_found_error(where: str) -> RemoteError:
 
 
 def require_answer(found: tuple[FileFacts, bytes] | None, where: str) -> tuple[FileFacts, bytes]:
-    """Return a first answer; RemoteError where it is None.
+    """Return `found`, the (facts, first bytes) of a file; RemoteError where it is None.
 
     `where` is the address, which begins the message.
     """

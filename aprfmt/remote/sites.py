@@ -17,13 +17,15 @@ class SiteSpec:
     An address begins with `depth` components that name the site: a host, an owner and a name.
     `settle(text)` returns the components of an address, or the path of a copy on this machine; it
     stores what is secret in the text. `endpoint()` is what the environment says of where the scheme
-    leads: another one is another site.
+    leads: another one is another site. `first` is what its first component names, "" where that may
+    be empty.
     """
 
     depth: int
     open: Callable[[Sequence[str]], Site]
     settle: Callable[[str], Sequence[str] | Path]
     endpoint: Callable[[], str] = str
+    first: str = ""
 
 
 SITES: Registry[SiteSpec] = Registry(
@@ -60,6 +62,11 @@ def resolve_address(text: str) -> Sequence[str] | Path:
     """
     scheme, _, rest = text.partition(":")
     spec = site_spec(scheme.lower())
+    if spec.first and rest.startswith("///"):
+        raise UsageError(
+            f"{text}: names no {spec.first} between the second and the third slash; expected "
+            f"{scheme.lower()}://{spec.first.upper()}/..."
+        )
     found = spec.settle(f"{scheme.lower()}://{rest.lstrip('/')}")
     if not isinstance(found, Path) and len(found) <= spec.depth:
         raise UsageError(

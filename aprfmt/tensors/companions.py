@@ -282,12 +282,12 @@ def _section_for(
     dialect: "Dialect",
     prefix: str,
     tensors: Tensors,
-    said: "Callable[[str], tuple[Sequence[Dialect], Mapping[str, Value]] | None]",
+    sections_of: "Callable[[str], tuple[Sequence[Dialect], Mapping[str, Value]] | None]",
 ) -> Mapping[str, Value] | None:
     """Return the quantization section that applies to a weight; None if it is not of this dialect.
 
-    `prefix` is the weight's name before the suffix. `said(module)` returns the dialects and the
-    section that config.json has for a module. Raises CodecError if parts are missing, or if
+    `prefix` is the weight's name before the suffix. `sections_of(module)` returns the dialects and
+    the section that config.json has for a module. Raises CodecError if parts are missing, or if
     config.json contradicts the tensors.
     """
     name = prefix + dialect.main
@@ -295,7 +295,7 @@ def _section_for(
     packed = dialect.packs(tensors[name].info.encoding)
     if missing and (not packed or not dialect.main):
         return None  # a weight that was left as it is
-    found = said(prefix.removesuffix("."))
+    found = sections_of(prefix.removesuffix("."))
     rows = [] if found is None else found[0]
     if found is not None and dialect in rows:
         if not missing:

@@ -284,7 +284,10 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Seque
 
 
 def _many_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[ByteRun] | None:
-    """Return the runs of bytes for many moves, computed for all at once; see `element_runs`."""
+    """Return the runs of bytes for many moves; None where a move cuts through a block.
+
+    All are computed at once; see `element_runs`.
+    """
     import numpy as np
 
     from aprfmt.arch.spec import Move

@@ -164,8 +164,7 @@ class Carried:
         """Return tokenizer.json parsed; None without one. Raises FormatError.
 
         It is parsed at each call, as 262,144 tokens take some 150 MB. What is made from it is
-        cached:
-        `model.tokenizer` and the tokenizer's facts.
+        cached: `model.tokenizer` and the tokenizer's facts.
         """
         text = self.tokenizer_json()
         if text is None:

@@ -89,9 +89,8 @@ class StatedTokenizer:
         """Return whether the tokenizer adds bos or eos (`role`): by a flag, else by `processed`.
 
         A flag that the file embeds comes before that of tokenizer_config.json, as for gguf-py and
-        the
-        classes of transformers. `processed` is whether the post-processor, or a GGUF's vocabulary
-        lists, add it. Without a tokenizer.json (`data`) flags are not read.
+        the classes of transformers. `processed` is whether the post-processor, or a GGUF's
+        vocabulary lists, add it. Without a tokenizer.json (`data`) flags are not read.
         """
         said = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
         given = self.carried.flag_value(f"add_{role}_token") if self.data else None

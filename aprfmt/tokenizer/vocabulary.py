@@ -226,15 +226,15 @@ def _guess_types(
 
 
 def collect_stop_ids(
-    ids: Mapping[str, int], control: Callable[[str], int | None], stated: frozenset[int]
+    ids: Mapping[str, int], control: Callable[[str], int | None], configured: frozenset[int]
 ) -> frozenset[int]:
-    """Return the ids that end a generation: those in `stated`, eos, eot and eom.
+    """Return the ids that end a generation: those in `configured`, eos, eot and eom.
 
-    If `stated` is empty, the control tokens of END_TEXTS too: a GGUF of others names only one end.
-    `ids` are special ids by role, `control` returns the id of a control token by its text.
+    If `configured` is empty, the control tokens of END_TEXTS too: a GGUF of others names only one
+    end. `ids` are special ids by role, `control` returns the id of a control token by its text.
     """
-    found = {ids[role] for role in ("eos", "eot", "eom") if role in ids} | stated
-    if not stated:
+    found = {ids[role] for role in ("eos", "eot", "eom") if role in ids} | configured
+    if not configured:
         texts = {text: i for text in keys.END_TEXTS if (i := control(text)) is not None}
         if {"<|return|>", "<|call|>"} <= texts.keys():
             texts.pop("<|end|>", None)  # gpt-oss: ends a part of the turn, not the turn

@@ -1,19 +1,25 @@
 """One batch's gradients on several devices or in several types, and which of them is wrong."""
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.training.clipping import clip_factor
+from aprfmt.causes.training.optimizers import Recipe, changed, parse_recipe, update_of
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import read_batch
+from aprfmt.inference.device import parse_run
 from aprfmt.model import open_model
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
 from aprfmt.training.computed import explaining_missing_torch
 
 WORDS = VerdictWords("agree", "differ")
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,8 @@ class RunGradients:
     """One run: its loss, the first place backward from the loss where it is wrong, and how many.
 
     `flips` are routers that chose other experts than float64: nothing of the run is judged then.
+    `update` is how far the optimizer's step of all parameters is from that of float64's gradients,
+    relative L2, None where no optimizer was given.
     """
 
     run: str
@@ -28,11 +36,15 @@ class RunGradients:
     first_wrong: str | None
     wrong: int
     flips: tuple[str, ...]
+    update: float | None = None
 
 
 @dataclass(frozen=True)
 class GradientDistances:
-    """One gradient in all runs: each one's relative distance from float64, and what it may be."""
+    """One gradient in all runs: each one's relative distance from float64, and what it may be.
+
+    `update` are the relative distances of the optimizer's steps, () for points and without one.
+    """
 
     key: str
     parameter: bool
@@ -40,6 +52,7 @@ class GradientDistances:
     apart: tuple[float, ...]
     allowed: tuple[float, ...]
     wrong: tuple[int, ...]
+    update: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,21 +114,46 @@ class RunsReport:
         }
 
 
-def parse_run(text: str) -> tuple[str, str]:
+def gradient_run(text: str) -> tuple[str, str]:
     """Return (device, dtype) of a run such as `cuda:0:bfloat16`; float32 where it names no dtype.
 
-    Raises UsageError for another device or dtype.
+    Raises UsageError for an unknown device or dtype, and for a backend that computes no gradients.
     """
-    device, _, last = text.rpartition(":")
-    if last in DTYPES and device:
-        return device, last
-    head = text.partition(":")[0]
-    if head not in ("cpu", "cuda") or (device and not last.isdecimal()):
+    choice = parse_run(text)
+    named = text.partition(":")[0]
+    if choice.backend != "torch" and named != choice.device.partition(":")[0]:
         raise UsageError(
-            f"--between {text!r}: expected DEVICE or DEVICE:TYPE, cpu or cuda:0:bfloat16; types: "
-            f"{', '.join(DTYPES)}"
+            f"--between {text!r}: {choice.backend} computes no gradients; expected DEVICE or "
+            "DEVICE:TYPE, cpu or cuda:0:bfloat16"
         )
-    return text, "float32"
+    if choice.device in ("auto", "cuda:all"):
+        raise UsageError(f"--between {text!r}: expected one device, cpu or cuda:N")
+    return choice.device, choice.dtype
+
+
+def first_step(recipe: Recipe) -> Callable[[NDArray[Any], float], NDArray[Any]]:
+    """Return what makes a recipe's first step of (a gradient, the norm of all gradients).
+
+    Without weight decay, which is the same whatever the gradient. Raises UsageError for a later
+    step.
+    """
+    if recipe.step not in (None, 1):
+        raise UsageError(
+            f"--between makes the first step of each run's gradients; step={recipe.step} needs the "
+            "optimizer's state: leave it out"
+        )
+
+    def step_of(gradient: NDArray[Any], norm: float) -> NDArray[Any]:
+        """Return the step, of the gradient's shape."""
+        scale = 1.0 if recipe.clip is None else clip_factor(recipe.clip, norm)
+        flat = gradient.reshape(-1).astype(np.float64)
+        found = update_of(
+            changed(recipe, wd=0.0, scale=scale), np.zeros_like(flat), flat, None, False
+        )
+        assert found is not None  # a first step takes the gradient alone
+        return found.step.reshape(gradient.shape)
+
+    return step_of
 
 
 def compare_runs(
@@ -124,16 +162,20 @@ def compare_runs(
     runs: Sequence[str],
     *,
     adapter: Path | str | None = None,
+    optimizer: str | None = None,
     arch: str | None = None,
     accept: Collection[str] = (),
 ) -> RunsReport:
     """Return the gradients of a batch in every run, each compared with float64 on the CPU.
 
     `runs` are texts such as `cuda:0:bfloat16`. With `adapter` the model is frozen, and the
-    adapter's factors train. `accept` are patterns of what may stay uncompared. Raises UsageError
-    for a text that is no run, and BackendUnavailableError without torch.
+    adapter's factors train. `optimizer` is a recipe (`adamw:lr=2e-4`) whose first step is made of
+    each run's gradients; it is not judged, as Adam makes whole steps of the smallest gradients.
+    `accept` are patterns of what may stay uncompared. Raises UsageError for a text that is no run,
+    and BackendUnavailableError without torch.
     """
-    parsed = [parse_run(text) for text in runs]
+    step_of = None if optimizer is None else first_step(parse_recipe(optimizer))
+    parsed = [gradient_run(text) for text in runs]
     with explaining_missing_torch():
         from aprfmt.inference.gradients.between import GradientRun, gradients_between
     from aprfmt.adapters.trained_pairs import open_trained_pairs
@@ -143,20 +185,33 @@ def compare_runs(
         loaded = read_batch(Path(batch), int(base.hyper["vocab_size"]))
         pairs = open_trained_pairs(None if adapter is None else Path(adapter), base, stack)
         every = [GradientRun(device, dtype) for device, dtype in parsed]
-        made = gradients_between(base, loaded, every, pairs=pairs)
+        made = gradients_between(base, loaded, every, pairs=pairs, step_of=step_of)
     rows = []
     for number, run in enumerate(every):
         flips = tuple(made.flips.get(number, ()))
         wrong = 0 if flips else sum(number in gap.wrong for gap in made.gaps)
         first = made.first(number) if wrong else None
-        rows.append(RunGradients(str(run), made.losses[number], first, wrong, flips))
+        update = None
+        if step_of is not None:
+            size = math.hypot(*(gap.step or 0.0 for gap in made.gaps))
+            apart = math.hypot(*(gap.update[number] for gap in made.gaps if gap.update))
+            update = apart / size if size else 0.0
+        rows.append(RunGradients(str(run), made.losses[number], first, wrong, flips, update))
     return RunsReport(
         str(model),
         None if adapter is None else str(adapter),
         made.loss,
         tuple(rows),
         tuple(
-            GradientDistances(g.key, g.parameter, g.size, g.apart, g.allowed, g.wrong)
+            GradientDistances(
+                g.key,
+                g.parameter,
+                g.size,
+                g.apart,
+                g.allowed,
+                g.wrong,
+                tuple(x / g.step if g.step else 0.0 for x in g.update),
+            )
             for g in made.gaps
         ),
         made.open,

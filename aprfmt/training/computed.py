@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.batch import Batch, read_batch
+from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.inference.weights import free_memory
 from aprfmt.model import Model
 from aprfmt.training import ComputedGradients
@@ -30,15 +31,30 @@ FREE_SHARE = 0.9  # of the free memory that a backward may take
 ARITHMETIC = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
+class Recompute(Protocol):
+    """Computes a batch's gradients again with one mistake in the backward."""
+
+    def __call__(
+        self, change: BackwardChange, trained: Collection[str] | None = None
+    ) -> ComputedGradients:
+        """Return the gradients with the mistake `change`.
+
+        `trained` are the stored names of the parameters whose gradients are wanted, None for all.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Computed:
     """A batch's gradients, and the same in the trainer's arithmetic, None where that is no other.
 
-    These are the methods of `ComputedGradients`.
+    These are the methods of `ComputedGradients`. `recompute` computes the exact ones again with a
+    mistake; it needs the model to be open.
     """
 
     exact: "BatchGradients"
     rounded: "BatchGradients | None"
+    recompute: Recompute
 
     @property
     def loss(self) -> float:
@@ -74,10 +90,17 @@ class Computed:
 
 @dataclass(frozen=True)
 class BatchNumbers:
-    """Numbers of a batch by what they are, and the ids of its tokens."""
+    """Numbers of a batch by what they are, the ids of its tokens, and how it is laid out.
+
+    `labels` are the counts of scored labels of each row, `row_length` the columns, padding among
+    them. `packed` says that a row holds several documents.
+    """
 
     counts: Mapping[str, float] = field(default_factory=dict)
     tokens: frozenset[int] = frozenset()
+    labels: tuple[int, ...] = ()
+    row_length: int = 0
+    packed: bool = False
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -99,7 +122,13 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
     if scale is not None:
         counts["alpha / r"] = scale
     ids = batch.ids[:, : batch.row_length][batch.mask]
-    return BatchNumbers(counts, frozenset(int(i) for i in np.unique(ids)))
+    return BatchNumbers(
+        counts,
+        frozenset(int(i) for i in np.unique(ids)),
+        tuple(int(count) for count in batch.label[:, 1:].sum(1)),
+        batch.row_length,
+        bool(batch.document_starts.any()),
+    )
 
 
 @contextmanager
@@ -122,15 +151,7 @@ def compute_gradients(
     dtype: str = "float64",
     trained_in: str | None = None,
 ) -> tuple[ComputedGradients, BatchNumbers]:
-    """Return the gradients of a batch's mean loss over its labels, and the batch's numbers.
-
-    `base` is the model before the step; with `adapter` it is frozen, and the factors train.
-    `trained_in` is the arithmetic of the trainer, None for that of most stored weights: a second
-    pass in it measures what rounding does to each gradient, unless it is `dtype` itself. Where all
-    activations do not fit into free memory, those of one layer are held at a time. Raises
-    UsageError where that does not fit either, FormatError for arrays that are no batch of the
-    model, and BackendUnavailableError without torch.
-    """
+    """Return (the gradients of a batch's mean loss over its labels, the batch's numbers)."""
     with explaining_missing_torch():
         from aprfmt.inference.gradients.memory import gradient_memory
         from aprfmt.inference.gradients.of_batch import Activations, batch_gradients
@@ -162,9 +183,27 @@ def compute_gradients(
                 base, loaded, device=device, dtype=lower, pairs=pairs, activations=held
             )
         scales = {pair.scale for pair in pairs}
-        return Computed(result, rounded), batch_numbers(
-            loaded, scales.pop() if len(scales) == 1 else None
-        )
+
+    def recompute(
+        change: BackwardChange, trained: Collection[str] | None = None
+    ) -> ComputedGradients:
+        """Return the gradients with a mistake in the backward, of some parameters or of all."""
+        with ExitStack() as again:
+            found = batch_gradients(
+                base,
+                loaded,
+                device=device,
+                dtype=dtype,
+                trained=None if adapter is not None else trained,
+                pairs=open_trained_pairs(adapter, base, again),
+                activations=held,
+                change=change,
+            )
+            return Computed(found, None, recompute)
+
+    return Computed(result, rounded, recompute), batch_numbers(
+        loaded, scales.pop() if len(scales) == 1 else None
+    )
 
 
 def dtype_of(base: Model) -> str:

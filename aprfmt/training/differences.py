@@ -1,11 +1,12 @@
 """Given gradients checked by differences of a batch's loss: float64 forward passes, no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from aprfmt.causes.training.gradient_case import COARSE, FINE, GradientGuess
+from aprfmt.causes.training.gradient_case import COARSE, FINE, SIDES, SURE, GradientGuess
+from aprfmt.causes.training.gradient_scale import named_factor
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.inference.batch import read_batch
 from aprfmt.inference.gradients.differences import (
@@ -16,6 +17,7 @@ from aprfmt.inference.gradients.differences import (
     parts_of,
 )
 from aprfmt.model import Model
+from aprfmt.training.computed import batch_numbers
 from aprfmt.training.judge import Judgement
 
 # Causes by the mistake that all directions agree on.
@@ -29,10 +31,14 @@ CAUSES_OF: dict[Wrong, str] = {
 
 @dataclass(frozen=True)
 class DifferenceChecker:
-    """The loss of a batch, whose derivatives along random directions judge given gradients."""
+    """The loss of a batch, whose derivatives along random directions judge given gradients.
+
+    `counts` are numbers of the batch that a factor may come of, by what they are.
+    """
 
     model: Model
     batch: BatchLoss
+    counts: Mapping[str, float] = field(default_factory=dict)
     how: str = "numpy:cpu:float64, by differences"
 
     @property
@@ -51,14 +57,14 @@ class DifferenceChecker:
         parts = parts_of(self.model, key, given.shape) if given.ndim > 1 else {}
         tolerance = COARSE if coarse else FINE
         found = check_gradient(self.batch, key, given, tolerance=tolerance, parts=parts)
-        return judgement_of(found), found.apart
+        return judgement_of(found, self.counts), found.apart
 
 
-def judgement_of(found: GradientCheck) -> Judgement:
+def judgement_of(found: GradientCheck, counts: Mapping[str, float]) -> Judgement:
     """Return the verdict of a check by differences, with a guess where it names a cause.
 
-    A mistake that all directions agree on is a cause. Where single parts are wrong, only the text
-    says which.
+    `counts` are numbers of the batch that a factor may come of, by what they are. A mistake that
+    all directions agree on is a cause. Where single parts are wrong, only the text says which.
     """
     if not found.measured:
         return Judgement("not compared", found.says, whole=True)
@@ -68,6 +74,9 @@ def judgement_of(found: GradientCheck) -> Judgement:
     says = f"the gradient is {found.says}"
     if cause is None:
         return Judgement("differs", says, whole=True)
+    if found.wrong == "factor" and found.factor is not None and found.factor > 0:
+        slack = SIDES[0] if abs(found.factor - 1) > 2 * SIDES[0] else SURE
+        says = named_factor(found.factor, slack * found.factor, counts)[1]
     free = 1 if found.wrong in ("factor", "transposed") else 0
     guess = GradientGuess(cause, says, lambda part: part.computed, free)
     return Judgement("differs", says, (guess,), whole=True)
@@ -79,8 +88,9 @@ def open_differences(model: Model, batch: Path) -> Iterator[DifferenceChecker]:
 
     `batch` is the file. The checker's weights are released at the end.
     """
-    loss = BatchLoss(model, read_batch(batch, int(model.hyper["vocab_size"])))
+    loaded = read_batch(batch, int(model.hyper["vocab_size"]))
+    loss = BatchLoss(model, loaded)
     try:
-        yield DifferenceChecker(model, loss)
+        yield DifferenceChecker(model, loss, batch_numbers(loaded).counts)
     finally:
         loss.close()

@@ -8,7 +8,7 @@ import numpy as np
 from aprfmt.causes.training.case import FEWEST, LONG, SIZES, USUAL, Fit, StepCase, StepGuess
 from aprfmt.causes.training.clipping import clip_factor
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
-from aprfmt.causes.training.lost_updates import CHANCE, arrived, swallowed
+from aprfmt.causes.training.lost_updates import CHANCE, arrived, decay_counts, swallowed
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
 from aprfmt.causes.training.step_size import measured_factor
 from aprfmt.causes.training.table import GRADIENTS, UPDATES
@@ -74,7 +74,8 @@ class Judgement:
     usual element's step, `decay` the share of the weight that was taken away, `arrived` the share
     of the expected update that is there. `shows` says whether the stored type is fine enough for
     the step to be seen, `decays_all` that a vector decays where that was not said, `clipped` the
-    norm that the gradients were clipped to where that was not said.
+    norm that the gradients were clipped to where that was not said. `decay_counts`: see
+    `lost_updates.decay_counts`.
     """
 
     verdict: Judged
@@ -88,6 +89,7 @@ class Judgement:
     shows: bool = True
     decays_all: bool = False
     clipped: float | None = None
+    decay_counts: tuple[int, int] = (0, 0)
 
 
 def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
@@ -336,7 +338,14 @@ def _judged_whole(
     """
     size, rate = _facts(sample, recipe)
     share = None if signs else arrived(sample.case, sample.update.whole)
-    found = Judgement("agrees", step=size, decay=rate, arrived=share, shows=sample.shows)
+    found = Judgement(
+        "agrees",
+        step=size,
+        decay=rate,
+        arrived=share,
+        shows=sample.shows,
+        decay_counts=decay_counts(sample.case, recipe),
+    )
     if sample.case.shape is not None:
         return found
     wrong: list[int] = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from aprfmt.inference.backends.base import ITEM_SIZES
 from aprfmt.inference.batch import read_batch
 from aprfmt.model import Model, open_model
 from aprfmt.training.computed import explaining_missing_torch
@@ -17,6 +18,9 @@ from aprfmt.training.update import CHUNK
 # measured with tests/benchmarks/step.py, rounded up.
 PROGRAM, ARRAYS = 120 << 20, 16
 KEPT = 2  # gradients that are held as they were read
+# Bytes of torch itself, and float64 copies of all gradients: the exact ones, those in the trainer's
+# arithmetic, and those with a mistake that is tried.
+TORCH, COPIES = 400 << 20, 3
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,9 @@ def estimate_step(
 
 
 def _backward_bytes(base: Model, batch: Path, adapter: Path | str | None, dtype: str) -> int:
-    """Return the bytes that a backward pass takes with one layer's activations at a time.
+    """Return the bytes that the gradients of a batch take, with one layer's activations at a time.
 
-    Raises BackendUnavailableError without torch.
+    The copies that are compared are among them. Raises BackendUnavailableError without torch.
     """
     with explaining_missing_torch():
         from aprfmt.inference.gradients.memory import gradient_memory
@@ -84,7 +88,8 @@ def _backward_bytes(base: Model, batch: Path, adapter: Path | str | None, dtype:
     loaded = read_batch(batch, int(base.hyper["vocab_size"]))
     with ExitStack() as stack:
         pairs = open_trained_pairs(None if adapter is None else Path(adapter), base, stack)
-        return gradient_memory(base, loaded, dtype=dtype, pairs=pairs, activations="layer").peak
+        found = gradient_memory(base, loaded, dtype=dtype, pairs=pairs, activations="layer")
+        return TORCH + found.peak + COPIES * 8 * found.gradients // ITEM_SIZES[dtype]
 
 
 def _forward_bytes(base: Model, batch: Path) -> int:

@@ -59,12 +59,7 @@ def sample_of(values: Array) -> Array:
 def recognize_numbers(
     numbered: Sequence[Numbered], candidates: Sequence[Candidate], groups: Sequence[Sequence[str]]
 ) -> tuple[dict[str, str], bool]:
-    """Return {number: parameter name}, and whether any was recognized by its values.
-
-    A number is a parameter of an optimizer's state that has no name there. `groups` are the numbers
-    of each parameter group, in the state's order. A number that neither its shape, its values nor
-    the order of layers settles is left out.
-    """
+    """Return ({number: parameter name}, whether any was recognized by its values)."""
     found: dict[str, Candidate] = {}
     looked = False
     for shape in dict.fromkeys(row.shape for row in numbered):

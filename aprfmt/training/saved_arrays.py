@@ -6,7 +6,7 @@ own file, of Hugging Face, or of PEFT; what wrappers put around them (`module.`,
 weights are; a step that changes values in place does not touch them.
 
 Source of the names of states: torch.optim's state_dict (`state`, `param_groups`), bitsandbytes'
-`state1` and `state2`, optax's `mu` and `nu`.
+`state1` and `state2`, optax's `mu` and `nu`, transformers' Adafactor.
 """
 
 import re
@@ -252,7 +252,9 @@ def open_gradients(
 # --- the optimizer's state ----------------------------------------------------------------------
 
 FIRST = ("exp_avg", "momentum_buffer", "state1", "mu", "m")
-SECOND = ("exp_avg_sq", "state2", "nu", "v")
+SECOND = ("exp_avg_sq", "state2", "nu", "v", "variance")
+# Of Adafactor's matrices, by torch's names and transformers'.
+ROWS, COLUMNS = ("row_var", "exp_avg_sq_row"), ("col_var", "exp_avg_sq_col")
 LARGEST = ("max_exp_avg_sq",)  # of amsgrad, which divides by it in place of the second moment
 CODES = ("uint8", "int8")  # of states of 8 bits: places in a table, times the largest of a block
 _BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)  # elements of a block in bitsandbytes
@@ -280,6 +282,7 @@ class OptimizerState:
     names: Mapping[str, str] = field(default_factory=dict)
     coded: tuple[str, ...] = ()
     left: tuple[str, ...] = ()  # entries that belong to no parameter, or to none that is known
+    factored: str = ""  # the name of the second moments by row, of Adafactor
 
     def group_of(self, name: str) -> Mapping[str, Any]:
         """Return the settings of a parameter's group; {} where the file does not say."""
@@ -297,6 +300,8 @@ class OptimizerState:
     @property
     def kind(self) -> str:
         """The optimizer, by the state's arrays and settings: adamw, adam, lion or sgd."""
+        if self.factored:
+            return "adafactor"
         settings = {name: value for group in self.groups for name, value in group.items()}
         if self.second.placed or "amsgrad" in settings or "decoupled_weight_decay" in settings:
             return "adam" if settings.get("decoupled_weight_decay") is False else "adamw"
@@ -320,7 +325,8 @@ def open_state(
     arrays = open_arrays([path], stack)
     values = _single_values(path)
     # Sort the arrays by kind: {kind: {parameter: array}}, and collect the step counts.
-    parts: dict[str, dict[str, str]] = {"first": {}, "second": {}, "largest": {}}
+    kinds = ("first", "second", "largest", "rows", "columns")
+    parts: dict[str, dict[str, str]] = {kind: {} for kind in kinds}
     steps: set[int] = set()
     coded: list[str] = []
     for name in tuple(arrays):
@@ -331,17 +337,22 @@ def open_state(
             coded.append(owner)
             decoded = _coded_state(name, arrays)
             if decoded is not None:
-                arrays[name] = decoded, name  # type: ignore[assignment]
+                arrays[name] = decoded, arrays[name][1]
                 parts[kind][owner] = name
         elif kind:
             parts[kind][owner] = name
     parts["second"] |= parts.pop("largest")
+    rows, columns = parts.pop("rows"), parts.pop("columns")
+    factored = next((name.rpartition(".")[2] for name in rows.values()), "")
+    for owner in rows.keys() & columns.keys():
+        name = f"{owner}.factored"
+        arrays[name] = _factored_moment(name, arrays[rows[owner]], arrays[columns[owner]]), name
+        parts["second"][owner] = name
     for name, value in values.items():
         if name.rpartition(".")[2] in ("step", "count") and isinstance(value, int | float):
             steps.add(int(value))
     # Refuse what is no state, or one that cannot be used.
     groups = _groups(values)
-    _refuse_factored(path, arrays)
     if not parts["first"] and not parts["second"] and not coded and (arrays or not groups):
         raise FormatError(
             f"{path}: holds no optimizer's state: no array is named exp_avg, exp_avg_sq or "
@@ -394,87 +405,75 @@ def open_state(
         order if indexed else {},
         tuple(dict.fromkeys(coded)),
         tuple(unplaced),
+        factored,
     )
 
 
-_FACTORED = ("exp_avg_sq_row", "exp_avg_sq_col", "row_var", "col_var", "row_momentum")
+def _factored_moment(
+    name: str, rows: tuple[Captures, str], columns: tuple[Captures, str]
+) -> Captures:
+    """Return the second moment that its means over rows and columns make, as the array `name`.
 
-
-def _refuse_factored(path: Path, arrays: Collection[str]) -> None:
-    """Raise FormatError for a state with second moments by row and column, as Adafactor's."""
-    name = next((name for name in arrays if name.rpartition(".")[2] in _FACTORED), None)
-    if name is not None:
-        raise FormatError(
-            f"{path}: {name} is of an optimizer that keeps second moments by row and column "
-            "(Adafactor), whose step is not made again here; give --grads and compare gradients"
-        )
-
-
-@dataclass(frozen=True)
-class _CodedState:
-    """One state of 8 bits, with the methods of `Captures` that are used of one array.
-
-    Source of the layout: bitsandbytes' Optimizer2State, `state1` with `qmap1` [256] and `absmax1`
-    [blocks]: a number is qmap[code] * absmax of its block.
+    Source: Shazeer and Stern 2018, algorithm 4: rows [n] times columns [m] over the rows' mean.
     """
+    sizes = [int(np.prod(held.shapes[own], dtype=np.int64)) for held, own in (rows, columns)]
 
-    codes: tuple[Captures, str]
-    table: tuple[Captures, str]
-    largest: tuple[Captures, str]
-    block: int
-
-    @property
-    def path(self) -> Path:
-        """The file that has the state."""
-        return self.codes[0].path
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """{name of the state: its shape}, as `Captures` has it; the one entry."""
-        return {self.codes[1]: tuple(self.codes[0].shapes[self.codes[1]])}
-
-    @property
-    def dtypes(self) -> Mapping[str, str]:
-        """{name of the state: type of the decoded numbers}, as `Captures` has it; the one entry."""
-        return {self.codes[1]: "float32"}
-
-    def read(self, name: str) -> NDArray[Any]:
-        """Return the decoded numbers, float32 in the shape of the parameter; `name` is not used."""
-        codes, table, largest = (
-            captures.read(own) for captures, own in (self.codes, self.table, self.largest)
+    def read(_: str) -> NDArray[Any]:
+        """Return the moment, float64 [n, m]."""
+        one, other = (
+            held.read(own).reshape(-1).astype(np.float64) for held, own in (rows, columns)
         )
-        sizes = np.repeat(largest.reshape(-1), self.block)[: codes.size]
-        made: NDArray[Any] = table.reshape(-1)[codes.reshape(-1)] * sizes
-        return made.astype(np.float32).reshape(codes.shape)
+        made: NDArray[Any] = np.outer(one / max(float(one.mean()), 1e-300), other)
+        return made
+
+    return Captures(rows[0].path, {name: (sizes[0], sizes[1])}, {name: "float32"}, read)
 
 
-def _coded_state(name: str, arrays: Mapping[str, tuple[Captures, str]]) -> _CodedState | None:
-    """Return the 8-bit state `name` as an array that decodes itself.
+def _coded_state(name: str, arrays: Mapping[str, tuple[Captures, str]]) -> Captures | None:
+    """Return the 8-bit state `name` as an array that is decoded when it is read.
 
-    None where its table or its block scales are missing, or have an unknown size.
+    None where its table or its block scales are missing, or have an unknown size. Source of the
+    layout: bitsandbytes' Optimizer2State, `state1` with `qmap1` [256] and `absmax1` [blocks]: a
+    number is qmap[code] * absmax of its block.
     """
     number = name[-1] if name[-1:] in ("1", "2") else ""
     head = name.removesuffix(f"state{number}")
     table, largest = arrays.get(f"{head}qmap{number}"), arrays.get(f"{head}absmax{number}")
     if head == name or not number or table is None or largest is None:
         return None
-    elements = int(np.prod(arrays[name][0].shapes[arrays[name][1]], dtype=np.int64))
+    codes, own = arrays[name]
+    shape = tuple(codes.shapes[own])
+    elements = int(np.prod(shape, dtype=np.int64))
     count = int(np.prod(largest[0].shapes[largest[1]], dtype=np.int64))
     block = next((size for size in _BLOCKS if -(-elements // size) == count), None)
-    full = tuple(table[0].shapes[table[1]]) == (256,)
-    return _CodedState(arrays[name], table, largest, block) if block and full else None
+    if block is None or tuple(table[0].shapes[table[1]]) != (256,):
+        return None
+
+    def read(_: str) -> NDArray[Any]:
+        """Return the decoded numbers, float32 in the shape of the parameter."""
+        places, values, sizes = (
+            captures.read(each) for captures, each in ((codes, own), table, largest)
+        )
+        every = np.repeat(sizes.reshape(-1), block)[: places.size]
+        made: NDArray[Any] = values.reshape(-1)[places.reshape(-1)] * every
+        return made.astype(np.float32).reshape(shape)
+
+    return Captures(codes.path, {own: shape}, {own: "float32"}, read)
 
 
 def _split_state(name: str) -> tuple[str, str]:
     """Return (parameter, kind) of an array in a state, by its name.
 
-    The kind is first, second, largest (amsgrad's second moment), step, or "" for any other.
+    The kind is first, second, largest (amsgrad's second moment), rows or columns (Adafactor's),
+    step, or "" for any other.
     """
     parts = [part for part in name.split(".") if part not in _AROUND]
     for kinds, kind in (
         (FIRST, "first"),
         (SECOND, "second"),
         (LARGEST, "largest"),
+        (ROWS, "rows"),
+        (COLUMNS, "columns"),
         (("step", "count"), "step"),
     ):
         for at, part in enumerate(parts):

@@ -11,8 +11,11 @@ import numpy as np
 
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
+from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
 from aprfmt.causes.training.case import COARSE, StepGuess
-from aprfmt.causes.training.gradient_case import GradientCase
+from aprfmt.causes.training.clipping import clip_factor
+from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
+from aprfmt.causes.training.lost_updates import CHANCE, lost_decay
 from aprfmt.causes.training.optimizers import (
     CALLED,
     OPTIMIZERS,
@@ -21,6 +24,8 @@ from aprfmt.causes.training.optimizers import (
     parse_recipe,
     parse_settings,
 )
+from aprfmt.causes.training.step_size import SLACK
+from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
@@ -34,7 +39,7 @@ from aprfmt.tensors.stats import compute_stats
 from aprfmt.tensors.view import View
 from aprfmt.training import ComputedGradients
 from aprfmt.training.computed import BatchNumbers as BatchNumbers
-from aprfmt.training.computed import compute_gradients
+from aprfmt.training.computed import Computed, compute_gradients
 from aprfmt.training.differences import DifferenceChecker, open_differences
 from aprfmt.training.judge import (
     CLIPS,
@@ -233,6 +238,7 @@ class _Step:
             parameter.drop()
             if self.progress is not None:
                 self.progress(number, len(self.parameters))
+        rows = self._mark_lost_decay(rows, judged)
         stored = {row.key: row.names for row in self.parameters}
         causes = [
             *_nonfinite(rows, stored),
@@ -254,6 +260,32 @@ class _Step:
             notes=tuple(self.notes),
         )
 
+    def _mark_lost_decay(
+        self, rows: list[TensorStep], judged: dict[str, Judgement]
+    ) -> list[TensorStep]:
+        """Return the rows, those whose decay the stored type rounded away as "differs".
+
+        Their entries of `judged` are set to that mistake. A decay that is far below the type's
+        spacing shows in few elements of one tensor, so those of all tensors are counted together.
+        """
+        counts = {
+            key: one.decay_counts
+            for key, one in judged.items()
+            if one.verdict == "agrees" and any(one.decay_counts)
+        }
+        right, lost = (sum(one[side] for one in counts.values()) for side in (0, 1))
+        if lost <= CHANCE or right > lost / 9:
+            return rows
+        made = []
+        for row in rows:
+            if row.key in counts:
+                recipe = self._recipe_of(next(p for p in self.parameters if p.key == row.key))
+                guess = lost_decay(recipe, row.encoding)
+                judged[row.key] = Judgement("differs", guess.says, (guess,), whole=True)
+                row = replace(row, verdict="differs", why=guess.says)
+            made.append(row)
+        return made
+
     def _loss(self) -> tuple[float | None, str | None]:
         """Return (loss of the batch, where it was computed); (None, None) without a batch."""
         if self.computed is not None:
@@ -274,6 +306,13 @@ class _Step:
             return None if self.optimizer is None else parse_recipe(self.optimizer)
         settings = _settings(self.state)
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
+        name = stated.get("name", self.state.kind)
+        if bool(self.state.factored) != (name == "adafactor"):
+            kept = self.state.factored or "no second moments by row and column"
+            raise UsageError(
+                f"{self.state.path}: has {kept}, and --optimizer says {name}; expected the rule "
+                "that made it: adafactor has moments by row and column, no other has"
+            )
         if "lr" not in settings and "lr" not in stated:
             if self.optimizer is not None:
                 return self._counted(parse_recipe(self.optimizer))
@@ -414,6 +453,8 @@ class _Step:
 
         Where it differs and the state may be that of before the step, that is tried too.
         """
+        if recipe.name == "adafactor":
+            recipe = self._adafactor_recipe(parameter, recipe, held)
         found = judge_update(parameter, recipe, held)
         if found.verdict == "differs" and self._may_be_before(held):
             first = 1 if held.first is None else held.step
@@ -425,6 +466,37 @@ class _Step:
                 self.made_again.add(parameter.key)
                 found = other
         return self._without_inputs(parameter, held, found)
+
+    def _adafactor_recipe(self, parameter: Parameter, recipe: Recipe, held: Held) -> Recipe:
+        """Return the recipe with what Adafactor's norms make of the rate for one parameter.
+
+        The rate is times the weight's root mean square where it is scaled by the parameter, and the
+        step is divided by its own root mean square where that is above the threshold, 1. torch
+        bounds the rate by one over the root of the step's number, too; transformers scales the
+        decay with the rate. Sources: torch.optim.Adafactor, transformers.optimization.Adafactor.
+        """
+        if self.state is None or held.gradient is None or held.second is None:
+            return recipe
+        group = self.state.group_of(parameter.names[0])
+        squares = weights = count = 0.0
+        for start, stop, values, _ in pieces(parameter.before, parameter.after):
+            root = np.sqrt(np.maximum(held.second.rows(start, stop), 0.0))
+            step = held.gradient.rows(start, stop) / np.where(root == 0, 1.0, root)
+            squares += float(np.square(step).sum())
+            weights += float(np.square(values, dtype=np.float64).sum())
+            count += step.size
+        threshold = next((group[key] for key in ("d", "clip_threshold") if key in group), 1.0)
+        of_torch = "clip_threshold" not in group
+        smallest = group.get("eps", (None, 1e-3))
+        least = float(smallest[1]) if isinstance(smallest, list | tuple) else 1e-3
+        rate = recipe.lr
+        if of_torch and recipe.step is not None:
+            rate = min(rate, recipe.step**-0.5)
+        if of_torch or group.get("scale_parameter") is True:
+            rate *= max(least, (weights / count) ** 0.5)
+        decay = recipe.decay_factor if of_torch else recipe.decay_factor * rate / recipe.lr
+        over = max(1.0, (squares / count) ** 0.5 / float(threshold))
+        return changed(recipe, relative=rate / over / recipe.lr, decay_factor=decay)
 
     def _may_be_before(self, held: Held) -> bool:
         """Return whether the state may be that of before the step, not the one after it.
@@ -488,7 +560,104 @@ class _Step:
             return None
         norm = float(np.sqrt(sum(row.norm**2 for row in self.gradients.values())))
         self._accept_clipping(norm)
+        self._explain_backward()
         return norm
+
+    def _explain_backward(self) -> None:
+        """Set the mistakes of a whole backward pass that give the gradients, if any do.
+
+        They are looked for where a gradient differs that no mistake of one parameter gives. The
+        batch's gradients are then computed with the mistake. Returns nothing.
+        """
+        computed = self.computed
+        if not isinstance(computed, Computed):
+            return
+        for row in BACKWARDS:
+            case = self._backward_case(computed)
+            if not any(not self._is_alone(key) for key in case.wrong):
+                return
+            for guess in row.find(case):
+                keys = self._given_by(guess, computed, case)
+                if keys:
+                    self._accept_mistake(guess, keys, case.right)
+                    break
+
+    def _backward_case(self, computed: Computed) -> BackwardCase:
+        """Return all gradients as they compare now; those that a mistake gives are left out."""
+        found = {key: one.found for key, one in self.compared.items() if one.found is not None}
+        given = {key for key, one in found.items() if any(map(_is_of_backward, one.guesses))}
+        wrong = {key for key, one in found.items() if one.verdict == "differs"}
+        by_key = {row.key: row for row in self.parameters}
+        norms = {}
+        for key, one in self.compared.items():
+            if key in self.gradients and one.facts is not None:
+                norms[key] = self.gradients[key].norm, one.facts.norm
+        return BackwardCase(
+            lambda key: self._gradient_case(by_key[key], computed),
+            {row.key: row.names for row in self.parameters},
+            frozenset(key for key, one in found.items() if one.verdict == "agrees"),
+            frozenset(wrong - given),
+            frozenset(key for key in self.compared if key not in found and key in computed.keys),
+            norms,
+            computed.recompute,
+            self.facts.labels,
+            self.facts.row_length,
+            self.facts.packed,
+            _dropout_rates(self.model),
+        )
+
+    def _is_alone(self, key: str) -> bool:
+        """Return whether a mistake of this parameter alone gives its gradient.
+
+        What a tied table has of its two uses says little where other gradients differ.
+        """
+        found = self.compared[key].found
+        return found is not None and any(g.cause != "gradient_tied" for g in found.guesses)
+
+    def _given_by(
+        self, guess: BackwardGuess, computed: Computed, case: BackwardCase
+    ) -> frozenset[str]:
+        """Return the keys of the gradients that a mistake explains; empty if it does not hold.
+
+        It holds if the gradients computed with it are the given ones, in every parameter. One that
+        was not given has to be zero then.
+        """
+        found = {key: one.found for key, one in self.compared.items() if one.found is not None}
+        unlike = frozenset(
+            key
+            for key, one in found.items()
+            if one.verdict != "agrees" and not any(map(_is_of_backward, one.guesses))
+        )
+        if guess.source:
+            return frozenset(guess.source)  # they were compared where they were found
+        if guess.change is None:
+            return unlike & case.wrong
+        made = computed.recompute(guess.change)
+        for key in case.missing:
+            if key in made.keys and made.gradient(key).any():
+                return frozenset()
+        for key in unlike | case.right:
+            pair = case.case(key)
+            values = made.gradient(key) if key in made.keys else np.zeros_like(pair.computed)
+            other = replace(pair, computed=values.astype(np.float64).reshape(pair.given.shape))
+            if judge_gradient(other, computed.rounding(key)).verdict != "agrees":
+                return frozenset()
+        return unlike | case.missing
+
+    def _accept_mistake(
+        self, guess: BackwardGuess, keys: Collection[str], right: Collection[str]
+    ) -> None:
+        """Set a mistake as what the gradients of `keys` differ by, in place of all others.
+
+        `right` are the keys of the gradients that agree.
+        """
+        says = guess.says
+        if guess.change is not None and guess.change.operation is not None:
+            says += f"; backward from the loss it begins {first_place(keys, right)}"
+        one = BackwardFound(guess.cause, says, lambda case: case.given)
+        for key in keys:
+            judged = Judgement("differs", says, (one,), whole=True)
+            self.compared[key] = replace(self.compared[key], found=judged, why="")
 
     def _accept_clipping(self, norm: float) -> None:
         """Set given gradients to "agrees" if they are the computed ones clipped to a usual norm.
@@ -591,25 +760,31 @@ class _Step:
         place = None if self.given is None else self.given.placed.get(key)
         if self.given is None or place is None:
             return found
-        rows = matrix_shape(parameter.before.shape)
-        given = self.given.values(parameter, place).astype(np.float64).reshape(rows)
-        if not np.isfinite(given).all():
+        case = self._gradient_case(parameter, computed)
+        if not np.isfinite(case.given).all():
             return replace(found, why="")
+        judged = judge_gradient(case, computed.rounding(key))
+        nothing = judged.verdict == "agrees" and case.distance > 1  # rounding of zero on both sides
+        return _Compared(found.facts, None if nothing else case.distance, judged)
+
+    def _gradient_case(self, parameter: Parameter, computed: ComputedGradients) -> GradientCase:
+        """Return the pair of a parameter's given gradient and the computed one, as matrices."""
+        assert self.given is not None
+        rows = matrix_shape(parameter.before.shape)
+        given = self.given.values(parameter, self.given.placed[parameter.key])
+        values = computed.gradient(parameter.key)
         noise = self.given.reader(parameter)
         coarse = self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE
         coarse = coarse or (noise is not None and noise.noise >= UNIT["F16"])
-        case = GradientCase(
-            key,
-            given,
+        return GradientCase(
+            parameter.key,
+            given.astype(np.float64).reshape(rows),
             values.astype(np.float64).reshape(rows),
             coarse,
             self._sizes(),
             self.facts.counts,
             self.facts.tokens,
         )
-        judged = judge_gradient(case, computed.rounding(key))
-        nothing = judged.verdict == "agrees" and case.distance > 1  # rounding of zero on both sides
-        return _Compared(found.facts, None if nothing else case.distance, judged)
 
     def _checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
         """Return how a parameter's given gradient compares with differences of the batch's loss.
@@ -676,9 +851,39 @@ class _Step:
             share = given / max(1.0, every)
             # An element says one digit at least: whether it moved as the mistake would move it.
             proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
+            cause = one.cause
+            if (said := self._clipped_group(one, judged)) is not None:
+                cause, one = "clip_twice", replace(one, says=said)
+                proof = None if proof is None else cap_proof(proof, "explained")
             text = one.says + (f" (as well given by {', '.join(also)})" if also else "")
             largest = _largest(rows, one.keys)
-            yield _named(one.cause, text, one.keys, stored, proof, size=largest, also=also)
+            yield _named(cause, text, one.keys, stored, proof, size=largest, also=also)
+
+    def _clipped_group(self, one: "_Statement", judged: Mapping[str, Judgement]) -> str | None:
+        """Return a sentence if a factor of some steps is that of clipping their group once more.
+
+        The factor then is a usual bound over the norm of the group's gradients. None where it is
+        not, or where the step does not depend on the gradients' size.
+        """
+        recipe = self.recipe
+        if one.cause != "step_factor" or recipe is None or recipe.row.sizes:
+            return None
+        guesses = [each for each in judged[one.keys[0]].guesses if isinstance(each, StepGuess)]
+        guess = next((each for each in guesses if each.says == one.says), None)
+        norms = [self.gradients[key].norm for key in one.keys if key in self.gradients]
+        every = float(np.sqrt(sum(each.norm**2 for each in self.gradients.values())))
+        if guess is None or guess.recipe is None or len(norms) < len(one.keys):
+            return None
+        once = 1.0 if recipe.clip is None else clip_factor(recipe.clip, every)
+        norm = once * float(np.sqrt(sum(each**2 for each in norms)))
+        factor = guess.recipe.factor / recipe.factor
+        bound = next((each for each in CLIPS if abs(factor * norm - each) <= SLACK * each), None)
+        if bound is None or factor >= 1:
+            return None
+        return (
+            f"the gradients of these were clipped once more, from the norm {norm:.4g} that they "
+            f"have together to {bound:g}"
+        )
 
     def _frozen_factors(
         self,
@@ -776,6 +981,25 @@ class _Step:
         bounds = {one.clipped for one in judged.values() if one.clipped is not None}
         for bound in sorted(bounds):
             self.notes.append(f"the gradients given were clipped to the norm {bound:g} in the step")
+
+
+class BackwardFound(GradientGuess):
+    """A mistake of a whole backward pass as what one gradient differs by."""
+
+
+def _is_of_backward(guess: StepGuess | GradientGuess) -> bool:
+    """Return whether a guess is about a whole backward pass."""
+    return isinstance(guess, BackwardFound)
+
+
+def _dropout_rates(model: Model) -> dict[str, float]:
+    """Return {key of the configuration: rate} of the rates of dropout that are not zero."""
+    config = model.config if isinstance(model.config, Mapping) else {}
+    return {
+        str(key): float(value)
+        for key, value in config.items()
+        if "drop" in str(key) and isinstance(value, int | float) and 0 < value < 1
+    }
 
 
 def _is_stored_coarser(parameter: Parameter) -> bool:
@@ -927,6 +1151,10 @@ def _unknown(
     ]
     if keys:
         says = f"what happened is not known: {judged[keys[0]].why}"
+        compared = [row for row in rows if row.distance is not None]
+        right = [row.key for row in compared if row.verdict == "agrees"]
+        if right and len(keys) > 1 and {row.key for row in compared}.issuperset(keys):
+            says += f"; backward from the loss it begins {first_place(keys, right)}"
         yield _named("", says, keys, stored, None, size=_largest(rows, keys))
 
 

@@ -73,7 +73,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
             twin = None if other is None else other.session
             measured = score_windows(run.session, planned, skipped, twin, progress, draft=draft)
         # Judge the losses, then what was asked for besides: the draft head, the other model.
-        kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
+        kind: Literal["trained", "random"] = "random" if asked.random_weights else "trained"
         checks = assess_loss(measured.loss, kind, str(run.model.path))
         scored: output.EvalFacts = {
             "run": run_options.run_facts(run),
@@ -148,7 +148,9 @@ def evaluate_batch(model: str, asked: EvalRequest, where: run_options.WhereOptio
         )
         said = {**body} if verdict is None else {**body, "reported": verdict}
         left = array_items("batch array", body["batch"]["unread"])
-        return report_checks(run, said, checks, lambda: batch.show(body, verdict), left=left)
+        return report_checks(
+            run, said, checks, lambda: batch.show(body, verdict), not_compared=left
+        )
 
 
 def report_checks(
@@ -157,19 +159,19 @@ def report_checks(
     checks: "list[Check]",
     show: Callable[[], None],
     answer: "Callable[[], list[Line]] | None" = None,
-    left: "Sequence[NotCompared]" = (),
+    not_compared: "Sequence[NotCompared]" = (),
 ) -> int:
     """Print the findings and the verdict of the checks, and return the exit code.
 
     `body` is the JSON so far, `show` prints it, and `answer` returns its short form (None: `show`
-    serves for both). `left` are arrays of a batch that nothing reads; they are named together with
-    what nothing reads of the model. `run` is the run whose model is judged.
+    serves for both). `not_compared` are arrays of a batch that nothing reads; they are named
+    together with what nothing reads of the model. `run` is the run whose model is judged.
     """
     from aprfmt.base.outcome import Report
     from aprfmt.checks.records import pronounce_report
 
     report = Report(str(run.model.path), tuple(checks))
-    verdict = pronounce_report(report, run.model, left)
+    verdict = pronounce_report(report, run.model, not_compared)
 
     def show_all() -> None:
         """Print the findings, then every check and the verdict."""
@@ -192,12 +194,12 @@ def report_checks(
 
 @contextmanager
 def open_compared_model(
-    text: str, here: "Run", samples: "list[Sample]", where: run_options.WhereOptions
+    text: str, first_run: "Run", samples: "list[Sample]", where: run_options.WhereOptions
 ) -> "Iterator[Run]":
     """Yield a run of the model to compare with, on the same device unless its @RUN names one.
 
-    Raises UsageError where its tokens differ from those of `here` on the samples. `text` is that
-    MODEL[@RUN], `here` the first run.
+    Raises UsageError where its tokens differ from those of `first_run` on the samples. `text` is
+    that MODEL[@RUN], `first_run` the first run.
     """
     from aprfmt.inference.device import split_run
     from aprfmt.tokenizer.loading import refuse_other_tokens
@@ -205,5 +207,5 @@ def open_compared_model(
     with run_options.open_session(
         text, where.for_other_model(run=split_run(text)[1] is not None)
     ) as there:
-        refuse_other_tokens(here.model, there.model, chain(*(each.ids for each in samples)))
+        refuse_other_tokens(first_run.model, there.model, chain(*(each.ids for each in samples)))
         yield there

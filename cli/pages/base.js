@@ -223,11 +223,12 @@ function part(parent, title, note) {
 }
 function contents() {
   const heads = [...document.querySelectorAll(".part > h2")].filter((h) => !h.closest("[hidden]"));
+  const names = heads.map((head) => head.dataset.short ?? head.textContent.split(": ")[0]);
   heads.forEach((head, at) => {
     const box = head.parentElement;
     if (!box.id) box.id = "part" + at;
-    const name = head.dataset.short ?? head.textContent.split(": ")[0];
-    make("a", name, $("contents")).href = "#" + box.id;
+    const alone = names.filter((name) => name === names[at]).length === 1;
+    make("a", alone ? names[at] : head.textContent, $("contents")).href = "#" + box.id;
   });
   $("contents").hidden = heads.length < 2;
 }

@@ -63,8 +63,8 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
     return [*lines, *((f"next: {text}", "head") for text in commands[:1])]
 
 
-def show(found: "Parity", every: bool) -> None:
-    """Print the runs, a table for each pair, and the verdicts; `every` prints all points.
+def show(found: "Parity", show_all: bool) -> None:
+    """Print the runs, a table for each pair, and the verdicts; `show_all` prints all points.
 
     `found` is the comparison of all runs.
     """
@@ -78,7 +78,7 @@ def show(found: "Parity", every: bool) -> None:
         for key, why in list((run.unknown or {}).items())[:4]:
             render.warn(f"{run.ran}: {key}: {why}", "unknown_point")
     for pair in found.pairs:
-        show_pair(found, pair, every)
+        show_pair(found, pair, show_all)
     if found.noise is not None:
         show_distance(found.noise, "the reference")
     for distance in found.arbiter:
@@ -90,11 +90,11 @@ def run_label(run: "RunFacts") -> str:
     return str(run.ran) if run.requested == run.ran else f"{run.requested} ({run.ran})"
 
 
-def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
+def show_pair(found: "Parity", pair: "RunPair", show_all: bool) -> None:
     """Print one run against the reference: points, operations run alone, checks, verdict.
 
-    Without `every` only the worst of each kind of point are printed. `found` is the comparison of
-    all runs.
+    Without `show_all` only the worst of each kind of point are printed. `found` is the comparison
+    of all runs.
     """
     names = f"{run_label(found.runs[pair.b])} against {run_label(found.runs[pair.a])}"
     from aprfmt.measure.tolerances import MAX_FACTOR, MAX_UNIT, UNIT
@@ -102,7 +102,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     render.line()
     render.say(names, style="head")
     # The table of points, with the reason for each tolerance.
-    points = pair.diff.points if every else worst_points(pair.diff.points)
+    points = pair.diff.points if show_all else worst_points(pair.diff.points)
     rows = []
     for point in points:
         if point.why:
@@ -125,7 +125,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     render.line(
         f"tolerance: {UNIT}; max/rms ({MAX_UNIT}) may be {MAX_FACTOR:g} times that", style="dim"
     )
-    if not every:
+    if not show_all:
         render.line(
             "the worst of each kind of point, and all beyond; --all prints every one", style="dim"
         )

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @click.option(
     "--optimizer",
     metavar="RULE",
-    help="What made the update: adamw:lr=2e-4,wd=0.1,step=1 (adam, sgd, lion).",
+    help="What made the update: adamw:lr=2e-4,wd=0.1,step=1 (adam, sgd, lion, adafactor).",
 )
 @click.option(
     "--optimizer-state",
@@ -133,7 +133,9 @@ def command(
             )
         from aprfmt.training.between import compare_runs
 
-        runs = compare_runs(model, batch, between, adapter=adapter, arch=arch, accept=accept)
+        runs = compare_runs(
+            model, batch, between, adapter=adapter, optimizer=optimizer, arch=arch, accept=accept
+        )
         return render.emit(runs.to_json(), runs.exit_code, lambda: output.show_runs(runs, verbose))
     with render.ProgressLine("step") as progress:
         report = explain_step(

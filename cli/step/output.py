@@ -111,6 +111,8 @@ def show_runs(report: "RunsReport", verbose: bool) -> None:
             text += f", wrong first at {run.first_wrong}, {run.wrong} gradients in all"
         else:
             text += ", within what rounding explains"
+        if run.update is not None:
+            text += f"; the optimizer's first step is {run.update:.3g} from that of float64"
         render.say(text, style="bad" if run.first_wrong else "")
     if verbose:
         names = [run.run for run in report.runs]

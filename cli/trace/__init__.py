@@ -88,6 +88,7 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
 )
 @options.html("Write a page: heat map, histograms, sortable table.")
 @dry_run.option
+@options.budget
 @click.option("--list-points", is_flag=True, help="Print the capture points and their meaning.")
 @run_options.where
 @options.arch

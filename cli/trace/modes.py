@@ -1,6 +1,6 @@
 """The ways `aprfmt trace` runs: a plan, a model run, a saved trace, dumped arrays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import partial
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.trace import Trace
     from aprfmt.measure.traces import TraceDiff
     from aprfmt.model import Model
+    from aprfmt.model.ledger import NotCompared, Pronounced
 
 
 def run_trace(
@@ -41,6 +42,11 @@ def run_trace(
         raise UsageError("--same-dtype goes with --reference, a float32 run")
     if dumped.mapping is not None and dumped.arrays is None:
         raise UsageError("--mapping goes with --map DIR; a mapping file alone is opened by --load")
+    if asked.budget is not None:
+        if not (asked.payload or asked.engine) or asked.dry_run:
+            raise UsageError("--budget limits a run; add --payload or --engine")
+        if wanted.save or wanted.save_aprt:
+            raise UsageError("a saved trace has every point asked for; leave --budget out")
     if dumped.arrays is not None:
         if loaded is not None or asked.payload or asked.engine or asked.dry_run or list_points:
             raise UsageError(
@@ -158,7 +164,10 @@ def show_run(
         if wanted.reference is not None:
             other = recording.check_reference(wanted.reference, ids, run.model, stack)
         watch = histograms.add if wanted.html is not None else None
-        trace = recording.record_trace(run, request, stack, {"prompt": said}, wanted.values, watch)
+        trace = recording.record_trace(
+            run, request, stack, {"prompt": said}, wanted.values, watch, asked.budget
+        )
+        late = recording.unreached_points(run, keys, trace, asked.budget)
         # Put into JSON what was recorded and where it ran.
         body = output.trace_to_json(trace) | {"run": run_options.run_facts(run, trace)}
         body["tokens"] = {"ids": ids, "text": said}
@@ -170,9 +179,29 @@ def show_run(
 
         def against() -> "TraceDiff":
             """Return the comparison with the reference."""
-            return recording.compare_with_reference(trace, other, wanted, request, run, where)
+            found = recording.compare_with_reference(
+                trace, other, wanted, request, run, where, asked.budget
+            )
+            return replace(found, left=tuple(dict.fromkeys((*found.left, *late))))
 
-        return finish_trace(trace, body, wanted, against, histograms)
+        failed = 0
+        if late and wanted.reference is None:
+            verdict = pronounce_recorded(len(keys) - len(late), len(keys), late)
+            body |= verdict.to_json()
+            failed = verdict.exit
+            render.warn(verdict.says, "budget")
+        return finish_trace(trace, body, wanted, against, histograms, failed)
+
+
+def pronounce_recorded(done: int, every: int, late: "Sequence[NotCompared]") -> "Pronounced":
+    """Return the verdict on a run that a budget ended: `done` of `every` point is recorded.
+
+    `late` are the points that it left.
+    """
+    from aprfmt.model.ledger import Compared, VerdictWords, pronounce
+
+    words = VerdictWords("recorded", "not recorded", "recorded in part")
+    return pronounce(words, Compared(False, {"points": (done, every)}, tuple(late)))
 
 
 def show_saved(
@@ -284,8 +313,8 @@ def finish_trace(
     """Save, print, compare and draw a trace as asked, and return the exit code.
 
     `body` is the JSON, `against` returns the comparison. `failed` is 1 where the trace itself is
-    already known to be wrong. `wanted` says what to make of the trace; `histograms` are for its
-    page.
+    already known to be wrong, 2 where it is known not to be whole. `wanted` says what to make of
+    the trace; `histograms` are for its page.
     """
     from aprfmt.cli.html_page import add_page
     from aprfmt.cli.trace import output, reference

@@ -1,23 +1,26 @@
 """Runs the model for `aprfmt trace`, on a backend or an engine, and compares with a reference."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.budget import Budget, BudgetSpent
 from aprfmt.cli import render, run_options
 from aprfmt.cli.trace.request import TraceOutputs
 from aprfmt.errors import UsageError
+from aprfmt.inference.capture import resolve_alias
 from aprfmt.inference.engines.opening import is_trace, open_trace
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.record import Record
 from aprfmt.inference.running import Run, RunRequest, ValueStore, make_request, split_known_run
 from aprfmt.inference.session import Numbers
-from aprfmt.inference.trace import KeptValues, Positions, Trace, check_positions
+from aprfmt.inference.trace import KeptValues, Positions, StoppedTrace, Trace, check_positions
 from aprfmt.inference.trace_file import Spool
 from aprfmt.measure.traces import TraceDiff, check_ids, compare_traces
 from aprfmt.model import Model, open_model
+from aprfmt.model.ledger import LATE, NotCompared
 
 Watch = Callable[[str, "Numbers"], None]
 UNKNOWN = 8  # names of a foreign run that are warned of
@@ -49,38 +52,46 @@ def open_runner(
 
 
 def recording_request(
-    request: RunRequest, ids: list[int], keys: list[str], positions: Positions, behind: int
+    request: RunRequest, ids: list[int], keys: list[str], positions: Positions, cached: int
 ) -> RunRequest:
     """Return the request to run `ids` and record the points `keys` at some positions.
 
-    Logits are recorded at the same positions, or at the last. `behind` is the number of tokens that
+    Logits are recorded at the same positions, or at the last. `cached` is the number of tokens that
     fill the cache first; positions count from the first of all tokens.
     """
     rows: LogitRows = "last"
     if not isinstance(positions, str):
         count = len(ids)
-        rows = sorted({at - behind for at in positions if behind <= at < count}) or "last"
+        rows = sorted({at - cached for at in positions if cached <= at < count}) or "last"
     return replace(
-        request, ids=tuple(ids), wanted=keys, positions=positions, behind=behind, logits_rows=rows
+        request, ids=tuple(ids), wanted=keys, positions=positions, behind=cached, logits_rows=rows
     )
 
 
 class WatchedKeeper:
     """Keeps recorded values in `place`, and shows each to `watch`.
 
-    Unless `every`, only the values that are printed are kept.
+    Unless `store_all`, only the values that are printed are kept.
     """
 
-    def __init__(self, place: ValueStore, every: bool, watch: Watch | None) -> None:
+    def __init__(
+        self, place: ValueStore, store_all: bool, watch: Watch | None, budget: Budget | None = None
+    ) -> None:
         """Set the store of values, whether all are stored, and who is called with them.
 
-        `watch` is called with each record's key and values, unless it is None.
+        `watch` is called with each record's key and values, unless it is None. The pass ends at the
+        first point behind the time of `budget`.
         """
-        self._place, self._every, self._watch = place, every, watch
+        self._place, self._every, self._watch, self._budget = place, store_all, watch, budget
         self.fetch = place.fetch
 
     def keep(self, record: Record, values: Numbers) -> None:
-        """Store a record's values if they are to be kept, and call `watch` with them."""
+        """Store a record's values if they are to be kept, and call `watch` with them.
+
+        Raises StoppedTrace where the budget's time is over.
+        """
+        if self._budget is not None and not self._budget.has_time():
+            raise StoppedTrace(record.key)
         if self._every or record.point in ("logits", "pooled"):
             self._place.keep(record, values)
         if self._watch is not None:
@@ -89,14 +100,16 @@ class WatchedKeeper:
 
 def record_trace(
     run: Run, asked: RunRequest, stack: ExitStack, facts: dict[str, object], values: bool,
-    watch: Watch | None = None,
+    watch: Watch | None = None, budget: Budget | None = None,
 ) -> Trace:  # fmt: skip
     """Return the trace of a run on the tokens asked for.
 
     With `values` they are spooled to disk as they come, else only those printed are kept. `watch`
     is called with each record's key and values. If a NaN appears, the pass runs again over all
-    points, to name the first.
+    points, to name the first. `budget` ends the pass, which then lacks the points behind.
+    Raises BudgetSpent where it has no room for the weights that a pass reads.
     """
+    check_room(run, budget)
     assert asked.ids is not None and asked.wanted is not None
     if run.own is None:
         check_positions(asked.positions, range(len(asked.ids)))
@@ -109,15 +122,45 @@ def record_trace(
         warn_of_unknown(run.choice.backend, unknown)
         return trace
     place: ValueStore = stack.enter_context(Spool()) if values else KeptValues()
-    seen = WatchedKeeper(place, values, watch)
+    seen = WatchedKeeper(place, values, watch, budget)
     hashed = replace(asked, hashes=values)
     trace = stack.enter_context(run.trace(hashed, place=seen, stop=True, facts=facts))
     whole = len(asked.wanted) == len(run.points) and asked.positions == "all"
-    if trace.nonfinite is None or whole:
+    if trace.nonfinite is None or whole or budget is not None:
         return trace
     # The NaN may have begun before the points asked for: run again with every point.
     every = run.own.trace(asked.ids, tuple(run.points), behind=asked.behind)
     return replace(trace, nonfinite=every.nonfinite or trace.nonfinite)
+
+
+def check_room(run: Run, budget: Budget | None) -> None:
+    """Raise BudgetSpent where a budget has no time or no room for the weights of a pass."""
+    if budget is None:
+        return
+    nbytes = sum(view.nbytes for view in run.model.roles.values())
+    if not (budget.has_time() and budget.has_room(nbytes)):
+        raise BudgetSpent(
+            f"{run.model.path}: a pass reads {nbytes} bytes of weights: {budget.reason}; no point "
+            "is recorded"
+        )
+
+
+def unreached_points(
+    run: Run, keys: Sequence[str], trace: Trace, budget: Budget | None
+) -> tuple[NotCompared, ...]:
+    """Return an item for each wanted point that the model has and that the budget left.
+
+    `keys` are the wanted points, `trace` is what was recorded of them.
+    """
+    if budget is None:
+        return ()
+    found = ((key, resolve_alias(key, run.points)) for key in keys)
+    return tuple(
+        NotCompared("point", key, LATE, budget.reason)
+        for key, instance in found
+        if instance is not None
+        and trace.records.keys().isdisjoint((trace.aliases.get(key, key), instance.key))
+    )
 
 
 def warn_of_unknown(where: str, unknown: Mapping[str, object]) -> None:
@@ -161,41 +204,52 @@ def check_reference(
 
 
 def compare_with_reference(
-    trace: Trace, saved: Trace | None, wanted: TraceOutputs, asked: RunRequest, here: Run,
-    where: run_options.WhereOptions,
+    trace: Trace, saved: Trace | None, wanted: TraceOutputs, asked: RunRequest, this_run: Run,
+    where: run_options.WhereOptions, budget: Budget | None = None,
 ) -> TraceDiff:  # fmt: skip
     """Return the comparison with a saved trace, or with another model's run on the same tokens.
 
-    `saved` is what check_reference returned, `asked` what was recorded `here`. Of `where` the other
+    `saved` is what check_reference returned, `asked` what `this_run` recorded. Of `where` the other
     run takes threads, memory and determinism; its backend, device and dtype are those of its
     MODEL@RUN. For a page each token position is compared too. `wanted` has the reference and
-    whether a page is written.
+    whether a page is written. What `budget` leaves of another run is in `left`. Raises BudgetSpent
+    where it leaves all.
     """
     with ExitStack() as stack:
-        other, same, moe = saved, None, uses_experts(here.model)
+        other, same, moe = saved, None, uses_experts(this_run.model)
+        late: tuple[NotCompared, ...] = ()
         if other is None:
-            other, moe = _record_other(wanted.reference or "", asked, here, where, stack)
+            other, moe, late = _record_other(
+                wanted.reference or "", asked, this_run, where, stack, budget
+            )
         if wanted.same_dtype is not None:
-            same = check_reference(wanted.same_dtype, list(asked.ids or ()), here.model, stack)
+            same = check_reference(wanted.same_dtype, list(asked.ids or ()), this_run.model, stack)
             if same is None:
-                same, _ = _record_other(wanted.same_dtype, asked, here, where, stack)
-        return compare_traces(
+                same, _, _ = _record_other(wanted.same_dtype, asked, this_run, where, stack, budget)
+        found = compare_traces(
             trace, other, moe=moe, positions=wanted.html is not None, same_dtype=same
         )
+        return replace(found, left=(*found.left, *late))
 
 
 def _record_other(
-    text: str, asked: RunRequest, here: Run, where: run_options.WhereOptions, stack: ExitStack
-) -> tuple[Trace, bool]:
-    """Return (trace of MODEL[@RUN] on the tokens asked for, whether it chooses experts).
+    text: str,
+    asked: RunRequest,
+    this_run: Run,
+    where: run_options.WhereOptions,
+    stack: ExitStack,
+    budget: Budget | None,
+) -> tuple[Trace, bool, tuple[NotCompared, ...]]:
+    """Return (trace of MODEL[@RUN], whether it chooses experts, points that `budget` left).
 
-    `here` is this side's run, `where` its options. `text` is that MODEL[@RUN].
+    `this_run` is this side's run, `where` its options. `text` is that MODEL[@RUN].
     """
     assert asked.wanted is not None
-    there = open_runner(text, None, where.for_other_model(), stack, here.request.draft)
+    there = open_runner(text, None, where.for_other_model(), stack, this_run.request.draft)
     keys = [key for key in asked.wanted if key in there.points]
     both = replace(
         there.request, ids=asked.ids, wanted=keys, positions=asked.positions,
         behind=asked.behind, logits_rows=asked.logits_rows,
     )  # fmt: skip
-    return record_trace(there, both, stack, {}, True), uses_experts(there.model)
+    trace = record_trace(there, both, stack, {}, True, None, budget)
+    return trace, uses_experts(there.model), unreached_points(there, keys, trace, budget)

@@ -15,8 +15,8 @@ LISTED = 6  # of those, in the form for agents
 SHOWN = 12  # points beyond tolerance, unless all points are asked for
 
 
-def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
-    """Print the verdict, then the points beyond tolerance, or `every` point.
+def show_difference(difference: TraceDiff, reference: str, show_all: bool) -> None:
+    """Print the verdict, then the points beyond tolerance, or with `show_all` all.
 
     `reference` is the other side's name.
     """
@@ -26,7 +26,7 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
     # The table: points beyond tolerance, or all of them.
     beyond = [point for point in difference.points if point.beyond]
     ratios = difference.rounding_ratios
-    shown = list(difference.points) if every or ratios else beyond[:SHOWN]
+    shown = list(difference.points) if show_all or ratios else beyond[:SHOWN]
     if shown:
         headers = ["point", "relL2", "max abs", "verdict", "tolerance or reason"]
         rows = [_point_row(point) for point in shown]
@@ -37,7 +37,7 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
                 for row, point in zip(rows, shown, strict=True)
             ]
         render.table(rows, headers, "lrrllr"[: len(headers)])
-    if not every and len(beyond) > len(shown):
+    if not show_all and len(beyond) > len(shown):
         render.line(f"... {len(beyond) - len(shown)} more beyond (-v)", style="dim")
     # What no table of distances shows: tokens, NaN, odd statistics, points on one side.
     if difference.first_token is not None:
@@ -55,7 +55,7 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
             render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")
     for text in difference.not_checked:
         render.say(f"NOT-RUN  {text}", style="warn")
-    if not every and len(difference.points) > len(shown):
+    if not show_all and len(difference.points) > len(shown):
         render.line("every point: -v", style="dim")
 
 

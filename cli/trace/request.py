@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from aprfmt.base.budget import Budget
+
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What to trace: points, layers, positions, and the engine or draft head."""
+    """What to trace: points, layers, positions, the engine or draft head, and how long."""
 
     payload: bool
     points: str | None
@@ -16,6 +18,7 @@ class TraceRequest:
     engine: str | None
     draft: bool
     dry_run: bool
+    budget: Budget | None
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ BACKENDS: "Registry[Callable[..., Backend]]" = Registry(
     },
     BackendUnavailableError,
 )
-# Opened like a row of BACKENDS: what such a run allocates, without running it (inference/dry).
-DRY: Mapping[str, str] = {
-    "numpy": "aprfmt.inference.fast.dry:open_numpy",
-    "torch": "aprfmt.inference.fast.dry:open_torch",
+# How each places its arrays, for estimates of memory; called as `place(device, dtype, exact)`.
+PLACEMENTS: Mapping[str, str] = {
+    "numpy": "aprfmt.inference.fast.placement:place_numpy",
+    "torch": "aprfmt.inference.fast.placement:place_torch",
 }

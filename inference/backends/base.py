@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from aprfmt.inference.backends.hosted import Hosted
 from aprfmt.inference.backends.recorded import PassRecorder, PendingStats
 from aprfmt.inference.backends.recurrent import Recurrent
-from aprfmt.inference.masks import Mask, causal_mask, chunk_mask, window_mask
+from aprfmt.inference.masks import Mask, causal_mask, chunk_mask, ended_windows_mask, window_mask
 from aprfmt.tensors.stats import Stats, compute_stats
 
 if TYPE_CHECKING:
@@ -326,6 +326,10 @@ class Backend(Recurrent, Hosted, ABC):
         gate, up = gate.clip(max=limit), up.clip(-limit, limit)
         return (up + 1) * (gate * self.sigmoid(gate * alpha))
 
+    def clipped_gates(self, gate: Array, up: Array, limit: float) -> tuple[Array, Array]:
+        """Return (gate, at most `limit`; up, clamped to [-limit, limit])."""
+        return gate.clip(max=limit), up.clip(-limit, limit)
+
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
         """Return act(x @ gate) * (x @ up), every step rounded: a gated MLP before its down product.
 
@@ -406,6 +410,20 @@ class Backend(Recurrent, Hosted, ABC):
         These are the earlier keys of the token's chunk of `chunk` positions.
         """
         return chunk_mask(cached, tokens, keys, chunk)
+
+    def window_ends(self, tokens: int, windows: int, cached: int, rate: int) -> Mask:
+        """Return the mask [tokens, windows] of the windows of `rate` positions that have ended.
+
+        Compressed attention's queries see what stands for such a window. `cached` positions come
+        before the tokens.
+        """
+        return ended_windows_mask(cached, tokens, windows, rate)
+
+    def join_masks(self, first: Mask, second: Mask, gap: int) -> Mask:
+        """Return two masks [tokens, keys] side by side, with `gap` hidden keys between them."""
+        hidden = np.zeros((len(first), gap), np.bool_)
+        joined: Mask = np.concatenate([first, hidden, second], axis=1)
+        return joined
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return attention of q over k and v: [tokens, heads, value_dim].

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
 from aprfmt.inference.masks import Mask
 from aprfmt.inference.routing import NUMPY, Maths
 
@@ -102,6 +103,23 @@ class Hosted:
         """Return a router's bias or scale as the array that `maths` computes with: numpy's here."""
         return weight.numpy()
 
+    def listed_experts(self, table: "Weight", ids: Numbers, n_experts: int) -> Array:
+        """Return the experts [tokens, used] that a table [vocab, used] lists for token ids.
+
+        They are integers as `maths` takes indices: numpy's int64 here. Raises ArchError for an
+        expert that is not one of `n_experts`.
+        """
+        found = np.concatenate([np.asarray(table.rows(int(i), int(i) + 1)) for i in ids])
+        chosen = found.astype(np.int64)
+        wrong = (chosen != found) | (chosen < 0) | (chosen >= n_experts)
+        if wrong.any():
+            row = int(np.flatnonzero(wrong.any(axis=1))[0])
+            raise ArchError(
+                f"{table.key}: lists the experts {found[row].tolist()} for token {int(ids[row])}; "
+                f"expected whole numbers from 0 to {n_experts - 1}"
+            )
+        return chosen
+
     def as_logits_dtype(self, x: Array, other: Array) -> Array:
         """Return x, a result of `router_factors`, in the dtype of `other`, a router's logits."""
         return x.astype(other.dtype, copy=False)
@@ -144,6 +162,27 @@ class Hosted:
                 products = queries[:, head] @ keys.T
             total += np.maximum(products * total.dtype.type(scale), 0) * factors[:, head : head + 1]
         return total
+
+    def block_scores(self: _Host, q: Array, k: Array, cached: int, size: int) -> Numbers:
+        """Return each block's best q.k [heads, tokens, blocks] of keys not later, a numpy array.
+
+        q [tokens, heads, d], k [keys, 1, d]; blocks are `size` keys long, and `cached` positions
+        come before the tokens. A block of later keys has -inf.
+        """
+        queries, keys = (self.to_numpy(x) for x in (q, k))
+        keys = keys[:, 0]
+        short = -len(keys) % size
+        later = np.arange(len(keys)) > (cached + np.arange(len(queries)))[:, None]
+        best = []
+        for head in range(queries.shape[1]):
+            if self.deterministic:  # BLAS rounds a product by how many rows it has
+                products = np.einsum("td,kd->tk", queries[:, head], keys, optimize=False)
+            else:
+                products = queries[:, head] @ keys.T
+            products[later] = -np.inf
+            padded = np.pad(products, ((0, 0), (0, short)), constant_values=-np.inf)
+            best.append(padded.reshape(len(queries), -1, size).max(axis=-1))
+        return np.stack(best)
 
     def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask:
         """Return the mask [tokens, keys] of the `count` highest scores of each row.
@@ -198,10 +237,8 @@ class Hosted:
         """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
         `logits` are [tokens, n_experts]. Everything stays on the device. `bias` [n_experts] is
-        added to
-        the scores for the choice only. `rounds`: the experts' weights are rounded to the dtype.
-        `scale`
-        [n_experts] multiplies them. Only backends with `can_stack_experts` have it.
+        added to the scores for the choice only. `rounds`: the experts' weights are rounded to the
+        dtype. `scale` [n_experts] multiplies them. Only backends with `can_stack_experts` have it.
         """
         raise NotImplementedError
 

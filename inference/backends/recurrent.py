@@ -1,4 +1,4 @@
-"""Operations of layers that keep a state: defaults that work on the host, for every backend."""
+"""Operations of layers that keep a state, and of hyper-connections: defaults on the host."""
 
 from typing import Any, Protocol
 
@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from aprfmt.inference.recurrence import convolve_causal, delta_rule, log_decay
 from aprfmt.inference.scan import gate_and_norm, run_scan, time_steps
+from aprfmt.inference.stream_weights import compressed_windows, stream_weights
 
 Array = Any  # the backend's own
 Numbers = NDArray[Any]  # numpy's
@@ -22,6 +23,9 @@ class _Operations(Protocol):
 
     def to_numpy(self, x: Array) -> Numbers:
         """Return an array as numpy on the host."""
+
+    def wide(self, x: Array) -> Array:
+        """Return x in float32 if the dtype has 16 bits, else x itself."""
 
     def mul(self, a: Array, b: Array) -> Array:
         """Return a * b, broadcasting."""
@@ -153,3 +157,36 @@ class Recurrent:
             self.to_numpy(x), self.to_numpy(gate), held, groups=groups, eps=eps, first=first
         )
         return self.array(y)
+
+    def hyper_weights(
+        self: _Operations,
+        x: Array,
+        products: Array,
+        scale: Array,
+        base: Array,
+        *,
+        iterations: int,
+        eps: float,
+        norm_eps: float,
+    ) -> Array:
+        """Return hyper-connection weights [tokens, 2n + n^2], in float32 at least: pre, post, comb.
+
+        x [tokens, n * hidden] are the streams, `products` [tokens, 2n + n^2] those of x before its
+        RMS norm (`norm_eps`). `scale` [3] and `base` [2n + n^2] are factors and shifts; with one
+        scale the result is pre alone [tokens, n]. `iterations` normalise rows and columns of comb.
+        """
+        found = stream_weights(
+            *(self.to_numpy(part) for part in (x, products, scale, base)),
+            iterations=iterations,
+            eps=eps,
+            norm_eps=norm_eps,
+        )
+        return self.wide(self.array(found))
+
+    def compress(self: _Operations, kv: Array, gate: Array) -> Array:
+        """Return kv summed over slots by the softmax of `gate` over slots: [windows, width].
+
+        Both are [windows, slots, width], `gate` in float32 at least; -inf leaves a slot out. The
+        sum is rounded once.
+        """
+        return self.array(compressed_windows(self.to_numpy(kv), self.to_numpy(gate)))

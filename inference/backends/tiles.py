@@ -107,7 +107,7 @@ class Tiles(Backend):
 
     def _exponentials(self, x: Array) -> Array:
         """Return exp of float32 x [tokens, heads, keys], computed a tile of ROWS keys at a time."""
-        rows, before = self._pad_rows(x, wide=True)
+        rows, before = self._pad_rows(x, widen=True)
         for i in range(0, len(rows), ROWS):
             for j in range(0, x.shape[-1], ROWS):
                 width = min(ROWS, x.shape[-1] - j)
@@ -158,14 +158,14 @@ class Tiles(Backend):
         copy[...] = x
         return copy.reshape(kv_heads, -1, x.shape[-1])
 
-    def _pad_rows(self, x: Array, wide: bool = False) -> tuple[Array, int]:
+    def _pad_rows(self, x: Array, widen: bool = False) -> tuple[Array, int]:
         """Return (x padded with zero rows to whole blocks of ROWS, rows of padding before x).
 
-        x is [tokens, ...]. `wide`: the copy is float32 at least.
+        x is [tokens, ...]. `widen`: the copy is float32 at least.
         """
         before = self._origin % ROWS
         count = -(-(before + len(x)) // ROWS) * ROWS
         padded: Any = self.zeros((count, *x.shape[1:]))
-        padded = self.wide(padded) if wide else padded
+        padded = self.wide(padded) if widen else padded
         padded[before : before + len(x)] = x
         return padded, before

@@ -9,6 +9,7 @@ class TorchMaths:
     """torch's functions under the names of routing.Maths."""
 
     exp = staticmethod(torch.exp)
+    log1p = staticmethod(torch.log1p)
     minimum = staticmethod(torch.minimum)
     maximum = staticmethod(torch.maximum)
 

@@ -45,10 +45,8 @@ class TorchRecurrent(Tiles):
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
         CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. q and k
-        are
-        [tokens, key_heads, key_dim], v is shaped as the result; `decay` (a logarithm) and `beta`
-        are
-        [tokens, value_heads], `state` [value_heads, key_dim, value_dim], None for zeros.
+        are [tokens, key_heads, key_dim], v is shaped as the result; `decay` (a logarithm) and
+        `beta` are [tokens, value_heads], `state` [value_heads, key_dim, value_dim], None for zeros.
         """
         if self.deterministic:
             return super().delta(q, k, v, decay, beta, state)
@@ -140,6 +138,50 @@ class TorchRecurrent(Tiles):
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
         y = y.reshape(x.shape) * self.wide(weight)
         return self.narrow(y * opened if first else y)
+
+    def hyper_weights(
+        self,
+        x: Array,
+        products: Array,
+        scale: Array,
+        base: Array,
+        *,
+        iterations: int,
+        eps: float,
+        norm_eps: float,
+    ) -> Array:
+        """Return hyper-connection weights [tokens, 2n + n^2], in float32 at least: pre, post, comb.
+
+        With one `scale` the result is pre alone [tokens, n].
+        """
+        if self.deterministic:
+            return super().hyper_weights(
+                x, products, scale, base, iterations=iterations, eps=eps, norm_eps=norm_eps
+            )
+        wide, scale, base = self.wide(x), self.wide(scale), self.wide(base)
+        products = self.wide(products) * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm_eps)
+        if len(scale) == 1:
+            return torch.sigmoid(products * scale + base) + eps
+        n = round((products.shape[-1] + 1) ** 0.5 - 1)
+        sizes = [n, n, n * n]
+        parts = zip(products.split(sizes, -1), scale.unbind(), base.split(sizes), strict=True)
+        pre, post, comb = (part * factor + shift for part, factor, shift in parts)
+        comb = torch.softmax(comb.unflatten(-1, (n, n)), -1) + eps
+        comb = comb / (comb.sum(-2, keepdim=True) + eps)
+        for _ in range(iterations - 1):
+            comb = comb / (comb.sum(-1, keepdim=True) + eps)
+            comb = comb / (comb.sum(-2, keepdim=True) + eps)
+        weights = torch.sigmoid(pre) + eps, 2 * torch.sigmoid(post), comb.flatten(-2)
+        return torch.cat(weights, -1)
+
+    def compress(self, kv: Array, gate: Array) -> Array:
+        """Return kv summed over slots by the softmax of `gate` over slots: [windows, width].
+
+        The softmax and each product are rounded, as in transformers.
+        """
+        if self.deterministic:
+            return super().compress(kv, gate)
+        return (kv * self.narrow(torch.softmax(self.wide(gate), 1))).sum(1)
 
 
 def _to_host(state: Array | None) -> Array:

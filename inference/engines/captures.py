@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.dump_names import SHAPES_FILE
 from aprfmt.codecs import decode
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import open_source
@@ -29,7 +30,6 @@ from aprfmt.model.sidecar_files import file_row
 
 Numbers = NDArray[Any]
 IDS = "input_ids"
-SHAPES = "shapes.json"  # of raw .bin files: name -> shape, or {"shape": ..., "dtype": ...}
 MAX_JSON = 16 << 20
 PICKLED = (".pt", ".pth")  # files of torch.save
 ARRAYS = (".npy", ".bin", *PICKLED)
@@ -128,7 +128,7 @@ def is_folder_of_arrays(path: Path) -> bool:
     if not path.is_dir():
         return False
     names = _sorted_names(path)
-    if SHAPES in names or any(name.endswith(".npy") for name in names):
+    if SHAPES_FILE in names or any(name.endswith(".npy") for name in names):
         return True
     model = any(name in _OF_MODELS or name.endswith(".index.json") for name in names)
     return not model and any(name.endswith(PICKLED) for name in names)
@@ -260,7 +260,7 @@ def _other_files(folder: Path, files: Collection[str]) -> tuple[str, ...]:
         name
         for name in _sorted_names(folder)
         if name not in files
-        and name != SHAPES
+        and name != SHAPES_FILE
         and not name.endswith(".map.json")
         and file_row(name).reading not in ("text", "without effect")
         and (folder / name).is_file()
@@ -321,7 +321,7 @@ def _open_npy(path: Path) -> _FileArray:
 
 def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
     """Return {name: (shape, dtype)} of raw files, as shapes.json says them; {} without it."""
-    path = folder / SHAPES
+    path = folder / SHAPES_FILE
     if not path.is_file():
         return {}
     said = load_file(path, MAX_JSON)
@@ -355,7 +355,7 @@ def _open_raw(path: Path, stated: tuple[list[int], str] | None) -> _FileArray:
         raise FormatError(
             f"{path}: {size} bytes; {dtype} {shape} takes "
             f"{math.prod(shape) * _item_size(dtype)}; say "
-            f"its shape in {SHAPES}"
+            f"its shape in {SHAPES_FILE}"
         )
     return _FileArray(path, tuple(shape), dtype)
 

@@ -205,11 +205,24 @@ class _Axes:
         return tuple(ranks.get(axis, values[0]) for axis, values in self.values.items())
 
     def rename_divisions(self, dims: Sequence[Division] | None) -> tuple[Division, ...] | None:
-        """Return divisions with each axis under the name that the ranks use; None for None."""
+        """Return divisions with each axis under the name that the ranks use; None for None.
+
+        Where files say no more of a rank than its number, it is the number along the only axis that
+        divides an array. FormatError where several divide one.
+        """
         if dims is None:
             return None
+        alias = dict(self.alias)
+        if set(self.values) == {RANK}:
+            named = {one.axis for one in dims}
+            if len(named) > 1:
+                raise FormatError(
+                    f"dims divide an array among {' and '.join(sorted(named))} ranks, and its "
+                    "files say only which process each is of; dump them with these ranks"
+                )
+            alias |= dict.fromkeys(named, RANK)
         return tuple(
-            Division(self.alias.get(one.axis, one.axis), one.dimension, one.how) for one in dims
+            Division(alias.get(one.axis, one.axis), one.dimension, one.how) for one in dims
         )
 
 
@@ -433,7 +446,12 @@ def _join_pass(
             at: JoinedArray(name, one.shape, one.dtype, one.read, "whole", one.stored)
             for at, one in kept.items()
         }
-        dims[name] = axes.rename_divisions(dims_of(list(kept.values()), spec.dims(name)))
+        try:
+            dims[name] = axes.rename_divisions(dims_of(list(kept.values()), spec.dims(name)))
+        except FormatError as error:
+            if str(error).startswith("dims "):
+                raise FormatError(f"{folder}: step {step}: {name}: {error}") from None
+            raise
     # What a pass says of its batch first: it gives the count of tokens.
     names = sorted(whole, key=lambda name: name.rpartition(".")[2] not in BATCH)
     tokens: int | None = None

@@ -45,7 +45,7 @@ _LOGGED = re.compile(r"^\d+\.\d+\.\d+\.\d+ [IWE] ")  # time stamp printed by new
 
 def is_eval_text(path: Path) -> bool:
     """Return whether a file begins like this program's output; reads at most 1 MiB."""
-    if not path.is_file() or path.suffix in (".gguf", ".safetensors", ".apr", ".npz"):
+    if not path.is_file():
         return False
     with open(path, "rb") as file:
         head = file.read(1 << 20)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from aprfmt.base.dump_names import MAPPING_FILE
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.bounded_json import dumps, load_file
@@ -36,7 +37,6 @@ from aprfmt.measure.tolerances import BASE
 from aprfmt.model import Model
 
 MARK, SCHEMA = "aprfmt_mapping", 1
-BESIDE = "aprfmt-map.json"  # the mapping of the folder it stands in
 RowsHeld = Literal["all", "last"] | tuple[int, ...]
 
 
@@ -138,7 +138,7 @@ def _parse_entry(row: Any, where: str) -> MappedArray | None:
 def is_mapped(path: Path) -> bool:
     """Return whether a path is a mapping file, a folder with one, or a folder of arrays."""
     if path.is_dir():
-        return (path / BESIDE).is_file() or is_folder_of_arrays(path) or is_dump(path)
+        return (path / MAPPING_FILE).is_file() or is_folder_of_arrays(path) or is_dump(path)
     if not path.is_file() or path.suffix != ".json":
         return False
     with open(path, "rb") as file:
@@ -154,7 +154,7 @@ def load_mapped(
     Without a mapping, names are read as transformers' module paths and as our own keys. `ids` are
     the tokens if the dump does not say, `model` gives sizes.
     """
-    beside = path / BESIDE if path.is_dir() else path
+    beside = path / MAPPING_FILE if path.is_dir() else path
     mapping = read_mapping(beside) if beside.is_file() else None
     place = path if path.is_dir() else path.parent / _captures_path(mapping, path)
     with (

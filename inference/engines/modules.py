@@ -33,13 +33,20 @@ _ABOVE = re.compile(
 )
 # Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
 ADJACENT = (
-    "cohere", "cohere2", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj", "llama4",
+    "cohere", "cohere2", "deepseek_v2", "deepseek_v4", "ernie4_5", "ernie4_5_moe", "glm4", "gptj",
+    "llama4",
 )  # fmt: skip
 # Architectures whose joined q, k and v come by groups of heads, q, k and v of each in turn.
 GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
 PASSING = ("fc1_latent_proj",)  # modules that do nothing in models without such a projection
+# Architectures whose router gives the experts' weights before the model's factor on them.
+UNSCALED = ("minimax_m3_vl",)
+# Points whose last two axes are joined in ours: streams or groups of heads (deepseek_v4), and an
+# indexer's heads.
+STREAMS = ("in", "mid", "out", "attn")
+INDEX_HEADS = ("index_q", "index_k")
 TURNED = ("#q_rope", "#k_rope", "#q_attn", "#k_attn")
 _WHOLE_NAMES = frozenset(
     name.text for point in POINTS.values() if not point.layered for name in point.hf
@@ -127,8 +134,13 @@ class ModuleMap:
 
 
 def norm_placement(siblings: Collection[str]) -> str:
-    """Return the block placement ("pre", "post", "sandwich") by the names of a layer's norms."""
+    """Return the block placement ("pre", "post", "sandwich") by the names of a layer's norms.
+
+    "streams": hyper-connections collapse streams for each norm.
+    """
     names = {name.partition("#")[0] for name in siblings}
+    if "ffn_hc" in names:
+        return "streams"
     if "pre_feedforward_layernorm" in names:
         return "sandwich"
     if "post_feedforward_layernorm" in names and "input_layernorm" not in names:
@@ -137,7 +149,9 @@ def norm_placement(siblings: Collection[str]) -> str:
 
 
 def stated_placement(block: BlockSpec) -> str | None:
-    """Return the placement of a block's norms, such as "pre"; None if it differs by layer."""
+    """Return the placement of a block's norms, as `norm_placement`; None if it differs by layer."""
+    if block.streams == "hyper":
+        return "streams"
     return None if block.placement == "by_mixer" else block.placement
 
 
@@ -163,8 +177,10 @@ class ModuleReader:
         self.modules = ModuleMap(keys, None if block is None else stated_placement(block))
         self._adjacent = architecture in ADJACENT
         self._grouped = architecture in GROUPED
+        self._unscaled = architecture in UNSCALED
         self._gated = block is not None and block.attention_gate == "sigmoid"
         self._copied = block is not None and block.streams == "altup"
+        self._compressed = block is not None and block.attention == "compressed"
         self._tokens = tokens
         self._scaled = scaled_embedding
         self._like: dict[str, Numbers] = {}
@@ -230,7 +246,11 @@ class ModuleReader:
         # Bring the value into the point's shape.
         if point in HEADED:
             values = self._split_point_heads(point, layer, name.text, values)
+        elif point == "expert_w" and self._unscaled and collector.hp is not None:
+            values = values * values.dtype.type(collector.hp["routed_scale"])
         elif point == "per_layer_proj":
+            values = values.reshape(len(values), -1)
+        elif values.ndim == 3 and point in (STREAMS if self._compressed else INDEX_HEADS):
             values = values.reshape(len(values), -1)
         elif values.ndim == 3 and POINTS[point].rows != "scores" and point != "k_pe":
             raise ValueError(f"shape {list(values.shape)}; expected one sequence [tokens, width]")
@@ -322,6 +342,8 @@ class ModuleReader:
         """
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST
+        if self._compressed and text in ("#k_rope", "#k_attn") and like is not None:
+            values = values[..., : len(like), :]  # keys of windows come after those of tokens
         heads = self._collector.heads(point, layer)
         # q and k before rope show which axis is that of heads.
         values = split_heads(values, heads, self._tokens, like, first)
@@ -339,5 +361,7 @@ class ModuleReader:
             return 0, width
         if not hp["rope_layers"][layer]:
             return 0, 0
+        if self._compressed:
+            return width - int(hp["rope_dim"]), int(hp["rope_dim"])
         mla = "L0.kv_a" in self._collector.known and not self._collector.known["L0.kv_a"].absent
         return int(hp["qk_nope_head_dim"]) if mla else 0, int(hp["rope_dim"])

@@ -1,52 +1,135 @@
-"""Opens a saved trace of any kind as a Trace, by the content of the file or folder."""
+"""Opens a saved trace of any kind as a Trace, by the content of the file or folder.
+
+The reader of a kind is imported once a path may be of that kind, by its name and its first bytes.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
+from aprfmt.base.dump_names import MAPPING_FILE, SHAPES_FILE
+from aprfmt.base.registry import LazyFunction
 from aprfmt.errors import FormatError
-from aprfmt.formats.pytorch.layout import is_zip
-from aprfmt.inference.aprt import is_aprt, load_aprt
-from aprfmt.inference.engines.captures import is_pickled_captures
-from aprfmt.inference.engines.llama_text import is_eval_text, load_eval_text
-from aprfmt.inference.engines.logprobs import is_logprobs, refuse_logprobs
-from aprfmt.inference.engines.mapping import is_mapped, load_arrays, load_mapped
-from aprfmt.inference.engines.npz import load_npz
-from aprfmt.inference.engines.statistics import is_table, load_table
+from aprfmt.formats.pytorch.layout import is_zip, recognise
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import is_trace_file, load_trace
 from aprfmt.model import Model
 
 Opener = Callable[[Path, "Sequence[int] | None", "Model | None"], AbstractContextManager[Trace]]
+_HEAD = 512  # bytes of a file that show what it is
+# Suffixes of what is no text: nobody has to look for lines in it.
+_BINARY = (".gguf", ".safetensors", ".apr", ".npz")
 
 
 def _is_npz(path: Path) -> bool:
     """Return whether a path is an .npz file, by suffix or content; no torch.save archive is."""
     if not path.is_file():
         return False
-    with open(path, "rb") as file:
-        head = file.read(512)
+    head = _first_bytes(path)
     if path.suffix == ".npz":
         return True
     return head[:4] in (b"PK\x03\x04", b"PK\x05\x06") and not is_zip(head)
 
 
-# Kind of saved trace -> (whether a path is one, by content; how it is opened). In this order.
-TRACES: Mapping[str, tuple[Callable[[Path], bool], Opener]] = {
-    "captures": (is_mapped, load_mapped),
-    "statistics": (is_table, load_table),
-    "aprt": (is_aprt, lambda path, ids, model: nullcontext(load_aprt(path))),
-    "npz": (_is_npz, load_npz),
-    "pt": (is_pickled_captures, load_arrays),
-    "aprfmt": (is_trace_file, lambda path, ids, model: load_trace(path)),
-    "llama-eval-callback": (is_eval_text, load_eval_text),
-    "logprobs": (is_logprobs, refuse_logprobs),
+def _is_pickled(path: Path) -> bool:
+    """Return whether a path is a file of torch.save that has the token ids of a pass."""
+    if not path.is_file() or not recognise(_first_bytes(path), path.stat().st_size):
+        return False
+    from aprfmt.inference.engines.captures import is_pickled_captures
+
+    return is_pickled_captures(path)
+
+
+def _is_eval_text(path: Path) -> bool:
+    """Return whether a path is the text that llama-eval-callback prints."""
+    if not path.is_file() or path.suffix in _BINARY:
+        return False
+    from aprfmt.inference.engines.llama_text import is_eval_text
+
+    return is_eval_text(path)
+
+
+def _load_aprt(
+    path: Path, ids: Sequence[int] | None, model: Model | None
+) -> AbstractContextManager[Trace]:
+    """Return the trace of an APRT folder; `ids` and `model` are not needed."""
+    from aprfmt.inference.aprt import load_aprt
+
+    return nullcontext(load_aprt(path))
+
+
+def _first_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file."""
+    with open(path, "rb") as file:
+        return file.read(_HEAD)
+
+
+def _is_model_folder(path: Path) -> bool:
+    """Return whether a folder is a model's by its config.json, and has no captured array."""
+    if not (path / "config.json").is_file():
+        return False
+    try:
+        names = [each.name for each in path.iterdir()]
+    except OSError:
+        return False  # who reads it says why it cannot be listed
+    return not any(name in (MAPPING_FILE, SHAPES_FILE) or name.endswith(".npy") for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceKind:
+    """A kind of saved trace: whether a path is one, by its content, and how it is opened.
+
+    `suffixes` are those of its files, None for any, () where it is no file. `folder`: it may be a
+    folder.
+    """
+
+    fits: Callable[[Path], bool]
+    open: Opener
+    suffixes: tuple[str, ...] | None = None
+    folder: bool = False
+
+    def may_be(self, path: Path) -> bool:
+        """Return whether a path may be one, by what it is and how it is called."""
+        if path.is_dir():
+            return self.folder
+        return self.suffixes is None or path.suffix in self.suffixes
+
+
+_ENGINES = "aprfmt.inference.engines."
+# In this order.
+TRACES: Mapping[str, TraceKind] = {
+    "captures": TraceKind(
+        LazyFunction(_ENGINES + "mapping:is_mapped"),
+        LazyFunction(_ENGINES + "mapping:load_mapped"),
+        (".json",),
+        folder=True,
+    ),
+    "statistics": TraceKind(
+        LazyFunction(_ENGINES + "statistics:is_table"),
+        LazyFunction(_ENGINES + "statistics:load_table"),
+        (".csv", ".json"),
+    ),
+    "aprt": TraceKind(LazyFunction("aprfmt.inference.aprt:is_aprt"), _load_aprt, (), folder=True),
+    "npz": TraceKind(_is_npz, LazyFunction(_ENGINES + "npz:load_npz")),
+    "pt": TraceKind(_is_pickled, LazyFunction(_ENGINES + "mapping:load_arrays")),
+    "aprfmt": TraceKind(is_trace_file, lambda path, ids, model: load_trace(path)),
+    "llama-eval-callback": TraceKind(
+        _is_eval_text, LazyFunction(_ENGINES + "llama_text:load_eval_text")
+    ),
+    "logprobs": TraceKind(
+        LazyFunction(_ENGINES + "logprobs:is_logprobs"),
+        LazyFunction(_ENGINES + "logprobs:refuse_logprobs"),
+        (".json", ".jsonl"),
+    ),
 }
 
 
 def trace_kind(path: Path) -> str | None:
     """Return the kind of saved trace a path is; None for anything else, such as a model."""
-    return next((kind for kind, (fits, _) in TRACES.items() if fits(path)), None)
+    if path.is_dir() and _is_model_folder(path):
+        return None
+    return next((kind for kind, row in TRACES.items() if row.may_be(path) and row.fits(path)), None)
 
 
 def is_trace(path: Path) -> bool:
@@ -71,4 +154,4 @@ def open_trace(
             "an APRT folder, a mapping file, a folder of .npy or .pt files, or a table of "
             "statistics (.csv, .json)"
         )
-    return TRACES[kind][1](path, ids, model)
+    return TRACES[kind].open(path, ids, model)

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from aprfmt.base.dump_names import AXES
 from aprfmt.errors import FormatError
 
 How = Literal["parts", "zigzag", "partial"]
@@ -23,7 +24,6 @@ _DIM = re.compile(
     r"(?:\((?P<joined>[^()]+)\)|(?P<name>[A-Za-z_]\w*|1))"
     r"(?:\[(?P<new>[^\]]+)\]|\((?P<old>[^()]+)\))?"
 )
-_AXIS_WORDS = ("tp", "pp", "ep", "dp", "cp", "sp", "rank", "attn_tp", "moe_tp", "moe_ep")
 _LONGEST = 1000
 
 
@@ -67,9 +67,14 @@ def _parse_brackets(text: str, number: int, where: str) -> list[Division]:
     found = []
     for part in text.split(","):
         axis, _, said = part.strip().partition(":")
-        how: How = "parts"
-        for word in filter(None, said.split("+")):
-            how = _parse_qualifier(word.strip(), where) if how == "parts" else how
+        words = [_parse_qualifier(word.strip(), where) for word in said.split("+") if word.strip()]
+        kinds = [word for word in dict.fromkeys(words) if word != "parts"]
+        if len(kinds) > 1:
+            raise FormatError(
+                f"{where}: {part.strip()[:40]!r}: summands whose order is another, too, are not "
+                "put together; dump them after the reduction"
+            )
+        how: How = kinds[0] if kinds else "parts"
         found.append(Division(_parse_axis(axis, where), number, how))
     return found
 
@@ -88,9 +93,9 @@ def _parse_parentheses(text: str, number: int, where: str) -> list[Division]:
 
 def _parse_axis(word: str, where: str) -> str:
     """Return an axis without its prefix ("attn_tp" is "tp"); FormatError if unknown."""
-    if word not in _AXIS_WORDS:
-        raise FormatError(f"{where}: axis {word[:20]!r}; expected one of {', '.join(_AXIS_WORDS)}")
-    return word.rpartition("_")[2]
+    if word not in AXES:
+        raise FormatError(f"{where}: axis {word[:20]!r}; expected one of {', '.join(AXES)}")
+    return AXES[word]
 
 
 def _parse_qualifier(word: str, where: str) -> How:

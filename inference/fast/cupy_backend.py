@@ -98,8 +98,7 @@ class CupyBackend(CupyExperts):
         """Return ALiBi's slope times (key - query) [heads, queries, keys], rounded once.
 
         The first query is at position `start`. Multiplied in float64 on the GPU; a recorded step
-        reads
-        the position there.
+        reads the position there.
         """
         arrays, cached = memory.array_module(), self._brought.cached
         queries_at = arrays.arange(queries)[:, None] + (start if cached is None else cached)

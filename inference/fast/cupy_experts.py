@@ -33,6 +33,10 @@ class CupyMaths:
         """Return the exponential of each element."""
         return memory.array_module().exp(x)
 
+    def log1p(self, x: Array) -> Array:
+        """Return the logarithm of 1 + x of each element."""
+        return memory.array_module().log1p(x)
+
     def where(self, mask: Array, x: Array, other: Array | float) -> Array:
         """Return x where the mask is True, `other` elsewhere."""
         return memory.array_module().where(mask, x, other)
@@ -110,8 +114,8 @@ class CupyExperts(CupyRecurrent):
         """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
         Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
-        only,
-        `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the dtype.
+        only, `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the
+        dtype.
         """
         wide = self.wide(logits)
         given = None if bias is None else self._brought.constant(bias, wide.dtype)

@@ -157,10 +157,10 @@ class _Recorded:
 class PassGraphs:
     """One session's recorded passes on one device; it implements PassRecorder."""
 
-    def __init__(self, backend: Any, maker: GraphMaker) -> None:
+    def __init__(self, backend: Any, graph_maker: GraphMaker) -> None:
         """Start with no pass seen or recorded; `refused` is "" until one cannot be."""
         self._backend = backend
-        self._maker = maker
+        self._maker = graph_maker
         self._seen: set[Hashable] = set()
         self._graphs: OrderedDict[tuple[Hashable, int | None], _Recorded] = OrderedDict()
         self._refused: set[Hashable] = set()

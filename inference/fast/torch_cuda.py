@@ -272,7 +272,7 @@ class CudaBackend(TorchProducts):
             outs[1] if other else None,
             table,
             dtype=self.dtype,
-            wide=table[0].dtype != self._type,
+            float32_table=table[0].dtype != self._type,
             interleaved=style == "interleaved",
             stepped=cast == "table",
             stream=current_stream(),

@@ -102,21 +102,21 @@ class TorchProducts(TorchBackend):
         return make() if kept is None else kept  # over budget: for this use only
 
     def _decode_panels(
-        self, w: Weight, kept: BlocksOnTorch | Bnb4OnTorch
+        self, w: Weight, encoded: BlocksOnTorch | Bnb4OnTorch
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, rows) of a weight, decoded piece by piece into the scratch buffer.
 
         Each piece overwrites the one before.
         """
         step = SCRATCH // (w.n_columns * self.itemsize)
-        if isinstance(kept, Bnb4OnTorch):
-            step = step // kept.row_step * kept.row_step if kept.row_step else w.n_rows
+        if isinstance(encoded, Bnb4OnTorch):
+            step = step // encoded.row_step * encoded.row_step if encoded.row_step else w.n_rows
         for start in range(0, w.n_rows, max(step, 1)):
             stop = min(start + step, w.n_rows)
             panel = self._scratch_numbers((stop - start) * w.n_columns).view(
                 stop - start, w.n_columns
             )
-            kept.decode(start, stop, panel)
+            encoded.decode(start, stop, panel)
             yield start, panel
 
     def _scratch_numbers(self, count: int) -> torch.Tensor:
@@ -276,8 +276,8 @@ class TorchProducts(TorchBackend):
         """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
         Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
-        only,
-        `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the dtype.
+        only, `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the
+        dtype.
         """
         wide = self.wide(logits)
         given = None if bias is None else self._constant(bias, wide.dtype)
@@ -326,8 +326,7 @@ class TorchProducts(TorchBackend):
         """Return the weights as one tensor [rows, columns], each of them a slice of it.
 
         `held` are their decoded numbers. They are copied at the first call. None if that would be
-        while
-        a pass is recorded.
+        while a pass is recorded.
         """
         total = sum(len(w) for w in held)
         size, first = held[0].element_size(), held[0]

@@ -12,6 +12,7 @@ from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.backends.hosted import ExpertRows, group_by_expert
 from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.backends.torch_maths import TORCH
+from aprfmt.inference.gradients.documents import Document
 from aprfmt.inference.weights import Weight
 
 
@@ -35,8 +36,8 @@ class GradientBackend(TorchBackend):
     """TorchBackend on the CPU or on one GPU, differentiable in every operation of a pass.
 
     Routers are computed in torch, so that the experts' weights carry gradients. `pairs` are the
-    LoRA pairs of a frozen base by role key. On torch's `meta` device nothing is computed and every
-    shape is right (memory.py).
+    LoRA pairs of a frozen base by role key, `document` is the sequence that is run. On torch's
+    `meta` device nothing is computed and every shape is right (memory.py).
     """
 
     maths = TORCH
@@ -48,6 +49,7 @@ class GradientBackend(TorchBackend):
             self._device = torch.device("meta")
         self.device = str(self._device)
         self.pairs: Mapping[str, PlacedPair] = {}
+        self.document: Document | None = None
 
     def facts(self) -> Mapping[str, Any]:
         """Return the backend's facts for a report, with the name of its device."""
@@ -75,10 +77,10 @@ class GradientBackend(TorchBackend):
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Return the router's product as TorchBackend does, plus what its LoRA pair adds.
 
-        With `rounded` the product is one of `linear`, which has it already.
+        With `rounded`, or in deterministic mode, the product is one of `linear`, which has it.
         """
         y = super().router(x, w, bias, rounded=rounded)
-        pair = None if rounded else self.pairs.get(w.key)
+        pair = None if rounded or self.deterministic else self.pairs.get(w.key)
         return y if pair is None else y + self.wide(pair.added(x))
 
     # routing
@@ -90,6 +92,10 @@ class GradientBackend(TorchBackend):
     def router_factors(self, weight: Weight) -> Array:
         """Return a router weight as a tensor in the wider dtype, part of the graph."""
         return self.wide(weight.array(self))
+
+    def listed_experts(self, table: Weight, ids: Numbers, n_experts: int) -> Array:
+        """Return the experts [tokens, used] that a table lists for token ids, as int64."""
+        return self._index(super().listed_experts(table, ids, n_experts))
 
     def as_logits_dtype(self, x: Array, other: Array) -> Array:
         """Return x in the dtype of `other`."""

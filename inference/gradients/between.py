@@ -6,7 +6,7 @@ to the others' distance in its own dtype, and to a CPU pass in that dtype.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,10 @@ ROOM = 16.0
 NOTHING = 1e-12
 
 
+# The step that an optimizer makes of (a gradient, the norm of all gradients), in its shape.
+StepOf = Callable[[Array, float], Array]
+
+
 @dataclass(frozen=True)
 class GradientRun:
     """One way to compute the gradients: where, and in which dtype.
@@ -55,7 +59,9 @@ class GradientGap:
     """One gradient in all runs: `key` of a point or of a parameter.
 
     `apart` are the runs' relative distances from float64, `allowed` what each may be off by, and
-    `wrong` the runs that are further off. `size` is the norm of the float64 gradient.
+    `wrong` the runs that are further off. `size` is the norm of the float64 gradient. `update` are
+    the L2 distances of the runs' optimizer steps from float64's, and `step` is the norm of that;
+    () and None for points, and where no optimizer was given.
     """
 
     key: str
@@ -63,6 +69,8 @@ class GradientGap:
     size: float
     apart: tuple[float, ...]
     allowed: tuple[float, ...]
+    update: tuple[float, ...] = ()
+    step: float | None = None
 
     @property
     def wrong(self) -> tuple[int, ...]:
@@ -122,12 +130,13 @@ def gradients_between(
     points: Collection[str] | None = None,
     trained: Collection[str] | None = None,
     pairs: Sequence[AdapterPair] = (),
+    step_of: StepOf | None = None,
 ) -> GradientsBetween:
     """Return a batch's gradients in every run, each compared with float64 on the CPU.
 
     `points` are keys of the capture points to compare too, None for all. `trained` are stored names
-    of the parameters that train, `pairs` an adapter's LoRA pairs (see `batch_gradients`). Raises
-    UsageError for fewer than two runs.
+    of the parameters that train, `pairs` an adapter's LoRA pairs (see `batch_gradients`). `step_of`
+    gives the optimizer's step of a gradient. Raises UsageError for fewer than two runs.
     """
     if len(runs) < 2:
         raise UsageError(f"{len(runs)} run to compare; give at least two: --between cpu cuda")
@@ -181,7 +190,14 @@ def gradients_between(
             one, alone = ROOM * UNIT[run.dtype], ROOM * UNIT[run.dtype] * len(order) ** 0.5
             # Two runs that are wrong alike do not excuse each other.
             allowed.append(max(one, min(MOST * min(others), MOST * alone)) if others else alone)
-        gaps.append(GradientGap(key, parameter, size, apart, tuple(allowed)))
+        gap = GradientGap(key, parameter, size, apart, tuple(allowed))
+        if step_of is not None and parameter:
+            wanted = step_of(truth, exact.norm)
+            of_runs = zip(found, every, strict=True)
+            steps = [step_of(x, run.norm) for x, run in of_runs if x is not None]
+            distances = tuple(float(np.linalg.norm(x - wanted)) for x in steps)
+            gap = replace(gap, update=distances, step=float(np.linalg.norm(wanted)))
+        gaps.append(gap)
     flips = {
         number: flipped
         for number, each in enumerate(every)

@@ -3,8 +3,8 @@
 For a random direction v, (L(W + e v) - L(W - e v)) / 2e is <dL/dW, v>. For a given gradient g of
 independent normal v, the residual of <g, v> is normal with the size |dL/dW - g|, so one direction
 measures how far g is off, whatever is wrong with it. Two passes a direction, restarted at the
-first layer that reads W. A suspected mistake is a map T: that <T(g), v> fits every direction at
-once, up to one factor, cannot happen by accident.
+first layer that reads W. A suspected mistake is a map T: <T(g), v> fits every direction at once, up
+to one factor, and directions that the factor was not read from.
 
 No torch: the numpy backend runs every architecture with a forward pass.
 """
@@ -37,7 +37,10 @@ STEP = 3e-5  # |e v| over |W|: truncation and rounding of float64 are then both 
 # A second, shorter step where the first disagrees: a kink that the way crosses (a clip, a top-k, an
 # expert's choice) is wrong by its share of the way, so the two differ by 15/16 of it.
 FINE = STEP / 16
-DIRECTIONS = 3  # random directions; two are needed to tell a factor from anything else
+DIRECTIONS = 3  # random directions; two tell a factor from anything else, others confirm it
+# Few directions say the size of a residual roughly: (so many, sure to be right below, sure to be
+# wrong above), both as a share of the tolerance. Between them more directions are taken.
+SURE = ((DIRECTIONS, 1 / 3, 3.0), (12, 0.75, 1.6), (48, 1.0, 1.0))
 # What a right gradient's residual is below, relative to the gradient, in float64.
 RESIDUAL = 1e-5
 SEED = 20
@@ -235,10 +238,10 @@ def check_gradient(
     """Return how a given gradient, in the role's layout, compares with the loss's derivatives.
 
     `tolerance` is relative: what the arithmetic that made the gradient may be off by. `directions`
-    random directions are tried, two passes each. `parts` are masks of the weight by name
-    (`parts_of`): where the gradient is wrong and neither a factor nor transposing makes it right,
-    each part is tried by itself, with two more passes. Raises UsageError for another shape, and for
-    a gradient that is not finite.
+    random directions are tried, two passes each, and more where these leave it open. `parts` are
+    masks of the weight by name (`parts_of`): where the gradient is wrong and neither a factor nor
+    transposing makes it right, each part is tried by itself, with two more passes. Raises
+    UsageError for another shape, and for a gradient that is not finite.
     """
     values = loss.values(role)
     if given.shape != values.shape:
@@ -262,12 +265,24 @@ def check_gradient(
     size = max(float(np.linalg.norm(g)), true_size)
     residual = float(np.sqrt(np.mean((found - claimed) ** 2)))
     # Where they differ a shorter step is taken: a kink on the way may be the reason.
+    step = STEP
     if residual > tolerance * size + noise:
+        step = FINE
         fine = np.array([loss.along(role, line, FINE) for line in lines])
         bent = float(np.abs(fine - found).max()) / 4
         found = fine
         noise = max(*(loss.rounding(role, line, FINE) for line in lines), bent)
         residual = float(np.sqrt(np.mean((found - claimed) ** 2)))
+    for number, (count, low, high) in enumerate(SURE):
+        share = max(0.0, residual - noise) / (tolerance * size) if size else 0.0
+        if share <= low or share >= high or len(lines) < count:
+            break
+        more = [rng.standard_normal(values.shape) for _ in range(SURE[number + 1][0] - count)]
+        lines += more
+        found = np.append(found, [loss.along(role, line, step) for line in more])
+        claimed = np.append(claimed, [float(np.vdot(g, line)) for line in more])
+        residual = float(np.sqrt(np.mean((found - claimed) ** 2)))
+    true_size = float(np.sqrt(np.mean(found**2)))
     if residual <= tolerance * size + noise:
         apart = residual / size if size else 0.0
         return _checked(role, found, claimed, apart, noise, size, agrees=True)
@@ -287,6 +302,8 @@ def check_gradient(
         off = float(np.sqrt(np.mean((found - share * fit) ** 2)))
         # A map that leaves as much as there was before it says nothing.
         if off <= 10 * tolerance * true_size + noise and off <= max(residual / 4, 2 * noise):
+            if not _holds(loss, role, share * other, step, 10 * tolerance * true_size + noise, rng):
+                continue
             factor = 1 / share
             named: Wrong = wrong
             if wrong == "factor" and abs(factor + 1) < 100 * tolerance:
@@ -297,6 +314,16 @@ def check_gradient(
     return _checked(
         role, found, claimed, apart, noise, size, wrong="parts" if some else "other", parts=looked
     )
+
+
+def _holds(loss: BatchLoss, role: str, gradient: Array, step: float, most: float, rng: Any) -> bool:
+    """Return whether a gradient is the loss's along directions that it was not found by.
+
+    `most` is how far its derivatives may be off.
+    """
+    lines = [rng.standard_normal(gradient.shape) for _ in range(DIRECTIONS)]
+    rest = [loss.along(role, line, step) - float(np.vdot(gradient, line)) for line in lines]
+    return float(np.sqrt(np.mean(np.square(rest)))) <= most
 
 
 def _checked(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import Batch
+from aprfmt.inference.gradients.changes import RIGHT, BackwardChange
 
 Reduction = Literal["tokens", "rows"]
 
@@ -22,7 +23,9 @@ Reduction = Literal["tokens", "rows"]
 class Document:
     """One sequence of a batch: `ids` [tokens], and where row t is scored its label, else -100.
 
-    `weight` is what the sum of its labels' losses is multiplied by in the batch's loss.
+    `weight` is what the sum of its labels' losses is multiplied by in the batch's loss. `row` and
+    `start` are where it begins in the batch. `positions` [tokens] are None where they count from 0.
+    `padding` is the number of tokens at its end that are padding.
     """
 
     row: int
@@ -30,13 +33,19 @@ class Document:
     ids: NDArray[np.int64]
     labels: NDArray[np.int64]
     weight: float
+    positions: NDArray[np.int64] | None = None
+    padding: int = 0
 
 
-def documents(batch: Batch, reduction: Reduction = "tokens") -> list[Document]:
+def documents(
+    batch: Batch, reduction: Reduction = "tokens", change: BackwardChange = RIGHT
+) -> list[Document]:
     """Return the sequences of a batch that have a scored label, each without padding.
 
     Documents packed into one row are sequences of their own. `reduction` says what the loss is the
-    mean over: all labels (`tokens`) or rows (`rows`). Raises UsageError where no label is scored.
+    mean over: all labels (`tokens`) or rows (`rows`). `change` is a mistake in them: other weights
+    of rows, documents that are joined, or padding that a backward without a mask attends to. Raises
+    UsageError where no label is scored.
     """
     scored = batch.label[:, 1:]
     per_row, total = scored.sum(1), int(scored.sum())
@@ -49,10 +58,23 @@ def documents(batch: Batch, reduction: Reduction = "tokens") -> list[Document]:
         if not len(inside):
             continue
         first, stop = int(inside[0]), int(inside[-1]) + 1
-        cuts = [first, *(int(at) for at in np.flatnonzero(batch.document_starts[row])), stop]
+        starts = [int(at) for at in np.flatnonzero(batch.document_starts[row])]
+        restart = None
+        if change.joined and starts:
+            if change.joined == "positions restart":
+                ends = pairwise([first, *starts, stop])
+                restart = np.concatenate([np.arange(end - start) for start, end in ends])
+            starts = []
+        padding = 0
+        if change.operation == "mask_left_out" and not starts:
+            padding = batch.row_length - stop
+            stop = batch.row_length
+        factor = 1.0 if change.rows is None else change.rows[row]
+        cuts = [first, *starts, stop]
         for start, end in pairwise(cuts):
             labels = np.where(scored[row, start:end], batch.ids[row, start + 1 : end + 1], -100)
-            if (labels >= 0).any():
+            if (labels >= 0).any() and factor:
                 many = total if reduction == "tokens" else int(per_row[row]) * rows_scored
-                found.append(Document(row, start, batch.ids[row, start:end], labels, 1 / many))
+                ids = batch.ids[row, start:end]
+                found.append(Document(row, start, ids, labels, factor / many, restart, padding))
     return found

@@ -11,7 +11,7 @@ from aprfmt.inference.batch import Batch
 from aprfmt.inference.forward import Span
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
-from aprfmt.inference.gradients.documents import documents
+from aprfmt.inference.gradients.documents import Document, documents
 from aprfmt.inference.gradients.of_batch import (
     Activations,
     Pass,
@@ -99,7 +99,7 @@ def gradient_memory(
     roles = sum(made.weights[role].n_rows * made.weights[role].n_columns for role in model.roles)
     trains = sum(x.numel() for x in (*leaves.leaves.values(), *factors.values()))
     trains_held = sum(x.numel() for x in factors.values())
-    saved = _stage_bytes(made, longest.ids, longest.labels, known, activations)
+    saved = _stage_bytes(made, longest, known, activations)
     recorded = 0
     if made.recorder is not None:
         recorded = sum(x.numel() * 2 * size for x in made.recorder.held.values())
@@ -115,19 +115,20 @@ def gradient_memory(
 
 
 def _stage_bytes(
-    made: Pass, ids: Any, labels: Any, known: set[int], activations: Activations
+    made: Pass, document: Document, known: set[int], activations: Activations
 ) -> _Saved:
     """Return the count of what autograd saves in a pass over one sequence.
 
     With `activations` "layer" it is that of the largest stage, plus the inputs of all stages.
     `known` are the storages of weights, which are not counted.
     """
-    rows = [int(row) for row in range(len(ids)) if labels[row] >= 0 or made.recorder]
+    labels = document.labels
+    rows = [int(row) for row in range(len(labels)) if labels[row] >= 0 or made.recorder]
     made.rebuild()
     if activations == "all":
         saved = _Saved(known)
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda x: x):
-            out = made.run(ids, rows, Span(), record=True)
+            out = made.run(document, rows, Span(), record=True)
             torch.log_softmax(made.backend.wide(out), -1)
         return saved
     most = _Saved(known)
@@ -135,7 +136,7 @@ def _stage_bytes(
     for stage in range(int(made.model.hyper["n_layers"]) + 2):
         saved = _Saved(known)
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda x: x):
-            out = made.run(ids, rows, Span(stage, stage + 1, entering), record=True)
+            out = made.run(document, rows, Span(stage, stage + 1, entering), record=True)
         entering = fresh(out)
         streams += sum(x.untyped_storage().nbytes() for x in tensors_of(entering))
         if saved.bytes > most.bytes:

@@ -17,6 +17,8 @@ from aprfmt.inference.context import PassFacts, PassState
 from aprfmt.inference.forward import Span, StageOutput
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.gradients.changed_backend import ChangedBackend
+from aprfmt.inference.gradients.changes import RIGHT, BackwardChange
 from aprfmt.inference.gradients.documents import Document, Reduction, documents
 from aprfmt.inference.gradients.leaves import Leaves, stored_gradients
 from aprfmt.inference.gradients.placed_pairs import place_pairs
@@ -176,18 +178,20 @@ class Pass:
     recorder: PointGradients | None = None
     rebuild: Callable[[], None] = field(default=lambda: None)
 
-    def run(self, ids: NDArray[np.int64], rows: Sequence[int], span: Span, *, record: bool) -> Any:
+    def run(self, document: Document, rows: Sequence[int], span: Span, *, record: bool) -> Any:
         """Return the logits [rows, vocab], or what leaves the last stage of `span`.
 
         `rows` are the tokens whose logits are wanted. `record`: capture points go to the recorder.
         """
         model = self.model
+        self.backend.document = document
         return load_forward(model.spec)(
             self.backend,
             model.spec,
             model.hyper,
             self.weights,
-            ids,
+            document.ids,
+            positions=document.positions,
             recorder=self.recorder if record else None,
             logits_rows=rows,
             span=span,
@@ -203,7 +207,7 @@ class Pass:
         stages = int(self.model.hyper["n_layers"]) + 2
         if activations == "all":
             self.rebuild()
-            loss = self._loss(self.run(document.ids, rows, Span(), record=True), document, rows)
+            loss = self._loss(self.run(document, rows, Span(), record=True), document, rows)
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             loss = self._by_layer(document, rows, stages)
@@ -226,13 +230,13 @@ class Pass:
             self.rebuild()
             for stage in range(stages - 1):
                 span = Span(stage, stage + 1, entering[-1])
-                entering.append(self.run(document.ids, rows, span, record=False))
+                entering.append(self.run(document, rows, span, record=False))
         total: torch.Tensor | None = None
         wanted: list[torch.Tensor | None] = []
         for stage in range(stages - 1, -1, -1):
             given = fresh(entering.pop())
             self.rebuild()
-            out = self.run(document.ids, rows, Span(stage, stage + 1, given), record=True)
+            out = self.run(document, rows, Span(stage, stage + 1, given), record=True)
             if total is None:
                 total = self._loss(out, document, rows)
                 total.backward()  # type: ignore[no-untyped-call]
@@ -287,20 +291,24 @@ def batch_gradients(
     reduction: Reduction = "tokens",
     activations: Activations = "all",
     backend: GradientBackend | None = None,
+    change: BackwardChange = RIGHT,
 ) -> BatchGradients:
     """Return the loss of a batch and its gradients.
 
     `points` are the keys of capture points whose gradients are wanted too, None for all. `trained`
     are the stored names of the parameters that train. None: all, or if there are `pairs` (an
     adapter's LoRA pairs) these alone. `activations` "layer" holds those of one layer at a time and
-    runs every layer twice. `backend` is used in place of `device` and `dtype`.
+    runs every layer twice. `backend` is used in place of `device` and `dtype`. `change` is a
+    mistake that the backward makes.
 
     Raises UsageError for a batch without labels, and ArchError for a model that cannot be run.
     """
     check_runnable(model.resolution, model.path)
     check_predicts(model.spec, str(model.path))
-    parts = documents(batch, reduction)
-    backend = GradientBackend(device, dtype) if backend is None else backend
+    parts = documents(batch, reduction, change)
+    if backend is None:
+        right = change.operation is None and change.norm_tokens is None
+        backend = GradientBackend(device, dtype) if right else ChangedBackend(device, dtype, change)
     made, leaves, factors = prepare(model, backend, trained, pairs)
     if points is None or points:
         made.recorder = PointGradients(points, backend)

@@ -185,24 +185,24 @@ def _expert_flip(
     key: str,
     position: int,
     row: int,
-    gone: list[int],
-    came: list[int],
+    lost: list[int],
+    gained: list[int],
     routers: Sequence[Numbers | None],
     margin: float | None,
 ) -> ExpertFlip:
     """Return the record of a token that went to other experts, and whether rounding explains it.
 
-    `key` and `row` say where in the trace, `gone` and `came` are the experts that it lost and got,
-    `routers` both runs' router logits, `margin` the router's margin (None: not recorded).
+    `key` and `row` say where in the trace, `lost` and `gained` are the experts that it lost and
+    got, `routers` both runs' router logits, `margin` the router's margin (None: not recorded).
     """
     x, y = routers
     if x is None or y is None or x.shape != y.shape:
-        return ExpertFlip(key, position, tuple(gone), tuple(came), margin, None, False)
+        return ExpertFlip(key, position, tuple(lost), tuple(gained), margin, None, False)
     largest = float(np.max(np.abs(np.asarray(x[row], np.float64) - y[row])))
-    gap = float(np.min(x[row][gone]) - np.max(x[row][came])) if came else 0.0
+    gap = float(np.min(x[row][lost]) - np.max(x[row][gained])) if gained else 0.0
     if not math.isfinite(largest):
-        return ExpertFlip(key, position, tuple(gone), tuple(came), margin, largest, False)
+        return ExpertFlip(key, position, tuple(lost), tuple(gained), margin, largest, False)
     # The router may choose by something else than its logits (groups, a correction): then its own
     # margin, in scores, which move less than the logits do, is what rounding has to close.
     closed = gap <= 2 * largest or (margin is not None and margin <= 2 * largest)
-    return ExpertFlip(key, position, tuple(gone), tuple(came), gap, largest, closed)
+    return ExpertFlip(key, position, tuple(lost), tuple(gained), gap, largest, closed)

@@ -30,7 +30,8 @@ OPS = (
     "sigmoid", "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
     "add_weighted", "add_rows", "convolve", "decay", "delta", "gated_norm", "time_step",
     "decay_rates", "scan", "gated_scan", "alibi_bias", "tanh", "gaussian_topk", "rescaled",
-    "mix_copies", "index_scores", "best_keys",
+    "mix_copies", "index_scores", "best_keys", "block_scores", "hyper_weights", "compress",
+    "clipped_gates",
     "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
 # Operations that only move values.

@@ -188,8 +188,7 @@ class RecordedTrace:
         """Return the values of point `key`, cut from a recorded stage that joins several points.
 
         An APRT folder has such stages (`L0.qkv`). None if no such stage was recorded, or widths are
-        not
-        known.
+        not known.
         """
         layer, _, point = key.rpartition(".")
         for slot, parts in SLOTS.items():

@@ -364,9 +364,8 @@ class _ShadowRecorder(CallRecorder):
         """Return and store the comparison of a point with the trace.
 
         `mine` is the model's value, `value` the trace's, None without one; `calls` are the
-        operations
-        between. `base` is the point that it equals in the model, "" if none; `x` is the pass's
-        array.
+        operations between. `base` is the point that it equals in the model, "" if none; `x` is the
+        pass's array.
         """
         dtype = self._patched.backend.dtype
         other = dtype if value is None else value.dtype
@@ -431,10 +430,8 @@ class _ShadowRecorder(CallRecorder):
         """Return the array to continue with, after comparing a point of the routing.
 
         `mine` is the model's value, `value` the trace's, None without one. Chosen experts are
-        compared
-        as sets, their weights expert by expert. The trace's choice and weights are returned if they
-        are
-        complete, else x.
+        compared as sets, their weights expert by expert. The trace's choice and weights are
+        returned if they are complete, else x.
         """
         # A choice that was recorded for some rows only is not compared.
         point, layer = parse_key(key)

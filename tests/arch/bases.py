@@ -9,7 +9,7 @@ import transformers
 
 # Bases that the models' own code assumed, and transformers before 5; it has 10000 for them now.
 OLDER: Mapping[str, float] = {"eurobert": 250000.0, "falcon_h1": 100000.0}
-_ROTARY = ("rope_theta", "rope_parameters", "rope_scaling")
+_ROTARY = ("rope_theta", "compress_rope_theta", "rope_parameters", "rope_scaling")
 
 
 def silent(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,4 +22,4 @@ def assumed(kind: str, config: Mapping[str, Any], folder: Path) -> float:
     (folder / "config.json").write_text(json.dumps(config))
     stated: Any = transformers.CONFIG_MAPPING[kind].from_pretrained(folder)
     rope = stated.get_text_config().rope_parameters
-    return float(rope.get("full_attention", rope)["rope_theta"])
+    return float(rope.get("full_attention", rope.get("compress", rope))["rope_theta"])

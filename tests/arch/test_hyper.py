@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from aprfmt.arch.hyperparameters import (
     write_hyper,
 )
 from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES, Facts, HyperParam, HyperParams
-from aprfmt.arch.value_checks import inverse, nearest_float32, shortest_decimal
+from aprfmt.arch.value_checks import inverse, nearest_float32, same_value, shortest_decimal
 from aprfmt.errors import ArchError
-from aprfmt.model.resolve import reconcile_hyperparameters
+from aprfmt.model.resolve import read_missing_as_default, reconcile_hyperparameters
 from tests.arch.tiny import SIZES, TINY, Tiny, as_file, make, read
 
 LLAMA = {**SIZES, "rms_norm_eps": 1e-5, "rope_theta": 50000.0}
@@ -385,6 +386,34 @@ def test_what_a_file_and_its_config_say_is_equal_up_to_float32(
     rows, found = reconcile_hyperparameters(mine, other, "m.gguf")
     assert len(found) == notes
     assert rows["x"].value is (native if notes else carried)
+
+
+@pytest.mark.parametrize("tiny", TINY[::4], ids=lambda tiny: tiny.id)
+def test_only_what_gguf_cannot_say_is_taken_from_a_carried_config(tiny: Tiny) -> None:
+    """Without any one key or tensor of a value, the value is what a reader of GGUF takes.
+
+    What the keys alone give is the oracle. Seen red: a softcap and a rope scaling from the config.
+    """
+    found = read(tiny)
+    facts = as_file(found, "gguf", write_hyper(found.spec, found.hp, "gguf"))
+    own = {key: value for key, value in facts.values.items() if not key.startswith(CARRIED)}
+    whole = read_hyper(found.spec, replace(facts, values=own), "whole", complete=False)[0]
+    rows, notes = read_missing_as_default(found.spec, found.hp, facts, "m.gguf")
+    assert not notes and all(rows[name] == found.hp.of(name) for name in rows)
+    said_by = {whole.of(name).key for name in whole} - {""}
+    for gone in said_by:
+        tensors = {name: held for name, held in facts.tensors.items() if name != gone}
+        values = {key: value for key, value in own.items() if key != gone}
+        less = replace(facts, values=values, tensors=tensors)
+        try:
+            alone = read_hyper(found.spec, less, "less", complete=False)[0]
+        except ArchError:  # sizes that contradict each other
+            continue
+        rows, notes = read_missing_as_default(found.spec, found.hp, less, "m.gguf")
+        lost = [name for name in alone
+                if whole.of(name).key == gone and alone.of(name).origin == "default"]  # fmt: skip
+        assert all(same_value(rows[name].value, alone[name]) for name in lost), (gone, lost)
+        assert len(notes) <= len(lost), (gone, notes)
 
 
 # Forms that transformers builds and cannot run.

@@ -134,6 +134,7 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
         found["ffn_size" if dense else "shared_ffn_size"] = c.shared_intermediate_size
     elif hasattr(c, "intermediate_size") and attention is not None:
         found["ffn_size"] = getattr(c, "intermediate_size_mlp", c.intermediate_size)
+        found["ffn_size"] = getattr(c, "dense_intermediate_size", found["ffn_size"])
     if isinstance(found.get("ffn_size"), list):
         found["ffn_size"] = found["ffn_size"][0]
     if hasattr(layers[0], "feed_forward") and hasattr(layers[0].feed_forward, "w1"):
@@ -246,19 +247,22 @@ def test_rotary_parameters(tiny: Tiny) -> None:
         assert hp["rope_theta"] is None or not any(hp["rope_layers"])
         return
     kinds = {"": "rope_theta"}
+    if hasattr(rotary, "compress_inv_freq"):
+        kinds = {"compress_": "rope_theta", "main_": "rope_theta_local"}
     if hasattr(rotary, "full_attention_inv_freq"):
         local = "rope_theta" if hp["rope_theta_local"] is None else "rope_theta_local"
         kinds = {"full_attention_": "rope_theta", "sliding_attention_": local}
+    windowed = ("sliding_attention_", "main_")  # kinds without a scaling
     for kind, theta in kinds.items():
         frequencies = getattr(rotary, f"{kind}inv_freq")
-        other = None if kind == "sliding_attention_" else hp["global_head_dim"]
+        other = None if kind in windowed else hp["global_head_dim"]
         assert 2 * len(frequencies) == (hp["rope_dim"] if other is None else other)
         scaling = hp["rope_scaling"]
         factor = 1.0
-        if scaling is not None and "attention_factor" in scaling and kind != "sliding_attention_":
+        if scaling is not None and "attention_factor" in scaling and kind not in windowed:
             factor = scaling["attention_factor"]
         assert getattr(rotary, f"{kind}attention_scaling") == pytest.approx(factor)
-        if scaling is None or kind == "sliding_attention_":
+        if scaling is None or kind in windowed:
             last = 2 * (len(frequencies) - 1)
             assert float(1 / frequencies[-1]) == pytest.approx(
                 hp[theta] ** (last / hp["rope_dim"]), rel=1e-6
@@ -271,7 +275,7 @@ PAIRED = [tiny for tiny in TINY if tiny.label == "plain" and tiny.arch not in (
     "gptj",
     "bloom", "mpt", "opt", "opt_350m", "falcon_rw", "falcon_rw_40b", "bert_causal",
     "roberta_causal", "mamba", "falcon_mamba", "mamba2", "nemotron_h", "nemotron_h_moe",
-    "granite_hybrid", "kimi_linear",
+    "granite_hybrid", "kimi_linear", "deepseek_v4",
 )]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from aprfmt.arch.spec import ArchSpec, Facts, HyperParams
 from aprfmt.arch.value_checks import nearest_float32
 from tests.arch.tiny_sizes import (
     BLOOM,
+    DEEPSEEK_V4,
     DELTA,
     FALCON,
     GEMMA4,
@@ -25,12 +26,14 @@ from tests.arch.tiny_sizes import (
     LLAMA3,
     MAMBA,
     MAMBA2,
+    MINIMAX_M3,
     MLA,
     MOE,
     MPT,
     NEMOTRON,
     OLMO_HYBRID,
     UNGROUPED,
+    V4_SIZES,
     YARN,
 )
 from tests.arch.tiny_sizes import OPT_350M as OPT_350M
@@ -157,6 +160,14 @@ TINY: tuple[Tiny, ...] = (
     Tiny("glm_moe_dsa", "glm_moe_dsa", "shared", MLA | INDEXER | {
         "indexer_types": ["full", "full", "shared", "shared"],
     }),
+    Tiny("deepseek_v4", "deepseek_v4", "plain", DEEPSEEK_V4, V4_SIZES),
+    Tiny("deepseek_v4", "deepseek_v4", "listed", DEEPSEEK_V4 | {
+        "layer_types": ["sliding_attention", "compressed_sparse_attention"] * 2,
+        "compress_rates": {"compressed_sparse_attention": 5, "heavily_compressed_attention": 3},
+        "mlp_layer_types": ["moe", "hash_moe", "moe", "moe"], "swiglu_limit": 2.5,
+        "rope_parameters": YARN, "compress_rope_theta": 7000.0, "rope_theta": 300.0,
+        "tie_word_embeddings": True, "hc_sinkhorn_iters": 3, "hc_eps": 1e-5,
+    }, V4_SIZES),
     Tiny("arcee", "arcee"),
     Tiny("arcee", "arcee", "biases", {
         "attention_bias": True, "mlp_bias": True, "head_dim": 10, "tie_word_embeddings": True,
@@ -227,6 +238,14 @@ TINY: tuple[Tiny, ...] = (
         "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0,
                             "partial_rotary_factor": 0.5},
+    }),
+    Tiny("minimax_m3_vl", "minimax_m3_vl_text", "plain", MINIMAX_M3),
+    Tiny("minimax_m3_vl", "minimax_m3_vl_text", "mixed", MINIMAX_M3 | {
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse"], "tie_word_embeddings": True,
+        "layer_types": ["minimax_m3_sparse"] * 3 + ["full_attention"], "swiglu_limit": 2.5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0,
+                            "partial_rotary_factor": 0.4},
+        "index_local_blocks": 2, "routed_scaling_factor": 1.3, "swiglu_alpha": 1.1,
     }),
     Tiny("ernie4_5_moe", "ernie4_5_moe", "plain", {
         "moe_num_experts": 5, "moe_k": 3, "moe_intermediate_size": 20,

@@ -93,10 +93,42 @@ NEMOTRON: dict[str, Any] = {
     "head_dim": 10, "mamba_num_heads": 6, "mamba_head_dim": 7, "n_groups": 2, "ssm_state_size": 5,
 }  # fmt: skip
 INDEXER: dict[str, Any] = {"index_n_heads": 5, "index_head_dim": 9, "index_topk": 7}
+DEEPSEEK_V4: dict[str, Any] = {
+    "head_dim": 10,
+    "qk_rope_head_dim": 4,
+    "q_lora_rank": 14,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 9,
+    "num_hash_layers": 1,
+    "o_groups": 3,
+    "o_lora_rank": 7,
+    "hc_mult": 3,
+    **INDEXER,
+}
+MINIMAX_M3: dict[str, Any] = {
+    "head_dim": 10,
+    "dense_intermediate_size": 28,
+    "shared_intermediate_size": 12,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+    "index_n_heads": 2,
+    "index_head_dim": 14,
+    "index_block_size": 5,
+    "index_topk_blocks": 3,
+}
 GPT2: dict[str, Any] = {
     "n_embd": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56, "n_positions": 128,
 }  # fmt: skip
 
+# deepseek_v4 has no dense MLP, and one key head.
+V4_SIZES = {
+    key: value
+    for key, value in SIZES.items()
+    if key not in ("intermediate_size", "num_key_value_heads")
+}
 # What older decoders do not know: grouped heads; falcon's width of the MLP has a name of its own.
 UNGROUPED = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 BLOOM = {"hidden_size": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56}

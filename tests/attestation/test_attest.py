@@ -22,6 +22,7 @@ from aprfmt.attestation import attest
 from aprfmt.attestation.statement import PREDICATE, TYPE
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
+from aprfmt.errors import UsageError
 from aprfmt.formats import open_sink
 from aprfmt.model import open_model
 from aprfmt.quantizing.mixture import SCHEMES
@@ -59,6 +60,13 @@ def test_every_scheme_is_reproduced(name: str, made: Mapping[str, Path]) -> None
     assert found.counts["reproduced"] == len(found.tensors) == 50
     assert found.recipe.type == name
     assert found.pronounced.says == "derived, 50 tensors: 50 reproduced"
+
+
+def test_a_type_other_than_the_recorded_one_is_refused(made: Mapping[str, Path]) -> None:
+    """Seen red: the statement said F16 of a file that is Q4_K_M."""
+    with pytest.raises(UsageError, match="says Q4_K_M, --type says"):
+        attest(made["Q4_K_M"], DEMO, scheme="F16")
+    assert attest(made["Q4_K_M"], DEMO, scheme="q4_k_m").exit_code == 0
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -274,6 +282,12 @@ EDITS: Mapping[str, tuple[Any, str]] = {
     "matrix": (lambda s: s["predicate"]["recipe"].update(imatrix={"name": "x", "sha256": "1" * 64}),
                "importance matrix none"),
     "verdict": (lambda s: s["predicate"].update(verdict="not derived"), "itself says not derived"),
+    "type": (lambda s: s["predicate"]["recipe"].update(type="Q8_0"), "the statement says 'Q8_0'"),
+    "drop": (lambda s: s["predicate"]["recipe"].update(drop=["output*"]), "recipe drop []"),
+    "encoding": (lambda s: s["predicate"]["tensors"]["L0.attn_q.weight"].update(encoding="Q8_0"),
+                 "the encoding of L0.attn_q.weight"),
+    "names": (lambda s: s["predicate"]["tensors"]["L0.attn_q.weight"].update(names=["other"]),
+              "the stored names of L0.attn_q.weight"),
 }  # fmt: skip
 
 
@@ -289,6 +303,20 @@ def test_a_statement_of_something_else_is_not_held(
     path.write_text(json.dumps(said))
     done = aprfmt("attest", made["Q4_0"], "--from", DEMO, "--check", path)
     assert done.code == 1 and says in done.out, done.out
+
+
+def test_another_type_than_the_files_own_is_refused(
+    made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """By its record, by general.file_type, and by the encodings. Seen red: derived, as Q5_K_M."""
+    bare = tmp_path / "bare.gguf"
+    records = [key for key in open_model(made["Q4_K_M"]).metadata if key.startswith("aprfmt.")]
+    keys = [part for key in records for part in ("--remove", key)]
+    assert aprfmt("set", made["Q4_K_M"], *keys, "-o", bare, "--quiet").code == 0
+    for path, scheme in ((made["Q4_K_M"], "Q5_K_M"), (bare, "Q4_K_S"), (bare, "NF4")):
+        done = aprfmt("attest", path, "--from", DEMO, "--type", scheme)
+        assert done.code == 2 and scheme in done.err and done.err.count("\n") == 1, done
+    assert aprfmt("attest", bare, "--from", DEMO, "--type", "Q4_K_M").code == 0
 
 
 NO_STATEMENTS: list[Any] = [

@@ -6,6 +6,9 @@ skipped.
 """
 
 import json
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 
 from aprfmt.cli.ci_reports import ReportCase, append_verdict_case, junit_xml, sarif_log
 from aprfmt.cli.pre_commit import run_hook
+from aprfmt.model.hf_folder import INDEX, TEXT_FILES, WEIGHTS
 from tests.cli.run import aprfmt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +82,8 @@ RUNS: list[tuple[str, Callable[[Path], list[object]], int]] = [
     ("diff", lambda at: [at / "good.gguf", at / "good.gguf"], 0),
     ("diff", lambda at: [at / "good.gguf", at / "changed.gguf"], 1),
     ("diff", lambda at: [at / "good.gguf", at / "cut.gguf"], 2),
+    ("validate", lambda at: [at / "cut.gguf"], 1),
+    ("scan", lambda at: [at / "cut.gguf", "--checks", "layout", "-o", at / "c.jsonl"], 1),
     ("scan", lambda at: [at / "good.gguf", "--checks", "layout", "-o", at / "a.jsonl"], 0),
     ("scan", lambda at: [at, "--checks", "values", "--jobs", "1", "-o", at / "b.jsonl"], 1),
 ]
@@ -101,6 +107,8 @@ def test_both_say_what_the_exit_code_says(
     counts = junit_counts(done.out)
     assert counts["tests"] and bool(counts["failures"] + counts["errors"]) == (code != 0)
     assert code != 1 or counts["failures"]
+    assert "bug: " not in done.out
+    assert done.err.count("aprfmt: ") == (code != 0), "the log of a job says the first failure"
     assert code != 2 or counts["errors"]
 
 
@@ -180,6 +188,49 @@ def test_the_hooks_judge_every_file_of_a_commit(
     assert run_hook(["validate", "a.gguf", "new.gguf"]) == 1
     assert run_hook(["diff", "--base", "HEAD", "a.gguf", "new.gguf"]) == 1
     assert run_hook(["diff", "--base", "nowhere", "a.gguf"]) == 2
+
+
+def test_the_hook_compares_whole_models_with_their_configuration(
+    demo_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Seen red: a shard alone against a folder, a changed config.json, a `next:` without its A."""
+    monkeypatch.chdir(tmp_path)
+    git(tmp_path, "init", "-q")
+    shutil.copytree(demo_model, "one")
+    assert aprfmt("split", demo_model, "three", "--max-shard-size", "2M", "--quiet").code == 0
+    Path("web").mkdir()
+    Path("web/config.json").write_text("{}")  # another program's
+    files = [path.as_posix() for path in Path().glob("[a-z]*/*")]
+    assert run_hook(["diff", *files]) == 0  # no commit yet
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    assert run_hook(["validate", *files]) == run_hook(["diff", *files]) == 0
+    assert not list(Path(".git/aprfmt").glob("*/*"))
+    capsys.readouterr()
+    config = Path("three/config.json")
+    config.write_text(config.read_text().replace("1000000.0", "10000.0"))
+    assert run_hook(["diff", *files]) == 1
+    said = capsys.readouterr().out
+    assert said.count("$ aprfmt diff") == 2 and "rope_theta" in said
+    (step,) = re.findall(r"^next: aprfmt (.+)$", said, re.M)
+    assert aprfmt(*shlex.split(step), "--quiet").code in (0, 1)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "two")
+    assert run_hook(["diff", "three/config.json"]) == 0  # of one shard set, and once
+    assert run_hook(["diff", "--base", "HEAD~1", "three/config.json"]) == 1
+
+
+def test_the_hooks_are_called_for_every_file_of_a_model() -> None:
+    yaml = pytest.importorskip("yaml", reason="NOT-RUN: PyYAML is not installed")
+    texts = [name for name in TEXT_FILES if not name.startswith(("LICENSE", "NOTICE", "USE_"))]
+    for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text()):
+        for name in (*texts, INDEX, WEIGHTS, "model-00002-of-00003.safetensors", "x.gguf", "x.apr"):
+            assert re.search(hook["files"], f"models/a/{name}") and re.search(hook["files"], name)
+        for name in ("package.json", "my_config.json", "a.py", "x.gguf.txt", "README.md"):
+            assert not re.search(hook["files"], f"models/{name}"), name
 
 
 @pytest.mark.parametrize(

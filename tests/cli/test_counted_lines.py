@@ -136,7 +136,7 @@ def test_the_reference_is_named_and_runs_are_numbered_behind_it(
         through=None, architecture="llama", weights_class="plain", model="m", ids=(1,), runs=runs,
         pairs=(), noise=None, arbiter=(),
     )  # fmt: skip
-    parity_output.show(found, every=False)
+    parity_output.show(found, show_all=False)
     names = [text.strip().partition(":")[0] for text in said[1:]]
     assert names == ["reference", "run 1", "run 2"]
 

@@ -83,10 +83,13 @@ CONTRAST = """(() => {
   }
   return [seen, [...poor]];
 })()"""
-# Parts that leave the window, or lie over the one before; text that its own box cuts off.
+# Parts that leave the window, or lie over the one before; text that its own box cuts off; two
+# parts that the contents call the same.
 LAYOUT = """(() => {
   const wrong = [], width = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth > width) wrong.push("the page is wider than its window");
+  const links = [...document.querySelectorAll("#contents a")].map((link) => link.textContent);
+  if (new Set(links).size < links.length) wrong.push(`one name for two parts: ${links}`);
   let below = 0;
   for (const part of document.querySelectorAll(".verdict, .part")) {
     if (part.closest("[hidden]")) continue;

@@ -186,6 +186,7 @@ def killed_at(n: int, path: Path, change: str) -> int:
 
     code = 1
     try:
+        assert vars(in_place)["patch_file"] is patch_file  # a KeyError after a rename
         vars(in_place)["patch_file"] = patch
         code = aprfmt("set", path, change, "--in-place").code
     finally:

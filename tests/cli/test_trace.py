@@ -307,7 +307,7 @@ def test_a_nan_stops_and_names_where_it_began(
 
 @pytest.mark.parametrize("words", [("--backend", "nope"), ("--dtype", "float3")])
 def test_the_plan_refuses_a_run_that_is_not_known(words: tuple[str, ...], demo_model: Path) -> None:
-    done = aprfmt("trace", demo_model, "--ids", "1,2", *words)
+    done = aprfmt("trace", demo_model, *words)
     assert done.code == 2 and words[1] in done.err and not done.out
 
 

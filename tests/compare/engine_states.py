@@ -1,4 +1,4 @@
-"""State dicts as vLLM and SGLang hold them after loading: joined, stacked, divided and padded."""
+"""State dicts as vLLM, SGLang and Megatron Core hold them: joined, stacked, divided, padded."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,3 +89,87 @@ def save(folder: Path, states: list[State]) -> Path:
         name = "state.pt" if len(states) == 1 else f"tp_rank_{rank}.pt"
         torch.save({key: value.clone() for key, value in state.items()}, folder / name)
     return folder / "state.pt" if len(states) == 1 else folder
+
+
+def megatron_rank(
+    given: Mapping[str, Any], config: Mapping[str, Any], rank: int, ranks: int, experts: bool
+) -> State:
+    """Return what one of Megatron Core's ranks holds of a llama, or of a qwen3_moe.
+
+    `experts`: the ranks divide the experts, and nothing else.
+    """
+    import torch
+
+    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    size = given["model.layers.0.self_attn.q_proj.weight"].shape[0] // heads
+    divided, at = (1, 0) if experts else (ranks, rank)
+    made: State = {}
+
+    def padded(table: Any) -> Any:
+        """A rank's rows of a table with zeros behind."""
+        whole = torch.zeros(-(-len(table) // (128 * divided)) * 128 * divided, table.shape[1])
+        whole[: len(table)] = table
+        return whole.to(table.dtype).chunk(divided)[at].clone()
+
+    def column(one: str) -> Any:
+        return given[f"{one}.weight"].chunk(divided, 0)[at]
+
+    def row(one: str) -> Any:
+        return given[f"{one}.weight"].chunk(divided, 1)[at].clone()
+
+    made["embedding.word_embeddings.weight"] = padded(given["model.embed_tokens.weight"])
+    made["output_layer.weight"] = padded(given["lm_head.weight"])
+    made["decoder.final_layernorm.weight"] = given["model.norm.weight"]
+    for layer in range(config["num_hidden_layers"]):
+        a, b = f"model.layers.{layer}", f"decoder.layers.{layer}"
+        q, k, v = (
+            given[f"{a}.self_attn.{one}_proj.weight"].reshape(count, size, -1)
+            for one, count in (("q", heads), ("k", kv), ("v", kv))
+        )
+        each = heads // kv
+        groups = [
+            torch.cat([*q[g * each : (g + 1) * each], k[g], v[g]])
+            for g in range(at * kv // divided, (at + 1) * kv // divided)
+        ]
+        made[f"{b}.self_attention.linear_qkv.weight"] = torch.cat(groups)
+        made[f"{b}.self_attention.linear_proj.weight"] = row(f"{a}.self_attn.o_proj")
+        made[f"{b}.self_attention.linear_qkv._extra_state"] = torch.zeros(1)
+        norm = given[f"{a}.input_layernorm.weight"]
+        made[f"{b}.self_attention.linear_qkv.layer_norm_weight"] = norm
+        for one in "qk":
+            if f"{a}.self_attn.{one}_norm.weight" in given:
+                norm = given[f"{a}.self_attn.{one}_norm.weight"]
+                made[f"{b}.self_attention.{one}_layernorm.weight"] = norm
+        norm = given[f"{a}.post_attention_layernorm.weight"]
+        if f"{a}.mlp.gate.weight" not in given:
+            made[f"{b}.mlp.linear_fc1.layer_norm_weight"] = norm
+            parts = [column(f"{a}.mlp.{one}_proj") for one in ("gate", "up")]
+            made[f"{b}.mlp.linear_fc1.weight"] = torch.cat(parts)
+            made[f"{b}.mlp.linear_fc2.weight"] = row(f"{a}.mlp.down_proj")
+            continue
+        made[f"{b}.pre_mlp_layernorm.weight"] = norm
+        made[f"{b}.mlp.router.weight"] = given[f"{a}.mlp.gate.weight"]
+        total = sum(name.startswith(f"{a}.mlp.experts.") for name in given) // 3
+        count = total // (ranks if experts else 1)
+        for local in range(count):
+            one = f"{a}.mlp.experts.{local + (rank * count if experts else 0)}"
+            parts = [column(f"{one}.{name}_proj") for name in ("gate", "up")]
+            made[f"{b}.mlp.experts.linear_fc1.weight{local}"] = torch.cat(parts)
+            made[f"{b}.mlp.experts.linear_fc2.weight{local}"] = row(f"{one}.down_proj")
+    return made
+
+
+def pipeline_stage(state: State, stage: int, stages: int, layers: int) -> State:
+    """Return a stage's part of a rank's tensors, its layers numbered from 0."""
+    each, made = layers // stages, {}
+    for name, tensor in state.items():
+        if ".layers." not in name:
+            last = "output" in name or "final" in name
+            if stage == (stages - 1 if last else 0):
+                made[name] = tensor
+            continue
+        before, _, rest = name.partition(".layers.")
+        number, _, tail = rest.partition(".")
+        if int(number) // each == stage:
+            made[f"{before}.layers.{int(number) % each}.{tail}"] = tensor
+    return made

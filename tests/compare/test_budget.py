@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aprfmt.attestation import attest
 from aprfmt.base.budget import Budget
 from aprfmt.checks import validate
 from aprfmt.checks.gates import running
@@ -106,6 +107,59 @@ def test_checks_gates_and_runs_that_did_not_begin_leave_the_verdict_open(model: 
     with open_model(model) as opened:
         said = compare_choices(opened, runs, ParityRequest((1, 2, 3), budget=spent())).conclusion
     assert said.exit == 2 and [row.kind for row in said.not_compared][:1] == ["run"]
+
+
+def test_hash_names_what_it_did_not_reach(model: Path) -> None:
+    """And never says that a file is what its manifest says, of which it read a part."""
+    half = f"{size_of(model) // 2000}k"
+    command("hash", model / "model.safetensors", "--write", "--force")
+    manifest = model / "model.safetensors.aprfmt-hash.json"
+    try:
+        for asked in ((), ("--check", manifest)):
+            done = command("hash", model, *asked, "--budget", half, "--json")
+            late = [row for row in done.json["tensors"] if "not_reached" in row]
+            assert done.code == 2 and late and not any(row["raw"] for row in late)
+        left = done.json["pronounced"]["not_compared"]
+        assert {row["kind"] for row in left if row["state"] == "not reached"} == {"tensor", "file"}
+        assert done.json["failures"] == []
+        whole = command("hash", model, "--check", manifest, "--budget", "1G", "--json")
+        assert whole.code == 0
+    finally:
+        manifest.unlink()
+    assert "leave --budget out" in command("hash", model, "--write", "--budget", "1G").err
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_attest_names_what_it_did_not_reach(limit: str, model: Path, other: Path) -> None:
+    found = attest(model, model, budget=LIMITS[limit](model))
+    assert found.exit_code == 2 and found.counts["not reached"] and not found.statement
+    assert not any(row.sha256 for row in found.tensors if row.state == "not reached")
+    assert attest(model, model, budget=Budget(nbytes=size_of(model))).exit_code == 0
+    assert attest(other, model, budget=Budget(nbytes=size_of(model))).exit_code == 1
+
+
+def test_a_pass_that_is_ended_names_the_points_it_lacks(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside a reference, where what was compared agrees."""
+    saved = tmp_path / "whole.safetensors"
+    command("trace", model, "--payload", "--ids", "1,2,3", "--save", saved)
+    asked = ("trace", model, "--payload", "--ids", "1,2,3", "--json", "--budget", "1h")
+    calls = iter([True] * 20)
+    monkeypatch.setattr(Budget, "has_time", lambda self: next(calls, False))
+    part = command(*asked)
+    late = part.json["pronounced"]["not_compared"]
+    assert part.code == 2 and {row["state"] for row in late} == {"not reached"}
+    assert len(part.json["records"]) == 19 and "lm_head" not in part.json["records"]
+    for ticks, reference in ((20, saved), (35, model)):  # this run is ended, or the other
+        calls = iter([True] * ticks)
+        beside = command(*asked, "--reference", reference).json["pronounced"]
+        assert beside["exit"] == 2 and "within" not in beside["word"]
+        assert {row["state"] for row in beside["not_compared"]} == {"not reached"}
+    monkeypatch.undo()
+    spent = command(*asked[:-1], "1k")
+    assert spent.code == 2 and "no point is recorded" in spent.err + spent.out
+    assert command(*asked).code == 0
 
 
 def test_the_option_takes_seconds_or_bytes(model: Path) -> None:

@@ -14,7 +14,7 @@ import aprfmt
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor import table
 from aprfmt.causes.tensor.explanation import PairContext, explain_pair
-from aprfmt.causes.tensor.packed_faults import PACKED
+from aprfmt.causes.tensor.packed_faults import explain_packed_faults
 from aprfmt.compare import TensorDiff, diff
 from aprfmt.conversion.options import ConvertOptions
 from aprfmt.formats import FORMATS, writable_formats
@@ -23,6 +23,7 @@ from tests.causes.tensor_faults import FAULTS
 from tests.compare import faults
 from tests.compare.damage import patched
 from tests.compare.faults import ROLES, Fault
+from tests.compare.hypotheses import load_function
 from tests.compare.test_verdicts import edited
 from tests.conversion.folders import llama_folder
 
@@ -94,7 +95,7 @@ def test_without_its_row_a_fault_is_not_explained(
     broken = edited(source, tmp_path / "broken", fault.change)
     full = found(source, broken, ROLES[fault.tensor]).explanation
     assert full is not None
-    rows = tuple(row for row in table.TABLE if row.find is not fault.find)
+    rows = tuple(row for row in table.TABLE if load_function(row.find) is not fault.find)
     assert len(rows) == len(table.TABLE) - 1
     monkeypatch.setattr(table, "TABLE", rows)
     left = found(source, broken, ROLES[fault.tensor]).explanation
@@ -107,9 +108,10 @@ def test_the_table_names_known_causes_and_every_one_is_seeded() -> None:
     # Packed encodings are seeded in tests/diagnose/faults_packed, delta nets in faults_files beside
     # it, the others in tests of their own.
     others = {"expert_order", "missing_bias", "value_heads", "tap_order"}
-    others |= set(PACKED)
+    (packed,) = [row for row in table.TABLE if load_function(row.find) is explain_packed_faults]
+    others |= set(packed.causes)
     assert told - {fault.cause for fault in FAULTS} == others
-    assert {row.find for row in table.TABLE} >= {fault.find for fault in FAULTS}
+    assert {load_function(row.find) for row in table.TABLE} >= {fault.find for fault in FAULTS}
 
 
 # --- damage to the stored bytes of a file of each format -----------------------------------------

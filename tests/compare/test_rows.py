@@ -30,6 +30,7 @@ from aprfmt.causes.tensor import (
 from aprfmt.compare import diff
 from tests.causes.tensor_faults import FAULTS
 from tests.compare import faults
+from tests.compare.hypotheses import load_function
 from tests.compare.test_explain import said
 from tests.compare.test_verdicts import edited
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
@@ -177,7 +178,7 @@ def test_a_row_for_two_encodings_or_shapes_does_its_own_work(
     (row,) = [row for row in diff(a, b).tensors if row.key == key]
     assert row.explanation is not None and row.explanation.confirmed
     assert row.cause == cause and words in said(row)
-    rows = tuple(entry for entry in table.TABLE if entry.find is not find)
+    rows = tuple(entry for entry in table.TABLE if load_function(entry.find) is not find)
     assert len(rows) == len(table.TABLE) - 1
     monkeypatch.setattr(table, "TABLE", rows)
     (left,) = [row for row in diff(a, b).tensors if row.key == key]
@@ -210,7 +211,7 @@ def test_a_row_for_made_models_does_its_own_work(
         return {(row.key, row.cause) for row in rows if row.explanation is not None}
 
     whole = confirmed()
-    rows = tuple(entry for entry in table.TABLE if entry.find is not find)
+    rows = tuple(entry for entry in table.TABLE if load_function(entry.find) is not find)
     assert whole and len(rows) == len(table.TABLE) - 1
     monkeypatch.setattr(table, "TABLE", rows)
     assert confirmed() != whole
@@ -231,4 +232,4 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried.add(
         coarse_rounding.explain_coarse_rounding
     )  # by tests/compare/test_types_without_encoder.py
-    assert tried == {row.find for row in table.TABLE}
+    assert tried == {load_function(row.find) for row in table.TABLE}

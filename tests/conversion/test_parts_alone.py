@@ -74,7 +74,7 @@ def test_what_a_format_cannot_hold_is_one_text_and_comes_back(key: str) -> None:
 
 def test_a_text_is_taken_as_it_stands_in_a_file_and_without_quotes_on_a_line() -> None:
     assert parse_json_value("k", "old", '"new"') == "new"
-    assert parse_json_value("k", "old", '"new"', whole=True) == '"new"'
+    assert parse_json_value("k", "old", '"new"', from_file=True) == '"new"'
     assert parse_json_value("k", 1, "2") == 2 and parse_json_value("k", None, "[1]") == [1]
     with pytest.raises(UsageError, match="is a"):
         parse_json_value("k", [1], "2")

@@ -339,6 +339,7 @@ def only_third() -> Callable[..., Any]:
 
 
 # Rows of another file, which makes them with the functions above.
+from tests.diagnose.faults_compressed import COMPRESSED_FAULTS  # noqa: E402
 from tests.diagnose.faults_encoders import ENCODER_FAULTS  # noqa: E402
 from tests.diagnose.faults_engine import ENGINE_FAULTS  # noqa: E402
 from tests.diagnose.faults_indexer import INDEXER_FAULTS  # noqa: E402
@@ -348,7 +349,7 @@ from tests.diagnose.faults_places import PLACE_FAULTS  # noqa: E402
 from tests.diagnose.faults_types import TYPE_FAULTS  # noqa: E402
 
 ENGINES = (*ENGINES, *ENGINE_FAULTS, *ENCODER_FAULTS, *LLAMA4_FAULTS, *TYPE_FAULTS, *INDEXER_FAULTS)
-ENGINES = (*ENGINES, *MODULE_FAULTS, *PLACE_FAULTS)
+ENGINES = (*ENGINES, *MODULE_FAULTS, *PLACE_FAULTS, *COMPRESSED_FAULTS)
 FILES = (*FILE_FAULTS, *WALK, *MOVED_FAULTS, *UNDECODED_FAULTS, *PACKED_FAULTS, *FAULTS_TOKENS)
 CONTROLS = (*PAIRS, *MOVED_CONTROLS, *PACKED_CONTROLS, *CONTROLS_TOKENS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

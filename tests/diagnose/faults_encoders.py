@@ -3,6 +3,7 @@
 Seen red: a causal mask named a window, positions and biases of scores not named.
 """
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from aprfmt.inference.trace_file import save_trace
 from aprfmt.inference.weights import model_weights
 from aprfmt.model import open_model
 from tests.diagnose.fault import Fault, Pair
-from tests.inference.encoders import IDS, encoded
+from tests.inference.encoders import IDS, encoded, write_pooling
 from tests.inference.judge import backend
 
 # name -> (encoder, hyperparameters, fields of the block, cause, where it is first seen, in words)
@@ -62,4 +63,25 @@ def _fault(name: str) -> Fault:
     return Fault(f"encoder-{name}", label, says, make, (cause,))
 
 
-ENCODER_FAULTS = tuple(_fault(name) for name in CHANGED)
+def pooled_otherwise() -> Pair:
+    """Return two copies of an encoder: one pools its first row, one the mean of all."""
+    folders = []
+    for kind in ("cls", "mean"):
+        folder = Path(mkdtemp()) / f"encoder-{kind}"
+        shutil.copytree(encoded("bert").folder, folder)
+        write_pooling(folder, kind)
+        folders.append(folder)
+    return folders[0], folders[1]
+
+
+ENCODER_FAULTS = (
+    *(_fault(name) for name in CHANGED),
+    Fault(
+        "encoder-pooling",
+        "bert",
+        "the mean of all rows for the first",
+        pooled_otherwise,
+        ("pooling",),
+        ("pooling",),
+    ),
+)

@@ -1,12 +1,10 @@
 """Every seeded fault is named, with its place, and nothing sound raises an alarm."""
 
-from importlib import import_module
-
 import pytest
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.role_vocabulary import HYPER_NAMES
-from aprfmt.causes import CAUSES, modules_of
+from aprfmt.causes import CAUSES, causes_of, modules_of
 from aprfmt.causes.forward.table import TABLE
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
@@ -103,17 +101,15 @@ def test_tables_name_causes_of_the_one_table() -> None:
     proposed = {row.cause for row in TABLE} | {"capture_rows", "ranks_differ"}
     proposed |= set().union(*({usual.change.cause for usual in tried(base)} for base in USUAL_IN))
     assert proposed <= set(CAUSES)
-    modules = [import_module(name) for name in modules_of("forward")]
-    computed = {row.name for module in modules for row in getattr(module, "CAUSE_ROWS", ())}
+    computed = {row.name for module in modules_of("forward") for row in causes_of(module)}
     assert len(computed) > 20 and computed <= proposed
 
 
 # Causes of training steps (tests/training) and of the ranks of a dump (inference/test_rank_dumps).
-SEEDED_ELSEWHERE = {
-    cause.name
-    for name in modules_of("training")
-    for cause in getattr(import_module(name), "CAUSE_ROWS", ())
-} | {"ranks_differ", "shard_order"}
+SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
+    "ranks_differ",
+    "shard_order",
+}
 USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in
 
 

@@ -10,12 +10,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from aprfmt import diagnosis
 from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
 from aprfmt.diagnosis import (
     configuration_keys,
     direct,
-    entry,
     examine,
     model_pair,
     models,
@@ -370,12 +370,12 @@ def test_products_of_a_diagnosis_have_one_thread_and_then_their_own_again(
             seen.append(blas.blas_threads())
             return "walked"
 
-    monkeypatch.setattr(entry, "Walk", Walk)
+    monkeypatch.setattr(diagnosis, "Walk", Walk)
     before = blas.blas_threads()
     assert before is not None
     blas.set_blas_threads(2)
     try:
-        found: Any = entry.diagnose(str(demo_model), str(demo_model), ids=[1, 2])
+        found: Any = diagnosis.diagnose(str(demo_model), str(demo_model), ids=[1, 2])
         assert found == "walked" and seen == [1] and blas.blas_threads() == 2
     finally:
         blas.set_blas_threads(before)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from aprfmt.compare import diff
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.words import first_lines
 from tests.cli.run import aprfmt
@@ -89,3 +90,23 @@ def test_damage_without_an_architecture_is_mended_from_a(
     (command,) = found.next
     mended = written(command, tmp_path / "b.safetensors", tmp_path, monkeypatch)
     assert mended.read_bytes() == (tmp_path / "a.safetensors").read_bytes()
+
+
+def test_what_overflows_is_not_written_in_the_same_encoding_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: `convert A B --encoding F16`, which is refused; the place was not said."""
+    values = np.random.default_rng(5).normal(0, 1, (64, 64)).astype(np.float32)
+    values[5, 7] = 70000.0
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float16)
+    save_file({"words": values}, tmp_path / "a.safetensors")
+    save_file({"words": narrow}, tmp_path / "b.safetensors")
+    found = diagnose(str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"))
+    assert found.cause == "nonfinite" and "[5, 7]" in found.sentence
+    (command,) = found.next
+    mended = written(command, tmp_path / "b.safetensors", tmp_path, monkeypatch)
+    assert mended.read_bytes() == (tmp_path / "a.safetensors").read_bytes()
+    report = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    (one,) = report.causes
+    assert one.remedy is not None and "--encoding" not in one.remedy.command

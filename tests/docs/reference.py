@@ -25,7 +25,10 @@ from aprfmt.arch.docs_page import architectures_page as architectures
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.markdown import table
 from aprfmt.base.outcome import EXIT_CODES
-from aprfmt.causes import CAUSES, judging_sentences
+from aprfmt.causes import CAUSES, FOLDERS, causes_of, modules_of
+from aprfmt.causes.forward.table import TABLE as OF_A_PASS
+from aprfmt.causes.tensor.table import JOINT, TABLE
+from aprfmt.causes.training.table import BACKWARDS, GRADIENTS, UPDATES
 from aprfmt.checks.gates.running import QaOptions
 from aprfmt.checks.table import CHECKS, CheckRow
 from aprfmt.cli.commands import COMMANDS, GROUPS
@@ -156,6 +159,40 @@ def exit_codes() -> str:
     """Return the exit-code table."""
     rows = [(str(code), text) for code, text in EXIT_CODES.items()]
     return "# Exit codes\n\n" + WRITTEN_BY + "\n" + table(("code", "means"), rows)
+
+
+# What judges a cause that a folder's modules find, so that it may be called confirmed.
+JUDGED: Mapping[str, str] = {
+    "": "what both files say of themselves: nothing is fitted",
+    "tokenizer": "probe texts, conversations and ends: it is read in the files, and found on none "
+    "of these",
+    "tensor": "every value it speaks of: twice as many as numbers were read from them, and digits "
+    "enough that none of the other guesses fits by chance",
+    "training": "every element of the parameter: numbers are fitted on one half of them and judged "
+    "on the other",
+    "forward": "rows of the point that its numbers were not fitted to, with twice their digits, or "
+    "other points that differed and agree",
+}
+FINDS: Mapping[str, set[str]] = {
+    "tensor": {cause for row in TABLE for cause in row.causes}
+    | {cause for row in JOINT for cause in row.causes},
+    "training": {cause for row in UPDATES for cause in row.causes}
+    | {cause for row in GRADIENTS for cause in row.causes}
+    | {cause for row in BACKWARDS for cause in row.causes},
+    "forward": {row.cause for row in OF_A_PASS},
+}
+
+
+def judging_sentences(name: str) -> tuple[str, ...]:
+    """Return sentences that say which data confirm a cause, one for each folder that finds it."""
+    if CAUSES[name].most == "located":
+        return ("it is measured and never made again: located, not more",)
+    return tuple(
+        JUDGED[folder]
+        for folder in FOLDERS
+        if name in FINDS.get(folder, ())
+        or any(row.name == name for module in modules_of(folder) for row in causes_of(module))
+    )
 
 
 def causes() -> str:

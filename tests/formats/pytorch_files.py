@@ -155,14 +155,28 @@ def by_path(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
             yield from by_path(held, f"{path}.{number}" if path else str(number))
 
 
+# Layouts of a sparse tensor by rows or columns -> its parts but the values.
+_PLAIN = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
 def _parts(value: torch.Tensor, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     if value.layout == torch.sparse_coo:
         yield path + ".indices", value._indices()
         yield path + ".values", value._values()
-    elif value.layout == torch.sparse_csr:
-        yield path + ".crow_indices", value.crow_indices()
-        yield path + ".col_indices", value.col_indices()
+    elif value.layout in _PLAIN:
+        for name in _PLAIN[value.layout]:
+            yield f"{path}.{name}", getattr(value, name)()
         yield path + ".values", value.values()
+    elif value.is_nested:
+        yield path + ".buffer", value.values()
+        yield path + ".sizes", value._nested_tensor_size()
+        yield path + ".strides", value._nested_tensor_strides()
+        yield path + ".storage_offsets", value._nested_tensor_storage_offsets()
     elif value.is_quantized:
         yield path, value.int_repr()
         if "per_channel" in str(value.qscheme()):
@@ -182,3 +196,96 @@ def raw(value: torch.Tensor) -> bytes:
         return b""
     plain = plain.clone(memory_format=torch.contiguous_format).reshape(-1)
     return bytes(plain.view(torch.uint8).numpy().tobytes())
+
+
+ARRANGED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "plain": lambda x: {"x": x},
+    "shaped": lambda x: {"x": x.reshape(2, 3, 4)},
+    "transposed": lambda x: {"x": x.reshape(4, 6).t()},
+    "stepped": lambda x: {"x": x[1::3]},
+    "inner": lambda x: {"x": x.reshape(4, 6)[1:3, 2:5]},
+    "expanded": lambda x: {"x": x.reshape(1, 24).expand(3, 24)},
+    "single": lambda x: {"x": x[5]},
+    "empty": lambda x: {"x": x[:0], "y": x[4:4].reshape(3, 0)},
+    "shared": lambda x: [x, x[3:9], {"z": x.reshape(4, 6)[:, 1]}],
+    "subclass": lambda x: {"x": torch.nn.Parameter(x, requires_grad=False)},
+}
+
+
+def _optimizer_states() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield (name, function that gives its state after a step) of each of torch's optimizers."""
+    for name in sorted(dir(torch.optim)):
+        kind = getattr(torch.optim, name)
+        if not isinstance(kind, type) or name == "Optimizer":
+            continue
+
+        def make(kind: Any = kind, name: str = name) -> Any:
+            with torch.random.fork_rng():
+                torch.manual_seed(3)
+                if name == "SparseAdam":
+                    model: torch.nn.Module = torch.nn.Embedding(4, 3, sparse=True)
+                    given = torch.tensor([1])
+                else:
+                    model = torch.nn.Linear(3, 2, bias=name != "Muon")
+                    given = torch.ones(1, 3)
+                settings = {"momentum": 0.9} if name == "SGD" else {"lr": 0.1}
+                optimizer = kind(model.parameters(), **settings)
+
+                def closure() -> Any:
+                    optimizer.zero_grad()
+                    loss = (model(given) ** 2).sum()
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+            return optimizer.state_dict()
+
+        yield f"optimizer-{name}", make
+
+
+def _jagged() -> Any:
+    return torch.nested.nested_tensor([torch.arange(3.0), torch.arange(5.0)])
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    **dict(_optimizer_states()),
+    "generator": lambda: {"rng": torch.Generator().manual_seed(3).get_state()},
+    "rng": lambda: {"rng": torch.get_rng_state()},
+    "sparse-csc": lambda: {"x": torch.eye(4).to_sparse_csc()},
+    "sparse-bsr": lambda: {"x": torch.eye(4).to_sparse_bsr((2, 2))},
+    "sparse-bsc": lambda: {"x": torch.eye(4).to_sparse_bsc((2, 2))},
+    "sparse-int": lambda: {"x": torch.eye(4).int().to_sparse()},
+    "sparse-uncoalesced": lambda: {
+        "x": torch.sparse_coo_tensor(
+            torch.tensor([[0, 0, 1]]), torch.tensor([1.0, 2.0, 3.0]), (3,), check_invariants=True
+        )
+    },
+    "sparse-hybrid": lambda: {"x": torch.arange(24.0).reshape(2, 3, 4).to_sparse(1)},
+    "nested-tensor": lambda: {"x": _jagged()},
+    "quantized-int8": lambda: {
+        "x": torch.quantize_per_tensor(torch.arange(6.0), 0.25, 0, torch.qint8)
+    },
+    "quantized-int32": lambda: {
+        "x": torch.quantize_per_tensor(torch.arange(6.0), 0.25, 0, torch.qint32)
+    },
+    "quantized-channels-uint8": lambda: {
+        "x": torch.quantize_per_channel(
+            torch.arange(12.0).reshape(3, 4), torch.ones(4), torch.ones(4).long(), 1, torch.quint8
+        )
+    },
+    "float4": lambda: {"x": torch.arange(8, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)},
+    "lstm": lambda: torch.nn.LSTM(3, 4, 2).state_dict(),
+    "transformer": lambda: torch.nn.TransformerEncoderLayer(4, 2, 8).state_dict(),
+    "batch-norm": lambda: torch.nn.BatchNorm2d(3).state_dict(),
+    "scheduler": lambda: torch.optim.lr_scheduler.StepLR(
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1), 5
+    ).state_dict(),
+    "bytes": lambda: {"x": torch.ones(1), "b": bytearray(b"ab")},
+    "sizes": lambda: {"x": torch.ones(2, 3), "shape": torch.Size([2, 3])},
+    "numbers-as-keys": lambda: {0: torch.ones(2), 1.5: torch.zeros(1), (1, 2): torch.ones(1)},
+    "deep": lambda: {"a": [{"b": ({"c": [torch.ones(2)]},)}]},
+    "long-names": lambda: {f"{'n' * 300}.{at}": torch.full((1,), float(at)) for at in range(9)},
+    "many": lambda: {f"t{at}": torch.full((2,), float(at)) for at in range(300)},
+    "parameter-list": lambda: torch.nn.ParameterList([torch.ones(2), torch.zeros(3)]).state_dict(),
+    "grad": lambda: {"x": torch.ones(3, requires_grad=True)},
+}

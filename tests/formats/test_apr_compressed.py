@@ -118,6 +118,28 @@ def test_zstd_is_read_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         parse(memoryview(bomb), "t.apr")
 
 
+@pytest.mark.parametrize("kind", ["lz4", "zstd", "zstd in two frames", "zstd of one byte"])
+def test_a_cut_at_any_byte_is_found(kind: str) -> None:
+    """Seen red: a Zstd frame without its checksum, or without a part of it, was read as whole."""
+    if kind == "lz4":
+        plain = plain_file(LZ4)
+        packed = lz4_file(sequence(plain[64:]), len(plain) - 64, plain)
+    else:
+        zstandard = pytest.importorskip("zstandard", reason="NOT-RUN: zstandard is not installed")
+        plain = plain_file(ZSTD)
+        pieces = [plain[64:]] if "two" not in kind else [plain[64:90], plain[90:]]
+        if "byte" in kind:
+            pieces[0] += bytes(1 << 18)  # blocks that repeat one byte
+        packer = zstandard.ZstdCompressor(write_checksum=True)
+        hidden = b"\x5a\x2a\x4d\x18\x03\0\0\0abc"  # a skippable frame
+        packed = plain[:64] + hidden + b"".join(map(packer.compress, pieces))
+    whole = bytes(parse(memoryview(packed), "t.apr").buffer[:])
+    assert whole[: len(plain)] == plain
+    for size in range(65, len(packed)):
+        with pytest.raises(FormatError):
+            parse(memoryview(packed[:size]), "t.apr")
+
+
 @pytest.mark.parametrize("kind", ["zstd", "lz4", "lz4 that says so"])
 def test_a_bomb_takes_no_more_than_its_limit(kind: str, tmp_path: Path) -> None:
     """A gigabyte of zeros in some kilobytes. Seen red: no limit, a match that is copied twice."""

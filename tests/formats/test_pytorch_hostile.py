@@ -4,6 +4,7 @@ import io
 import pickle
 import struct
 import sys
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -254,6 +255,38 @@ def zipped(path: Path, body: bytes) -> Path:
         archive.writestr("x/data/0", bytes(16))
         archive.writestr("x/version", b"3\n")
     return path
+
+
+def test_a_small_file_ends_soon_and_stays_small(marked: Path) -> None:
+    """No file here makes more values than its bytes allow, or takes more memory than 64 a byte."""
+    assert len(PICKLES) + len(ARCHIVES) >= 80
+    for body, _ in PICKLES.values():
+        path = zipped(marked / "x.pt", body if len(body) < 1 << 16 else body[: 1 << 13])
+        tracemalloc.start()
+        try:
+            with pytest.raises(FormatError):
+                open_source(path)
+            assert tracemalloc.get_traced_memory()[1] < (4 << 20) + 64 * path.stat().st_size
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("words", [
+    ("inspect", "x.pt"), ("validate", "x.pt"), ("diff", "x.pt", "x.pt"), ("scan", "."),
+    ("hash", "x.pt"), ("convert", "x.pt", "y.safetensors"), ("tensors", "x.pt"),
+    ("trace", "MODEL", "--map", "x.pt", "--ids", "1,2"), ("diff", "MODEL", "x.pt"),
+    ("step", "MODEL", "--grads", "x.pt", "--after", "MODEL", "--optimizer", "sgd"),
+])  # fmt: skip
+def test_every_command_only_describes_a_pickle(marked: Path, words: tuple[str, ...]) -> None:
+    """What the file would call is never imported, whichever command opens the file."""
+    from tests.cli.run import aprfmt
+
+    zipped(marked / "x.pt", call(PLANTED, RUN, "x"))
+    model = Path(__file__).resolve().parents[2] / "fixtures" / "demo"
+    done = aprfmt(*(str(model) if word == "MODEL" else word for word in words))
+    assert done.code in ((0, 1, 2) if words[0] == "scan" else (1, 2)), done.out
+    if words[0] not in ("scan", "validate"):
+        assert f"calls {PLANTED}.run" in done.err + done.out
 
 
 @pytest.mark.parametrize("kind", PICKLES)

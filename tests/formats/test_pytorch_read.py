@@ -44,6 +44,8 @@ def check(path: Path, value: Any) -> None:
         for name, tensor in wanted.items():
             found = source.tensors[name]
             shape = tuple(tensor.shape)
+            if tensor.dtype == torch.float4_e2m1fn_x2:
+                shape = (*shape[:-1], 2 * shape[-1])  # torch counts bytes, each of two values
             assert found.info.shape[: len(shape)] == shape, name
             data = files.raw(tensor)
             assert bytes(found.raw()) == data, name
@@ -64,9 +66,27 @@ def test_every_kind(tmp_path: Path, make: Any, form: str, protocol: int) -> None
     check(path, value)
 
 
-def test_there_are_enough_kinds() -> None:
-    """The table holds what it is meant to."""
-    assert len(LISTED) >= 60
+# What torch writes in its older form and does not read again.
+UNREAD = {("nested-tensor", "legacy"), ("float4", "legacy")}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_dtypes_by_arrangement_and_all_optimizers(tmp_path: Path) -> None:
+    """Every dtype in every arrangement and form, every optimizer's state, and other kinds."""
+    count = 0
+    for dtype in files.DTYPES:
+        for arrange in files.ARRANGED.values():
+            for form in files.FORMS if dtype in files.TYPED else files.FORMS[:1]:
+                path = files.save(arrange(files.values(dtype)), tmp_path / "x.pt", form, 2)
+                check(path, loaded(path))
+                count += 1
+    for name, make in files.OTHERS.items():
+        for form, protocol in (("zip", 2), ("legacy", 2), ("zip", 5)):
+            if (name, form) not in UNREAD:
+                path = files.save(make(), tmp_path / "x.pt", form, protocol)
+                check(path, loaded(path, protocol))
+                count += 1
+    assert count + len(LISTED) >= 500
 
 
 TREES = st.recursive(

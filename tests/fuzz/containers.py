@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.encodings import find_encoding
-from aprfmt.base.protocols import Source, TypedValue
+from aprfmt.base.protocols import OrderedSink, Source, TypedValue
 from aprfmt.base.text_escape import escape
 from aprfmt.errors import (
     AprfmtError,
@@ -67,7 +67,7 @@ def worth_copying(data: bytes) -> bool:
 
 def _copy(sink: Any, metadata: Mapping[str, Any], source: Source) -> None:
     infos = [tensor.info for tensor in source.tensors.values()]
-    infos = sink.order(infos) if hasattr(sink, "order") else infos
+    infos = sink.order(infos) if isinstance(sink, OrderedSink) else infos
     with sink:
         sink.plan(metadata, infos)
         for info in infos:

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aprfmt.inference import moe
-from aprfmt.inference.dry.backend import Routed
 from aprfmt.inference.routing import choose_experts
 from tests.threads import one_thread as one_thread
 
@@ -14,9 +14,12 @@ from tests.threads import one_thread as one_thread
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have experts chosen in turn, as an estimate takes them to be."""
 
-    def turned(logits: Any, bias: Any, hp: Any, m: Any = None, scale: Any = None) -> Any:
-        taken = Routed(logits.shape, 4, None)  # type: ignore[arg-type]
-        taken.used = int(hp["n_experts_used"])
-        return choose_experts(taken.numbers().astype(logits.dtype), None, hp, scale=scale)
+    def turned(
+        logits: Any, bias: Any, hp: Any, m: Any = None, scale: Any = None, fixed: Any = None
+    ) -> Any:
+        tokens, experts = logits.shape
+        first = np.arange(tokens)[:, None] * int(hp["n_experts_used"])
+        turn = -4.0 * ((np.arange(experts)[None, :] - first) % experts) / experts
+        return choose_experts(turn.astype(logits.dtype), None, hp, scale=scale)
 
     monkeypatch.setattr(moe, "choose_experts", turned)

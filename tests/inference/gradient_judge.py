@@ -74,8 +74,12 @@ def judged_gradients(name: str, folder: Path, *, padded: bool = False) -> Judged
     found: Found = {}
     for path in (folder / "gradients").glob("*.safetensors"):
         found.update(load_file(path))
-    # A buffer is no parameter: a trainer gives it no gradient.
-    found = {key: values for key, values in found.items() if not np.isnan(values).all()}
+    # A buffer is no parameter: a trainer gives it no gradient. Those of integers stay as they are.
+    found = {
+        key: values
+        for key, values in found.items()
+        if values.dtype.kind == "f" and not np.isnan(values).all()
+    }
     return JudgedGradients(
         folder / "model", folder / "batch.npz", loss.item(), found, flat, tuple(without)
     )

@@ -59,6 +59,20 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.indexer\.wq_b": (("index_q",), ""),
     r"self_attn\.indexer\.k_norm": (("index_k",), ""),
     r"self_attn\.indexer\.weights_proj": (("index_w",), ""),
+    r"self_attn\.indexer\.q_norm": (("index_q",), ""),
+    r"self_attn\.q_a_norm": (("q_a_norm",), ""),
+    r"self_attn\.q_b_norm": (("q_norm",), ""),
+    r"self_attn\.kv_proj": (("k",), ""),
+    r"self_attn\.kv_norm": (("k_norm",), ""),
+    r"self_attn\.compressor\.kv_proj": (("compress_kv",), ""),
+    r"self_attn\.compressor\.gate_proj": (("compress_gate",), ""),
+    r"self_attn\.compressor\.indexer\.kv_proj": (("index_compress_kv",), ""),
+    r"self_attn\.compressor\.indexer\.gate_proj": (("index_compress_gate",), ""),
+    r"self_attn\.compressor\.indexer\.q_b_proj": (("index_q",), ""),
+    r"self_attn\.compressor\.indexer\.scorer\.weights_proj": (("index_w",), ""),
+    r"self_attn\.compressor\.indexer\.scorer": (("index_scores",), ""),
+    r"self_attn\.o_a_proj": ((), "attn"),
+    r"self_attn\.o_b_proj": (("attn_out",), "attn_low"),
     r"self_attn\.(o_proj|dense)|attn\.c_proj|mixer\.o_proj": (("attn_out",), "attn"),
     r"(pre_)?feedforward_layernorm|pre_ff_layernorm|ln_2|norm_2|final_layer_norm|ffn_norm": (
         ("ffn_norm",),
@@ -144,6 +158,7 @@ WHOLE: dict[str, str] = {
         "final_norm"
     ),
     r"(gpt_neox|model\.decoder)\.final_layer_norm": "final_norm",
+    r"model\.hc_head": "hc_merged",
     r"model\.decoder\.project_in": "embd_in",
     r"model\.decoder\.project_out": "head_in",
     r"(bert|roberta)\.embeddings\.word_embeddings": "embd",
@@ -272,6 +287,12 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         assert original is not None
         out, weights = original(module, query, key, value, mask, **options)
         prefix = f"L{module.layer_idx}."
+        if cfg.model_type == "deepseek_v4":
+            found[prefix + "attn_mixed"] = _halves(cfg, out)[0].flatten(1).numpy()
+            tokens = query.shape[2]  # keys of windows come after theirs
+            if key.shape[2] > tokens:
+                windows = _halves(cfg, key[:, :, tokens:])
+                found[prefix + "compressed_k"] = windows[0].transpose(0, 1).numpy()
         repeated = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         scaling = options.get("scaling")
         scores = query @ repeated.transpose(2, 3) * scaling
@@ -280,6 +301,8 @@ def watched(model: Any, found: Found) -> Iterator[None]:
             0
         ].numpy()
         found[prefix + "probs"] = weights[0].numpy()
+        if cfg.model_type == "deepseek_v4":
+            key, value = (x[:, :, : query.shape[2]] for x in (key, _halves(cfg, value)))
         turned, *names = _turned(cfg, module)
         if cfg.model_type == "opt":  # scaled already
             query = query * query.shape[-1] ** 0.5
@@ -344,7 +367,9 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         return mixed
 
     altered = list(_methods_watched(model, found))
-    indexed = list(_indexer_watched(code, found)) if hasattr(cfg, "index_topk") else []
+    kinds = any(hasattr(cfg, name) for name in ("index_topk", "index_block_size"))
+    watches = kinds and cfg.model_type != "deepseek_v4"
+    indexed = list(_indexer_watched(code, found, cfg)) if watches else []
     if convolution is not None:
         setattr(code, _CONVOLUTION, convolved)
     for name in scans:
@@ -412,7 +437,7 @@ def _methods_watched(model: Any, found: Found) -> Iterator[tuple[Any, str]]:
             yield watch(module, "project_per_layer_inputs", whole)
 
 
-def _indexer_watched(code: Any, found: Found) -> Iterator[tuple[str, Any]]:
+def _indexer_watched(code: Any, found: Found, cfg: Any) -> Iterator[tuple[str, Any]]:
     """Record what an indexer rotates and scores; yield the names that are replaced, and by what."""
 
     class Functions:
@@ -432,6 +457,10 @@ def _indexer_watched(code: Any, found: Found) -> Iterator[tuple[str, Any]]:
 
         def turn(q: Any, k: Any, *args: Any, function: Any = function, **options: Any) -> Any:
             turned = function(q, k, *args, **options)
+            if hasattr(cfg, "index_block_size") and q.shape[-1] == cfg.index_head_dim:
+                for part, x in zip("qk", turned, strict=True):
+                    rotated = x[0].transpose(0, 1).numpy()
+                    found[f"L{_entered(found)}.index_{part}_rope"] = rotated
             if options.get("unsqueeze_dim") == 2:  # attention has its heads first
                 for part, x in zip("qk", turned, strict=True):
                     found[f"L{_entered(found)}.index_{part}_turned"] = x[0].numpy()
@@ -455,6 +484,43 @@ def _indexed(found: Found, prefix: str, chosen: Any) -> None:
         whole = found[f"{prefix}index_{part}"].reshape(*turned.shape[:2], -1)
         rest = whole[..., turned.shape[-1] :]
         found[f"{prefix}index_{part}_rope"] = np.concatenate([turned, rest], axis=-1)
+
+
+def _indexed_blocks(found: Found, prefix: str, chosen: np.ndarray, size: int) -> None:
+    """Put together what an indexer of blocks gave: each block's best score, and the choice."""
+    q, k = found[prefix + "index_q_rope"], found[prefix + "index_k_rope"][:, 0]
+    scores = np.einsum("thd,kd->htk", q, k)
+    scores[:, ~np.tri(len(k), dtype=bool)] = -np.inf
+    best = [scores[..., i : i + size].max(axis=-1) for i in range(0, len(k), size)]
+    found[prefix + "index_block_scores"] = np.stack(best, axis=-1)
+    kept = np.zeros((*scores.shape[:2], len(best) + 1))
+    np.put_along_axis(kept, chosen, 1, axis=-1)  # -1 is no block
+    found[prefix + "index_blocks"] = kept[..., :-1]
+
+
+def _of_streams(found: Found, prefix: str, name: str, args: Any, out: Any, cfg: Any) -> bool:
+    """Record what deepseek_v4's own modules read and give; return whether `name` is one of them."""
+    branch = name.removesuffix("_hc")
+    if branch in ("attn", "ffn") and name != branch:
+        for part, x in zip(("post", "comb", "in"), out, strict=True):
+            found[f"{prefix}hc_{branch}_{part}"] = x[0].flatten(1).numpy()
+        if branch == "ffn":
+            found[prefix + "mid"] = args[0][0].flatten(1).numpy()
+    elif name == "post_attention_layernorm":
+        found[prefix + "ffn_norm"] = out[0].numpy()
+    elif name == "self_attn.compressor.indexer":
+        kept = np.zeros(found[prefix + "index_scores"].shape)
+        for row, windows in zip(kept, out[0].numpy(), strict=True):
+            row[windows[windows >= 0]] = 1
+        found[prefix + "index_keys"] = kept
+    elif name.endswith("indexer.scorer"):
+        q, keys = (_halves(cfg, x)[0] for x in args[:2])
+        found[prefix + "index_q_rope"] = q.numpy()
+        found[prefix + "index_compressed_k"] = keys[:, None].numpy()
+        found[prefix + "index_scores"] = out[0].numpy()
+    else:
+        return False
+    return True
 
 
 def _side_by_side(copies: Any) -> np.ndarray:
@@ -488,6 +554,9 @@ def _halves(cfg: Any, x: Any) -> Any:
     if cfg.model_type == "deepseek_v2":
         nope, pe = x[..., : cfg.qk_nope_head_dim], x[..., cfg.qk_nope_head_dim :]
         return torch.cat([nope, pe[..., 0::2], pe[..., 1::2]], dim=-1)
+    if cfg.model_type == "deepseek_v4":
+        nope, pe = x[..., : -cfg.qk_rope_head_dim], x[..., -cfg.qk_rope_head_dim :]
+        return torch.cat([nope, pe[..., 0::2], pe[..., 1::2]], dim=-1)
     return x
 
 
@@ -510,6 +579,8 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
     def inside(module: Any, args: Any, out: Any) -> None:
         assert layer is not None
         name, prefix = layer[2], f"L{layer[1]}."
+        if cfg.model_type == "deepseek_v4" and _of_streams(found, prefix, name, args, out, cfg):
+            return
         if name == "post_attention_layernorm":
             sandwich = cfg.model_type in SANDWICH
             if cfg.model_type == "olmo_hybrid":
@@ -551,6 +622,9 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
                 return  # parts of delta_qkv
             if name == "self_attn.o_proj":
                 keep(prefix + "delta_norm", args[0])
+        if name == "self_attn.indexer" and hasattr(cfg, "index_block_size"):
+            _indexed_blocks(found, prefix, out[0].numpy(), cfg.index_block_size)
+            return
         if name == "self_attn.indexer":
             _indexed(found, prefix, out)
             return
@@ -590,7 +664,8 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
                 keep(prefix + "expert_w", out[0].gather(-1, order))
             elif points == ("router",):
                 order = torch.argsort(-out[1], dim=-1, stable=True)
-                keep(prefix + "expert_w", out[1].gather(-1, order))
+                late = cfg.routed_scaling_factor if hasattr(cfg, "index_block_size") else 1
+                keep(prefix + "expert_w", out[1].gather(-1, order) * late)
                 keep(prefix + "experts", out[2].gather(-1, order))
 
     return whole if layer is None else inside
@@ -682,7 +757,8 @@ def rel(found: Any, expected: Any) -> float:
     a, b = (np.asarray(x, np.float64).reshape(-1) for x in (found, expected))
     if a.size != b.size:
         return math.inf
-    return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-300)
+    apart = np.where(a == b, 0, a - np.where(np.isinf(b), 0, b))  # equal infinities are not apart
+    return float(np.linalg.norm(apart)) / max(float(np.linalg.norm(b[~np.isinf(b)])), 1e-300)
 
 
 def median_row(found: Any, expected: Any) -> float:

@@ -128,6 +128,11 @@ def changes(arch: str, size: Size) -> dict[str, Any]:
         names = ("num_heads", "head_dim") if not prefix else ("mamba_n_heads", "mamba_d_head")
         found |= dict(zip(names, (4, size.hidden // 2), strict=True))
         found |= {f"{prefix}n_groups": 2}
+    if "index_block_size" in values:  # an indexer's heads are those of the keys
+        found["index_n_heads"] = size.kv_heads
+        found["rope_parameters"] = values["rope_parameters"] | {"partial_rotary_factor": 0.4}
+    if "o_groups" in values:  # the groups of heads divide them
+        found["o_groups"] = size.heads
     if "kv_lora_rank" in values:
         found["num_key_value_heads"] = size.heads
     if arch == "bamba":  # always rotates the half

@@ -95,6 +95,7 @@ def test_a_session_can_go_back() -> None:
         "qwen3_5",
         "lfm2",
         "llama4",
+        "deepseek_v4",
     ],
 )
 def test_deterministic_bits_depend_on_nothing_else(name: str, run_: str) -> None:

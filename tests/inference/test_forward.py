@@ -54,6 +54,16 @@ ADDITIONAL = {
     "gemma4": {"v_norm"},
     "gemma4_unified": {"v_norm"},
     "deepseek_v32": INDEXER,
+    "minimax_m3_vl": {
+        "index_q", "index_k", "index_q_rope", "index_k_rope", "index_block_scores", "index_blocks",
+        "ffn_gate", "ffn_up", "ffn_mul", "q_norm", "k_norm",
+    },
+    "deepseek_v4": INDEXER - {"index_k", "index_k_rope"} | {
+        "hc_attn_post", "hc_attn_comb", "hc_attn_in", "hc_ffn_post", "hc_ffn_comb", "hc_ffn_in",
+        "hc_merged", "mid", "q_a_norm", "q_norm", "k", "k_norm", "compress_kv", "compress_gate",
+        "compressed_k", "index_compress_kv", "index_compress_gate", "index_compressed_k",
+        "attn_mixed", "attn_low",
+    },
     "minimax": {
         "lightning_qkv", "lightning_gate", "lightning", "lightning_norm", "lightning_gated",
     },

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from aprfmt.conversion import convert
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import read_batch
+from aprfmt.inference.gradients.backend import GradientBackend, PlacedPair
 from aprfmt.inference.gradients.of_batch import BatchGradients, batch_gradients, rounding
 from aprfmt.model import open_model
 from aprfmt.tensors.view import decode_tensor
@@ -86,6 +88,27 @@ def test_points_of_the_router_are_in_the_graph(tmp_path: Path) -> None:
     mine = computed(judge, points=["L1.router", "L1.expert_w", "L1.probs", "L2.ffn_out"])
     assert {"L1.router", "L1.expert_w"} <= mine.points.keys()
     assert all(np.abs(mine.points[key]).max() > 0 for key in mine.points)
+
+
+def test_a_pair_at_a_router_is_added_once() -> None:
+    """Deterministic products of a router are those of `linear`, which adds the pair."""
+
+    class Role:
+        key, n_rows, n_columns = "L0.ffn_gate_inp.weight", 3, 4
+
+        def placed_on(self, backend: GradientBackend) -> torch.Tensor:
+            return torch.zeros(3, 4, dtype=torch.float64)
+
+        array = placed_on
+
+    x = torch.ones(2, 4, dtype=torch.float64)
+    pair = PlacedPair(x[:1], torch.ones(3, 1, dtype=torch.float64), 0.5)
+    for deterministic in (False, True):
+        backend = GradientBackend("cpu", "float64")
+        backend.deterministic, backend.pairs = deterministic, {Role.key: pair}
+        with torch.no_grad():
+            y = backend.router(x, Role(), None, rounded=False)  # type: ignore[arg-type]
+        assert (y == 2.0).all()
 
 
 def test_a_reduction_by_rows_is_the_mean_of_the_rows(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from aprfmt.errors import BackendUnavailableError, FormatError, UnsupportedError
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _align_labels
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.dry.backend import DryBackend
 from aprfmt.inference.engines.graph import GraphReader
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
@@ -29,9 +28,7 @@ from aprfmt.inference.evaluation import Sample, no_label_reason
 from aprfmt.inference.fast.cuda import loader, memory
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.brought import Brought
-from aprfmt.inference.fast.dry_cuda import DryCuda
-from aprfmt.inference.fast.dry_host import DryEncodedProducts, DryNativeTorch, DryTorch
-from aprfmt.inference.fast.encoded import ENCODED_ROWS, EncodedProducts
+from aprfmt.inference.fast.encoded import EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
 from aprfmt.inference.parity import operations
@@ -125,15 +122,6 @@ def test_a_time_step_is_the_same_on_torch_and_numpy(bias: bool) -> None:
         assert np.allclose(found, plain, rtol=1e-12), (name, exact)
 
 
-@pytest.mark.parametrize("size", [64, 4096])
-def test_a_cap_takes_two_arrays_beside_its_result(size: int) -> None:
-    run = DryBackend("cpu", "float32")
-    x = run.allocate((size, 8))
-    before = run.account.peak
-    run.softcap(x, 30.0)
-    assert run.account.peak - before == 2 * x.nbytes
-
-
 def test_rows_of_several_tensors_have_no_coded_form() -> None:
     tensor: Any = SimpleNamespace(shape=(2, 2), encoding="F32", stored=(), whole=None)
     assert StoredRows(tensor).coded() is None
@@ -164,26 +152,16 @@ def test_transformers_gives_torchs_threads_back(threads: int | None, tmp_path: P
 
 @pytest.mark.parametrize("shape", [(4, 64), (2, 4, 64)], ids=["matrix", "experts"])
 @pytest.mark.parametrize("encoding", ["Q4_K", "Q8_0", "BF16", "F32", "I32", "F64"])
-def test_what_a_dry_run_multiplies_as_it_is_stored_a_run_does(
-    encoding: str, shape: tuple[int, ...]
-) -> None:
+def test_what_is_multiplied_as_it_is_stored(encoding: str, shape: tuple[int, ...]) -> None:
     """Matrices of an encoding with a kernel; what decoding costs nothing is not copied."""
     if native_kernels() is None:
         not_run("no C kernels here")
-    stored = np.zeros(64, np.uint8)
-    ghost = SimpleNamespace(memory=SimpleNamespace(nbytes=64), nbytes=64)
-
-    def weight(raw: Any) -> Any:
-        return SimpleNamespace(
-            encoding=encoding, shape=shape, notes={}, part=None, n_rows=4, piecewise=False,
-            stored_bytes=lambda: raw,
-        )  # fmt: skip
-
-    real = EncodedProducts(1)._find_stored(weight(stored))
-    dry = DryEncodedProducts([])
-    assert dry.use_kernel(1, weight(ghost)) is (real is not None)
-    assert (real is not None) is (encoding in ("Q4_K", "Q8_0", "BF16") and len(shape) == 2)
-    assert not dry.use_kernel(ENCODED_ROWS + 1, weight(ghost))
+    weight: Any = SimpleNamespace(
+        encoding=encoding, shape=shape, notes={}, part=None, n_rows=4, piecewise=False,
+        stored_bytes=lambda: np.zeros(64, np.uint8),
+    )  # fmt: skip
+    found = EncodedProducts(1)._find_stored(weight)
+    assert (found is not None) is (encoding in ("Q4_K", "Q8_0", "BF16") and len(shape) == 2)
 
 
 def test_a_recorded_pass_brings_nothing_new_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,40 +263,6 @@ def test_a_member_may_be_as_large_as_its_limit(
     monkeypatch.setattr("aprfmt.inference.engines.npz.MAX_MEMBER", size - 1)
     with ExitStack() as stack, pytest.raises(FormatError, match="declares 1128 bytes"):
         NpzFile(path, stack)
-
-
-@pytest.mark.parametrize("rows", [1, ENCODED_ROWS, ENCODED_ROWS + 1])
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_dry_product_has_the_rows_of_a_product(
-    rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Few rows are multiplied as the weight is stored; of many it is decoded first."""
-    run = DryNativeTorch("cpu", "float32")
-    ghost, x = run.allocate((4, 64)), run.allocate((rows, 64))
-    weight: Any = SimpleNamespace(
-        encoding="Q8_0", shape=(4, 64), notes={}, part=None, n_rows=4, stored_bytes=lambda: ghost
-    )
-    monkeypatch.setattr(DryTorch, "linear", lambda self, x, w, bias: "decoded first")
-    found: Any = run.linear(x, weight, run.allocate((4,)) if bias else None)
-    if rows > ENCODED_ROWS or native_kernels() is None:
-        assert found == "decoded first"
-    else:
-        assert found.shape == (rows, 4)
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-def test_a_dry_gate_on_a_gpu_has_the_rows_of_its_input(rows: int) -> None:
-    run = DryNativeTorch("cpu", "float32")
-    weight: Any = SimpleNamespace(n_rows=4)
-    dry: Any = SimpleNamespace(
-        _fused=True,
-        decoded_weight=lambda w: w,
-        allocate=run.allocate,
-        linear=lambda x, w, bias: run.allocate((len(x), 4)),
-    )
-    x = run.allocate((rows, 64))
-    gated = DryCuda.gated(dry, x, (weight, None), (weight, None), "silu", steps=False)
-    assert gated.shape == (rows, 4)
 
 
 @pytest.mark.parametrize(

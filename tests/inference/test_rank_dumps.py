@@ -503,6 +503,7 @@ def test_several_sequences_are_listed_without_ids(tmp_path: Path) -> None:
         ),
         ("x/forward_pass_id=1___rank=0___name=hidden___dump_index=2", ({"rank": 0}, 1, "x.hidden")),
         ("model-rank-1-part-0", ({"rank": 1}, None, "model")),
+        ("mp_rank_01_002/model_optim_rng", ({"tp": 1, "pp": 2}, None, "model_optim_rng")),
         ("lora_rank8", ({}, None, "lora_rank8")),
         ("blk0.query", ({}, None, "blk0.query")),
         ("t0_a", ({}, None, "t0_a")),
@@ -527,10 +528,19 @@ def test_paths_say_ranks_steps_and_names(path: str, says: Any) -> None:
         ),
         ("t h[tp:partial] # what follows is a remark", (Division("tp", 1, "partial"),)),
         ("t h", ()),
+        (
+            "t[attn_dp] e[moe_dp] h[etp:sharded]",
+            (Division("dp", 0), Division("dp", 1), Division("tp", 2)),
+        ),
     ],
 )
 def test_dims_say_what_is_divided(text: str, says: Any) -> None:
     assert parse_dims(text, "x") == says
+
+
+def test_summands_in_another_order_are_refused() -> None:
+    with pytest.raises(FormatError, match="are not put together"):
+        parse_dims("t[cp:zigzag+partial] h", "x")
 
 
 def through(change: Callable[[Any], Any], roles: tuple[str, ...]) -> Any:

@@ -38,11 +38,20 @@ SUM_ORDER = {
     *((name, dtype) for name in ("mamba", "falcon_mamba") for dtype in ("bfloat16", "float16")),
     # Its experts' sum is rounded once.
     ("nemotron_h_moe", "float16"), ("nemotron_h_moe", "bfloat16"),
-    # Its router rounds each step.
-    ("lfm2_moe", "float16"), ("lfm2_moe", "bfloat16"),
+    # Their routers round each step.
+    ("lfm2_moe", "float16"), ("lfm2_moe", "bfloat16"), ("deepseek_v4", "bfloat16"),
+    # Its experts' factor multiplies their rounded sum.
+    ("minimax_m3_vl", "float16"), ("minimax_m3_vl", "bfloat16"),
     ("gpt_oss", "bfloat16"),  # equal router logits: the lower id here
 }  # fmt: skip
-CASES = [(name, dtype) for name in MAKERS for dtype in ("bfloat16", "float16")]
+# transformers leaves some matrices in float32, which its float16 products refuse.
+NOT_RUN = {("deepseek_v4", "float16")}
+CASES = [
+    (name, dtype)
+    for name in MAKERS
+    for dtype in ("bfloat16", "float16")
+    if (name, dtype) not in NOT_RUN
+]
 
 
 @cache

@@ -101,6 +101,14 @@ def file_keys(path: Path, seed: int) -> None:
     _rewritten(path, dict.fromkeys(names, f"{seed}"), {})
 
 
+def file_embedded(path: Path, seed: int) -> None:
+    """Embed files that no loader knows, beside those that a conversion embeds."""
+    with open_model(path) as model:
+        files = json.loads(str(model.metadata.get("aprfmt.files", "{}")))
+    files |= {f"planted-{i:02}.bin": f"{seed}" for i in range(MANY)}
+    _rewritten(path, {"aprfmt.files": json.dumps(files)}, {})
+
+
 def file_tensors(path: Path, seed: int) -> None:
     """Add tensors of no role."""
     _rewritten(path, {}, {f"planted.{i}.weight": _tensor(seed) for i in range(MANY)})
@@ -164,6 +172,7 @@ CASES: Mapping[str, tuple[Callable[[Path], Path], Plant, str]] = {
     "safetensors keys": (_single, file_keys, "metadata key"),
     "safetensors tensors": (_single, file_tensors, "tensor"),
     "gguf keys": (_converted("gguf"), file_keys, "metadata key"),
+    "gguf embedded files": (_converted("gguf"), file_embedded, "file"),
     "gguf tensors": (_converted("gguf"), file_tensors, "tensor"),
     "apr keys": (_converted("apr"), file_keys, "metadata key"),
     "apr tensors": (_converted("apr"), file_tensors, "tensor"),

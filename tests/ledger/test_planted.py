@@ -95,5 +95,5 @@ def test_a_conversion_accounts_for_what_nothing_reads(case: str, tmp_path: Path)
         told = command("diff", path, tmp_path / name, "--json")
         fates = {one.fate for one in entries}
         assert told.code == (0 if fates == {"copied"} else 1), (fates, told.json["says"])
-        if kind == "file":
+        if case == "folder files":
             assert fates == {"dropped"}

@@ -108,10 +108,11 @@ class Reach:
             return
         say(f"map: {len(names)} test files to run once, traced")
         copies: SimpleQueue[WorkCopy] = SimpleQueue()
-        for job in range(min(jobs, len(names))):
-            copy = WorkCopy(self.root, place / f"traced{job}")
-            copy.trace()
-            copies.put(copy)
+        first = WorkCopy(self.root, place / "traced0")
+        first.trace()
+        for job in range(1, min(jobs, len(names))):
+            copies.put(first.duplicate(place / f"traced{job}"))
+        copies.put(first)
         groups = [names[i : i + TOGETHER] for i in range(0, len(names), TOGETHER)]
         for line in in_parallel(jobs, lambda group: self._run(group, copies), groups):
             say(line)

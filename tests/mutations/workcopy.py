@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,17 @@ class WorkCopy:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(checkout / name, target, follow_symlinks=False)
         self._clean_kernels()
+
+    def duplicate(self, place: Path) -> "WorkCopy":
+        """Return a second copy below `place` with the same files, those of a traced copy too.
+
+        Writing the numbers of all blocks takes a process seconds: it is done once for all copies.
+        """
+        second = copy(self)
+        second.place, second.root = place, place / self.root.name
+        second.seen = second.root / self.seen.name
+        shutil.copytree(self.root, second.root, symlinks=True)
+        return second
 
     def _clean_kernels(self) -> None:
         """Take the checkout's built kernels where they are newer than every source, else build."""

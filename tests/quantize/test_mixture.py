@@ -178,6 +178,15 @@ def test_pure_takes_the_base_everywhere_but_where_it_does_not_fit() -> None:
     assert mixture.choose("L0.attn_q.weight", (64, 96), "F16") == "Q5_0"
 
 
+@pytest.mark.parametrize("scheme", [name for name, row in SCHEMES.items() if not row.mixes])
+def test_pure_changes_nothing_of_a_type_that_is_no_mixture(scheme: str) -> None:
+    arch = SCHEMES[scheme].arch or "llama"
+    plain, pure = llama(scheme, arch=arch), llama(scheme, arch=arch, pure=True)
+    shapes = {**llama_names(4), "L0.attn_q.weight": (64, 96), "L1.ffn_gate_up_exps": (4, 64, 64)}
+    for name, shape in shapes.items():
+        assert plain.choose(name, shape, "F16") == pure.choose(name, shape, "F16")
+
+
 def test_what_does_not_fit_becomes_what_llama_cpp_makes_of_it() -> None:
     """Source: tensor_type_fallback in llama-quant.cpp."""
     assert dict(FALLBACK) == {

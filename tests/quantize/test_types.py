@@ -129,6 +129,9 @@ def test_flags_that_need_a_scheme(source: Path, tmp_path: Path) -> None:
         aprfmt.convert(source, tmp_path / "q.gguf", pure=True)
     with pytest.raises(UsageError, match="exclude"):
         aprfmt.convert(source, tmp_path / "q.gguf", quantize="Q8_0", encoding="F16")
+    for name in ("F16", "NF4", "AWQ-g32"):
+        with pytest.raises(UsageError, match=f"--pure: {name} is no mixture"):
+            aprfmt.convert(source, tmp_path / "q", to="safetensors", quantize=name, pure=True)
 
 
 def test_safetensors_has_no_ggml_blocks(source: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What an address may be: one line for each that is none.
 
-Seen red: `ftp://` and other schemes of fsspec that need a host, brackets without their pair, labels
-of hosts that IDNA refuses, a token with characters that no header holds.
+Seen red: an address whose host is empty, read as if its folder were the host; `ftp://` and other
+schemes of fsspec that need a host, brackets without their pair, labels of hosts that IDNA refuses,
+a token with characters that no header holds.
 """
 
 from pathlib import Path
@@ -34,6 +35,9 @@ LABEL = "a" * 64
     ("simplecache://a/b", "simplecache:// cannot be read: "),
     ("github://a/b", "github:// cannot be read: "), ("jupyter://a/b", "jupyter:// cannot be read"),
     ("memory://nothing/here.gguf", "no such file"),
+    ("s3:///x", "names no bucket between"), ("gs:///a/b.gguf", "names no bucket between"),
+    ("az:////a/b", "names no bucket between"), ("hf:///owner/name", "names no owner between"),
+    ("https:///host/x.gguf", "names no host between"), ("HTTP:///x", "names no host between"),
 ])  # fmt: skip
 def test_an_address_that_cannot_be_read_is_one_line(
     address: str, said: str, monkeypatch: pytest.MonkeyPatch

@@ -33,8 +33,8 @@ RECORDS: tuple[Record, ...] = (
     ),
     Record("common", "$defs/damage/items", "base.protocols:Damage"),
     Record("common", "$defs/nonfinite/anyOf/0", "measure.nonfinite:NonFinite"),
-    Record("common", "$defs/device_memory", "inference.dry.estimate:DeviceMemory"),
-    Record("common", "$defs/dry_run/properties/runs/items", "inference.dry.estimate:Estimate"),
+    Record("common", "$defs/device_memory", "inference.memory_estimate:DeviceMemory"),
+    Record("common", "$defs/dry_run/properties/runs/items", "inference.memory_estimate:Estimate"),
     Record("diagnose", "properties/evidence/items", "diagnosis.found:Evidence"),
     Record("diagnose", "properties/causes/items", "measure.named_causes:NamedCause"),
     Record(

@@ -170,12 +170,18 @@ def test_gradients_are_checked_without_a_backward(
 def test_runs_of_a_batch_are_compared_backward(tmp_path: Path, monkeypatch: Any) -> None:
     """The run whose backward is wrong is named, and the first point where it is."""
     from aprfmt.inference.gradients import between, of_batch
-    from aprfmt.training.between import compare_runs, parse_run
+    from aprfmt.training.between import compare_runs, gradient_run
 
     model, batch, _ = made("qwen2")
-    done = aprfmt("step", model, "--batch", batch, "--between", "cpu", "cpu:bfloat16", "--json")
+    runs = ("--between", "cpu", "cpu:bfloat16", "--optimizer", "sgd:lr=0.1,clip=1")
+    done = aprfmt("step", model, "--batch", batch, *runs, "--json")
     body = json.loads(done.out)
     assert done.code == 0 and faults(body) == [] and body["between"]["verdict"] == "agree"
+    # Clipped SGD's step is the gradient, up to one factor.
+    fine, coarse = body["between"]["runs"]
+    apart = [row["apart"] for row in body["between"]["gradients"] if row["parameter"]]
+    assert 0 < fine["update"] < 1e-5 < coarse["update"] < 0.1
+    assert fine["update"] < max(one for one, _ in apart) and coarse["update"] < max(map(max, apart))
     computed = of_batch.batch_gradients
 
     def wrong(*args: Any, **named: Any) -> Any:
@@ -186,12 +192,16 @@ def test_runs_of_a_batch_are_compared_backward(tmp_path: Path, monkeypatch: Any)
         return found
 
     monkeypatch.setattr(between, "batch_gradients", wrong)
+    with pytest.raises(UsageError, match="leave it out"):
+        compare_runs(model, batch, ("cpu", "cpu:bfloat16"), optimizer="adamw:lr=1,step=2")
     report = compare_runs(model, batch, ("cpu", "cpu:bfloat16"))
     assert report.exit_code == 1
     assert [row.first_wrong for row in report.runs] == [None, "L1.q"]
-    assert parse_run("cuda:0:bfloat16") == ("cuda:0", "bfloat16")
-    with pytest.raises(UsageError, match="expected DEVICE or DEVICE:TYPE"):
-        parse_run("tpu")
+    assert gradient_run("cuda:0:bfloat16") == ("cuda:0", "bfloat16")
+    assert gradient_run("torch:cpu:float64") == ("cpu", "float64")
+    for run, says in (("tpu", "'tpu' is not known"), ("numpy", "computes no gradients")):
+        with pytest.raises(UsageError, match=says):
+            gradient_run(run)
 
 
 def test_the_command_computes_and_a_wrong_batch_is_one_line(tmp_path: Path) -> None:

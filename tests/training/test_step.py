@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes import modules_of
+from aprfmt.causes import causes_of, modules_of
 from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.errors import AprfmtError
@@ -20,7 +19,7 @@ from aprfmt.training.memory import estimate_step
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
-from tests.training import adapters
+from tests.training import adapters, judged_steps
 from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
@@ -108,14 +107,11 @@ def test_one_part_of_a_tied_gradient_is_named(part: str, tmp_path: Path) -> None
 
 
 def test_every_cause_of_a_step_has_its_fault() -> None:
-    """Those of adapters and of tied tables stand in tests of their own."""
-    seeded = {fault.cause for fault in (*FAULTS, *GRADIENT_FAULTS)} - {"", "nonfinite"}
-    rows = {
-        row.name
-        for module in modules_of("training")
-        for row in getattr(import_module(module), "CAUSE_ROWS", ())
-    }
-    assert seeded | {"adapter_half_frozen", "adapter_frozen", "gradient_tied"} == rows
+    """Those of adapters stand in tests of their own, others in the judged steps."""
+    every = (*FAULTS, *GRADIENT_FAULTS, *judged_steps.FAULTS, *judged_steps.RELATIVES)
+    seeded = {fault.cause for fault in every} - {"", "nonfinite"}
+    rows = {row.name for module in modules_of("training") for row in causes_of(module)}
+    assert seeded | {"adapter_half_frozen", "adapter_frozen"} == rows
 
 
 @pytest.mark.parametrize("name", GRADIENT_INNOCENTS)
@@ -183,6 +179,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     half = {name: each[: len(each) // 2] for name, each in g.items()}
     state = {f"{name}.exp_avg": each for name, each in g.items()}
     two = {EMBED + ".step": np.asarray([1.0]), HEAD + ".step": np.asarray([2.0])}
+    factored = {f"{EMBED}.exp_avg_sq_{each}": np.ones(3) for each in ("row", "col")}
     return {
         "before": save(folder / "before", w, "F32"),
         "after": save(folder / "after", stepped(right), "F32"),
@@ -192,7 +189,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "names": save_arrays(folder / "names.npz", {"weight": g[HEAD]}),
         "state": save_arrays(folder / "state.npz", state),
         "steps": save_arrays(folder / "steps.npz", state | two),
-        "factored": save_arrays(folder / "factored.npz", {EMBED + ".exp_avg_sq_row": np.ones(3)}),
+        "factored": save_arrays(folder / "factored.npz", factored),
         "adapter": adapters.write(folder / "adapter", adapters.adapter(True)),
     }
 
@@ -214,7 +211,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ({"after": "after", "optimizer": "sgd:lr=1,b1=0.9"}, "sgd has no b1; expected NAME="),
         ({"after": "after", "optimizer": "adamw:lr=1,lr=2"}, "lr is given twice; give it once"),
         ({"after": "after", "optimizer_state": "factored", "optimizer": "adam:lr=1"},
-         "by row and column .Adafactor., whose step is not made again here"),
+         "has exp_avg_sq_row, and --optimizer says adam; expected the rule that made it"),
         ({"after": "after", "optimizer": "muon:lr=1"}, "no optimizer 'muon'; known: adamw, adam"),
         ({"after": "after", "optimizer_state": "state"}, "state.npz: holds no settings of its "
          "optimizer"),

@@ -88,8 +88,8 @@ def _delta_rule(
     `in_turn`: value head h reads key head h modulo their number. `corrects`: a token writes the
     error of its value, not the value. `early`: a token reads before it writes. `forgets`: every
     token begins with an empty state. `late_decay`: the state decays after a token has written.
-    `unit_q`, `unit_k`: divided by their length.
-    `scaled`: queries are divided by the root of their width.
+    `unit_q`, `unit_k`: divided by their length. `scaled`: queries are divided by the root of their
+    width.
     """
     each = v.shape[1] // k.shape[1]
     q, k = _unit_length(q) if unit_q else q, _unit_length(k) if unit_k else k

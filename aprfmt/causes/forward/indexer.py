@@ -16,7 +16,7 @@ CAUSE_ROWS = (
         "their neighbours, or those that score best by another rule.",
         "Queries, keys and values of a layer are equal, and what its attention gives is not.",
         "Attention over the keys that the named rule chooses is equal.",
-        keys=("index_topk", "index_layers"),
+        keys=("index_topk", "index_layers", "index_block", "index_local_blocks"),
     ),
 )  # fmt: skip
 CAUSE = "key_choice"
@@ -87,13 +87,15 @@ def _without_index_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
 def usual_key_choice_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes for the usual mistakes of an attention indexer; none for models without one."""
     kind = patched.spec.block.indexer
-    if kind == "none":
+    compressed = patched.spec.block.attention == "compressed"
+    if kind == "none" and not compressed:
         return
+    what = "blocks" if kind == "blocks" else "keys"
     # Other numbers of keys, all keys, or their neighbours.
     configured = int(patched.hp["index_topk"])
     for count in dict.fromkeys((configured - 1, configured + 1, configured // 2, 2 * configured)):
         if count > 0 and count != configured:
-            says = f"an indexer chooses {count} keys; the model says {configured}"
+            says = f"an indexer chooses {count} {what}; the model says {configured}"
             yield hyper_change(CAUSE, says, index_topk=count)
     yield _operation_change(
         "attention reads every key, not those that an indexer chooses",
@@ -108,6 +110,23 @@ def usual_key_choice_mistakes(patched: PatchedModel) -> Iterator[Change]:
             "best_keys",
             _shift_choice(by),
         )
+    yield _operation_change(
+        "an indexer chooses the keys that score worst", "index_topk", "best_keys", _choose_lowest
+    )
+    if kind == "blocks":
+        yield from _block_mistakes(patched)
+        return
+    yield _operation_change(
+        "an indexer's heads all weigh one", "indexer.proj", "index_scores", _weigh_heads_alike
+    )
+    yield _operation_change(
+        "an indexer's heads keep negative products",
+        "indexer",
+        "index_scores",
+        _keep_negative_products,
+    )
+    if compressed:
+        return
     yield Change(
         CAUSE,
         "an indexer's queries and keys are not rotated",
@@ -125,18 +144,38 @@ def usual_key_choice_mistakes(patched: PatchedModel) -> Iterator[Change]:
         {"indexer": other},
         scoped=False,
     )
-    yield _operation_change(
-        "an indexer's heads all weigh one", "indexer.proj", "index_scores", _weigh_heads_alike
+
+
+def _block_mistakes(patched: PatchedModel) -> Iterator[Change]:
+    """Yield changes for the usual mistakes of an indexer that chooses blocks of keys."""
+    yield Change(
+        CAUSE,
+        "an indexer's queries and keys are not rotated",
+        ("indexer",),
+        _without_index_rope,
+        {CAUSE: "not rotated"},
     )
-    yield _operation_change(
-        "an indexer's heads keep negative products",
-        "indexer",
-        "index_scores",
-        _keep_negative_products,
-    )
-    yield _operation_change(
-        "an indexer chooses the keys that score worst", "index_topk", "best_keys", _choose_lowest
-    )
+    size, local = (int(patched.hp[name]) for name in ("index_block", "index_local_blocks"))
+    for count in (size - 1, size + 1, size // 2, 2 * size):
+        if count > 0:
+            says = f"an indexer's blocks have {count} keys; the model says {size}"
+            yield hyper_change(CAUSE, says, index_block=count)
+    for count in dict.fromkeys((0, local - 1, local + 1)):
+        if 0 <= count != local:
+            says = f"{count} blocks next to a query are always read; the model says {local}"
+            yield hyper_change(CAUSE, says, index_local_blocks=count)
+    says = "every group of heads reads the blocks that the first one's indexer chooses"
+    yield Change(CAUSE, says, ("index_blocks",), _share_first_blocks, {CAUSE: says})
+
+
+def _share_first_blocks(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose groups of heads all read the first group's blocks."""
+
+    def shared(patched: PatchedModel, layer: int, x: Any, held: Any) -> Any:
+        """Return the first group's choice for each group."""
+        return np.broadcast_to(x[:1], x.shape).copy()
+
+    return patched.with_tap("index_blocks", shared, layers)
 
 
 def try_key_choices(case: Mismatch) -> Iterator[Change]:

@@ -348,7 +348,7 @@ def _kept_frequencies_change(patched: PatchedModel, kind: RopeKind, n: int) -> I
 def rotated_element_changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes that rotate other elements of a head, for a model that rotates only some."""
     n, width = int(patched.hp["rope_dim"]), int(patched.hp["head_dim"])
-    if patched.spec.block.attention == "mla" or not 0 < n < width:
+    if patched.spec.block.attention != "gqa" or not 0 < n < width:
         return
     half = n // 2
     spread = np.concatenate([np.arange(half), width // 2 + np.arange(half)])

@@ -398,8 +398,9 @@ def _solve_state_before(case: Mismatch) -> Array | None:
 
 HYPOTHESES = (
     Hypothesis("multiplier", try_multipliers, 342, "a factor explains more than a rule of a state"),
-    *(
-        Hypothesis(cause, try_scan_mistakes, 344 + at, "the rule of a state, after a delta net's")
-        for at, cause in enumerate(PLACES)
-    ),
+    Hypothesis("ssm_decay", try_scan_mistakes, 344, "the rule of a state, after a delta net's"),
+    Hypothesis("ssm_step", try_scan_mistakes, 345, "the rule of a state, after a delta net's"),
+    Hypothesis("ssm_scan", try_scan_mistakes, 346, "the rule of a state, after a delta net's"),
+    Hypothesis("ssm_state", try_scan_mistakes, 347, "the rule of a state, after a delta net's"),
+    Hypothesis("ssm_gate", try_scan_mistakes, 348, "the rule of a state, after a delta net's"),
 )

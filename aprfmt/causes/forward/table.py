@@ -12,4 +12,4 @@ from aprfmt.causes.forward.mismatch import Hypothesis
 
 __all__ = ["TABLE", "Hypothesis"]
 
-TABLE: tuple[Hypothesis, ...] = hypotheses_of("forward")
+TABLE = hypotheses_of("forward", Hypothesis)

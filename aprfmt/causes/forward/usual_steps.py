@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.causes.forward.compressed import usual_compression_mistakes, usual_connection_mistakes
 from aprfmt.causes.forward.convolution import usual_convolution_mistakes
 from aprfmt.causes.forward.delta_net import usual_delta_net_mistakes
 from aprfmt.causes.forward.indexer import usual_key_choice_mistakes
@@ -152,7 +153,7 @@ def _rope_side_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
             )
         )
     yield from with_layers(rotated_element_changes(patched))
-    if patched.spec.block.attention != "mla":
+    if patched.spec.block.attention == "gqa":
         yield UsualMistake(Change("rope_layers", "values are rotated as the keys", ("rope_layers",),
                            rotate_values, {"values": 1}))  # fmt: skip
 
@@ -310,6 +311,8 @@ def _sharing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         usual_layer_input_mistakes,
         usual_stream_copy_mistakes,
         usual_key_choice_mistakes,
+        usual_compression_mistakes,
+        usual_connection_mistakes,
     ):
         yield from with_layers(changes(patched))
 

@@ -165,8 +165,13 @@ HYPOTHESES = (
         guess_block_layout,
         100,
         "other orders of bytes, before what fits a scale to them",
+        facts=("blocks",),
     ),
     PairHypothesis(
-        ("byte_offset",), guess_late_blocks, 220, "blocks read late, once no whole value moved"
+        ("byte_offset",),
+        guess_late_blocks,
+        220,
+        "blocks read late, once no whole value moved",
+        facts=("blocks",),
     ),
 )

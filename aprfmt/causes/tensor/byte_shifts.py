@@ -49,6 +49,8 @@ def explain_byte_offset(case: DifferingPair) -> Iterator[Finding]:
         late = _shift_inside(a, b)
         if late is not None:
             start, shift = late
+            if _is_cyclic_head_move(case, a, b, shift, start):
+                return
             found = _offset_explanation(case, shift, b, name)
             line = f"from byte {start} on; everything before it is equal"
             yield replace(found, evidence=(found.evidence[0], line))
@@ -179,20 +181,29 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
     return (first, shift) if same else None
 
 
-def _is_cyclic_head_move(case: DifferingPair, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
+def _is_cyclic_head_move(
+    case: DifferingPair, a: RunBytes | bytes, b: RunBytes, shift: int, start: int = 0
+) -> bool:
     """Return whether a shift is whole heads or experts moved round: a permutation, no offset.
 
-    True if B begins with the bytes that A ends with, or the reverse.
+    True if B begins with the bytes that A ends with, or the reverse. `start` is the first byte that
+    differs: heads or experts before it are at their place.
     """
     row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
     if len(case.shape) == 3:
         parts = [int(case.shape[1])]
-    if not row or case.b.columns == 1 or all(far % (row * rows) for rows in parts):
+    if not row or case.b.columns == 1:
         return False
-    if shift > 0:
-        return copy_bytes(a, 0, far) == copy_bytes(b, size - far, size)
-    return copy_bytes(a, size - far, size) == copy_bytes(b, 0, far)
+    for rows in parts:
+        block = row * rows
+        if far % block:
+            continue
+        first = start // block * block
+        left, right = (a, b) if shift > 0 else (b, a)
+        if copy_bytes(left, first, first + far) == copy_bytes(right, size - far, size):
+            return True
+    return False
 
 
 def _offset_explanation(case: DifferingPair, shift: int, b: RunBytes, name: str) -> Finding:

@@ -94,5 +94,6 @@ HYPOTHESES = (
         explain_coarse_rounding,
         335,
         "a type that cannot be encoded here, at last",
+        facts=("two encodings", "blocks"),
     ),
 )

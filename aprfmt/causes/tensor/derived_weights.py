@@ -63,7 +63,7 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-_CAUSES = tuple(row.name for row in CAUSE_ROWS)
+_CAUSES = ("lora_merge", "partial_merge", "derived")
 MOST_RANK = 256  # the largest rank looked for
 FIRST = 24  # rank that is looked for first
 FULL = 0.9  # share of a difference outside such a sketch from which its rank is not low
@@ -127,14 +127,14 @@ def _explain_model(
     # Measure how each of them differs.
     for row in open_:
         try:
-            found = _matrix_change(by_key[row.key])
+            change = _matrix_change(by_key[row.key])
         except AprfmtError as error:
             context.record_not_tried(_CAUSES, row.key, error)
             continue
         finally:
             by_key[row.key].drop()
-        if found is not None:
-            changes.append(found)
+        if change is not None:
+            changes.append(change)
     made = _derived_explanations(by_key, matrices, changes)
     if made and next(iter(made.values())).cause == "derived":
         made |= _vector_explanations(rows, next(iter(made.values())))

@@ -71,6 +71,9 @@ class Extent:
 class DifferingPair:
     """Two tensors of one role and shape, with their context."""
 
+    a: RowReader
+    b: RowReader
+
     def __init__(
         self,
         key: str,

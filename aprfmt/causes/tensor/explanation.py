@@ -99,6 +99,8 @@ def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | Non
     if found is not None and found.confirmed and found.residual_after == 0:
         # Made on all values, it gives the same NaN and infinities and the same other values.
         count = f"{odd.alone} value{' is' if odd.alone == 1 else 's are'} not finite then"
+        if odd.at is not None:
+            count += f", the first at {list(odd.at)}: A {odd.values[0]}, B {odd.values[1]}"
         evidence = (f"{found.evidence[0]}: {count}", *found.evidence[1:], odd.text())
         return replace(
             found,
@@ -186,9 +188,9 @@ def _guesses_of_table(case: DifferingPair, shapes: bool, part: bool) -> Iterator
 
     long = case.a.columns == 1 and case.a.rows > LONG
     for row in (*TABLE, *offered_items("explanations")):
-        if long and not getattr(row, "stored", False):
+        if long and not row.stored:
             continue
-        if (row.shapes or not shapes) and (row.part or not part):
+        if (row.shapes or not shapes) and (row.part or not part) and row.is_for(case):
             try:
                 yield from row.find(case)
             except AprfmtError as error:
@@ -378,6 +380,8 @@ def _explain_together(
     made = {row.key: row for row in rows}
     by_key = {pair.key: pair for pair in pairs}
     for hypothesis in JOINT:
+        if not hypothesis.is_for(context, made.values()):
+            continue
         for group in _groups_of_hypothesis(hypothesis, context, by_key, made):
             try:
                 found = group()

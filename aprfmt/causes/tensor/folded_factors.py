@@ -538,9 +538,10 @@ def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str,
 
 HYPOTHESES = (
     JointHypothesis(
-        (*(row.name for row in CAUSE_ROWS), "rounding"),
+        ("norm_folded", "scales_folded", "partial_fold", "rounding"),
         layers_to_explain,
         430,
         "factors of rows and columns, before weights that are only related",
+        weak=ALONE,
     ),
 )

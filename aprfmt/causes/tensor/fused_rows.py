@@ -343,6 +343,10 @@ def _order_explanations(
 
 HYPOTHESES = (
     JointHypothesis(
-        ("fused_order", "row_offset"), fused_groups, 420, "an order of rows, before factors of them"
+        ("fused_order", "row_offset"),
+        fused_groups,
+        420,
+        "an order of rows, before factors of them",
+        weak=WEAK,
     ),
 )

@@ -1,9 +1,10 @@
 """A row of the hypotheses about a pair of tensors, and the guess that it makes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aprfmt.base.encodings import find_encoding
 from aprfmt.causes.row import LAST
 from aprfmt.measure.findings import Finding
 
@@ -43,6 +44,16 @@ class Guess:
     free: int = 0
 
 
+# Cheap facts about a pair that a row may ask for, so that its module is imported for no other.
+FACTS: Mapping[str, Callable[["DifferingPair"], bool]] = {
+    "two encodings": lambda case: case.a.encoding != case.b.encoding,
+    "blocks": lambda case: any(
+        find_encoding(side.encoding.split("+")[0]).block_size > 1 for side in (case.a, case.b)
+    ),
+    "companion tensors": lambda case: bool(case.b.side.parts),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class PairHypothesis:
     """One row: the causes it can find, its function, and the pairs it is for.
@@ -50,7 +61,8 @@ class PairHypothesis:
     Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
     packages come after ours. `shapes` rows are for tensors of different shapes. `part` rows are
     also tried on only the rows that differ. `stored` rows compare bytes in pieces, and are all that
-    is tried on a vector of gigabytes.
+    is tried on a vector of gigabytes. Only pairs are tried whose role begins
+    with one of `roles` (none: any) and that have all `facts` of FACTS.
     """
 
     causes: tuple[str, ...]
@@ -60,6 +72,13 @@ class PairHypothesis:
     shapes: bool = False
     part: bool = False
     stored: bool = False
+    roles: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+
+    def is_for(self, case: "DifferingPair") -> bool:
+        """Return whether a pair has the role and the facts that this row asks for."""
+        named = not self.roles or case.role.startswith(self.roles)
+        return named and all(FACTS[name](case) for name in self.facts)
 
 
 # Tensors to look at together, such as those of a layer: called, it gives what explains each by key.
@@ -71,7 +90,10 @@ class JointHypothesis:
     """One row about several tensors together: the causes it can find, and its function.
 
     The function takes the context, the pairs and the records by key, and yields groups. Records
-    change as groups are explained. Rows are tried by `rank` after those of single pairs.
+    change as groups are explained. Rows are tried by `rank` after those of single pairs, and only
+    where a tensor differs that has no confirmed explanation, or one by a cause of `weak`; a row for
+    `shapes` where two have different shapes, one for an `engine` where B is what an engine saved,
+    whatever explains a tensor.
     """
 
     causes: tuple[str, ...]
@@ -80,3 +102,14 @@ class JointHypothesis:
     ]
     rank: int = LAST
     because: str = "offered by another package"
+    weak: tuple[str, ...] = ()
+    shapes: bool = False
+    engine: bool = False
+
+    def is_for(self, context: "PairContext", rows: Iterable["TensorDiff"]) -> bool:
+        """Return whether any tensor is left that this row could explain."""
+        if self.shapes:
+            return any(row.verdict == "SHAPE_DIFFERS" for row in rows)
+        if self.engine:
+            return getattr(context.models["b"].source, "of_engine", False)
+        return any(row.is_unexplained(self.weak) for row in rows)

@@ -146,5 +146,6 @@ HYPOTHESES = (
         explain_lost_bits,
         75,
         "members that are one byte, before other scales are tried",
+        facts=("two encodings", "blocks"),
     ),
 )

@@ -123,5 +123,6 @@ HYPOTHESES = (
         explain_outliers,
         290,
         "single values beyond a bound that holds for the others",
+        facts=("two encodings",),
     ),
 )

@@ -213,7 +213,10 @@ def _reread_codes(copy: PackedCopy, read: "Array", table: "Array") -> tuple["Arr
 
 
 def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
-    """Return the lattice of values of an 8-bit float's table, times a factor."""
+    """Return the Lattice of `values` of an 8-bit float, times `factor`: their gaps, without ends.
+
+    `table` has all values of the type. A gap is the larger of those to both neighbours.
+    """
     levels = np.unique(table[np.isfinite(table)])
     near = np.searchsorted(levels, values)
     gaps = np.diff(levels)

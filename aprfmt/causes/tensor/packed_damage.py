@@ -111,5 +111,6 @@ HYPOTHESES = (
         explain_damaged_parts,
         70,
         "damaged parts, before what decodes a packed weight",
+        facts=("companion tensors",),
     ),
 )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from aprfmt.causes.tensor import packed_codes, packed_parts, packed_scales
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.packed_copies import explain_copy, packed_copies
@@ -28,6 +27,8 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
     for copy in packed_copies(case):
         if copy.finite and fit_errors(copy.x, copy.y, copy.lattice).how:
             continue
+        from aprfmt.causes.tensor import packed_codes, packed_parts, packed_scales
+
         try:
             yield from packed_parts.explain_unscaled_codes(copy)
             yield from packed_parts.explain_part_reading(copy)
@@ -55,24 +56,35 @@ def explain_unrelated_scales(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding of a copy's wrong scales that relate to the right ones in no known way."""
     for copy in packed_copies(case):
         if copy.finite and not fit_errors(copy.x, copy.y, copy.lattice).how:
-            yield from packed_scales.explain_scales(copy, related=False)
+            from aprfmt.causes.tensor.packed_scales import explain_scales
+
+            yield from explain_scales(copy, related=False)
 
 
 def explain_output_order(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding of a wrong packed copy whose codes are reordered along the outputs."""
     for copy in packed_copies(case):
         if copy.finite and not fit_errors(copy.x, copy.y, copy.lattice).how:
-            yield from packed_codes.explain_output_order(copy)
+            from aprfmt.causes.tensor.packed_codes import explain_output_order as explain_order
+
+            yield from explain_order(copy)
 
 
-PACKED = tuple(
-    cause.name
-    for module in (packed_parts, packed_codes, packed_scales)
-    for cause in module.CAUSE_ROWS
-)
 HYPOTHESES = (
     PairHypothesis(
-        PACKED,
+        (
+            "scales_missing",
+            "scales_shape",
+            "scales_invalid",
+            "packing_claim",
+            "zero_point",
+            "packing_order",
+            "group_index",
+            "fp8_variant",
+            "quant_scale",
+            "quant_min",
+            "nested_offset",
+        ),
         explain_packed_faults,
         90,
         "a packed copy is judged in its own steps, before plain values",

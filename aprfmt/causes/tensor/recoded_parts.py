@@ -81,5 +81,6 @@ HYPOTHESES = (
         explain_recoded_zero_points,
         65,
         "a rule of few bytes, before damage of them",
+        facts=("companion tensors",),
     ),
 )

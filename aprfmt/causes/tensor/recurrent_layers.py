@@ -119,11 +119,20 @@ HYPOTHESES = (
         explain_initial_rates,
         55,
         "values that an initialisation gives, before what fits numbers",
+        roles=("ssm_a.weight",),
     ),
     PairHypothesis(
-        ("value_heads",), guess_value_head_order, 130, "one known order, before any order of rows"
+        ("value_heads",),
+        guess_value_head_order,
+        130,
+        "one known order, before any order of rows",
+        roles=("attn_qkv.", "attn_gate.", "ssm_"),
     ),
     PairHypothesis(
-        ("tap_order",), guess_tap_order, 140, "one known order, before any order of columns"
+        ("tap_order",),
+        guess_tap_order,
+        140,
+        "one known order, before any order of columns",
+        roles=KERNELS,
     ),
 )

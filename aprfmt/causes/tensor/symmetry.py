@@ -314,9 +314,10 @@ def _order_explanation(
 
 HYPOTHESES = (
     JointHypothesis(
-        tuple(symmetry.cause for symmetry in SYMMETRIES),
+        ("permuted_neurons", "permuted_heads", "permuted_experts"),
         moved_layers,
         410,
         "one order of whole units, before rows that stand anywhere",
+        weak=_ALONE,
     ),
 )

@@ -11,6 +11,5 @@ from aprfmt.causes.tensor.guess import JointHypothesis, PairHypothesis
 
 __all__ = ["JOINT", "TABLE", "PairHypothesis"]
 
-_EVERY = hypotheses_of("tensor")
-TABLE: tuple[PairHypothesis, ...] = tuple(r for r in _EVERY if isinstance(r, PairHypothesis))
-JOINT: tuple[JointHypothesis, ...] = tuple(r for r in _EVERY if isinstance(r, JointHypothesis))
+TABLE = hypotheses_of("tensor", PairHypothesis)
+JOINT = hypotheses_of("tensor", JointHypothesis)

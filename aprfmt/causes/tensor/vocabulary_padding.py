@@ -146,5 +146,6 @@ HYPOTHESES = (
         padded_tables,
         440,
         "rows of tables alone, whatever explains the layers",
+        shapes=True,
     ),
 )

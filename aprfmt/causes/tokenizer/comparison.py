@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer import pre_tokenizer, special_ids, vocabulary_lists
-from aprfmt.causes.tokenizer.file_places import EXCHANGED
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -27,7 +26,7 @@ CAUSE_ROWS = (
         "carried_tokenizer", "identity", "bug",
         "A GGUF carries a tokenizer.json that says otherwise than its own lists, which other "
         "engines read.",
-        "The lists against `tokenizer.huggingface.json` in the same file.", EXCHANGED,
+        "The lists against `tokenizer.huggingface.json` in the same file.",
     ),
 )  # fmt: skip
 

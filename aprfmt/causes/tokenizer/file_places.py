@@ -6,9 +6,6 @@ from aprfmt.tokenizer.keys import CHAT_TEMPLATE, FLAGS, IDS, MERGES, PRE, SCORES
 from aprfmt.tokenizer.stated import StatedTokenizer
 
 # What confirms a cause of two tokenizers, whichever part it is.
-EXCHANGED = (
-    "Replacing this part of B's tokenizer by A's makes every probe equal: ids, chats and ends."
-)
 
 _LISTS: Mapping[str, str] = {
     "tokens": TOKENS.gguf, "merges": MERGES.gguf, "scores": SCORES.gguf, "types": TYPES.gguf,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tokenizer.file_places import EXCHANGED, part_place
+from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
 from aprfmt.tokenizer.keys import MODEL, PRE
@@ -27,7 +27,6 @@ CAUSE_ROWS = (
         "The vocabulary is read as another kind, or its model has other options (byte_fallback, "
         "unk_token).",
         "`tokenizer.ggml.model` or `model` of tokenizer.json.",
-        EXCHANGED,
     ),
     Cause(
         "pre_tokenizer",
@@ -36,7 +35,6 @@ CAUSE_ROWS = (
         "Texts are split otherwise before merging: another `tokenizer.ggml.pre`, none, another "
         "regex, digits one by one or in threes.",
         "Steps compared by effect; names that split alike are no difference.",
-        EXCHANGED,
     ),
     Cause(
         "space_prefix",
@@ -44,7 +42,6 @@ CAUSE_ROWS = (
         "bug",
         "A blank is put before a text on one side only (`add_space_prefix`, Prepend, Metaspace).",
         "The key or its default, against the normalizer.",
-        EXCHANGED,
     ),
     Cause(
         "normalizer",
@@ -52,7 +49,6 @@ CAUSE_ROWS = (
         "bug",
         "Texts are normalised otherwise before splitting: lower case, accents, NFC.",
         "`normalizer` of both tokenizer.json; what GGUF cannot say counts if a probe shows it.",
-        EXCHANGED,
     ),
 )
 

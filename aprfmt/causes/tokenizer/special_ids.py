@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tokenizer.file_places import EXCHANGED, part_place
+from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
+from aprfmt.errors import ArchError
 from aprfmt.tokenizer.hf_json import id_list
 from aprfmt.tokenizer.keys import FLAGS, GENERATION, IDS
 from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
@@ -18,18 +20,18 @@ CAUSE_ROWS = (
         "BOS, EOS, PAD or another special id is another one: texts begin otherwise, or generation "
         "ends elsewhere or not at all.",
         "Ids by role, from the lists, tokenizer_config.json and config.json; where a GGUF states "
-        "none, the one that llama.cpp takes.", EXCHANGED,
+        "none, the one that llama.cpp takes.",
     ),
     Cause(
         "add_bos", "identity", "bug",
         "BOS is put before a text on one side only; where the chat template writes it too, it "
         "stands there twice.",
-        "`add_bos_token`, its default, or the post-processor.", EXCHANGED,
+        "`add_bos_token`, its default, or the post-processor.",
     ),
     Cause(
         "add_eos", "identity", "bug",
         "EOS is put behind a text on one side only.",
-        "`add_eos_token`, or the post-processor.", EXCHANGED,
+        "`add_eos_token`, or the post-processor.",
     ),
     Cause(
         "frame", "identity", "bug",
@@ -37,20 +39,19 @@ CAUSE_ROWS = (
         "neither BOS nor EOS lost.",
         "The ids that the post-processor or the lists put before and behind a text, in their "
         "order; two spellings of the same ids are no difference. Also a text that a template puts "
-        "twice or drops, and what stands between two texts.", EXCHANGED,
+        "twice or drops, and what stands between two texts.",
     ),
     Cause(
         "chat_template", "identity", "bug",
         "The chat template is another one, cut, or missing.",
         "Conversations rendered by both: with and without a system message, several turns, with "
         "and without a prompt to answer.",
-        EXCHANGED,
     ),
     Cause(
         "generation_config", "identity", "bug",
         "generation_config.json states other end ids or other sampling, or nothing states an end: "
         "a generation ends elsewhere, or never.",
-        "Values in effect: a default written out is no difference.", EXCHANGED,
+        "Values in effect: a default written out is no difference.",
     ),
 )  # fmt: skip
 
@@ -72,6 +73,8 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         ):
             if not (role == "bos" and (a.adds_bos or b.adds_bos)):
                 continue
+        if lost and role == "eos" and _is_frame_of_encoder(a, b, {x, y} - {None}):
+            continue
         shown = [_role_text(side, role, i) for side, i in ((a, x), (b, y))]
         yield Difference(
             f"{role}_id",
@@ -83,6 +86,20 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             y,
             mend=_mending_assignment(b, role, x),
         )
+
+
+def _is_frame_of_encoder(
+    a: StatedTokenizer, b: StatedTokenizer, ids: AbstractSet[int | None]
+) -> bool:
+    """Return whether both put these ids behind every text, and the model generates none.
+
+    Writers of GGUF name the [SEP] of an encoder eos, which its Hugging Face files leave unsaid.
+    """
+    try:
+        generates = any(side.carried.model.spec.block.head != "none" for side in (a, b))
+    except ArchError:
+        return False
+    return not generates and a.frame[1] == b.frame[1] and ids <= set(a.frame[1])
 
 
 def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> int | None:

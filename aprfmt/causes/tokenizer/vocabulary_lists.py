@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aprfmt.base.protocols import Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tokenizer.file_places import EXCHANGED, part_place
+from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.tokenizer.hf_json import stored_vocab
 from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, TYPES, UNKNOWN, UNUSED, USER_DEFINED
 from aprfmt.tokenizer.stated import StatedTokenizer
@@ -18,29 +18,29 @@ CAUSE_ROWS = (
     Cause(
         "tokenizer_pieces", "identity", "bug",
         "Pieces stand at other ids: shifted, exchanged, cut, or those of another model.",
-        "Pieces compared id by id; fillers such as [PAD7] do not count.", EXCHANGED,
+        "Pieces compared id by id; fillers such as [PAD7] do not count.",
     ),
     Cause(
         "added_tokens", "identity", "bug",
         "Tokens split off whole are missing, stand at other ids or have other flags (lstrip, "
         "rstrip, normalized, single_word, special).",
-        "`added_tokens` of both tokenizer.json, with those tokenizer_config.json adds.", EXCHANGED,
+        "`added_tokens` of both tokenizer.json, with those tokenizer_config.json adds.",
     ),
     Cause(
         "token_types", "identity", "bug",
         "Tokens have another type: control tokens marked normal are read as text, byte tokens "
         "marked normal are lost.",
-        "`tokenizer.ggml.token_type` by token.", EXCHANGED,
+        "`tokenizer.ggml.token_type` by token.",
     ),
     Cause(
         "tokenizer_merges", "identity", "bug",
         "Merges are missing, cut to the first n, or stand in another order.",
-        "The two lists; a prefix and a reordering are named as such.", EXCHANGED,
+        "The two lists; a prefix and a reordering are named as such.",
     ),
     Cause(
         "tokenizer_scores", "identity", "bug",
         "Scores of pieces differ, so that pieces are joined in another order.",
-        "Scores by piece; where only their order matters, the order.", EXCHANGED,
+        "Scores by piece; where only their order matters, the order.",
     ),
 )  # fmt: skip
 

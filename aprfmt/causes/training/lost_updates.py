@@ -1,11 +1,11 @@
 """Updates that the stored type rounds away."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.case import COARSE, StepCase, StepGuess, StepHypothesis, round_to
+from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis, round_to
 from aprfmt.causes.training.optimizers import F64, Recipe
 from aprfmt.measure.encoding_noise import float_spacing
 
@@ -123,27 +123,60 @@ def decay_lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
     Nothing where the decay is in the gradient or would have changed a stored weight.
     """
-    if not case.coarse or case.signs or recipe.adds_decay_to_gradient:
-        return
-    if not recipe.decays(case.vector):
-        return
     update = case.predict(recipe)
-    encoding = case.encodings[1]
-    if update is None or encoding not in COARSE:
+    if update is None or not _loses_decay(case, recipe, update.decay):
         return
-    kept = round_to(case.before + update.decay, encoding)
-    width = float_spacing(case.before, encoding)
+    width = float_spacing(case.before, case.encodings[1])
     due = float((np.abs(np.broadcast_to(update.decay, width.shape)) / width).sum())
-    if not np.array_equal(kept, case.before) or due < CHANCE:
+    if due < CHANCE:
         return
-    says = f"{encoding} rounds the decay away: {recipe.lr * recipe.wd:g} of a weight is too little"
 
     def holds(part: StepCase) -> bool:
         """Return whether the change of `part` is its step alone, added in the stored type."""
         inner = part.predict(recipe)
         return inner is not None and rounded_once(part, inner.step)
 
-    yield StepGuess("decay_rounded_away", says, holds=holds)
+    yield lost_decay(recipe, case.encodings[1], holds)
+
+
+def lost_decay(
+    recipe: Recipe, encoding: str, holds: Callable[[StepCase], bool] | None = None
+) -> StepGuess:
+    """Return the guess that `encoding` rounded all of the weight decay away."""
+    says = f"{encoding} rounds the decay away: {recipe.lr * recipe.wd:g} of a weight is too little"
+    return StepGuess("decay_rounded_away", says, holds=holds)
+
+
+def decay_counts(case: StepCase, recipe: Recipe) -> tuple[int, int]:
+    """Return (elements that have the decay, elements that lack it), of those that tell.
+
+    These are the elements that are other ones if decay and step are added at once than if the
+    stored type rounds the decay away first. (0, 0) where it would not lose all of the decay.
+    """
+    update = case.predict(recipe)
+    if update is None or not _loses_decay(case, recipe, update.decay):
+        return 0, 0
+    encoding = case.encodings[1]
+    together = round_to(case.before + update.whole, encoding)
+    apart = round_to(case.before + update.step, encoding)
+    tells = together != apart
+    return (
+        int(np.count_nonzero(tells & (case.after == together))),
+        int(np.count_nonzero(tells & (case.after == apart))),
+    )
+
+
+def _loses_decay(case: StepCase, recipe: Recipe, decay: F64 | float) -> bool:
+    """Return whether every weight is the same after the decay [n], rounded to the stored type.
+
+    False unless both sides are in the same type, BF16 or F16, and the step's signs are known.
+    """
+    encoding = case.encodings[1]
+    if not case.coarse or case.signs or case.encodings[0] != encoding:
+        return False
+    if recipe.adds_decay_to_gradient or not recipe.decays(case.vector):
+        return False
+    return np.array_equal(round_to(case.before + decay, encoding), case.before)
 
 
 HYPOTHESES = (

@@ -36,11 +36,13 @@ CAUSE_ROWS = (
         "betas",
         "update",
         "bug",
-        "The two rates of the moments are exchanged.",
-        "With beta 1 for beta 2 and the other way round the step is the one that is there.",
-        "The step with exchanged rates gives every weight.",
+        "The rates of the moments are other ones than stated, or exchanged.",
+        "With another usual rate, or beta 1 for beta 2, the step is the one that is there.",
+        "The step with these rates gives every weight.",
     ),
 )
+# Rates that trainers state: torch's, those of language models, and of image models.
+_FIRST_RATES, _SECOND_RATES = (0.8, 0.85, 0.9, 0.95, 0.98), (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _COUNTS = (1, 2, 3, 4, 5, 10, 100, 1000)
 
 
@@ -105,9 +107,25 @@ def exchanged(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("betas", says, changed(recipe, b1=recipe.b2, b2=recipe.b1))
 
 
+def other_rates(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield guesses that one of the two rates is another usual one.
+
+    Nothing without moments, or at the first step, which the rates cancel out of.
+    """
+    if case.moments is None or not recipe.row.second or case.moments.step < 2:
+        return
+    for name, field, values in (("beta 1", "b1", _FIRST_RATES), ("beta 2", "b2", _SECOND_RATES)):
+        stated = getattr(recipe, field)
+        for value in values:
+            if value != stated:
+                says = f"{name} is {value:g}, stated is {stated:g}"
+                yield StepGuess("betas", says, changed(recipe, **{field: value}))
+
+
 HYPOTHESES = (
     StepHypothesis(("stale_moments",), stale, 22, "exact, nothing is fitted"),
     StepHypothesis(("step_count",), counted, 24, "a count out of a few, before a fitted factor"),
     StepHypothesis(("momentum",), otherwise, 26, "another rule, before a fitted factor"),
     StepHypothesis(("betas",), exchanged, 28, "exact, rarer than a wrong count"),
+    StepHypothesis(("betas",), other_rates, 31, "a rate out of a few, after exchanged ones"),
 )

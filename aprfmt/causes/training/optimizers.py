@@ -4,7 +4,8 @@ An update is two parts: `step`, what comes of the gradient, and `decay`, what co
 itself where decay is decoupled. The weight after the step is the weight before it and both.
 
 Sources: Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019 (AdamW), Chen et al. 2023 (Lion),
-torch.optim's documentation of SGD (momentum, dampening, Nesterov) and of AdamW.
+torch.optim's documentation of SGD (momentum, dampening, Nesterov) and of AdamW; Shazeer and Stern
+2018 (Adafactor).
 """
 
 import math
@@ -43,6 +44,7 @@ class Recipe:
     step: int | None = None
     clip: float | None = None
     decay_on: Literal["", "all", "matrices"] = ""
+    relative: float = 1.0  # of the rate: what Adafactor's norms make of it for one parameter
     # Departures from the rule, one field for each kind of mistake.
     correction: Correction = "both"
     epsilon: Epsilon = "outside"
@@ -207,12 +209,25 @@ def _lion(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
     return found
 
 
+def _adafactor(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
+    """Return Adafactor's step without decay; None without the second moment of after the step.
+
+    `g` is the gradient, `held` has the second moment that its rows and columns make.
+    """
+    if g is None or held is None or held.second is None or not held.after:
+        return None
+    root = np.sqrt(np.maximum(held.second, 0.0))
+    found: F64 = -recipe.lr * recipe.relative * g / np.where(root == 0, 1.0, root)
+    return found
+
+
 _ADAM = ("b1", "b2", "eps")
 _FIRST, _SECOND = ("exp_avg", "state1", "m"), ("exp_avg_sq", "state2", "v")
 OPTIMIZERS: Mapping[str, OptimizerRow] = {
     "adamw": OptimizerRow(_adam, _ADAM, False, _FIRST, _SECOND, "first step"),
     "adam": OptimizerRow(_adam, _ADAM, True, _FIRST, _SECOND, "first step"),
     "sgd": OptimizerRow(_sgd, ("momentum", "dampening", "nesterov"), True, ("momentum_buffer",)),
+    "adafactor": OptimizerRow(_adafactor, ()),
     "lion": OptimizerRow(_lion, ("b1", "b2"), False, ("exp_avg", "state1", "m"), (), "every step"),
 }
 _LION = {"b1": 0.9, "b2": 0.99}

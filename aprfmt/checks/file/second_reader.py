@@ -218,13 +218,13 @@ class _Comparison:
         else:
             self._report_stopped(said, raised)
 
-    def _report_stopped(self, said: str, raised: bool) -> None:
+    def _report_stopped(self, reason: str, raised: bool) -> None:
         """Record that the library did not read to the end; `raised` if by an error of its own.
 
-        `said` is the reason. A library that needs more memory or time than it may have has decided
+        A library that needs more memory or time than it may have has decided
         nothing about a file that aprfmt finds sound.
         """
-        self._reading.not_read.append(NotRead(self._file, f"{len(self._left)} tensors", said))
+        self._reading.not_read.append(NotRead(self._file, f"{len(self._left)} tensors", reason))
         parsed = self._shard.parsed
         own = [one.text for one in parsed.faults.damage]
         own += [one.text for one in parsed.notes if one.level == "warning"]
@@ -234,7 +234,7 @@ class _Comparison:
                 outside, because = _THE_FILE, f"aprfmt says: {shorten(own[0], 200)}"
             self._reading.disagreements.append(
                 Disagreement(
-                    self._file, "", "opens", f"{len(self._ours)} tensors", said, outside, because
+                    self._file, "", "opens", f"{len(self._ours)} tensors", reason, outside, because
                 )
             )
 

@@ -324,17 +324,19 @@ def _ask_other_copy(
     return name, cells
 
 
-def faulty_side(cells: Mapping[tuple[str, str], bool | None], here: str, there: str | None) -> str:
-    """Return what is at fault, in words, by which of {here, there} x {direct, chat} pass.
+def faulty_side(
+    cells: Mapping[tuple[str, str], bool | None], original: str, copy: str | None
+) -> str:
+    """Return what is at fault, in words, by which of {original, copy} x {direct, chat} pass.
 
-    `cells` is {(copy, form): passed, or None if not asked}. `there` is None without another copy.
+    `cells` is {(copy, form): passed, or None if not asked}. `copy` is None without another copy.
     """
-    mine = {form: cells.get((here, form)) for form in FORMS}
-    if there is None:
+    mine = {form: cells.get((original, form)) for form in FORMS}
+    if copy is None:
         if mine["chat"] is False and mine["direct"]:
             return "only chat fails: the chat template, its special tokens or the stop tokens"
         return "no other copy could be asked: the weights, the tokenizer or the engine"
-    other = {form: cells.get((there, form)) for form in FORMS}
+    other = {form: cells.get((copy, form)) for form in FORMS}
     ours = [form for form in FORMS if mine[form] is False]
     both = [form for form in ours if other[form] is False]
     if not both:
@@ -343,12 +345,12 @@ def faulty_side(cells: Mapping[tuple[str, str], bool | None], here: str, there: 
             if ours == ["chat"]
             else ("its weights, configuration or tokenizer")
         )
-        return f"{here} fails where {there} passes: {what}"
+        return f"{original} fails where {copy} passes: {what}"
     if both == ["chat"] and mine["direct"]:
         return "chat fails in both and direct prompts pass: the chat template both carry"
     if both == ["direct"] and mine["chat"]:
         return "direct prompts fail in both and chat passes: the model expects a template"
-    return f"{here} and {there} fail alike: the model itself, or the engine"
+    return f"{original} and {copy} fail alike: the model itself, or the engine"
 
 
 def _cells_text(cells: Mapping[tuple[str, str], bool | None]) -> str:

@@ -4,7 +4,7 @@ Every file that is opened is tested for being APR, so what reads and writes it i
 once one is found.
 """
 
-from aprfmt.base.registry import lazy_function
+from aprfmt.base.registry import LazyFunction
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.apr import layout
 
@@ -25,18 +25,18 @@ FORMAT = FormatSpec(
     name="apr",
     extensions=(".apr",),
     recognise=recognise,
-    open_source=lazy_function("aprfmt.formats.apr.reader:open_source"),
-    open_sink=lazy_function("aprfmt.formats.apr.writer:open_sink"),
+    open_source=LazyFunction("aprfmt.formats.apr.reader:open_source"),
+    open_sink=LazyFunction("aprfmt.formats.apr.writer:open_sink"),
     holds=layout.can_store,
     style="hf",
-    header_fields=lazy_function("aprfmt.formats.apr.fields:header_fields"),
-    structure=lazy_function("aprfmt.formats.apr.parse:parse"),
+    header_fields=LazyFunction("aprfmt.formats.apr.fields:header_fields"),
+    structure=LazyFunction("aprfmt.formats.apr.parse:parse"),
     carries=True,
     max_name_bytes=layout.MAX_NAME_BYTES,
     max_dims=layout.MAX_DIMS,
     order=layout.storage_order,
     rewrites=True,
-    values=ValueRules(keys=lazy_function("aprfmt.formats.apr.metadata:typed_keys")),
-    checksum=lazy_function("aprfmt.formats.apr.source:footer_matches"),
+    values=ValueRules(keys=LazyFunction("aprfmt.formats.apr.metadata:typed_keys")),
+    checksum=LazyFunction("aprfmt.formats.apr.source:footer_matches"),
     collects=True,
 )

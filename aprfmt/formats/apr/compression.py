@@ -17,6 +17,8 @@ from aprfmt.formats.apr.layout import BITS, HEADER_SIZE
 _FREE = 16 << 20
 _RATIO = 16
 _WINDOW = 1 << 20
+_SKIPPABLE = 0x184D2A50  # the first of 16 magic numbers of Zstd frames that hold no data
+_RUN_OF_ONE = 1  # the type of a Zstd block that repeats one byte
 _MAX_ZSTD_WINDOW = 128 << 20  # what the zstd command line accepts without being asked for more
 
 
@@ -116,9 +118,38 @@ def _expand_zstd(head: bytes, packed: memoryview, limit: int, where: str) -> byt
             out += piece
             if len(out) - len(head) > limit:
                 raise _size_error(where, len(out) - len(head), limit)
-    except zstandard.ZstdError as error:
+        missing = _zstd_end(packed) - len(packed)
+    except (zstandard.ZstdError, IndexError) as error:
         raise FormatError(f"{where}: its Zstd frame is damaged: {error}") from error
+    if missing > 0:
+        raise FormatError(
+            f"{where}: its Zstd frame is cut: {missing} bytes are missing at its end, where the "
+            "last block or its checksum is"
+        )
     return out
+
+
+def _zstd_end(packed: memoryview) -> int:
+    """Return the offset at which the last Zstd frame ends; IndexError if a block has no header.
+
+    The decoder takes a frame without its checksum for one that goes on. Layout: RFC 8878.
+    """
+    import zstandard
+
+    at = 0
+    while at < len(packed):
+        start = bytes(packed[at : at + 18])
+        if int.from_bytes(start[:4], "little") & ~15 == _SKIPPABLE:
+            at += 8 + int.from_bytes(start[4:8], "little")
+            continue
+        at += zstandard.frame_header_size(start)
+        last = False
+        while not last:
+            block = packed[at] | packed[at + 1] << 8 | packed[at + 2] << 16
+            last = bool(block & 1)
+            at += 3 + (1 if block >> 1 & 3 == _RUN_OF_ONE else block >> 3)
+        at += 4 * zstandard.get_frame_parameters(start).has_checksum
+    return at
 
 
 _EXPANDERS: tuple[tuple[str, Callable[[bytes, memoryview, int, str], bytearray]], ...] = (

@@ -6,11 +6,11 @@ once one is found.
 
 from typing import Any
 
-from aprfmt.base.registry import lazy_function
+from aprfmt.base.registry import LazyFunction
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.gguf.layout import ARRAY, MAGIC, MAX_DIMS, MAX_NAME_BYTES, TYPE_BY_NAME
 
-_KEYS = lazy_function("aprfmt.formats.gguf.known_keys:known_keys")
+_KEYS = LazyFunction("aprfmt.formats.gguf.known_keys:known_keys")
 
 
 def can_store_value(value: Any) -> bool:
@@ -26,12 +26,12 @@ FORMAT = FormatSpec(
     name="gguf",
     extensions=(".gguf",),
     recognise=lambda head, size: head.startswith(MAGIC),
-    open_source=lazy_function("aprfmt.formats.gguf.reader:open_source"),
-    open_sink=lazy_function("aprfmt.formats.gguf.writer:open_sink"),
+    open_source=LazyFunction("aprfmt.formats.gguf.reader:open_source"),
+    open_sink=LazyFunction("aprfmt.formats.gguf.writer:open_sink"),
     holds=lambda row: row.ggml is not None,
     style="gguf",
-    header_fields=lazy_function("aprfmt.formats.gguf.fields:header_fields"),
-    structure=lazy_function("aprfmt.formats.gguf.parse:parse"),
+    header_fields=LazyFunction("aprfmt.formats.gguf.fields:header_fields"),
+    structure=LazyFunction("aprfmt.formats.gguf.parse:parse"),
     vectors_f32=True,
     takes=can_store_value,
     values=ValueRules(tuple(n for n in TYPE_BY_NAME if n != ARRAY.name), _KEYS, own=("split.",)),

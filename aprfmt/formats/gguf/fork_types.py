@@ -54,7 +54,7 @@ class TensorExtents:
 
 
 def resolve_fork_types(
-    entries: Sequence[TableLine], room: TensorExtents, metadata: Mapping[str, object]
+    entries: Sequence[TableLine], extents: TensorExtents, metadata: Mapping[str, object]
 ) -> tuple[list[TableLine], dict[int, str]]:
     """Return (table lines with the meaning of disputed type ids decided, {type id: message}).
 
@@ -68,8 +68,8 @@ def resolve_fork_types(
             continue
         # Which meanings of the id do the bytes of all its tensors fit?
         own = mine[0].row
-        upstream = own.known and _all_fit(mine, room, own)
-        others = [claim for claim in claims if _all_fit(mine, room, claim.measure)]
+        upstream = own.known and _all_fit(mine, extents, own)
+        others = [claim for claim in claims if _all_fit(mine, extents, claim.measure)]
         # A key of the file that names the fork outweighs llama.cpp's own meaning.
         keyed = [
             claim for claim in others if claim.key and metadata.get(claim.key[0]) == claim.key[1]
@@ -81,10 +81,10 @@ def resolve_fork_types(
             f"{count_phrase(names, 'tensor')} of ggml type {number}, first {tensor_label(names[0])}"
         )
         # More bytes than any known meaning takes: the tensors cannot be decoded.
-        if not others and own.known and all(_exceeds(entry, room, own) for entry in mine):
+        if not others and own.known and all(_exceeds(entry, extents, own) for entry in mine):
             found = _without_codec(found, number)
             said[number] = (
-                f"{what}: {room.bytes_to_next(mine[0])[0]} bytes stand there, which is "
+                f"{what}: {extents.bytes_to_next(mine[0])[0]} bytes stand there, which is "
                 f"neither {own.name} nor "
                 f"{_join_claims(claims)}; copied, not decoded"
             )
@@ -112,10 +112,12 @@ def _without_codec(entries: Iterable[TableLine], number: int) -> list[TableLine]
     ]
 
 
-def _exceeds(entry: TableLine, room: TensorExtents, kind: Encoding) -> bool:
+def _exceeds(entry: TableLine, extents: TensorExtents, kind: Encoding) -> bool:
     """Return whether a tensor has more bytes than it would take in encoding `kind`, padded."""
     nbytes = _nbytes_in(entry, kind)
-    return nbytes is not None and room.bytes_to_next(entry)[0] > align_size(nbytes, room.alignment)
+    return nbytes is not None and extents.bytes_to_next(entry)[0] > align_size(
+        nbytes, extents.alignment
+    )
 
 
 def _count_elements(entry: TableLine) -> int:
@@ -123,9 +125,11 @@ def _count_elements(entry: TableLine) -> int:
     return math.prod(entry.shape)
 
 
-def _all_fit(entries: Iterable[TableLine], room: TensorExtents, kind: Encoding | TypeSize) -> bool:
+def _all_fit(
+    entries: Iterable[TableLine], extents: TensorExtents, kind: Encoding | TypeSize
+) -> bool:
     """Return whether all these tensors have as many bytes as in encoding or fork's type `kind`."""
-    return all(room.fits(entry, _nbytes_in(entry, kind)) for entry in entries)
+    return all(extents.fits(entry, _nbytes_in(entry, kind)) for entry in entries)
 
 
 def _nbytes_in(entry: TableLine, kind: Encoding | TypeSize) -> int | None:
@@ -141,7 +145,7 @@ def _join_claims(claims: Sequence[TypeClaim]) -> str:
     return " or ".join(map(str, claims))
 
 
-def undecoded_notes(entries: Iterable[TableLine], room: TensorExtents) -> Iterator[str]:
+def undecoded_notes(entries: Iterable[TableLine], extents: TensorExtents) -> Iterator[str]:
     """Yield a message for each type among these entries that has no codec here."""
     strange: dict[Encoding, list[TableLine]] = {}
     for entry in entries:
@@ -152,7 +156,7 @@ def undecoded_notes(entries: Iterable[TableLine], room: TensorExtents) -> Iterat
         why = row.removed or "this id is unknown; its bytes can be copied, not decoded"
         if row.measure:
             real = [entry for entry in mine if _count_elements(entry)]
-            fits = "" if _all_fit(real, room, row.measure) else ", which the file does not have"
+            fits = "" if _all_fit(real, extents, row.measure) else ", which the file does not have"
             why = f"{row.measure}{fits}; copied, not decoded: {why}"
         yield (
             f"{count_phrase(names, 'tensor')} of ggml type {row.ggml} ({row.name}), the first is "
@@ -165,7 +169,7 @@ def count_phrase(names: Sequence[str], noun: str) -> str:
     return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
 
 
-def missing_row_header(entry: TableLine, nbytes: int, room: TensorExtents) -> str:
+def missing_row_header(entry: TableLine, nbytes: int, extents: TensorExtents) -> str:
     """Return what is wrong with a tensor whose row headers are missing, "" if they are there.
 
     gguf-py knew no row headers before September 2026: what it wrote again is short by them.
@@ -173,7 +177,7 @@ def missing_row_header(entry: TableLine, nbytes: int, room: TensorExtents) -> st
     header = entry.row.row_header
     columns = entry.shape[-1] if entry.shape else 1
     rows = _count_elements(entry) // max(columns, 1)
-    if not header or not room.fits(entry, nbytes - rows * header) or room.fits(entry, nbytes):
+    if not header or not extents.fits(entry, nbytes - rows * header) or extents.fits(entry, nbytes):
         return ""
     return (
         f"is {entry.row.name} and needs {nbytes} bytes; {nbytes - rows * header} are there, short "

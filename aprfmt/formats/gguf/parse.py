@@ -229,7 +229,7 @@ def _is_countable(dims: Sequence[int]) -> bool:
 
 
 def _add_infos(
-    parsed: ParsedGguf, entries: Sequence[TableLine], room: TensorExtents, partial: bool
+    parsed: ParsedGguf, entries: Sequence[TableLine], extents: TensorExtents, partial: bool
 ) -> None:
     """Add the TensorInfo of every line to `parsed.infos`, with offset and size in bytes.
 
@@ -242,12 +242,14 @@ def _add_infos(
             nbytes = 0
         elif entry.row.known:
             nbytes = _known_size(parsed, entry)
-            if short := missing_row_header(entry, nbytes, room):
+            if short := missing_row_header(entry, nbytes, extents):
                 error = FormatError(f"{parsed.where}: {tensor_label(entry.name)} {short}")
                 parsed.faults.add(error, entry.name)
         else:
             nbytes = (
-                _bytes_to_next(parsed, entry, room.starts, partial) if math.prod(entry.shape) else 0
+                _bytes_to_next(parsed, entry, extents.starts, partial)
+                if math.prod(entry.shape)
+                else 0
             )
         offset = parsed.data_offset + entry.offset
         if offset + nbytes > MAX_INT64 and entry.name not in parsed.faults.broken:
@@ -295,11 +297,14 @@ def _known_size(parsed: ParsedGguf, entry: TableLine) -> int:
 
 
 def _note_entries(
-    parsed: ParsedGguf, entries: Sequence[TableLine], room: TensorExtents, said: Mapping[int, str]
+    parsed: ParsedGguf,
+    entries: Sequence[TableLine],
+    extents: TensorExtents,
+    fork_notes: Mapping[int, str],
 ) -> None:
     """Add the notes about the table: byte order, long names, encodings, order of the data.
 
-    `said` are texts about encodings that forks number differently, by ggml id.
+    `fork_notes` are texts about encodings that forks number differently, by ggml id.
     """
     if parsed.order == ">":
         parsed.remark("big-endian; tensor bytes are given in little-endian order")
@@ -310,10 +315,12 @@ def _note_entries(
             f"{count_phrase(names, 'tensor name')} longer than {layout.MAX_NAME_BYTES} bytes, "
             f"which llama.cpp refuses; the first is {shorten(names[0], 100)!r}",
         )
-    doubtful = [e for e in entries if e.row.ggml not in said and e.name not in parsed.faults.broken]
-    for text in undecoded_notes(doubtful, room):
+    doubtful = [
+        e for e in entries if e.row.ggml not in fork_notes and e.name not in parsed.faults.broken
+    ]
+    for text in undecoded_notes(doubtful, extents):
         parsed.warn("unknown_type", text)
-    for text in said.values():
+    for text in fork_notes.values():
         parsed.warn("contested_type", text)
     offsets = [entry.offset for entry in entries]
     if offsets != sorted(offsets) and not parsed.faults.damage:

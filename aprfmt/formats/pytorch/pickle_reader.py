@@ -118,8 +118,7 @@ class Unpickler:
 
         `call(function, args)` gives the description of a call's result, None for a function that is
         not in the table. `resolve` gives the object of a persistent id. The names that loading
-        would
-        import are added to `imports`.
+        would import are added to `imports`.
         """
         self.stream = stream
         self._call = call

@@ -40,7 +40,7 @@ class PickledFile:
         where = str(file.path)
         self.file = file
         self.contents: PickleContents = read_contents(file, where)
-        found = Flattened(self.contents.value, where)
+        found = Flattened(self.contents.value, where, file.size)
         places, swapped = self.contents.places, self.contents.swapped
         self.metadata: dict[str, Value] = found.values
         self.tensors: dict[str, LazyTensor] = {

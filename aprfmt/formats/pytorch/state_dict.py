@@ -16,6 +16,8 @@ from aprfmt.formats.pytorch.pickle_values import (
 
 MAX_DEPTH = 100  # containers in containers
 MAX_VISITS = 2_000_000  # values visited; one that is shared counts each time
+# The same of a small file: so many, and as many more for each byte of it.
+FREE_VISITS, BYTE_VISITS = 50_000, 2
 MAX_PATH = 4096  # characters of a name
 ALONE = "tensor"  # the name of a tensor that is all the file holds
 _MODULE = ("_parameters", "_buffers", "_modules")  # of a pickled module, none of them in its names
@@ -25,9 +27,13 @@ _SCALARS = (str, int, float, bool, type(None))
 class Flattened:
     """The content of a description: `tensors` and `values` by path, `classes` with their counts."""
 
-    def __init__(self, value: Any, where: str) -> None:
-        """Collect the tensors and values inside the description `value` of a pickle."""
+    def __init__(self, value: Any, where: str, nbytes: int) -> None:
+        """Collect the tensors and values inside the description `value` of a pickle.
+
+        `nbytes` is the size of its file: what a few bytes share without end is refused soon.
+        """
         self.where = where
+        self._most = min(MAX_VISITS, FREE_VISITS + BYTE_VISITS * nbytes)
         self.tensors: dict[str, TensorValue] = {}
         self.values: dict[str, Any] = {}
         self.classes: dict[str, int] = {}
@@ -41,9 +47,9 @@ class Flattened:
         themselves.
         """
         self._visits += 1
-        if self._visits > MAX_VISITS:
+        if self._visits > self._most:
             raise UnsupportedError(
-                f"{self.where}: more than {MAX_VISITS} values, counted each time they are shared; "
+                f"{self.where}: more than {self._most} values, counted each time they are shared; "
                 "the limit: save the state_dict alone"
             )
         if depth > MAX_DEPTH:

@@ -3,7 +3,7 @@
 Listing files is the most frequent use, so code for writing and `hex` is imported only when needed.
 """
 
-from aprfmt.base.registry import lazy_function
+from aprfmt.base.registry import LazyFunction
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.safetensors.fields import header_fields
 from aprfmt.formats.safetensors.layout import can_store, fill_header, is_json, storage_order
@@ -29,7 +29,7 @@ FORMAT = FormatSpec(
     extensions=(".safetensors",),
     recognise=recognise,
     open_source=open_source,
-    open_sink=lazy_function("aprfmt.formats.safetensors.writer:open_sink"),
+    open_sink=LazyFunction("aprfmt.formats.safetensors.writer:open_sink"),
     holds=can_store,
     keeps=True,
     style="hf",

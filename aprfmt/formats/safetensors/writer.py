@@ -52,8 +52,7 @@ class SafetensorsSink(SequentialSink):
         """Prepare to write `path`; nothing is opened before `plan`.
 
         More than `max_shard_size` tensor bytes become shards. `like` is an open source whose header
-        is
-        kept if the plan is the same. `carry` lets encodings without a dtype be stored as bytes.
+        is kept if the plan is the same. `carry` lets encodings without a dtype be stored as bytes.
         `files` is the set to write into, None for one that the sink publishes itself.
         """
         super().__init__(path, force=force, files=files)
@@ -119,8 +118,7 @@ class SafetensorsSink(SequentialSink):
         """Return what each shard and their index hold, as FilePrograms.
 
         `parts` are the tensors of each shard, `texts` is the metadata. Only the first shard has
-        keys
-        other than `format`.
+        keys other than `format`.
         """
         count = len(parts)
         stem = _shard_stem(self._path.name)

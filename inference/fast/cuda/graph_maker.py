@@ -32,13 +32,13 @@ class CupyNumbers:
         _copy_async(self.host.ctypes.data, memory.pointer(x), self.host.nbytes, "DeviceToHost")
 
 
-def _copy_async(to: int, source: int, size: int, way: str) -> None:
+def _copy_async(to: int, source: int, size: int, direction: str) -> None:
     """Enqueue a copy of `size` bytes between two addresses on the current stream.
 
-    `way` is HostToDevice or DeviceToHost, as in cudaMemcpyKind.
+    `direction` is HostToDevice or DeviceToHost, as in cudaMemcpyKind.
     """
     runtime, stream = load_cupy().cuda.runtime, load_cupy().cuda.get_current_stream()
-    runtime.memcpyAsync(to, source, size, getattr(runtime, f"memcpy{way}"), stream.ptr)
+    runtime.memcpyAsync(to, source, size, getattr(runtime, f"memcpy{direction}"), stream.ptr)
 
 
 class CupyGraphMaker:

@@ -66,38 +66,38 @@ def rms_norm(
 
 
 def rope(
-    x: Tensor,
-    x_out: Tensor,
-    z: Tensor | None,
-    z_out: Tensor | None,
+    q: Tensor,
+    q_out: Tensor,
+    k: Tensor | None,
+    k_out: Tensor | None,
     table: tuple[Tensor, Tensor],
     *,
     dtype: str,
-    wide: bool,
+    float32_table: bool,
     interleaved: bool,
     stepped: bool,
     stream: int,
 ) -> None:
-    """Fill x_out and z_out with x and z [tokens, heads, dim] rotated by one table.
+    """Fill q_out and k_out with q and k [tokens, heads, dim] rotated by one table.
 
-    Heads of a token lie together. z and z_out are None for a single tensor. `table` is (cos, sin)
-    [tokens, pairs]. `wide`: the table is float32 for any dtype. `stepped`: each product is
+    Heads of a token lie together. k and k_out are None for a single tensor. `table` is (cos, sin)
+    [tokens, pairs]. `float32_table`: the table is float32 for any dtype. `stepped`: each product is
     rounded.
     """
-    tokens, heads, dim = x.shape
+    tokens, heads, dim = q.shape
     more = (
         (0, 0, 0, 0)
-        if z is None
-        else (z.data_ptr(), z.stride(0), z_out.data_ptr() if z_out is not None else 0, z.shape[1])
+        if k is None
+        else (k.data_ptr(), k.stride(0), k_out.data_ptr() if k_out is not None else 0, k.shape[1])
     )
     pairs = table[0].shape[-1]
-    _load_kernel("rope_wide" if wide else "rope_rounded", dtype)(
+    _load_kernel("rope_wide" if float32_table else "rope_rounded", dtype)(
         (heads + more[3], tokens),
         (32 if dim <= 64 else 64,),
         (
-            x.data_ptr(),
-            x.stride(0),
-            x_out.data_ptr(),
+            q.data_ptr(),
+            q.stride(0),
+            q_out.data_ptr(),
             heads,
             *more,
             table[0].data_ptr(),

@@ -113,6 +113,14 @@ FAULTS = (
         "1, 0, 2, 3",
     ),
     Fault(
+        "heads after the first come round",
+        "head_order",
+        Q,
+        moved(Q, rows_of(lambda x: x[[0, 2, 3, 1]])),
+        rearrangements.guess_rearranged,
+        "A's order, as numbers of B: 0, 3, 1, 2",
+    ),
+    Fault(
         "two key heads exchanged",
         "head_order",
         K,

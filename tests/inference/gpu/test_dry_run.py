@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.dry.estimate import estimate_run
+from aprfmt.inference.memory_estimate import estimate_run
 from aprfmt.inference.running import RunRequest, open_run
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt

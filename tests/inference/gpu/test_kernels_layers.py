@@ -90,7 +90,7 @@ def test_rope(
         k if both else None,
         outs[1] if both else None,
         table,
-        wide=wide,
+        float32_table=wide,
         interleaved=interleaved,
         stepped=not wide,
         **place.common,

@@ -1,0 +1,557 @@
+"""deepseek v4: compressed attention, several residual streams, experts listed by token at first.
+
+Every layer's attention sees a window of tokens and, but for windowed layers, keys that stand for
+windows of tokens: all of them (`heavily_compressed_attention`), or those that an indexer chooses
+(`compressed_sparse_attention`). Published files have their own names; transformers saves these
+below `model.`, and has others in memory. Sources: transformers' modeling_deepseek_v4,
+configuration_deepseek_v4 and conversion mapping; the converter's deepseek.py, llama.cpp's
+deepseek4.cpp.
+"""
+
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import replace
+from reprlib import repr as short_repr
+from typing import Any
+
+from aprfmt.arch import hyper_rules, moe
+from aprfmt.arch.deepseek import routed_scale_rule
+from aprfmt.arch.joining_steps import Split, Stacked
+from aprfmt.arch.layout_steps import Reshaped
+from aprfmt.arch.mla import q_lora_rank_rule, shared_experts_rule
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule
+from aprfmt.arch.spec_builders import full_spec
+from aprfmt.arch.tensor_rows import Q, RoleRow, make_tables, single_row, with_model_rows
+from aprfmt.arch.value_checks import finite_number, positive_number, sequence, whole_number
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+PerLayer = tuple[bool, ...]
+_AT, _SPARSE, _HEAVY, _HASH = "layers.{L}.", "index_layers", "heavy_layers", "hash_layers"
+_LORA = "q_lora_rank"
+_WEIGHTS = "2*hc_streams+hc_streams*hc_streams"
+_STREAMS = "hc_streams*hidden_size"
+# What transformers calls a module in memory, by its name in files; the first that fits is taken.
+_IN_MEMORY = (
+    ("attn.indexer.compressor.", "self_attn.compressor.indexer."),
+    ("attn.indexer.weights_proj.", "self_attn.compressor.indexer.scorer.weights_proj."),
+    ("attn.indexer.wq_b.", "self_attn.compressor.indexer.q_b_proj."),
+    ("attn.", "self_attn."),
+    ("ffn.", "mlp."),
+    ("attn_norm.", "input_layernorm."),
+    ("ffn_norm.", "post_attention_layernorm."),
+    ("hc_attn_", "attn_hc."),
+    ("hc_ffn_", "ffn_hc."),
+)
+_PARTS_IN_MEMORY = {
+    "attn_sink": "sinks",
+    "ape": "position_bias",
+    "wq_a.weight": "q_a_proj.weight",
+    "wq_b.weight": "q_b_proj.weight",
+    "wkv.weight": "kv_proj.weight",
+    "norm.weight": "kv_norm.weight",
+    "wgate.weight": "gate_proj.weight",
+    "wo_a.weight": "o_a_proj.weight",
+    "wo_b.weight": "o_b_proj.weight",
+    "q_norm.weight": "q_a_norm.weight",
+    "gate.bias": "gate.e_score_correction_bias",
+    "w1.weight": "gate_proj.weight",
+    "w2.weight": "down_proj.weight",
+    "w3.weight": "up_proj.weight",
+    "w1.bias": "gate_proj.bias",
+    "w2.bias": "down_proj.bias",
+    "w3.bias": "up_proj.bias",
+}
+
+
+def _in_memory(name: str) -> str:
+    """Return the name that transformers has in memory for a layer's tensor, below the layer."""
+    for stored, module in _IN_MEMORY:
+        if name.startswith(stored):
+            rest = name[len(stored) :]
+            for end, other in _PARTS_IN_MEMORY.items():
+                if rest == end or rest.endswith(f".{end}"):
+                    rest = rest[: len(rest) - len(end)] + other
+                    break
+            return module + rest
+    return name
+
+
+def _row(role: str, hf: str, *shape: str, needs: str = "") -> RoleRow:
+    """Return the row of a layer's tensor; `hf` is its name below the layer in published files."""
+    return RoleRow(role, _AT + hf, shape, needs)
+
+
+def _compressor(role: str, hf: str, width: str, rate: str, needs: str) -> tuple[RoleRow, ...]:
+    """Return the rows of a compressor, without its norm, in layers that meet the condition `needs`.
+
+    `role` and `hf` are prefixes of roles and of names, `width` is what a token gives, `rate` the
+    hyperparameter with the tokens of a window.
+    """
+    return (
+        _row(f"{role}_kv.weight", f"{hf}.wkv.weight", width, "hidden_size", needs=needs),
+        _row(f"{role}_gate.weight", f"{hf}.wgate.weight", width, "hidden_size", needs=needs),
+        _row(f"{role}_ape.weight", f"{hf}.ape", rate, width, needs=needs),
+    )
+
+
+def _hyper_connection(name: str) -> tuple[RoleRow, ...]:
+    """Return the rows of the hyper-connection `name`, "hc_attn" or "hc_ffn"."""
+    return (
+        _row(f"{name}_fn.weight", f"{name}_fn", _WEIGHTS, _STREAMS),
+        _row(f"{name}_base.weight", f"{name}_base", _WEIGHTS),
+        _row(f"{name}_scale.weight", f"{name}_scale", "3"),
+    )
+
+
+_MAIN, _INDEX = (
+    ("attn_compressor", "attn.compressor"),
+    ("indexer.compressor", "attn.indexer.compressor"),
+)
+_GROUPS = Reshaped(
+    ("output_groups", "output_rank", "output_group_size"),
+    ("output_groups*output_rank", "output_group_size"),
+)
+_ATTENTION = (
+    _row("attn_q_a.weight", "attn.wq_a.weight", _LORA, "hidden_size"),
+    _row("attn_q_a_norm.weight", "attn.q_norm.weight", _LORA),
+    _row("attn_q_b.weight", "attn.wq_b.weight", Q, _LORA),
+    _row("attn_kv.weight", "attn.wkv.weight", "head_dim", "hidden_size"),
+    _row("attn_kv_a_norm.weight", "attn.kv_norm.weight", "head_dim"),
+    _row("attn_sinks.weight", "attn.attn_sink", "n_heads"),
+    RoleRow("attn_output_a.weight", f"{_AT}attn.wo_a.weight", _GROUPS.logical, "", (_GROUPS,)),
+    _row("attn_output_b.weight", "attn.wo_b.weight", "hidden_size", "output_groups*output_rank"),
+    *_compressor(*_MAIN, "2*head_dim", "sparse_rate", _SPARSE),
+    *(replace(row, hf="") for row in _compressor(*_MAIN, "head_dim", "heavy_rate", _HEAVY)),
+    _row("attn_compressor_norm.weight", "attn.compressor.norm.weight", "head_dim", needs=_SPARSE),
+    RoleRow("attn_compressor_norm.weight", "", ("head_dim",), _HEAVY, gguf=""),
+    _row(
+        "indexer.attn_q_b.weight",
+        "attn.indexer.wq_b.weight",
+        "index_heads*index_head_dim",
+        _LORA,
+        needs=_SPARSE,
+    ),
+    _row(
+        "indexer.proj.weight",
+        "attn.indexer.weights_proj.weight",
+        "index_heads",
+        "hidden_size",
+        needs=_SPARSE,
+    ),
+    *_compressor(*_INDEX, "2*index_head_dim", "sparse_rate", _SPARSE),
+    _row(
+        "indexer.compressor_norm.weight",
+        "attn.indexer.compressor.norm.weight",
+        "index_head_dim",
+        needs=_SPARSE,
+    ),
+)
+_EXPERTS = tuple(
+    RoleRow(f"ffn_{part}_exps.weight", "", ("n_experts", *sizes))
+    for part, sizes in (
+        ("gate", ("moe_ffn_size", "hidden_size")),
+        ("up", ("moe_ffn_size", "hidden_size")),
+        ("down", ("hidden_size", "moe_ffn_size")),
+    )
+)
+_GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+_MLP = (
+    _row("ffn_gate_inp.weight", "ffn.gate.weight", "n_experts", "hidden_size"),
+    _row("exp_probs_b.bias", "ffn.gate.bias", "n_experts", needs=f"!{_HASH}"),
+    _row(
+        "ffn_gate_tid2eid.weight", "ffn.gate.tid2eid", "vocab_size", "n_experts_used", needs=_HASH
+    ),
+    *_EXPERTS,
+    *(
+        _row(f"ffn_{part}_shexp.weight", f"ffn.shared_experts.{hf}.weight", *sizes)
+        for part, hf, sizes in (
+            ("gate", "w1", ("shared_ffn_size", "hidden_size")),
+            ("up", "w3", ("shared_ffn_size", "hidden_size")),
+            ("down", "w2", ("hidden_size", "shared_ffn_size")),
+        )
+    ),
+    *(
+        _row(f"ffn_{part}_shexp.bias", f"ffn.shared_experts.{hf}.bias", width, needs="mlp_bias")
+        for part, hf, width in (
+            ("gate", "w1", "shared_ffn_size"),
+            ("up", "w3", "shared_ffn_size"),
+            ("down", "w2", "hidden_size"),
+        )
+    ),
+)
+_LAYER_ROWS = (
+    *_hyper_connection("hc_attn"),
+    _row("attn_norm.weight", "attn_norm.weight", "hidden_size"),
+    *_ATTENTION,
+    *_hyper_connection("hc_ffn"),
+    _row("ffn_norm.weight", "ffn_norm.weight", "hidden_size"),
+    *_MLP,
+)
+_HEAD = {"fn": ("hc_streams", _STREAMS), "base": ("hc_streams",), "scale": ("1",)}
+# transformers saves the norm of the keys as `attn.norm`, and has other names in memory.
+_OTHER_NAMES = (
+    Binding((f"{_AT}attn.norm.weight",), ("attn_kv_a_norm.weight",)),
+    *(
+        Binding((_AT + _in_memory(row.hf.removeprefix(_AT)),), (row.role,), row.hf_steps)
+        for row in _LAYER_ROWS
+        if row.hf
+    ),
+    *(Binding((f"hc_head.hc_{part}",), (f"output_hc_{part}.weight",)) for part in _HEAD),
+    Binding(("embed_tokens.weight",), ("token_embd.weight",)),
+    Binding(("lm_head.weight",), ("output.weight",)),
+    Binding(
+        (f"{_AT}mlp.experts.gate_up_proj",),
+        _GATE_UP,
+        (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),),
+    ),
+    Binding((f"{_AT}mlp.experts.down_proj",), ("ffn_down_exps.weight",)),
+)
+_MADE = make_tables(
+    with_model_rows(
+        *_LAYER_ROWS,
+        *(
+            single_row(f"output_hc_{part}.weight", f"hc_head_{part}", *shape)
+            for part, shape in _HEAD.items()
+        ),
+        embed="embed",
+        final="norm",
+        head="head",
+    ),
+    hf_first=(
+        Binding(
+            (f"{_AT}ffn.experts.{{E}}.{hf}.weight",),
+            (f"ffn_{part}_exps.weight",),
+            (Stacked("n_experts"),),
+        )
+        for part, hf in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    ),
+    hf_more=_OTHER_NAMES,
+)
+
+_WINDOWED, _INDEXED, _COMPRESSED = (
+    "sliding_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+)
+_OF_RATIO = {0: _WINDOWED, 4: _INDEXED, 128: _COMPRESSED}  # of compress_ratios in older files
+_KINDS = {"window_layers": _WINDOWED, _SPARSE: _INDEXED, _HEAVY: _COMPRESSED}
+_RATES = {"sparse_rate": (_INDEXED, "csa", 4), "heavy_rate": (_COMPRESSED, "hca", 128)}
+
+
+def _read_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], str]:
+    """Return (each layer's kind, key) of config.json, by default two that see all windows' keys.
+
+    After these, layers with an indexer and without one take turns. Raises ArchError for an unknown
+    kind or ratio.
+    """
+    count = int(hp["n_layers"])
+    listed, ratios = facts.first("layer_types"), facts.first("compress_ratios")
+    if listed is not None:
+        kinds, key = sequence(*listed, count)[:count], listed[1]
+    elif ratios is not None:
+        numbers, key = sequence(*ratios, count)[:count], ratios[1]
+        kinds = [_OF_RATIO.get(whole_number(number, key), number) for number in numbers]
+    else:
+        turns = [_COMPRESSED if i < 2 or i % 2 == 0 else _INDEXED for i in range(count)]
+        return tuple(turns), ""
+    for layer, kind in enumerate(kinds):
+        if kind not in _KINDS.values():
+            known = ", ".join(map(str, _OF_RATIO) if listed is None else _KINDS.values())
+            raise ArchError(f"{key}: layer {layer} is {short_repr(kind)}; expected one of: {known}")
+    return tuple(kinds), key
+
+
+def _layers_rule(name: str) -> HyperRule:
+    """Return the rule `name` for the layers of one kind; the indexer's rule writes all kinds."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        """Return (True for each layer of the kind, key) of config.json."""
+        kinds, key = _read_kinds(facts, hp)
+        return tuple(kind == _KINDS[name] for kind in kinds), key
+
+    def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: kinds of all layers}, empty for the other rules."""
+        if name != _SPARSE:
+            return {}
+        kinds = [_WINDOWED] * len(value)
+        for each in (_SPARSE, _HEAVY):
+            kinds = [_KINDS[each] if on else kind for on, kind in zip(hp[each], kinds, strict=True)]
+        return {"layer_types": kinds}
+
+    return HyperRule(name, read={"hf": read}, write={"hf": write})
+
+
+def _rate_rule(name: str) -> HyperRule:
+    """Return the rule for how many tokens a key stands for in one kind of layer.
+
+    config.json has an object of both, or a key for each in older files, which wins.
+    """
+    kind, short, default = _RATES[name]
+
+    def read(facts: Facts, hp: Params) -> Found:
+        """Return (tokens, key) of config.json; None without a key."""
+        rates, own = facts.first("compress_rates"), facts.first(f"compress_rate_{short}")
+        if own is not None:
+            return whole_number(*own, 1), own[1]
+        if rates is None:
+            return None
+        if not isinstance(rates[0], Mapping):
+            raise ArchError(f"{rates[1]}: is {short_repr(rates[0])}; expected an object")
+        key = f"{rates[1]}.{kind}"
+        return whole_number(rates[0].get(kind, default), key, 1), key
+
+    def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: object of both rates}, empty for the second rule."""
+        if name != "sparse_rate":
+            return {}
+        return {"compress_rates": {each: hp[rule] for rule, (each, *_) in _RATES.items()}}
+
+    return HyperRule(name, read={"hf": read}, write={"hf": write}, default=default)
+
+
+def _hash_layers_rule() -> HyperRule:
+    """Return the rule for the layers whose experts are listed by token: the first three, unless."""
+    kinds = {"hash_moe": True, "moe": False}
+
+    def first_layers(count: int, hp: Params) -> PerLayer:
+        """Return one boolean a layer: True for the first `count`."""
+        return tuple(i < count for i in range(hp["n_layers"]))
+
+    def read(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of config.json: a list of kinds, or a count."""
+        listed, count = facts.first("mlp_layer_types"), facts.first("num_hash_layers")
+        if listed is None:
+            return None if count is None else (first_layers(whole_number(*count), hp), count[1])
+        found = sequence(*listed, hp["n_layers"])[: hp["n_layers"]]
+        for layer, kind in enumerate(found):
+            if kind not in kinds:
+                raise ArchError(
+                    f"{listed[1]}: layer {layer} is {short_repr(kind)}; expected one of: "
+                    f"{', '.join(kinds)}"
+                )
+        return tuple(kinds[kind] for kind in found), listed[1]
+
+    names = {on: kind for kind, on in kinds.items()}
+    return HyperRule(
+        _HASH,
+        read={"hf": read},
+        write={"hf": lambda value, hp: {"mlp_layer_types": [names[on] for on in value]}},
+        default=lambda hp: first_layers(3, hp),
+    )
+
+
+_DEFAULT_PART = 64 / 512  # of a head, rotated where config.json says nothing
+
+
+def _rope_objects(facts: Facts) -> tuple[Params, Params] | None:
+    """Return config.json's rope objects (of compressed layers, of windowed ones); None if flat."""
+    found = facts.first("rope_parameters")
+    value = {} if found is None else found[0]
+    if not isinstance(value, Mapping):
+        return None
+    full, local = value.get("compress"), value.get("main")
+    if isinstance(full, Mapping) and isinstance(local, Mapping):
+        return full, local
+    return None
+
+
+def _read_rotated(facts: Facts, hp: Params) -> Found:
+    """Return (rotated elements of a head, key) of config.json; None without a key.
+
+    Raises ArchError if the windowed layers rotate another number.
+    """
+    nested = _rope_objects(facts)
+    part, count = facts.first("partial_rotary_factor"), facts.first("qk_rope_head_dim")
+    if nested is not None:
+        parts = [each.get("partial_rotary_factor", 1.0) for each in nested]
+        if parts[0] != parts[1]:
+            raise ArchError(
+                f"rope_parameters: compress rotates {short_repr(parts[0])} of a head, main "
+                f"{short_repr(parts[1])}; expected the same in both"
+            )
+        part = parts[0], "rope_parameters.compress.partial_rotary_factor"
+    if part is not None:
+        share = positive_number(*part)
+        return int(finite_number(hp["head_dim"] * share, part[1])), part[1]
+    return None if count is None else (whole_number(*count, 1), count[1])
+
+
+def _with_plain_factor(found: Found) -> Found:
+    """Return a rope scaling that was read, its factor on cos and sin 1 unless config.json has one.
+
+    transformers does not use yarn's own here.
+    """
+    if found is None or found[0] is None or found[0]["type"] != "yarn":
+        return found
+    return {**found[0], "attention_factor": 1.0}, found[1]
+
+
+def _rope() -> tuple[HyperRule, ...]:
+    """Return the rules for rope: two bases, one scaling, and how many elements of a head rotate.
+
+    Windowed layers have the base `rope_theta` and no scaling, the others `compress_rope_theta`.
+    Objects in `rope_parameters` are called `main` and `compress`.
+    """
+    defaults = RopeDefaults(theta=160000.0, partial=_DEFAULT_PART, layers="full")
+    usual = {rule.name: rule for rule in rope_rules(defaults)}
+    rules = dict(usual)
+
+    def renamed(facts: Facts) -> Facts:
+        """Return the facts as other architectures have them: objects by kind of layer."""
+        nested = _rope_objects(facts)
+        if nested is None:
+            return facts
+        stored: Any = facts.values
+        named = dict(zip(("full_attention", "sliding_attention"), nested, strict=True))
+        return replace(facts, values=ChainMap({"rope_parameters": named}, stored))
+
+    def read_base(at: int, key: str, facts: Facts, hp: Params) -> Found:
+        """Return (base, key) of the rope object number `at`, else of the key; None without both."""
+        nested, top = _rope_objects(facts), facts.first(key)
+        inner = None if nested is None else nested[at].get("rope_theta")
+        return top if inner is None else (inner, f"rope_parameters.{('compress', 'main')[at]}")
+
+    def read_scaling(facts: Facts, hp: Params) -> Found:
+        """Return (scaling of compressed layers or None, key) of config.json; None without one."""
+        for name in ("rope_parameters", "rope_scaling"):
+            flat = facts.first(name)
+            if flat is not None and isinstance(flat[0], Mapping):
+                flat[0].get("rope_theta")  # known, and not used: compress_rope_theta is
+        found: Found = usual["rope_scaling"].read["hf"](renamed(facts), hp)
+        nested = _rope_objects(facts)
+        flat = facts.first("rope_parameters", "rope_scaling")
+        outer = nested[0] if nested is not None else flat[0] if flat is not None else {}
+        return found if "attention_factor" in outer else _with_plain_factor(found)
+
+    def base_rule(name: str, at: int, key: str) -> HyperRule:
+        """Return the rule of one base."""
+        return replace(
+            usual[name],
+            keys={**usual[name].keys, "hf": (key,)},
+            read={"hf": lambda facts, hp: read_base(at, key, facts, hp)},
+            write={"hf": lambda value, hp: {key: value}},
+            check=None,
+        )
+
+    rules["rope_theta"] = base_rule("rope_theta", 0, "compress_rope_theta")
+    rules["rope_theta_local"] = replace(
+        base_rule("rope_theta_local", 1, "rope_theta"), default=10000.0
+    )
+    write_part = usual["rope_dim"].write["hf"]
+    rules["rope_dim"] = replace(
+        rules["rope_dim"],
+        read={"hf": _read_rotated},
+        write={"hf": lambda value, hp: {**write_part(value, hp), "qk_rope_head_dim": value}},
+    )
+    write_scaling = usual["rope_scaling"].write["hf"]
+    rules["rope_scaling"] = replace(
+        rules["rope_scaling"],
+        read={"hf": read_scaling},
+        write={"hf": lambda value, hp: {"rope_scaling": write_scaling(value, hp)["rope_scaling"]}},
+        check=None,
+    )
+    rules["rope_scaling_layers"] = hyper_rules.fixed("rope_scaling_layers", "full")
+    return tuple(rules.values())
+
+
+# Keys whose other values no published model has -> the only value that is computed.
+_ONLY: Mapping[str, Value] = {
+    "scoring_func": "sqrtsoftplus",
+    "num_key_value_heads": 1,
+    "n_shared_experts": 1,
+    "hidden_act": "silu",
+}
+
+
+def _as_published(value: Value, facts: Facts, hp: Params) -> str:
+    """Return "" always; ArchError for a setting that no published model has (`_ONLY`)."""
+    for key, only in _ONLY.items():
+        found = facts.first(key) if facts.style == "hf" else None
+        if found is not None and found[0] != only:
+            raise ArchError(
+                f"{key} is {short_repr(found[0])}; expected {short_repr(only)}, as in every "
+                "published model of this architecture: no other is computed"
+            )
+    return ""
+
+
+def _check_norm_topk(value: Value, facts: Facts, hp: Params) -> str:
+    """Return a remark if config.json asks to leave the experts' weights as they are, else ""."""
+    found = facts.first("norm_topk_prob")
+    if found is None or found[0] is not False:
+        return ""
+    return f"{found[1]} is false, but transformers always renormalises deepseek v4's weights"
+
+
+def _mixed(hp: Params) -> str:
+    """Return two features that no published model has together, in words; "" for none."""
+    if hp["n_heads"] % hp["output_groups"]:
+        return f"{hp['n_heads']} heads and {hp['output_groups']} groups of unequal size"
+    if hp["sliding_window"] is None:
+        return "keys that stand for windows of tokens, and no window on the tokens themselves"
+    if hp[_LORA] is None:
+        return "an indexer and queries that are not compressed"
+    if not any(hp[_SPARSE]) and not any(hp[_HEAVY]):
+        return "the sizes of compressed attention and no layer that has it"
+    return "experts listed by token, and no layer whose router chooses" if all(hp[_HASH]) else ""
+
+
+DEEPSEEK_V4 = full_spec(
+    "deepseek_v4",
+    _MADE,
+    hyper_rules.hyper_table(
+        hyper_rules.fixed("n_kv_heads", 1),
+        hyper_rules.head_dim(512),
+        hyper_rules.ffn_size(2048, "moe_intermediate_size"),
+        hyper_rules.context_length(1048576),
+        *_rope(),
+        HyperRule("sliding_window", {"hf": ("sliding_window",)}, "size", 128),
+        *map(_layers_rule, _KINDS),
+        *map(_rate_rule, _RATES),
+        q_lora_rank_rule(1024),
+        *moe.expert_count_rules(256, 6, "n_routed_experts num_experts num_local_experts"),
+        moe.expert_size_rule(),
+        shared_experts_rule("n_shared_experts", 1),
+        moe.all_moe_layers_rule(),
+        HyperRule("norm_topk", default=True, check=_check_norm_topk),
+        hyper_rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up_shexp.bias",)),
+        routed_scale_rule(1.5),
+        replace(moe.router_rule("sqrtsoftplus_bias"), check=_as_published),
+        _hash_layers_rule(),
+        HyperRule("swiglu_limit", {"hf": ("swiglu_limit",)}, "float", 10.0),
+        hyper_rules.size("index_heads", "index_n_heads", hf_default=64),
+        hyper_rules.size("index_head_dim", "index_head_dim", hf_default=128),
+        hyper_rules.size("index_topk", "index_topk", hf_default=512),
+        hyper_rules.size("output_groups", "o_groups", hf_default=8),
+        hyper_rules.size("output_rank", "o_lora_rank", hf_default=1024),
+        HyperRule(
+            "output_group_size",
+            default=lambda hp: hp["n_heads"] * hp["head_dim"] // hp["output_groups"],
+        ),
+        HyperRule("qk_rope_head_dim", default=lambda hp: hp["rope_dim"]),
+        hyper_rules.size("hc_streams", "hc_mult", hf_default=4),
+        hyper_rules.size("hc_iterations", "hc_sinkhorn_iters", hf_default=20),
+        HyperRule("hc_eps", {"hf": ("hc_eps",)}, "positive", 1e-6),
+    ),
+    BlockSpec(
+        attention="compressed",
+        qk_norm="plain",
+        norm_cast="after_weight",
+        sinks=True,
+        softmax_cast="input",
+        rope_cast="table_and_result",
+        shared_expert="plain",
+        router_cast="logits",
+        streams="hyper",
+    ),
+    ignored=frozenset(
+        """num_nextn_predict_layers topk_method expert_dtype output_router_logits attention_bias
+        router_jitter_noise router_aux_loss_coef""".split()
+    ).union(_ONLY),
+    mixed=_mixed,
+)

@@ -1,0 +1,682 @@
+"""The parameters of an inference engine or a trainer, made of the rows of an architecture.
+
+An engine joins what a checkpoint has apart (`qkv_proj`, `gate_up_proj`), stacks experts
+(`w13_weight`), and gives every rank its share. Both follow from the roles of an architecture and
+from the shapes in its table: an axis of `n_kv_heads*head_dim` rows is divided by heads, one of
+`hidden_size` is not. So an architecture has its engine parameters without rows of its own here.
+
+Sources: vLLM's linear.py (QKVParallelLinear, MergedColumnParallelLinear, RowParallelLinear),
+vocab_parallel_embedding.py, fused_moe/layer.py and mamba_mixer2.py; SGLang's files of the same
+names; Megatron Core's core/transformer/attention.py, mlp.py and core/models/gpt/gpt_layer_specs.py.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from aprfmt.arch.binding import BoundGroup, Shape, logical_shapes
+from aprfmt.arch.grouped_rows import ByGroup
+from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.layout_steps import RowsPermuted, Transposed
+from aprfmt.arch.required_roles import find_rule
+from aprfmt.arch.size_expressions import expression_terms, shape_of, size_of
+from aprfmt.arch.spec import ArchSpec, LayoutStep, role_key, split_key
+from aprfmt.base.protocols import Value
+
+Array = Any
+Sizes = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedModule:
+    """Roles that an engine has as one matrix, rows in this order, and the names of that module."""
+
+    roles: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+JOINED = (
+    JoinedModule(("attn_q", "attn_k", "attn_v"), ("qkv_proj", "W_pack", "qkv")),
+    JoinedModule(("ffn_gate", "ffn_up"), ("gate_up_proj", "w13")),
+    JoinedModule(("ffn_gate_shexp", "ffn_up_shexp"), ("gate_up_proj",)),
+    JoinedModule(
+        ("attn_q_a", "attn_kv_a_mqa"), ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa")
+    ),
+    # Delta nets of qwen3_next, qwen3_5 and kimi_linear.
+    JoinedModule(("attn_qkv", "attn_gate"), ("in_proj_qkvz",)),
+    JoinedModule(("ssm_beta", "ssm_alpha"), ("in_proj_ba",)),
+    JoinedModule(
+        ("attn_q", "attn_k", "attn_v", "ssm_beta", "ssm_f_a", "ssm_g_a"), ("fused_qkvbfg_a_proj",)
+    ),
+    JoinedModule(("ssm_f_b", "ssm_g_b"), ("fused_fg_b_proj",)),
+    JoinedModule(("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), ("qkv_conv1d",)),
+)  # fmt: skip
+# Other names of tensors outside the layers, as in vLLM's gpt_oss, nemotron_h and gpt_neox.
+WHOLE: Mapping[str, tuple[str, ...]] = {
+    "token_embd": ("model.embed_tokens.weight", "model.embedding.weight"),
+    "output_norm": ("model.norm.weight", "model.norm_f.weight"),
+    "output": ("lm_head.weight",),
+}
+# Parts of names that an engine replaces: its routers have the biases of their experts' scores, and
+# its scans the decay itself, not its logarithm.
+REPLACED = (
+    (".moe_statics.", ".gate."),
+    (".expert_bias", ".gate.e_score_correction_bias"),
+    (".A_log", ".A"),
+)
+# Stacks of all experts: the roles whose rows one has, and the begin of its name.
+STACKED = (
+    JoinedModule(("ffn_gate_exps", "ffn_up_exps"), ("w13",)),
+    JoinedModule(("ffn_up_exps",), ("w13",)),
+    JoinedModule(("ffn_down_exps",), ("w2",)),
+)
+# Megatron Core: roles -> names below `decoder.layers.{L}.`; its experts are stacked where they are
+# read. What transformer_engine joins with the norm before it has the norm's weight under its name.
+MEGATRON: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("attn_norm",): ("input_layernorm.*", "self_attention.linear_qkv.layer_norm_*",
+                     "self_attention.linear_q_proj.layer_norm_*"),
+    ("attn_q", "attn_k", "attn_v"): ("self_attention.linear_qkv.*",),
+    ("attn_q",): ("self_attention.linear_q_proj.*",),
+    ("attn_q_norm",): ("self_attention.q_layernorm.*",),
+    ("attn_k_norm",): ("self_attention.k_layernorm.*",),
+    ("attn_q_a",): ("self_attention.linear_q_down_proj.*",),
+    ("attn_q_a_norm",): ("self_attention.q_layernorm.*",
+                         "self_attention.linear_q_up_proj.layer_norm_*"),
+    ("attn_q_b",): ("self_attention.linear_q_up_proj.*",),
+    ("attn_kv_a_mqa",): ("self_attention.linear_kv_down_proj.*",),
+    ("attn_kv_a_norm",): ("self_attention.kv_layernorm.*",
+                          "self_attention.linear_kv_up_proj.layer_norm_*"),
+    ("attn_kv_b",): ("self_attention.linear_kv_up_proj.*",),
+    ("attn_output",): ("self_attention.linear_proj.*",),
+    ("ffn_norm",): ("pre_mlp_layernorm.*", "mlp.linear_fc1.layer_norm_*"),
+    ("post_attention_norm",): ("post_self_attn_layernorm.*",),
+    ("post_ffw_norm",): ("post_mlp_layernorm.*",),
+    ("ffn_gate", "ffn_up"): ("mlp.linear_fc1.*",),
+    ("ffn_up",): ("mlp.linear_fc1.*",),
+    ("ffn_down",): ("mlp.linear_fc2.*",),
+    ("ffn_gate_inp",): ("mlp.router.*",),
+    ("exp_probs_b",): ("mlp.router.expert_*",),
+    ("ffn_gate_exps", "ffn_up_exps"): ("mlp.experts.linear_fc1.*",),
+    ("ffn_up_exps",): ("mlp.experts.linear_fc1.*",),
+    ("ffn_down_exps",): ("mlp.experts.linear_fc2.*",),
+    ("ffn_gate_shexp", "ffn_up_shexp"): ("mlp.shared_experts.linear_fc1.*",),
+    ("ffn_down_shexp",): ("mlp.shared_experts.linear_fc2.*",),
+    ("ffn_gate_inp_shexp",): ("mlp.shared_experts.gate_*",),
+}  # fmt: skip
+MEGATRON_WHOLE: Mapping[str, str] = {
+    "token_embd": "embedding.word_embeddings.*",
+    "position_embd": "embedding.position_embeddings.*",
+    "output_norm": "decoder.final_layernorm.*",
+    "output": "output_layer.*",
+}
+# Modules whose names say that a state is an engine's.
+ENGINE_MODULES = frozenset(
+    (
+        *(name for row in JOINED for name in row.names),
+        *(f"{name}_{leaf}" for row in STACKED for name in row.names for leaf in ("weight", "bias")),
+        "linear_qkv", "linear_fc1", "linear_fc2", "linear_proj",
+    )
+)  # fmt: skip
+# Tables of the vocabulary, whose rows are padded to a multiple and divided.
+VOCABULARY = ("token_embd", "output", "per_layer_token_embd")
+# Hyperparameters that count things which stay whole when ranks divide them.
+COUNTED = (
+    "n_heads", "n_kv_heads", "global_kv_heads", "ssm_heads", "ssm_groups", "delta_key_heads",
+    "delta_value_heads",
+)  # fmt: skip
+# Other sizes that ranks divide.
+DIVIDED = (
+    "ffn_size", "moe_ffn_size", "shared_ffn_size", "vocab_size", "per_layer_vocab", "ssm_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows that ranks divide among themselves, whole units of `unit` rows.
+
+    Where there are fewer units than ranks, neighbouring ranks have the same one. Each rank has all
+    rows where `divided` is False.
+    """
+
+    rows: int
+    unit: int = 1
+    divided: bool = True
+
+    def copies(self, ranks: int) -> int:
+        """Return how many ranks hold the same rows."""
+        return max(1, ranks // max(1, self.rows // self.unit)) if self.divided else ranks
+
+    def share(self, ranks: int) -> int:
+        """Return how many rows a rank has; -1 where units or ranks do not come out even."""
+        units = self.rows // self.unit
+        if not self.divided:
+            return self.rows
+        if units * self.unit != self.rows or max(units, ranks) % max(1, min(units, ranks)):
+            return -1
+        return max(units // ranks, 1) * self.unit
+
+    def start(self, rank: int, ranks: int) -> int:
+        """Return the first of a rank's rows."""
+        return rank // self.copies(ranks) * self.share(ranks) if self.divided else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Published tensors that are one part of an engine's parameter.
+
+    `steps` make of the stored arrays those that the engine joins; `shapes` are the shapes of these,
+    `keys` their role keys, `sections` the Sections of each along the axis they are joined on.
+    `divided` is the axis of them that ranks divide, None where each rank has all.
+    """
+
+    stored: tuple[str, ...]
+    steps: tuple[LayoutStep, ...]
+    keys: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    sections: tuple[tuple[Section, ...], ...]
+    divided: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParameter:
+    """One parameter of an engine: its possible names, and the parts that it joins along `axis`.
+
+    `grouped`: a rank's q, k and v are joined group by group of its key heads, as Megatron's.
+    `vocabulary`: rows may be padded. `published`: the name and the order of rows are those of the
+    checkpoint. `megatron`: it is one of Megatron Core's. `negated_exp`: under another
+    name than the checkpoint's it holds -exp(x) of the published x. `regrouped`: the rows of a delta
+    net's key heads are apart, as some engines have them.
+    """
+
+    names: tuple[str, ...]
+    parts: tuple[Part, ...]
+    axis: int = 0
+    grouped: bool = False
+    vocabulary: bool = False
+    published: bool = False
+    megatron: bool = False
+    negated_exp: bool = False
+    regrouped: bool = False
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes of the arrays that are joined."""
+        return tuple(shape for part in self.parts for shape in part.shapes)
+
+    @property
+    def sections(self) -> tuple[tuple[Section, ...], ...]:
+        """The Sections of each array along the axis they are joined on."""
+        return tuple(one for part in self.parts for one in part.sections)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The role keys of the arrays; "" for one of several roles."""
+        return tuple(key for part in self.parts for key in part.keys)
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the parameter where one rank holds all of it."""
+        return joined_shape(self.shapes, self.axis)
+
+
+def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:
+    """Return the shape of arrays of these shapes joined along an axis."""
+    first = shapes[0]
+    if axis >= len(first):
+        return first
+    return (*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])
+
+
+def list_parameters(
+    spec: ArchSpec, groups: Sequence[BoundGroup], shapes: Mapping[str, Shape], hp: Sizes
+) -> list[EngineParameter]:
+    """Return the parameters in which engines may hold a checkpoint, the likeliest first.
+
+    `groups` are its tensors bound to roles, `shapes` their stored shapes by name. A tensor is in
+    several of them: under its own name, joined, stacked, in Megatron's form.
+    """
+    table = _Table(spec, groups, shapes, hp)
+    made = [*table.published(), *table.relaid(), *table.stacked()]
+    for layer in table.layers:
+        made += [*table.joined(layer), *table.megatron(layer)]
+    return made
+
+
+class _Table:
+    """Makes the parameters of one checkpoint; see `list_parameters`."""
+
+    def __init__(
+        self, spec: ArchSpec, groups: Sequence[BoundGroup], shapes: Mapping[str, Shape], hp: Sizes
+    ) -> None:
+        """Store the checkpoint's groups, stored shapes and hyperparameters."""
+        self._spec, self._groups, self._shapes, self._hp = spec, groups, shapes, hp
+        self._by_key = {key: group for group in groups for key in group.roles}
+        found = {split_key(key)[0] for key in self._by_key}
+        self.layers = sorted(found, key=lambda one: -1 if one is None else one)
+
+    def published(self) -> Iterator[EngineParameter]:
+        """Yield a parameter for each stored tensor, under its name and in its order of rows."""
+        for group in self._groups:
+            base = role_base(group.roles[0])
+            for name in group.stored:
+                part = self._stored_part(group, name)
+                other = [name.replace(*pair) for pair in REPLACED]
+                names = (name, *other, *(WHOLE.get(base, ()) if name.endswith("weight") else ()))
+                yield EngineParameter(
+                    tuple(dict.fromkeys(names)),
+                    (part,),
+                    vocabulary=base in VOCABULARY,
+                    published=True,
+                    negated_exp=base == "ssm_a",
+                )
+
+    def relaid(self) -> Iterator[EngineParameter]:
+        """Yield a parameter for each joined tensor whose rows an engine puts in another order.
+
+        gpt_neox stores q, k and v head by head, and an engine has all of q before all of k.
+        """
+        for group in self._groups:
+            moves = any(step.permutes for step in group.binding.steps)
+            if len(group.stored) == 1 and moves and "_exps" not in group.roles[0]:
+                regrouped = any(type(step) is ByGroup for step in group.binding.steps)
+                yield EngineParameter(
+                    group.stored, (self._logical_part(group),), regrouped=regrouped
+                )
+
+    def stacked(self) -> Iterator[EngineParameter]:
+        """Yield a parameter for each stack of all experts: gate and up, down, their biases."""
+        for layer in self.layers:
+            for leaf in ("weight", "bias"):
+                done: set[str] = set()
+                for row in STACKED:
+                    groups = self._groups_of(row.roles, layer, leaf)
+                    if groups is None or not done.isdisjoint(row.roles):
+                        continue
+                    done.update(row.roles)
+                    above = _expert_module(groups[0].stored[0])
+                    names = tuple(
+                        f"{above}{below}.{name}_{leaf}"
+                        for name in row.names
+                        for below in ("", ".routed_experts")
+                    )
+                    yield EngineParameter(names, tuple(map(self._logical_part, groups)), axis=1)
+                    if _is_interleaved(groups[0]):
+                        # gpt_oss: an engine keeps gate and up row by row.
+                        yield EngineParameter(names, (self._turned_part(groups[0]),), axis=1)
+
+    def joined(self, layer: int | None) -> Iterator[EngineParameter]:
+        """Yield the joined parameters of a layer, in the order of the published tensors' rows."""
+        for row in JOINED:
+            for leaf in ("weight", "bias"):
+                groups = self._groups_of(row.roles, layer, leaf)
+                if groups is None or len(groups) < 2 or any(len(g.stored) > 1 for g in groups):
+                    continue
+                parts = tuple(self._stored_part(group, group.stored[0]) for group in groups)
+                above, _, last = groups[0].stored[0].rpartition(".")
+                base = above.rpartition(".")[0]
+                names = tuple(f"{base}.{name}.{last}" for name in row.names)
+                yield EngineParameter(names, parts)
+                if self._spec.name == "llama4" and row.roles[0] == "attn_q":
+                    # Its pairs of rows that turn together are neighbours; vLLM's are halves.
+                    halves = self._halved(parts[0], "n_heads"), self._halved(parts[1], "n_kv_heads")
+                    yield EngineParameter(names, (*halves, *parts[2:]))
+
+    def megatron(self, layer: int | None) -> Iterator[EngineParameter]:
+        """Yield the parameters of a layer (None: outside the layers) as Megatron Core has them."""
+        for leaf in ("weight", "bias"):
+            if layer is None:
+                for base, name in MEGATRON_WHOLE.items():
+                    group = self._by_key.get(f"{base}.{leaf}")
+                    if group is not None:
+                        yield EngineParameter(
+                            (name.replace("*", leaf),),
+                            (self._logical_part(group),),
+                            vocabulary=base in VOCABULARY,
+                            megatron=True,
+                        )
+                continue
+            done: set[str] = set()
+            for roles, names in MEGATRON.items():
+                groups = self._groups_of(roles, layer, leaf)
+                if groups is None or not done.isdisjoint(roles):
+                    continue
+                done.update(roles)
+                parts = tuple(map(self._logical_part, groups))
+                full = tuple(f"decoder.layers.{layer}.{name}".replace("*", leaf) for name in names)
+                grouped = roles == ("attn_q", "attn_k", "attn_v")
+                axis = 1 if "_exps" in roles[0] else 0
+                yield EngineParameter(full, parts, axis, grouped, megatron=True)
+
+    def _groups_of(
+        self, roles: Sequence[str], layer: int | None, leaf: str
+    ) -> list[BoundGroup] | None:
+        """Return the groups that hold these roles of a layer and no others, in their order.
+
+        None if one is missing. A query's gate may be with the query.
+        """
+        found: list[BoundGroup] = []
+        for role in roles:
+            group = self._by_key.get(role_key(layer, f"{role}.{leaf}"))
+            if group is None:
+                return None
+            if not found or found[-1] is not group:
+                found.append(group)
+        held = [role_base(key) for group in found for key in group.roles]
+        return found if [one for one in held if one != "attn_q_gate"] == list(roles) else None
+
+    def _stored_part(self, group: BoundGroup, name: str) -> Part:
+        """Return a stored tensor as a part, its rows in the checkpoint's order."""
+        shape = self._shapes[name]
+        key = group.roles[0] if len(group.roles) == 1 else ""
+        stack = len(group.stored) > 1
+        sections = self._sections_of_group(group, shape, 1 if stack else 0)
+        divided = self._divided_axis(group.roles[0])
+        if divided is not None and stack:
+            divided -= 1
+        if any(isinstance(step, Transposed) for step in group.binding.steps):
+            divided = None if divided is None else len(shape) - 1 - divided
+        return Part((name,), (), (key,), (shape,), (sections,), divided)
+
+    def _logical_part(self, group: BoundGroup) -> Part:
+        """Return a group's tensors as a part made of its roles' logical arrays."""
+        stored = [self._shapes[name] for name in group.stored]
+        shapes = tuple(logical_shapes(group.binding, stored, self._hp))
+        sections = tuple(
+            self._sections(key, shape, 1 if "_exps" in key else 0)
+            for key, shape in zip(group.roles, shapes, strict=True)
+        )
+        divided = self._divided_axis(group.roles[0])
+        return Part(group.stored, group.binding.steps, group.roles, shapes, sections, divided)
+
+    def _divided_axis(self, key: str) -> int | None:
+        """Return the axis of a role's logical array that ranks divide; None if they do not."""
+        if role_base(key).endswith("_norm") and role_base(key) != "ssm_norm":
+            return None
+        for axis, expression in enumerate(find_rule(self._spec, key, self._hp).shape):
+            for term in expression_terms(expression):
+                if any(one in COUNTED or one in DIVIDED for one in term):
+                    return axis
+        return None
+
+    def _halved(self, part: Part, heads: str) -> Part:
+        """Return a part with the rows of each head from neighbours to halves."""
+        return replace(part, steps=(RowsPermuted(heads),))
+
+    def _turned_part(self, group: BoundGroup) -> Part:
+        """Return an interleaved stack as a part that is transposed, its rows not moved."""
+        steps = tuple(step for step in group.binding.steps if isinstance(step, Transposed))
+        shape = to_shapes(steps, [self._shapes[group.stored[0]]], self._hp)[0]
+        section = Section(shape[1], 2)
+        return Part(group.stored, steps, ("",), (shape,), ((section,),), 1)
+
+    def _sections_of_group(self, group: BoundGroup, shape: Shape, axis: int) -> tuple[Section, ...]:
+        """Return the Sections of a stored tensor's rows, in the order in which it has them.
+
+        `axis` is that of the logical shapes whose expressions say what the rows are.
+        """
+        rows = shape[0] if shape else 1
+        by_group = next((s for s in group.binding.steps if isinstance(s, ByGroup)), None)
+        if by_group is not None:
+            return (Section(rows, max(1, rows // size_of(by_group.groups, self._hp))),)
+        parts = [
+            self._sections(
+                key, shape_of(find_rule(self._spec, key, self._hp).shape, self._hp), axis
+            )
+            for key in group.roles
+        ]
+        made = tuple(section for part in parts for section in part)
+        return made if sum(section.rows for section in made) == rows else (Section(rows),)
+
+    def _sections(self, key: str, shape: Shape, axis: int) -> tuple[Section, ...]:
+        """Return the Sections of a role's axis, by the expression of its size in the table."""
+        rule = find_rule(self._spec, key, self._hp).shape
+        if axis >= len(shape) or axis >= len(rule):
+            return (Section(shape[axis] if axis < len(shape) else 1, 1, False),)
+        made: list[Section] = []
+        last = ""
+        for term in expression_terms(rule[axis]):
+            times = math.prod(int(one) for one in term if one.isdecimal())
+            names = [one for one in term if not one.isdecimal()]
+            rows = size_of("*".join(names), self._hp) if names else 1
+            counted = next((one for one in names if one in COUNTED), "")
+            unit = rows // max(1, size_of(counted, self._hp)) if counted else 1
+            divided = bool(counted) or any(one in DIVIDED for one in names)
+            if counted and counted == last and times == 1 and made:
+                # A head has rows of both terms: MLA's keys, then values.
+                before = made.pop()
+                made.append(Section(before.rows + rows, before.unit + unit))
+            else:
+                made += [Section(rows, max(1, unit), divided)] * times
+            last = counted
+        whole = shape[axis]
+        return tuple(made) if sum(one.rows for one in made) == whole else (Section(whole),)
+
+
+def whole_parameter(name: str, shape: Shape) -> EngineParameter:
+    """Return the parameter of a tensor without a role: under its own name, its rows as they are."""
+    rows = Section(shape[0] if shape else 1)
+    return EngineParameter(
+        (name,), (Part((name,), (), ("",), (shape,), ((rows,),)),), published=True
+    )
+
+
+def role_base(key: str) -> str:
+    """Return the role of a key without layer and without `.weight` or `.bias`."""
+    return split_key(key)[1].rpartition(".")[0] if key else ""
+
+
+def to_shapes(steps: Sequence[LayoutStep], stored: Sequence[Shape], hp: Sizes) -> list[Shape]:
+    """Return the shapes that steps make of stored ones."""
+    shapes = [tuple(shape) for shape in stored]
+    for step in steps:
+        shapes = step.shapes(shapes, hp)
+    return shapes
+
+
+def _expert_module(name: str) -> str:
+    """Return the name of the module that an engine stacks the experts of a stored tensor in."""
+    before, found, _ = name.partition(".experts.")
+    return f"{before}.experts" if found else f"{name.split('.input_linear')[0]}.experts"
+
+
+def _is_interleaved(group: BoundGroup) -> bool:
+    """Return whether a stack has gate and up row by row."""
+    return any(isinstance(step, Split) and step.interleaved for step in group.binding.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """How ranks hold a parameter: whole (`axis` None), or shares of `axis`.
+
+    `sections` are the Sections of each of its arrays along that axis; () where equal blocks of the
+    whole parameter are the shares. `padding` are the rows behind the vocabulary.
+    """
+
+    parameter: EngineParameter
+    ranks: int
+    axis: int | None = None
+    sections: tuple[tuple[Section, ...], ...] = ()
+    padding: int = 0
+
+    def shares(self, arrays: Sequence[Array], rank: int) -> list[Array]:
+        """Return a rank's share of each section, in the order in which the rank has them.
+
+        `arrays` are the parameter's, whole. Without sections it is one share of all of them joined.
+        """
+        import numpy as np
+
+        axis = self.parameter.axis
+        if self.axis is None:
+            return list(arrays)
+        if not self.sections:
+            whole = np.concatenate(list(arrays), axis) if len(arrays) > 1 else arrays[0]
+            size = -(-(whole.shape[self.axis] + self.padding) // self.ranks)
+            return [_cut(whole, self.axis, rank * size, size)]
+        made = []
+        for array, sections in zip(arrays, self.sections, strict=True):
+            at = 0
+            for section in sections:
+                start = at + section.start(rank, self.ranks)
+                made.append(_cut(array, self.axis, start, section.share(self.ranks)))
+                at += section.rows
+        return made
+
+    def rank_array(self, arrays: Sequence[Array], rank: int) -> Array:
+        """Return what a rank holds of the parameter's whole arrays."""
+        return self.join_shares(self.shares(arrays, rank))
+
+    def join_shares(self, shares: Sequence[Array]) -> Array:
+        """Return a rank's array with these shares of its sections."""
+        import numpy as np
+
+        parameter = self.parameter
+        if parameter.grouped:
+            return self._join_groups(shares)
+        if len(shares) == 1:
+            return shares[0]
+        return np.concatenate(list(shares), parameter.axis)
+
+    def split_shares(self, local: Array) -> list[Array]:
+        """Return the shares of sections that a rank's array has, in the order of `shares`."""
+        parameter = self.parameter
+        if parameter.grouped:
+            return self._split_groups(local)
+        if self.axis is None:
+            return _split(
+                local,
+                parameter.axis,
+                [
+                    shape[parameter.axis] if parameter.axis < len(shape) else 1
+                    for shape in parameter.shapes
+                ],
+            )
+        if not self.sections:
+            return [local]
+        sizes = [one.share(self.ranks) for each in self.sections for one in each]
+        return _split(local, self.axis, sizes)
+
+    def join_ranks(self, held: Sequence[Array], copy: int = 0) -> list[Array]:
+        """Return the parameter's arrays, put together from `held`, what the ranks have.
+
+        `copy` says which of the ranks that hold the same rows is read.
+        """
+        import numpy as np
+
+        parameter = self.parameter
+        if self.axis is None:
+            return self.split_shares(held[min(copy, len(held) - 1)])
+        if not self.sections:
+            whole = np.concatenate(list(held), self.axis)
+            whole = _cut(whole, self.axis, 0, parameter.shape[self.axis])
+            sizes = (
+                [shape[parameter.axis] for shape in parameter.shapes]
+                if parameter.axis < len(parameter.shape)
+                else [1]
+            )
+            return _split(whole, parameter.axis, sizes)
+        each = [self.split_shares(one) for one in held]
+        flat = [section for sections in self.sections for section in sections]
+        joined = []
+        for at, section in enumerate(flat):
+            copies = section.copies(self.ranks)
+            start = min(copy, copies - 1)
+            joined.append(np.concatenate([one[at] for one in each[start::copies]], self.axis))
+        made, at = [], 0
+        for sections in self.sections:
+            made.append(
+                np.concatenate(joined[at : at + len(sections)], self.axis)
+                if len(sections) > 1
+                else joined[at]
+            )
+            at += len(sections)
+        return made
+
+    @property
+    def copies(self) -> int:
+        """How many ranks hold the same rows of some section, at most."""
+        if self.axis is None:
+            return self.ranks
+        return max((one.copies(self.ranks) for each in self.sections for one in each), default=1)
+
+    def _group_count(self, shares: Sequence[Shape]) -> int:
+        """Return the number of key heads of a rank, by the shapes of its shares of q, k and v."""
+        return max(1, shares[1][0] // self.parameter.sections[1][0].unit)
+
+    def _join_groups(self, shares: Sequence[Array]) -> Array:
+        """Return a rank's rows of q, k and v, group by group of its key heads."""
+        import numpy as np
+
+        count = self._group_count([one.shape for one in shares])
+        each = [one.reshape(count, one.shape[0] // count, *one.shape[1:]) for one in shares]
+        joined = np.concatenate(each, 1)
+        return joined.reshape(-1, *joined.shape[2:])
+
+    def _split_groups(self, local: Array) -> list[Array]:
+        """Return the shares of q, k and v in a rank's rows, which are group by group."""
+        rows = [
+            sum(one.share(self.ranks) if self.axis is not None else one.rows for one in each)
+            for each in self.parameter.sections
+        ]
+        count = self._group_count([(one,) for one in rows])
+        grouped = local.reshape(count, local.shape[0] // count, *local.shape[1:])
+        each = _split(grouped, 1, [one // count for one in rows])
+        return [one.reshape(-1, *one.shape[2:]) for one in each]
+
+
+def find_layout(parameter: EngineParameter, local: Shape, ranks: int) -> RankLayout | None:
+    """Return how `ranks` hold a parameter, by the shape of what one has; None where none fits."""
+    whole, axis = parameter.shape, parameter.axis
+    if local == whole:
+        return RankLayout(parameter, ranks)
+    differing = [at for at, (a, b) in enumerate(zip(local, whole, strict=False)) if a != b]
+    if len(local) != len(whole) or len(differing) != 1:
+        return None
+    at = differing[0]
+    if at == axis:
+        for sections in _section_forms(parameter):
+            sizes = [one.share(ranks) for each in sections for one in each]
+            if min(sizes) > 0 and sum(sizes) == local[at]:
+                return RankLayout(parameter, ranks, at, sections)
+    if len(parameter.parts) == 1 or at != axis:
+        if local[at] * ranks == whole[at]:
+            return RankLayout(parameter, ranks, at)
+        if parameter.vocabulary and at == 0 and local[at] * ranks > whole[at]:
+            return RankLayout(parameter, ranks, at, (), local[at] * ranks - whole[at])
+    return None
+
+
+def divide_parameter(parameter: EngineParameter, ranks: int, multiple: int) -> RankLayout | None:
+    """Return how `ranks` divide a parameter by its table; None where they cannot evenly.
+
+    A vocabulary is padded to a `multiple` of rows first.
+    """
+    axis = parameter.parts[0].divided
+    if ranks == 1 or axis is None:
+        return RankLayout(parameter, ranks)
+    if axis == parameter.axis and not parameter.vocabulary:
+        sizes = [one.share(ranks) for each in parameter.sections for one in each]
+        return RankLayout(parameter, ranks, axis, parameter.sections) if min(sizes) > 0 else None
+    size = parameter.shape[axis]
+    padded = -(-size // multiple) * multiple if parameter.vocabulary else size
+    return RankLayout(parameter, ranks, axis, (), padded - size) if padded % ranks == 0 else None
+
+
+def _section_forms(parameter: EngineParameter) -> Iterator[tuple[tuple[Section, ...], ...]]:
+    """Yield the parameter's Sections, then the same with all of them divided."""
+    yield parameter.sections
+    yield tuple(tuple(Section(one.rows, one.unit) for one in each) for each in parameter.sections)
+
+
+def _cut(array: Array, axis: int, start: int, count: int) -> Array:
+    """Return `count` elements of an axis from `start` on, as a view."""
+    return array[(slice(None),) * axis + (slice(start, start + count),)]
+
+
+def _split(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
+    """Return an array cut along an axis into parts of these sizes, as views."""
+    if len(sizes) == 1:
+        return [array]
+    ends = list(accumulate(sizes))
+    return [_cut(array, axis, end - size, size) for end, size in zip(ends, sizes, strict=True)]

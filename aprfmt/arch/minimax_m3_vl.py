@@ -1,0 +1,231 @@
+"""minimax-m3 (text): attention reads blocks of keys that an indexer chooses for each key head.
+
+Norms store weight - 1, every MLP has gpt-oss's clamped gate, experts are routed as minimax-m2's,
+with a shared one. transformers joins gate and up in its files of the text alone; published files of
+the whole model have them apart. Sources: transformers' modeling_minimax_m3_vl,
+configuration_minimax_m3_vl and conversion mapping.
+"""
+
+from collections.abc import Mapping
+from reprlib import repr as short_repr
+
+from aprfmt.arch import hyper_rules, moe
+from aprfmt.arch.deepseek import ROUTER_BIAS, routed_scale_rule, sigmoid_router_rule
+from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.layer_kinds import read_layer_kinds
+from aprfmt.arch.qwen2_moe import ROUTER, shared_expert_rows
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Read
+from aprfmt.arch.spec_builders import full_spec
+from aprfmt.arch.tensor_rows import (
+    LAYER,
+    attention,
+    experts,
+    gated_mlp,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import sequence, whole_number
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+_IN, _MOE, _INDEXER = "index_layers", "moe_layers", "self_attn.indexer"
+_EXPERTS, _EXPERT_BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
+_EACH = len(_EXPERTS)  # bindings of one tensor an expert come first, those of joined ones then
+_INDEX = tuple(
+    row
+    for part, out in (("q", "index_heads*index_head_dim"), ("k", "index_head_dim"))
+    for row in (
+        *linear(f"indexer.{part}_proj", f"{_INDEXER}.{part}_proj", out, "hidden_size", _IN),
+        *norm(f"indexer.{part}_norm", f"{_INDEXER}.{part}_norm", ("index_head_dim",), _IN),
+    )
+)
+
+
+def _joined(module: str, end: str, size: str) -> Binding:
+    """Return the binding of gate and up stored as one matrix in `module`, gate's rows first.
+
+    `end` is the end of their roles, `size` the hyperparameter with the rows of each.
+    """
+    roles = tuple(f"ffn_{part}{end}.weight" for part in ("gate", "up"))
+    return Binding((f"{LAYER}{module}.gate_up_proj.weight",), roles, (Split((size, size)),))
+
+
+# Published files' names of the indexer and of a mixture.
+_PUBLISHED = (
+    *(
+        Binding(
+            (f"{LAYER}self_attn.index_{part}_{kind}.weight",), (f"indexer.{part}_{kind}.weight",)
+        )
+        for part in "qk"
+        for kind in ("proj", "norm")
+    ),
+    Binding((f"{LAYER}block_sparse_moe.gate.weight",), ("ffn_gate_inp.weight",)),
+    Binding((f"{LAYER}block_sparse_moe.e_score_correction_bias",), ("exp_probs_b.bias",)),
+    *(
+        Binding(
+            (f"{LAYER}block_sparse_moe.shared_experts.{part}_proj.weight",),
+            (f"ffn_{part}_shexp.weight",),
+        )
+        for part in ("gate", "up", "down")
+    ),
+)
+_MADE = make_tables(
+    with_model_rows(
+        *norm("attn_norm", "input_layernorm"),
+        *attention(bias=None, out_bias=None),
+        *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
+        *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",)),
+        *_INDEX,
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *gated_mlp(needs=f"!{_MOE}"),
+        ROUTER,
+        ROUTER_BIAS,
+        *_EXPERTS,
+        *shared_expert_rows("mlp.shared_experts", f"{_MOE} & shared_ffn_size"),
+    ),
+    hf_first=(
+        _joined("mlp", "", "ffn_size"),
+        _joined("mlp.shared_experts", "_shexp", "shared_ffn_size"),
+        *_EXPERT_BINDINGS[_EACH:],
+        *_EXPERT_BINDINGS[:_EACH],
+    ),
+    hf_more=_PUBLISHED,
+)
+_NESTED = "sparse_attention_config"  # published files have the indexers' sizes in this object
+
+
+def _nested(facts: Facts) -> Params:
+    """Return config.json's object with the indexers' sizes; {} without; ArchError for no object."""
+    found = facts.first(_NESTED)
+    if found is None:
+        return {}
+    if not isinstance(found[0], Mapping):
+        raise ArchError(f"{found[1]}: is {short_repr(found[0])}; expected an object")
+    return found[0]
+
+
+def _size(name: str, key: str, nested: str, default: int) -> HyperRule:
+    """Return the rule of an indexers' size: `nested` in published files' object wins over `key`."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        """Return (size, its key) of config.json; None with neither key."""
+        inside, found = _nested(facts).get(nested), facts.first(key)
+        if inside is not None:
+            return whole_number(inside, f"{_NESTED}.{nested}"), f"{_NESTED}.{nested}"
+        return None if found is None else (whole_number(*found), key)
+
+    write = {"hf": lambda value, hp: {key: value}}
+    return HyperRule(name, {"hf": (key,)}, "int", default, read={"hf": read}, write=write)
+
+
+def _read_layers(listed: Read, key: str, nested: bool) -> Read:
+    """Return a read function for a list of kinds, else for numbers that are not 0 under `key`.
+
+    `nested`: the numbers are in published files' object.
+    """
+
+    def read(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of config.json; None without a list."""
+        found = listed(facts, hp)
+        if found is not None:
+            return found
+        inside = _nested(facts).get(key) if nested else None
+        numbers = facts.first(key) if not nested else None if inside is None else (inside, key)
+        if numbers is None:
+            return None
+        marks = sequence(*numbers, hp["n_layers"])[: hp["n_layers"]]
+        return tuple(whole_number(mark, key) != 0 for mark in marks), numbers[1]
+
+    return read
+
+
+_KINDS = {True: "minimax_m3_sparse", False: "full_attention"}
+_MLPS = {True: "sparse", False: "dense"}
+
+
+def _layer_rules() -> tuple[HyperRule, HyperRule]:
+    """Return the rules for the layers with an indexer (default: none) and with experts (all)."""
+    indexed = read_layer_kinds((_KINDS[True],), (_KINDS[False],), "layer_types")
+    mixed = read_layer_kinds((_MLPS[True],), (_MLPS[False],), "mlp_layer_types")
+    return (
+        HyperRule(
+            _IN,
+            read={"hf": _read_layers(indexed, "sparse_attention_freq", nested=True)},
+            write={"hf": lambda value, hp: {"layer_types": [_KINDS[on] for on in value]}},
+            default=hyper_rules.per_layer(False),
+        ),
+        HyperRule(
+            _MOE,
+            read={"hf": _read_layers(mixed, "moe_layer_freq", nested=False)},
+            write={"hf": lambda value, hp: {"mlp_layer_types": [_MLPS[on] for on in value]}},
+            default=hyper_rules.per_layer(True),
+        ),
+    )
+
+
+def _mixed(hp: Params) -> str:
+    """Return two features that no published model has together, in words; "" for none."""
+    if not any(hp[_IN]):
+        return ""
+    if hp["index_heads"] != hp["n_kv_heads"]:
+        return f"{hp['index_heads']} heads of an indexer and {hp['n_kv_heads']} key heads"
+    if hp["index_head_dim"] < hp["rope_dim"]:
+        return f"{hp['index_head_dim']} elements of an indexer's head, {hp['rope_dim']} that rotate"
+    if hp["index_topk"] < hp["index_local_blocks"]:
+        return (
+            f"{hp['index_topk']} blocks of keys that are read and {hp['index_local_blocks']} of "
+            "them before the query"
+        )
+    return ""
+
+
+MINIMAX_M3_VL = full_spec(
+    "minimax_m3_vl",
+    _MADE,
+    hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(4),
+        hyper_rules.head_dim(128),
+        hyper_rules.ffn_size(12288, "dense_intermediate_size"),
+        hyper_rules.context_length(524288),
+        HyperRule(
+            "activation",
+            default="swiglu_oai",
+            write={"hf": lambda value, hp: {"hidden_act": "silu"}},
+        ),
+        hyper_rules.fixed("qk_norm", True),
+        *rope_rules(RopeDefaults(theta=5e6, partial=1.0)),
+        *moe.expert_count_rules(128, 4, "num_local_experts num_experts"),
+        moe.expert_size_rule("intermediate_size", 3072),
+        hyper_rules.size("shared_ffn_size", "shared_intermediate_size", hf_default=3072),
+        hyper_rules.fixed("norm_topk", True),
+        routed_scale_rule(2.0),
+        sigmoid_router_rule(),
+        *_layer_rules(),
+        _size("index_heads", "index_n_heads", "sparse_num_index_heads", 4),
+        _size("index_head_dim", "index_head_dim", "sparse_index_dim", 128),
+        _size("index_block", "index_block_size", "sparse_block_size", 128),
+        _size("index_topk", "index_topk_blocks", "sparse_topk_blocks", 16),
+        _size("index_local_blocks", "index_local_blocks", "sparse_local_block", 1),
+        HyperRule("swiglu_limit", {"hf": ("swiglu_limit",)}, "float", 7.0),
+        HyperRule("swiglu_alpha", {"hf": ("swiglu_alpha",)}, "float", 1.702),
+    ),
+    BlockSpec(
+        norm_offset=1,
+        norm_cast="after_weight",
+        qk_norm="head",
+        indexer="blocks",
+        shared_expert="plain",
+        router_cast="logits",
+    ),
+    ignored=frozenset(
+        """hidden_act rotary_dim router_jitter_noise router_aux_loss_coef output_router_logits
+        n_shared_experts scoring_func use_routing_bias use_qk_norm qk_norm_type""".split()
+    ),
+    mixed=_mixed,
+)

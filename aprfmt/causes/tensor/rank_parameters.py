@@ -1,0 +1,245 @@
+"""Parameters of an engine's ranks that hold another rank's, expert's or matrix's share.
+
+A tensor that was put together of ranks shows only that some of its rows are wrong. Of the
+parameters that the ranks hold, each piece is looked for among all that the published model gives:
+whose it is says what went wrong while loading.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from aprfmt.arch.element_moves import to_logical
+from aprfmt.arch.engine_parameters import role_base
+from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import make_finding, prove_bytes
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import TensorDiff
+from aprfmt.model.engine_state import EngineReading, EngineTensor, element_array
+
+Array = Any
+SHOWN = 3  # pieces that a sentence names
+VARIED = 8  # different bytes that a piece has at least: fewer may be found in several places
+_WORDS = {"attn_q": "q", "attn_k": "k", "attn_v": "v"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one rank has of one matrix: the ranks' number, the matrix's, the expert's or None."""
+
+    rank: int
+    matrix: int
+    expert: int | None = None
+
+
+def rank_parameters(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield a function for each parameter of an engine of which some published tensor differs.
+
+    It returns {tensor key: finding} if every piece of it is one of the published model's.
+    """
+    found: dict[str, tuple[EngineReading, list[str]]] = {}
+    for key, row in rows.items():
+        pair = pairs.get(key)
+        if row.verdict != "DIFFERENT" or pair is None or pair.b is None:
+            continue
+        for tensor in pair.b.stored:
+            if isinstance(tensor, EngineTensor) and tensor.reading is not None:
+                reading = tensor.reading
+                keys = found.setdefault(reading.tensor.name, (reading, []))[1]
+                if key not in keys:
+                    keys.append(key)
+    for reading, keys in found.values():
+        yield partial(_explain_parameter, context, reading, keys, rows)
+
+
+def _explain_parameter(
+    context: PairContext,
+    reading: EngineReading,
+    keys: Sequence[str],
+    rows: Mapping[str, TensorDiff],
+) -> dict[str, Finding]:
+    """Return {tensor key: finding} of a parameter whose pieces are all the published model's."""
+    published, layout = context.models["a"], reading.layout
+    hp = published.hyper
+    arrays: list[Array] = []
+    for part in reading.parameter.parts:
+        stored = [published.source.tensors.get(name) for name in part.stored]
+        cells = [element_array(tensor) for tensor in stored if tensor is not None]
+        encodings = {tensor.info.encoding for tensor in stored if tensor is not None}
+        if len(cells) < len(stored) or encodings != {reading.tensor.parts[0].info.encoding}:
+            return {}
+        arrays += to_logical(part.steps, cells, hp)
+    held = reading.rank_arrays()
+    said = _misplaced_pieces(reading, arrays, held) or _exchanged_matrices(reading, arrays, held)
+    if said is None:
+        return {}
+    cause, text, data, count, free = said
+    proof = prove_bytes(data, count, free)
+    evidence = (text, f"{reading.tensor.name} of {layout.ranks} ranks")
+    made = {}
+    for key in keys:
+        before = rows[key].explanation
+        away = None if before is None else before.residual_before
+        made[key] = make_finding(cause, (key,), evidence, away, 0.0, proof)
+    return made
+
+
+Said = tuple[str, str, bytes, int, int]
+
+
+def _pieces(
+    reading: EngineReading, shares: Sequence[Array], rank: int
+) -> Iterator[tuple[Piece, bytes]]:
+    """Yield (piece, its bytes) of a rank's shares; those of a stack expert by expert."""
+    stack = reading.parameter.axis == 1
+    for matrix, share in enumerate(shares):
+        if not stack:
+            yield Piece(rank, matrix), share.tobytes()
+            continue
+        for expert, one in enumerate(share):
+            yield Piece(rank, matrix, expert), one.tobytes()
+
+
+def _misplaced_pieces(
+    reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
+) -> Said | None:
+    """Return the cause of pieces that stand in another's place; None unless all are found.
+
+    It is (cause, sentence, bytes of a moved piece, bytes moved, pieces moved).
+    """
+    layout = reading.layout
+    right: dict[Piece, bytes] = {}
+    for rank in range(layout.ranks):
+        right.update(_pieces(reading, layout.shares(arrays, rank), rank))
+    owners: dict[bytes, list[Piece]] = {}
+    for piece, data in right.items():
+        owners.setdefault(data, []).append(piece)
+    moved: dict[Piece, Piece] = {}
+    sample, count = b"", 0
+    for rank, array in enumerate(held):
+        for piece, data in _pieces(reading, layout.split_shares(array), rank):
+            if right.get(piece) == data:
+                continue
+            near = owners.get(data)
+            if near is None or len(set(data[:4096])) < VARIED:
+                return None
+            moved[piece] = min(near, key=lambda one: _distance(piece, one))
+            sample, count = sample or data, count + len(data)
+    if not moved:
+        return None
+    cause, text = _movement_text(reading, moved)
+    return cause, text, sample, count, len(moved)
+
+
+def _distance(piece: Piece, other: Piece) -> tuple[bool, bool, bool, int]:
+    """Return how far a piece's owner is: the same place but for one number comes first."""
+    return (
+        piece.matrix != other.matrix,
+        piece.expert != other.expert,
+        piece.rank != other.rank,
+        abs(piece.rank - other.rank),
+    )
+
+
+def _movement_text(reading: EngineReading, moved: Mapping[Piece, Piece]) -> tuple[str, str]:
+    """Return (cause, sentence) of pieces that are other ones: {piece: the one that it is}."""
+    if any(piece.matrix != other.matrix for piece, other in moved.items()):
+        names = _matrix_names(reading)
+        pairs = dict.fromkeys((names[a.matrix], names[b.matrix]) for a, b in moved.items())
+        shown = ", ".join(f"{b} stands where {a} belongs" for a, b in list(pairs)[:SHOWN])
+        return "fused_order", f"{shown} in an engine's joined matrix"
+    if any(piece.expert is not None for piece in moved):
+        layout = reading.layout
+        local = reading.tensor.shape[0] if layout.axis == 0 else 0
+        places = dict.fromkeys(
+            (a.rank * local + (a.expert or 0), b.rank * local + (b.expert or 0))
+            for a, b in moved.items()
+        )
+        whole = {(a.rank, b.rank) for a, b in moved.items() if a.expert == b.expert}
+        if local and len(whole) == len({a.rank for a in moved}) and len(places) > len(whole):
+            return "expert_order", f"experts stand on other ranks: {_rank_text(moved)}"
+        numbers = ", ".join(f"expert {a} is expert {b}" for a, b in list(places)[:SHOWN])
+        more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+        lost = {a for a, _ in places} - {b for _, b in places}
+        twice = f"; expert {min(lost)} is nowhere" if len(lost) == 1 else ""
+        return "expert_order", f"experts hold other ones' weights: {numbers}{more}{twice}"
+    names = _matrix_names(reading)
+    held = [one for each in reading.layout.sections for one in each]
+    shared = [
+        piece for piece in moved if held and held[piece.matrix].copies(reading.layout.ranks) > 1
+    ]
+    text = f"ranks hold other ranks' shares: {_rank_text(moved)}"
+    if len(shared) == len(moved):
+        kinds = " and ".join(dict.fromkeys(names[piece.matrix] for piece in shared))
+        text = f"ranks share other heads of {kinds} than theirs: {_rank_text(moved)}"
+    return "shard_order", text
+
+
+def _rank_text(moved: Mapping[Piece, Piece]) -> str:
+    """Return which rank has whose share, in words."""
+    ranks = dict.fromkeys((a.rank, b.rank) for a, b in moved.items())
+    if len(ranks) == 2 and (pair := list(ranks))[0] == pair[1][::-1]:
+        return "those of ranks {} and {} are exchanged".format(*sorted(pair[0]))
+    shown = ", ".join(f"rank {a} has that of rank {b}" for a, b in list(ranks)[:SHOWN])
+    more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
+    lost = {a for a, _ in ranks} - {b for _, b in ranks}
+    nowhere = f"; that of rank {min(lost)} is nowhere" if len(lost) == 1 else ""
+    return f"{shown}{more}{nowhere}"
+
+
+def _matrix_names(reading: EngineReading) -> list[str]:
+    """Return a word for each piece of a rank's array, such as q, k and v."""
+    made = []
+    layout, parameter = reading.layout, reading.parameter
+    for number, key in enumerate(parameter.keys):
+        word = role_base(key) if key else f"part {number + 1}"
+        many = (
+            len(layout.sections[number]) if layout.axis == parameter.axis and layout.sections else 1
+        )
+        made += [_WORDS.get(word, word)] * many
+    return made
+
+
+def _exchanged_matrices(
+    reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
+) -> Said | None:
+    """Return the cause of matrices that are joined in another order, by size too; or None.
+
+    It is one order on all ranks, in which every rank's array is the published model's.
+    """
+    layout, parameter = reading.layout, reading.parameter
+    names = _matrix_names(reading)
+    if parameter.grouped or not 2 <= len(names) <= 4:
+        return None
+    for order in list(permutations(range(len(names))))[1:]:
+        count = 0
+        for rank, array in enumerate(held):
+            shares = layout.shares(arrays, rank)
+            if len(shares) != len(names):
+                return None
+            made = np.concatenate([shares[at] for at in order], parameter.axis)
+            if made.shape != array.shape or made.tobytes() != array.tobytes():
+                break
+            count += array.nbytes
+        else:
+            said = f"{', '.join(names[at] for at in order)} are joined in this order"
+            text = f"{said}, where an engine has {', '.join(names)}"
+            return "fused_order", text, held[0].tobytes()[:4096], count, len(names)
+    return None
+
+
+HYPOTHESES = (
+    JointHypothesis(
+        ("shard_order", "fused_order", "expert_order"), rank_parameters, 395,
+        "every byte of what ranks hold, before guesses about tensors put together of them",
+        engine=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,148 @@
+"""All gradients of a batch, and mistakes of a backward pass that explain those that differ."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.causes.row import LAST
+from aprfmt.causes.training.gradient_case import GradientCase
+from aprfmt.causes.training.optimizers import F64
+from aprfmt.inference.gradients.changes import BackwardChange
+
+# Roles behind the layers and of a layer, in the order in which a backward pass reaches them.
+_BACKWARD = (
+    "output.",
+    "output_norm",
+    "layer_output_scale",
+    "post_ffw_norm",
+    "ffn_down",
+    "ffn_up",
+    "ffn_gate_up",
+    "ffn_gate_inp",
+    "ffn_gate",
+    "ffn_norm",
+    "post_attention_norm",
+    "attn_output",
+    "attn_v",
+    "attn_k",
+    "attn_q",
+    "attn_norm",
+)
+
+
+class ChangedGradients(Protocol):
+    """A batch's gradients by role key, computed with a mistake."""
+
+    @property
+    def keys(self) -> Collection[str]:
+        """The role keys of all parameters that have a gradient."""
+        ...
+
+    def gradient(self, key: str) -> F64:
+        """Return dL/dW of a parameter, float64 in the role's shape; KeyError for none."""
+        ...
+
+
+@dataclass(frozen=True)
+class BackwardCase:
+    """What is known of all gradients of one batch.
+
+    `case` gives the pair of gradients of a parameter by its role key; `names` are its stored names.
+    `right` are the keys whose gradients agree, `wrong` those that differ, `missing` those that were
+    not given. `norms` are the norms of the given gradient and of the computed one. `recompute`
+    computes the batch's gradients with a mistake, of some stored names or of all. `labels` are the
+    scored labels of each row of the batch, `row_length` its columns, `packed` says that a row holds
+    several documents. `dropout` are the model's own rates by key.
+    """
+
+    case: Callable[[str], GradientCase]
+    names: Mapping[str, Collection[str]]
+    right: frozenset[str]
+    wrong: frozenset[str]
+    missing: frozenset[str]
+    norms: Mapping[str, tuple[float, float]]
+    recompute: Callable[[BackwardChange, Collection[str] | None], ChangedGradients]
+    labels: tuple[int, ...] = ()
+    row_length: int = 0
+    packed: bool = False
+    dropout: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The wrong and missing keys of the place that a backward pass reaches first."""
+        return first_wrong(self.wrong | self.missing)
+
+    @property
+    def first_layer(self) -> int | None:
+        """The number of the layer of `first`; None for a place outside the layers."""
+        return split_key(self.first[0])[0] if self.first else None
+
+    def right_at(self, *roles: str) -> bool:
+        """Return whether no key of the first wrong layer begins with one of these roles."""
+        return not any(split_key(key)[1].startswith(roles) for key in self.first)
+
+
+def backward_order(key: str) -> tuple[int, int, int, str]:
+    """Return the sort key of a parameter, so that those a backward pass reaches first come first.
+
+    That is the head, the last norm, the layers from the last to the first, and the tables.
+    """
+    layer, role = split_key(key)
+    ranks = [i for i, name in enumerate(_BACKWARD) if role.startswith(name)]
+    rank = ranks[0] if ranks else len(_BACKWARD)
+    if layer is not None:
+        return 1, -layer, rank, role
+    return (0 if role.startswith("output") else 2), 0, rank, role
+
+
+def first_wrong(wrong: Collection[str]) -> tuple[str, ...]:
+    """Return those of the wrong keys that are at the place a backward pass reaches first.
+
+    That is one layer, the tensors behind the layers, or the tables. () for none.
+    """
+    ordered = sorted(wrong, key=backward_order)
+    return tuple(
+        key for key in ordered if backward_order(key)[:2] == backward_order(ordered[0])[:2]
+    )
+
+
+def first_place(wrong: Collection[str], right: Collection[str]) -> str:
+    """Return where a backward pass goes wrong: `after L2.attn_output, at L2.attn_v, L2.attn_k`.
+
+    That is between the last of the `right` keys that it reaches before any of the `wrong` ones, and
+    the first wrong ones. "" for no wrong keys.
+    """
+    found = first_wrong(wrong)
+    if not found:
+        return ""
+    before = [key for key in right if backward_order(key) < backward_order(found[0])]
+    at = list(dict.fromkeys(key.rpartition(".")[0] for key in found))
+    text = "at " + ", ".join(at[:3]) + (", ..." if len(at) > 3 else "")
+    if not before:
+        return text
+    return f"after {max(before, key=backward_order).rpartition('.')[0]}, {text}"
+
+
+@dataclass(frozen=True)
+class BackwardGuess:
+    """A mistake of a whole backward pass; `change` makes the gradients that were given.
+
+    Or `source` does: {key: key whose computed gradient was given for it}. With neither it was not
+    made again, and is said as likely.
+    """
+
+    cause: str
+    says: str
+    change: BackwardChange | None = None
+    source: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardHypothesis:
+    """One row: the causes it can find, and its function; the lowest rank is tried first."""
+
+    causes: tuple[str, ...]
+    find: Callable[[BackwardCase], Iterator[BackwardGuess]]
+    rank: int = LAST
+    because: str = "offered by another package"

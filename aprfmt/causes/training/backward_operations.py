@@ -1,0 +1,160 @@
+"""Operations whose value is right and whose backward is another one."""
+
+from collections.abc import Iterator
+
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, BackwardHypothesis
+from aprfmt.inference.gradients.changes import BackwardChange, Operation
+
+_MADE = "The batch's gradients, computed with that backward, give every parameter's."
+CAUSE_ROWS = (
+    Cause(
+        "backward_kv_group",
+        "gradient",
+        "bug",
+        "Query heads share a key head, and its gradient is not the sum over them.",
+        "In the last wrong layer keys and values are wrong, queries and the output are right.",
+        _MADE,
+    ),
+    Cause(
+        "backward_rope",
+        "gradient",
+        "bug",
+        "The backward of rope does not rotate back: it rotates forward, not at all, or is missing.",
+        "In the last wrong layer queries and keys are wrong or have no gradient, values are right.",
+        _MADE,
+    ),
+    Cause(
+        "backward_mask",
+        "gradient",
+        "bug",
+        "The backward of attention computes its probabilities again, without the mask.",
+        "In the last wrong layer queries, keys and values are wrong, the output is right.",
+        _MADE,
+    ),
+    Cause(
+        "backward_norm",
+        "gradient",
+        "bug",
+        "The backward of the norms takes the scale, or the mean, for a constant.",
+        "The head and the last norm are right, and all below the norm is wrong.",
+        _MADE,
+    ),
+    Cause(
+        "backward_router",
+        "gradient",
+        "bug",
+        "The weights of the experts are constants in the backward: routers learn nothing.",
+        "In the last wrong layer the router has no gradient, and the experts are right.",
+        _MADE,
+    ),
+)
+_INSIDE = ("attn_output", "ffn")  # reached before the inside of attention
+
+
+def _guesses(cause: str, ways: tuple[tuple[Operation, str], ...]) -> Iterator[BackwardGuess]:
+    """Yield a guess for each way in which an operation's backward may be wrong."""
+    for operation, says in ways:
+        yield BackwardGuess(cause, says, BackwardChange(operation=operation))
+
+
+def _in_attention(case: BackwardCase) -> bool:
+    """Return whether what is wrong begins inside the attention of a layer."""
+    return case.first_layer is not None and case.right_at(*_INSIDE)
+
+
+def key_groups(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that the gradient of a key head is not the sum over its query heads."""
+    if _in_attention(case) and case.right_at("attn_q."):
+        yield from _guesses(
+            "backward_kv_group",
+            (
+                (
+                    "kv_first_head",
+                    "the gradient of keys and values is that of the first query head of each "
+                    "group, not the sum over the group",
+                ),
+                (
+                    "kv_last_head",
+                    "the gradient of keys and values is that of the last query head of each "
+                    "group, not the sum over the group",
+                ),
+                (
+                    "kv_mean",
+                    "the gradient of keys and values is the mean over the query heads of a group, "
+                    "not the sum",
+                ),
+            ),
+        )
+
+
+def rotations(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that rope does not rotate gradients back."""
+    if _in_attention(case) and case.right_at("attn_v") and not case.right_at("attn_q", "attn_k"):
+        yield from _guesses(
+            "backward_rope",
+            (
+                ("rope_cut", "rope has no backward: queries and keys learn nothing"),
+                ("rope_forward", "the backward of rope rotates forward, not back"),
+                ("rope_unrotated", "the backward of rope does not rotate"),
+            ),
+        )
+
+
+def masks(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield the guess that attention is not masked in the backward."""
+    if _in_attention(case):
+        says = "the probabilities that the backward of attention computes again are not masked"
+        yield from _guesses("backward_mask", (("mask_left_out", says),))
+
+
+def norms(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that the scale or the mean of norms is a constant in the backward.
+
+    Nothing unless all of the last layer is wrong, which is below the last norm.
+    """
+    layers = [split_key(key)[0] for key in case.names]
+    last = max((layer for layer in layers if layer is not None), default=None)
+    if last is not None and case.first_layer == last and not case.right_at("ffn_down"):
+        term = "lacks the term of the"
+        yield from _guesses(
+            "backward_norm",
+            (
+                ("norm_scale_constant", f"the backward of the norms {term} root mean square"),
+                ("norm_mean_constant", f"the backward of the norms {term} mean"),
+                ("norm_constant", f"the backward of the norms {term} mean and that of the root"),
+            ),
+        )
+
+
+def routers(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield the guess that the router is cut off from the loss."""
+    experts = ("ffn_down_exps", "ffn_up_exps", "ffn_gate_exps")
+    if case.right_at("ffn_gate_inp") or not case.right_at(*experts):
+        return
+    says = "the weights of the experts are constants: the router has no gradient"
+    yield from _guesses("backward_router", (("router_cut", says),))
+
+
+def tied_tables(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that a tied table has the gradient of one of its two uses."""
+    if any(not key.startswith("token_embd") for key in case.wrong) or not case.wrong:
+        return
+    if not case.case(next(iter(case.wrong))).sizes.get("tied_embeddings"):
+        return
+    says = "the table is tied, and only the {}'s part is in its gradient"
+    yield from _guesses(
+        "gradient_tied",
+        (("head_cut", says.format("embedding")), ("embedding_cut", says.format("head"))),
+    )
+
+
+HYPOTHESES = (
+    BackwardHypothesis(("gradient_tied",), tied_tables, 300, "one table, nothing else"),
+    BackwardHypothesis(("backward_router",), routers, 302, "begins at the router"),
+    BackwardHypothesis(("backward_kv_group",), key_groups, 304, "queries are right"),
+    BackwardHypothesis(("backward_rope",), rotations, 306, "values are right"),
+    BackwardHypothesis(("backward_mask",), masks, 308, "the output of attention is right"),
+    BackwardHypothesis(("backward_norm",), norms, 310, "the head is right"),
+)

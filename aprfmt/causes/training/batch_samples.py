@@ -1,0 +1,241 @@
+"""Gradients in which the samples of a batch count otherwise, or see what they should not."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, BackwardHypothesis
+from aprfmt.causes.training.optimizers import F64
+from aprfmt.inference.gradients.changes import BackwardChange, Joined
+
+_MADE = "The batch's gradients, computed that way, give every parameter's."
+CAUSE_ROWS = (
+    Cause(
+        "micro_batch_means",
+        "gradient",
+        "bug",
+        "The gradient is the mean of the means of micro-batches or ranks: one with few labels "
+        "counts as much as one with many.",
+        "Each sample is in every gradient with its own factor, which follows from the counts of "
+        "labels.",
+        _MADE,
+    ),
+    Cause(
+        "samples_left_out",
+        "gradient",
+        "bug",
+        "Some samples of the batch are not in the gradient: that of one micro-batch or rank is "
+        "left, the others' were not added.",
+        "The factor of some samples is 0 in every gradient.",
+        _MADE,
+    ),
+    Cause(
+        "samples_weighted",
+        "gradient",
+        "bug",
+        "The samples of the batch have factors in the gradient that their labels do not give.",
+        "Each sample is in every gradient with a factor of its own.",
+        _MADE,
+    ),
+    Cause(
+        "packed_attention",
+        "gradient",
+        "bug",
+        "The documents of a packed row attend to each other.",
+        "All gradients differ, and rows hold several documents.",
+        _MADE,
+    ),
+    Cause(
+        "norm_tokens_left_out",
+        "gradient",
+        "bug",
+        "The gradients of norms are those of a part of each row: they were not summed over the "
+        "ranks that a sequence is split over.",
+        "Norms alone are wrong, and each is the sum over some columns of the batch.",
+        _MADE,
+    ),
+    Cause(
+        "dropout_active",
+        "gradient",
+        "bug",
+        "Dropout was active, which draws other numbers in every pass.",
+        "All gradients differ, nothing gives them, and the model states a rate.",
+        "Nothing makes the same numbers again: save the step with dropout at 0.",
+        most="located",
+    ),
+)
+SAMPLES = 16  # of a batch whose factors are solved
+PARTS = 8  # of a row that ranks may have
+NEAR = 1e-2  # how far a measured factor of a sample may be from one that is meant
+ENOUGH = 4  # elements for each factor that is solved
+
+
+def documents(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that documents of one row see each other; nothing where none is packed."""
+    ways: tuple[Joined, ...] = ("positions count on", "positions restart")
+    if case.packed and _all_differ(case):
+        for way in ways:
+            says = f"the documents of a packed row attend to each other ({way})"
+            yield BackwardGuess("packed_attention", says, BackwardChange(joined=way))
+
+
+def samples(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield the guess that samples count otherwise, with their factors solved on one parameter.
+
+    The factors are those of the sums of small parameters over the samples alone.
+    """
+    scored = [row for row, count in enumerate(case.labels) if count]
+    if not (2 <= len(scored) <= SAMPLES and _all_differ(case)):
+        return
+    key = _smallest(case, ENOUGH * len(scored))
+    if key is None:
+        return
+    alone = []
+    for row in scored:
+        factors = tuple(float(other == row) for other in range(len(case.labels)))
+        found = case.recompute(BackwardChange(rows=factors), case.names[key])
+        alone.append(_flat(found.gradient(key)) if key in found.keys else None)
+    solved = _solve(case, key, alone)
+    if solved is None:
+        return
+    counts = [case.labels[row] for row in scored]
+    cause, says, values = _named_factors(solved, counts, [row + 1 for row in scored])
+    every = [1.0] * len(case.labels)
+    for row, value in zip(scored, values, strict=True):
+        every[row] = value
+    yield BackwardGuess(cause, says, BackwardChange(rows=tuple(every)))
+
+
+def _named_factors(
+    solved: Sequence[float], counts: Sequence[int], numbers: Sequence[int]
+) -> tuple[str, str, list[float]]:
+    """Return (cause, a sentence, the factors that are meant) for measured factors of samples.
+
+    `counts` are the scored labels of each sample, `numbers` what it is called, from 1.
+    """
+    total, many = sum(counts), len(counts)
+    there = [abs(value) > NEAR for value in solved]
+    if not all(there) and any(there):
+        lost = ", ".join(str(number) for number, one in zip(numbers, there, strict=True) if not one)
+        part = sum(count for count, one in zip(counts, there, strict=True) if one)
+        shared = next((each for each in (1.0, total / part) if _fits(solved, there, each)), None)
+        values = [
+            0.0 if not one else (value if shared is None else shared)
+            for value, one in zip(solved, there, strict=True)
+        ]
+        says = f"of {many} samples number {lost} {'is' if lost.isdecimal() else 'are'} not in it"
+        return "samples_left_out", says, values
+    for size in range(1, many):
+        starts = range(0, many, size)
+        sums = [sum(counts[start : start + size]) for start in starts]
+        if many % size:
+            continue
+        for summed in (1, len(sums)):
+            values = [summed * total / len(sums) / sums[i // size] for i in range(many)]
+            if np.allclose(solved, values, rtol=NEAR):
+                what = "sum" if summed > 1 else "mean"
+                of = "1 sample" if size == 1 else f"{size} samples"
+                says = f"the {what} of the means of {len(sums)} micro-batches or ranks of {of}"
+                return "micro_batch_means", says, values
+    shown = ", ".join(f"{value:.3g}" for value in [*solved][:6])
+    more = ", ..." if many > 6 else ""
+    return "samples_weighted", f"samples count {shown}{more} times", [float(x) for x in solved]
+
+
+def _fits(solved: Sequence[float], there: Sequence[bool], value: float) -> bool:
+    """Return whether all factors that are `there` are near `value`."""
+    return all(
+        abs(each - value) <= NEAR * value for each, one in zip(solved, there, strict=True) if one
+    )
+
+
+def norm_tokens(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield the guess that norms have the gradient of some columns of the batch alone."""
+    if not case.wrong or not case.right or case.missing or case.row_length < PARTS:
+        return
+    if any("norm" not in key for key in case.wrong):
+        return
+    key = _smallest(case, ENOUGH * PARTS)
+    if key is None:
+        return
+    ends = [case.row_length * part // PARTS for part in range(PARTS + 1)]
+    alone = []
+    for start, stop in pairwise(ends):
+        found = case.recompute(BackwardChange(norm_tokens=(start, stop)), case.names[key])
+        alone.append(_flat(found.gradient(key)) if key in found.keys else None)
+    solved = _solve(case, key, alone)
+    if solved is None:
+        return
+    none = [each is None or not each.any() for each in alone]  # columns of padding
+    inside = [part for part in range(PARTS) if solved[part] > 0.5 and not none[part]]
+    if not inside:
+        return
+    first, last = inside[0], inside[-1]
+    if any(
+        abs(solved[part] - (first <= part <= last)) > NEAR
+        for part in range(PARTS)
+        if not none[part]
+    ):
+        return
+    columns = ends[first], ends[last + 1]
+    says = (
+        f"the gradients of norms are those of columns {columns[0]}-{columns[1] - 1} of "
+        f"{case.row_length} alone: not summed over the ranks that have the other tokens"
+    )
+    yield BackwardGuess("norm_tokens_left_out", says, BackwardChange(norm_tokens=columns))
+
+
+def dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield the guess that dropout was active, where nothing else gives the gradients."""
+    if case.dropout and _all_differ(case):
+        key, rate = max(case.dropout.items(), key=lambda each: each[1])
+        says = (
+            f"no other pass gives them; dropout may be active ({key} is {rate:g}): save the step "
+            "with dropout at 0"
+        )
+        yield BackwardGuess("dropout_active", says)
+
+
+def _all_differ(case: BackwardCase) -> bool:
+    """Return whether hardly a gradient agrees, those behind the layers among the wrong ones."""
+    return bool(case.wrong) and case.first_layer is None and len(case.right) <= len(case.wrong) / 4
+
+
+def _smallest(case: BackwardCase, elements: int) -> str | None:
+    """Return the wrong key of the smallest gradient with so many elements; None for none."""
+    sizes = {key: case.case(key).given.size for key in sorted(case.wrong)}
+    enough = [key for key, size in sizes.items() if size >= elements]
+    return min(enough, key=lambda key: sizes[key], default=None)
+
+
+def _flat(values: F64) -> F64:
+    """Return the elements as one row."""
+    return values.astype(np.float64).reshape(-1)
+
+
+def _solve(case: BackwardCase, key: str, alone: Sequence[F64 | None]) -> list[float] | None:
+    """Return factors of the parts `alone` that add up to a given gradient; None if none do.
+
+    They are solved by least squares on every second element and judged on the others.
+    """
+    given = _flat(case.case(key).given)
+    parts = np.stack([np.zeros_like(given) if each is None else each for each in alone], axis=1)
+    solved, *_ = np.linalg.lstsq(parts[::2], given[::2], rcond=1e-9)
+    rest = given[1::2] - parts[1::2] @ solved
+    size = float(np.linalg.norm(given[1::2]))
+    return [float(x) for x in solved] if float(np.linalg.norm(rest)) <= NEAR * size else None
+
+
+HYPOTHESES = (
+    BackwardHypothesis(("norm_tokens_left_out",), norm_tokens, 312, "norms alone are wrong"),
+    BackwardHypothesis(("packed_attention",), documents, 320, "nothing is fitted"),
+    BackwardHypothesis(
+        ("micro_batch_means", "samples_left_out", "samples_weighted"),
+        samples,
+        322,
+        "one number for each sample is fitted",
+    ),
+    BackwardHypothesis(("dropout_active",), dropout, 390, "it is not made again: after all others"),
+)

@@ -1,0 +1,132 @@
+"""A backend of which one operation has another backward; every value stays the right one."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast, Style
+from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.inference.weights import Weight
+
+TABLE = "token_embd.weight"
+
+
+def with_gradient_of(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the numbers of `value` and the gradient of `other`."""
+    return other + (value - other).detach()
+
+
+class ChangedBackend(GradientBackend):
+    """GradientBackend with the mistake of a `BackwardChange` in its backward."""
+
+    def __init__(self, device: str, dtype: str, change: BackwardChange) -> None:
+        """Set the device, the dtype and the mistake."""
+        super().__init__(device, dtype)
+        self.change = change
+
+    @property
+    def _operation(self) -> str:
+        """The operation whose backward is another one; "" for none."""
+        return self.change.operation or ""
+
+    def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Return attention of q over k and v, with the mistake for key heads or the mask."""
+        group = q.shape[1] // k.shape[1]
+        if self._operation == "kv_mean":
+            k, v = (with_gradient_of(x, x / group) for x in (k, v))
+        elif self._operation in ("kv_first_head", "kv_last_head"):
+            chosen = 0 if self._operation == "kv_first_head" else group - 1
+            k, v = (_of_one_head(x, group, chosen) for x in (k, v))
+        if self._operation == "mask_left_out" and self.document and self.document.padding:
+            seen = heads.mask.copy()
+            seen[:, len(seen) - self.document.padding :] = False  # padding is no key
+            heads = replace(heads, mask=seen, causal=None)
+        value = super().attention(q, k, v, heads)
+        if self._operation != "mask_left_out":
+            return value
+        every = replace(heads, mask=np.ones_like(heads.mask), causal=None)
+        return with_gradient_of(value, super().attention(q, k, v, every))
+
+    def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
+        """Return x rotated, with the mistake for rope."""
+        value = super().rope(x, table, style=style, cast=cast)
+        if self._operation == "rope_cut":
+            return value.detach()
+        if self._operation == "rope_forward":
+            table = table[0], -table[1]
+        elif self._operation == "rope_unrotated":
+            table = torch.ones_like(table[0]), torch.zeros_like(table[1])
+        else:
+            return value
+        return with_gradient_of(value, super().rope(x, table, style=style, cast=cast))
+
+    def rms_norm(
+        self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
+    ) -> Array:
+        """Return x after RMSNorm, with the mistake for norms."""
+        weight = self._for_tokens(x, weight)
+        value = super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
+        if self._operation not in ("norm_scale_constant", "norm_constant"):
+            return value
+        wide = self.wide(x)
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps).detach()
+        other = self.narrow(wide * scale * (offset + self.wide(weight)))
+        return with_gradient_of(value, other)
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
+        """Return x after LayerNorm, with the mistake for norms."""
+        if self.change.norm_tokens is not None:
+            weight = self._for_tokens(x, weight)
+            bias = torch.zeros_like(x) if bias is None else self._for_tokens(x, bias)
+        value = super().layer_norm(x, weight, bias, eps=eps)
+        parts = {
+            "norm_scale_constant": (False, True),
+            "norm_mean_constant": (True, False),
+            "norm_constant": (True, True),
+        }
+        if self._operation not in parts:
+            return value
+        mean_constant, scale_constant = parts[self._operation]
+        wide = self.wide(x)
+        mean = wide.mean(-1, keepdim=True)
+        scale = torch.rsqrt((wide - mean).pow(2).mean(-1, keepdim=True) + eps)
+        centred = wide - (mean.detach() if mean_constant else mean)
+        y = centred * (scale.detach() if scale_constant else scale) * self.wide(weight)
+        other = self.narrow(y if bias is None else y + self.wide(bias))
+        return with_gradient_of(value, other)
+
+    def _for_tokens(self, x: Array, weight: Array) -> Array:
+        """Return a norm's weight for each token of x; those outside `norm_tokens` are constants."""
+        if self.change.norm_tokens is None or self.document is None:
+            return weight
+        start, stop = self.change.norm_tokens
+        columns = self.document.start + np.arange(len(x))
+        inside = torch.from_numpy((columns >= start) & (columns < stop)).to(weight.device)
+        inside = inside.reshape(-1, *(1 for _ in x.shape[1:]))
+        return torch.where(inside, weight, weight.detach())
+
+    def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
+        """Return a router's logits, cut from the graph by the mistake for routers."""
+        y = super().router(x, w, bias, rounded=rounded)
+        return y.detach() if self._operation == "router_cut" else y
+
+    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Return the product with the weight, of a tied head without the table's gradient."""
+        if self._operation == "head_cut" and w.key == TABLE:
+            return self.dense(x, w.array(self).detach(), bias)
+        return super().linear(x, w, bias)
+
+    def embed(self, table: Weight, ids: Numbers) -> Array:
+        """Return rows of the embedding table, without its gradient by the mistake for tables."""
+        x: Any = super().embed(table, ids)
+        return x.detach() if self._operation == "embedding_cut" and table.key == TABLE else x
+
+
+def _of_one_head(x: torch.Tensor, group: int, chosen: int) -> torch.Tensor:
+    """Return keys or values for every query head, with a gradient for one of each group."""
+    repeated = x.repeat_interleave(group, dim=1)
+    one = torch.arange(repeated.shape[1], device=x.device) % group == chosen
+    return torch.where(one[None, :, None], repeated, repeated.detach())

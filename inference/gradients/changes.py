@@ -1,0 +1,46 @@
+"""What a trainer's backward pass may do otherwise while the loss stays as it is."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# Operations whose backward is another one:
+# a key head's gradient that is that of one query head of its group, or the mean over them;
+# rope that rotates gradients forward, passes them on unrotated, or gives none;
+# attention whose probabilities are computed again without the mask;
+# norms whose scale, mean, or both are constants;
+# routers whose weights are constants; a tied table's use as the head, or as the embedding.
+Operation = Literal[
+    "kv_first_head",
+    "kv_last_head",
+    "kv_mean",
+    "rope_forward",
+    "rope_unrotated",
+    "rope_cut",
+    "mask_left_out",
+    "norm_scale_constant",
+    "norm_mean_constant",
+    "norm_constant",
+    "router_cut",
+    "head_cut",
+    "embedding_cut",
+]
+# How the documents of a packed row see each other, and how their positions count then.
+Joined = Literal["positions count on", "positions restart"]
+
+
+@dataclass(frozen=True)
+class BackwardChange:
+    """One mistake in a backward pass.
+
+    `operation` is the operation whose backward is another one. `rows` are factors of the batch's
+    rows in the loss, 1.0 for right. `joined`: documents of a packed row see each other.
+    `norm_tokens` are the columns [start, stop) of the batch that reach the gradients of norms.
+    """
+
+    operation: Operation | None = None
+    rows: tuple[float, ...] | None = None
+    joined: Joined | None = None
+    norm_tokens: tuple[int, int] | None = None
+
+
+RIGHT = BackwardChange()

@@ -1,0 +1,55 @@
+"""The weights of hyper-connections in numpy, and a compressor's sums: what runs on the host.
+
+Sources: transformers' modeling_deepseek_v4; arXiv 2512.24880 (hyper-connections).
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[Any]
+
+
+def stream_weights(
+    x: Numbers,
+    products: Numbers,
+    scale: Numbers,
+    base: Numbers,
+    *,
+    iterations: int,
+    eps: float,
+    norm_eps: float,
+) -> Numbers:
+    """Return hyper-connection weights [tokens, 2n + n^2]: pre, post and comb side by side.
+
+    `products` [tokens, 2n + n^2] are those of the streams x [tokens, n * hidden], which are
+    normalised here. `scale` [3] and `base` [2n + n^2] are factors and shifts. With one scale there
+    is pre alone: n products.
+    """
+    products = products / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm_eps)
+    n = products.shape[-1] if scale.size == 1 else round((products.shape[-1] + 1) ** 0.5 - 1)
+    factors = np.repeat(scale, [n, n, n * n][: scale.size])
+    raw = products * factors + base
+    pre: Numbers = 1 / (1 + np.exp(-raw[:, :n])) + eps
+    if scale.size == 1:
+        return pre
+    post = 2 / (1 + np.exp(-raw[:, n : 2 * n]))
+    comb = raw[:, 2 * n :].reshape(-1, n, n)
+    comb = np.exp(comb - comb.max(axis=-1, keepdims=True))
+    comb = comb / comb.sum(axis=-1, keepdims=True) + eps
+    comb = comb / (comb.sum(axis=-2, keepdims=True) + eps)
+    for _ in range(iterations - 1):
+        comb = comb / (comb.sum(axis=-1, keepdims=True) + eps)
+        comb = comb / (comb.sum(axis=-2, keepdims=True) + eps)
+    return np.concatenate([pre, post, comb.reshape(len(comb), -1)], axis=-1)
+
+
+def compressed_windows(kv: Numbers, gate: Numbers) -> Numbers:
+    """Return the sum over slots of kv times the softmax of `gate` over slots: [windows, width].
+
+    Both are [windows, slots, width]; a gate of -inf leaves its slot out.
+    """
+    weights = np.exp(gate - gate.max(axis=1, keepdims=True))
+    summed: Numbers = (kv * (weights / weights.sum(axis=1, keepdims=True))).sum(axis=1)
+    return summed

@@ -1,0 +1,163 @@
+"""The parameters of engines, by the table of architectures.
+
+fixtures/vllm/parameters.json has digests of what vLLM's own classes held after loading tiny models.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.arch.binding import bind_names
+from aprfmt.arch.element_moves import to_logical
+from aprfmt.arch.engine_parameters import (
+    EngineParameter,
+    Section,
+    divide_parameter,
+    list_parameters,
+)
+from aprfmt.compare import diff, diff_models
+from aprfmt.model import Model, open_model
+from aprfmt.model.engine_state import element_array, is_engine_state, open_engine_state
+from aprfmt.model.role_manifest import PADDED, parameter_rows
+from tests.compare.engine_states import megatron_rank, pipeline_stage, published, save
+from tests.diagnose.engines import tiny_folder
+
+torch = pytest.importorskip("torch")
+HELD: Mapping[str, Any] = json.loads(Path("fixtures/vllm/parameters.json").read_text())
+# What vLLM holds otherwise than the manifest says: it runs gpt_neox by transformers' classes, and
+# the first of gpt_oss's ranks alone adds the experts' bias.
+OTHERWISE = {"gpt_neox": ("query_key_value",), "gpt_oss": ("w2_bias",)}
+
+
+@pytest.mark.parametrize("arch", HELD)
+def test_parameters_are_those_of_vllm(arch: str) -> None:
+    """Each parameter of each rank has its digest in the manifest, by name or by another of it."""
+    with open_model(tiny_folder(arch)) as model:
+        for ranks, held in HELD[arch].items():
+            made = parameter_rows(model, int(ranks))
+            for name, digests in held.items():
+                if any(one in name for one in OTHERWISE.get(arch, ())):
+                    continue
+                for rank in range(int(ranks)):
+                    digest = digests if isinstance(digests, str) else digests[rank]
+                    of_name = [made[name]] if name in made else made.values()
+                    found = {one["sha256"][rank][:12] for one in of_name}
+                    assert digest in found, (name, ranks, rank)
+
+
+def state_of(model: Model, ranks: int, megatron: bool) -> list[dict[str, Any]]:
+    """Return what ranks hold of a model, each published tensor in one parameter; [] if they cannot.
+
+    In the form with most tensors joined, or in Megatron Core's.
+    """
+    tensors = model.source.tensors
+    shapes = {name: tensor.info.shape for name, tensor in tensors.items()}
+    groups = bind_names(model.spec, "hf", tensors).groups
+    listed = list_parameters(model.spec, groups, shapes, model.hyper)
+
+    def rank_of(one: EngineParameter) -> tuple[bool, int]:
+        return one.megatron != megatron, -sum(len(part.stored) for part in one.parts)
+
+    made: list[dict[str, Any]] = [{} for _ in range(ranks)]
+    done: set[str] = set()
+    for parameter in sorted(listed, key=rank_of):
+        stored = {name for part in parameter.parts for name in part.stored}
+        layout = divide_parameter(parameter, ranks, PADDED)
+        if not done.isdisjoint(stored) or parameter.regrouped:
+            continue
+        if layout is None:
+            return []
+        if parameter.megatron and not megatron:
+            continue
+        done |= stored
+        arrays = [
+            array
+            for part in parameter.parts
+            for array in to_logical(
+                part.steps, [element_array(tensors[name]) for name in part.stored], model.hyper
+            )
+        ]
+        for rank in range(ranks):
+            array = layout.rank_array(arrays, rank)
+            if layout.padding:
+                rows = (parameter.shape[0] + layout.padding) // ranks
+                whole = np.zeros((rows, *array.shape[1:]), array.dtype)
+                whole[: len(array)] = array
+                array = whole
+            numbers = np.frombuffer(array.tobytes(), "<f4").copy().reshape(array.shape)
+            made[rank][parameter.names[0]] = torch.from_numpy(numbers)
+    return made
+
+
+@cache
+def tiny_model(arch: str) -> Model:
+    """Return a tiny model, opened once."""
+    return open_model(tiny_folder(arch))
+
+
+@pytest.mark.parametrize("arch", HELD)
+def test_a_state_reads_back(arch: str, tmp_path: Path) -> None:
+    """Joined and in Megatron Core's form, of 1, 2 and 4 ranks: every tensor has its bytes."""
+    model = tiny_model(arch)
+    for number, (ranks, megatron) in enumerate(
+        [(1, False), (2, False), (4, False), (1, True), (2, True)]
+    ):
+        states = state_of(model, ranks, megatron)
+        if not states:
+            assert ranks > 1
+            continue  # some heads or widths are no multiple of the ranks
+        path = save(tmp_path / str(number), states)
+        with open_engine_state(path, model) as state:
+            report = diff_models(model, state, only=("tensors",), explain=False)
+        wrong = [row.key for row in report.tensors if row.verdict != "SAME_BYTES"]
+        assert not wrong and report.tensors, (ranks, megatron, wrong[:4])
+
+
+@pytest.mark.parametrize("rows, unit, ranks, share, copies", [
+    (64, 16, 2, 32, 1), (64, 16, 4, 16, 1), (32, 16, 4, 16, 2), (16, 16, 8, 16, 8),
+    (48, 16, 2, -1, 1), (48, 1, 4, 12, 1),
+])  # fmt: skip
+def test_units_are_divided_or_shared(
+    rows: int, unit: int, ranks: int, share: int, copies: int
+) -> None:
+    section = Section(rows, unit)
+    assert section.share(ranks) == share and section.copies(ranks) == copies
+    if share > 0:  # together the ranks have every row, each as often
+        held = [
+            row
+            for rank in range(ranks)
+            for row in range(section.start(rank, ranks), section.start(rank, ranks) + share)
+        ]
+        assert sorted(held) == sorted([*range(rows)] * copies)
+
+
+@pytest.mark.parametrize("arch, ranks, stages, experts", [
+    ("llama", 1, 1, False), ("llama", 2, 3, False), ("qwen3_moe", 2, 1, False),
+    ("qwen3_moe", 2, 1, True),
+])  # fmt: skip
+def test_a_checkpoint_of_megatron_reads_back(
+    arch: str, ranks: int, stages: int, experts: bool, tmp_path: Path
+) -> None:
+    """Its file names, joined matrices, experts and the numbers of a pipeline's layers."""
+    folder = tiny_folder(arch)
+    config = json.loads((folder / "config.json").read_text())
+    given = published(folder)
+    for rank in range(ranks):
+        held = megatron_rank(given, config, rank, ranks, experts)
+        for stage in range(stages):
+            part = pipeline_stage(held, stage, stages, config["num_hidden_layers"])
+            more = f"_{stage:03d}" if stages > 1 else ""
+            place = f"mp_rank_00_{rank:03d}" if experts else f"mp_rank_{rank:02d}{more}"
+            (tmp_path / place).mkdir()
+            saved = {"model": part, "iteration": 7, "args": {"tp": ranks}}
+            torch.save(saved, tmp_path / place / "model_optim_rng.pt")
+    assert is_engine_state(tmp_path)
+    report = diff(folder, tmp_path, explain=False)
+    assert {row.verdict for row in report.tensors} == {"SAME_BYTES"}
+    with open_model(folder) as model:
+        assert len(report.tensors) == len(model.roles)
