@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder, parameter_changes
+from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder, parameter_changes, stacked_changes
 from aprfmt.adapters.reading import Adapter, StoredPair, read_factors
 from aprfmt.adapters.vocabulary import vocabulary_tensors
 from aprfmt.arch.element_moves import to_logical, to_stored
+from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
@@ -97,19 +98,44 @@ def place_pairs(
         found[name] = made
 
     # Pairs of whole modules, by name or by role.
+    stacked, single = _names_of_stacked(adapter, base), dict[str, StoredPair]()
     for module, pair in adapter.pairs.items():
         if pair.parameters:
             continue
         name = weight_name(adapter, module, base)
+        if name in stacked:
+            single[name] = pair
+            continue
         if name in base:
             made = _pair_as_low_rank(adapter, pair)
         else:
             name, made = _place_by_role(adapter, pair, name, base)
         add_change(module, name, made)
+    for name, change in stacked_changes(adapter, base, single):
+        add_change(name, name, LowRank(change.right, change.left, change.scale))
     # Pairs of single parameters: stacked experts.
     for name, pair, change in parameter_changes(adapter, base, order):
         add_change(pair.module, name, LowRank(change.right, change.left, change.scale))
     return found
+
+
+def _names_of_stacked(adapter: Adapter, base: Model) -> frozenset[str]:
+    """Return the weights of the adapter that are single experts' where the base stacks these."""
+    from aprfmt.arch.binding import bind_names
+
+    if adapter.spelling != "peft":
+        return frozenset()
+    names = [f"{module}.weight" for module, one in adapter.pairs.items() if not one.parameters]
+    try:
+        groups = bind_names(base.spec, "hf", [name for name in names if name not in base]).groups
+    except ArchError:
+        return frozenset()
+    return frozenset(
+        name
+        for group in groups
+        if any(isinstance(step, Stacked) for step in group.binding.steps)
+        for name in group.stored
+    )
 
 
 def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
@@ -122,7 +148,12 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
         return adapter, None
     # Names that the base does not have, and one prefix that makes all of them fit.
     every = [*adapter.pairs, *adapter.whole]
-    astray = [name for name in every if not _has_place(adapter, name, base)]
+    stacked = _names_of_stacked(adapter, base)
+    astray = [
+        name
+        for name in every
+        if f"{name}.weight" not in stacked and not _has_place(adapter, name, base)
+    ]
     if not astray:
         return adapter, None
     rule = next(

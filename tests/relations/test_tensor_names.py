@@ -207,7 +207,7 @@ def test_one_relation_renames_so_many_components() -> None:
 
 
 def test_a_prefix_that_one_loader_takes_off_is_said_for_the_others(tmp_path: Path) -> None:
-    """A text class of Qwen3.5 with the names of the multimodal one: the same values, with a word."""
+    """A text class of Qwen3.5 with the names of the multimodal one: equal values, and a word."""
     good = tmp_path / "good"
     save_tiny("qwen3_5", good, "float32")
     bad = with_names(good, tmp_path / "bad", substituted("^model[.]", "model.language_model."))
