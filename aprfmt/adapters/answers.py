@@ -222,7 +222,8 @@ def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
     They may change the base. A merge copies every whole tensor of the base, or is refused.
     """
     with open_model(adapter) as opened:
-        taken = set(adapter_parts(opened).whole.values())
+        parts = adapter_parts(opened)
+        taken = {*parts.whole.values(), *parts.copies}
         for item in make_ledger(opened, ("tensor", "adapter tensor")).unread:
             if item.name in taken:
                 continue

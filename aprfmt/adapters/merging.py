@@ -222,7 +222,7 @@ def merge_adapter(
                 f"{base.path}: its metadata say that {adapter} is merged into it; merge it into "
                 "the base it was made for"
             )
-        whole = whole_tensors(found, base)
+        whole = whole_tensors(found, base, untie=again)
         grown = resized_folder(found, whole, base)
         tensors = dict(_merged_tensors(base, found, whole, order, again, encoding))
         record = json.dumps([*before, digest])
@@ -255,7 +255,7 @@ def _merged_tensors(
     """
     own = {name: RenamedTensor(view.stored[0], name) for name, view in replacements.items()}
     yield from own.items()
-    for name, pair in place_pairs(adapter, base, order).items():
+    for name, pair in place_pairs(adapter, base, order, untie=decoded).items():
         stored = own.get(name, base[name].stored[0])
         if stored.parts or stored.info.encoding not in _FLOATS:
             if decoded and name not in own:

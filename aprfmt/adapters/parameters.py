@@ -235,28 +235,89 @@ def _place_factors(
         roles = target.group.roles
         rows = dict(zip(roles, to_logical(steps, [left], hp), strict=True))
         whose = dict(zip(roles, to_logical(steps, [owners], hp), strict=True))
-        groups = {id(base.roles[r].group): base.roles[r] for r in roles}
-        # Store them as each of the base's tensors does; a matrix needs one expert.
-        for view in groups.values():
-            group = view.group
-            assert group is not None
-            if not set(group.roles) <= set(roles):
-                raise ArchError(f"{view.names[0]} holds {', '.join(group.roles)}")
-            back, after = _split_transpose(
-                group.binding.steps, [x.info.shape for x in view.stored], hp
-            )
-            lefts = to_stored(after, [rows[role] for role in group.roles], hp)
-            owned = to_stored(after, [whose[role] for role in group.roles], hp)
-            for name, one, owner in zip(view.names, lefts, owned, strict=True):
-                numbers = owner[..., 0]
-                if (numbers != numbers[..., :1]).any():
-                    raise ArchError(f"a matrix of {name} holds rows of several experts")
-                mine, other = np.ascontiguousarray(one), right[numbers[..., 0]]
-                if back:
-                    mine, other = other.swapaxes(-1, -2), mine.swapaxes(-1, -2)
-                yield name, (mine, other)
+        yield from _store_factors(base, rows, whose, right)
     except ArchError as error:
         raise ConversionError(
             f"{adapter.path}: {pair.module} (target_parameters) is laid out otherwise in "
             f"{base.path}: {error}; merge the adapter into a base in its own format"
         ) from error
+
+
+def _store_factors(
+    base: Model, rows: Mapping[str, Array], whose: Mapping[str, Array], right: Array
+) -> Iterator[tuple[str, tuple[Array, Array]]]:
+    """Yield (stored name, (left, right)) of factors by role, as the base stores these roles.
+
+    `rows` are the left factors by role [experts, rows, r], `whose` the number of the expert of each
+    row, `right` is [experts, r, columns]. A matrix needs one expert. ArchError where a tensor holds
+    other roles as well.
+    """
+    hp = base.hyper
+    for view in {id(base.roles[role].group): base.roles[role] for role in rows}.values():
+        group = view.group
+        assert group is not None
+        if not set(group.roles) <= set(rows):
+            raise ArchError(f"{view.names[0]} holds {', '.join(group.roles)}")
+        back, after = _split_transpose(group.binding.steps, [x.info.shape for x in view.stored], hp)
+        lefts = to_stored(after, [rows[role] for role in group.roles], hp)
+        owned = to_stored(after, [whose[role] for role in group.roles], hp)
+        for name, one, owner in zip(view.names, lefts, owned, strict=True):
+            numbers = owner[..., 0]
+            if (numbers != numbers[..., :1]).any():
+                raise ArchError(f"a matrix of {name} holds rows of several experts")
+            mine, other = np.ascontiguousarray(one), right[numbers[..., 0]]
+            if back:
+                mine, other = other.swapaxes(-1, -2), mine.swapaxes(-1, -2)
+            yield name, (mine, other)
+
+
+def stacked_changes(
+    adapter: Adapter, base: Model, pairs: Mapping[str, StoredPair]
+) -> Iterator[tuple[str, Change]]:
+    """Yield (stored name of the base, change) of pairs for single experts that the base stacks.
+
+    `pairs` are by the weight's name, such as `mlp.experts.3.up_proj.weight`. The ranks of several
+    matrices in one tensor (gate and up) stand one after the other, with zeros for the others' rows.
+    Raises ConversionError where a matrix has pairs for some experts only, or no place.
+    """
+    from aprfmt.arch.binding import bind_names
+
+    found: dict[str, tuple[Array, Array]] = {}  # role -> left, right by expert
+    for group in bind_names(base.spec, "hf", pairs).groups:
+        role, count = group.roles[0], int(base.hyper["n_experts"] or 0)
+        if len(group.stored) != count or len(group.roles) != 1 or role not in base.roles:
+            raise ConversionError(
+                f"{adapter.path}: {group.stored[0]}: {len(group.stored)} of {count} experts have a "
+                f"pair, and {base.path} stacks them: merge it into a base in its own format"
+            )
+        factors = []
+        for name in group.stored:
+            a, b = read_factors(pairs[name])
+            factors.append((b * pairs[name].scale, a))
+        rank = max(a.shape[0] for _, a in factors)
+        found[role] = (
+            np.stack([np.pad(b, ((0, 0), (0, rank - b.shape[1]))) for b, _ in factors]),
+            np.stack([np.pad(a, ((0, rank - a.shape[0]), (0, 0))) for _, a in factors]),
+        )
+    for role in list(found):
+        own = base.roles[role].group
+        held = [] if own is None else [key for key in own.roles if key in found]
+        if own is None or held[0] != role:
+            continue
+        ranks = [found[key][0].shape[2] for key in held]
+        right = np.concatenate([found[key][1] for key in held], axis=1)
+        rows, whose = {}, {}
+        for key in own.roles:
+            experts, out, _ = base.roles[key].shape
+            rows[key] = np.zeros((experts, out, sum(ranks)))
+            whose[key] = np.broadcast_to(np.arange(experts)[:, None, None], (experts, out, 1))
+            if key in held:
+                start = sum(ranks[: held.index(key)])
+                rows[key][:, :, start : start + found[key][0].shape[2]] = found[key][0]
+        try:
+            for name, (mine, other) in _store_factors(base, rows, whose, right):
+                yield name, Change(mine, other, 1.0)
+        except ArchError as error:
+            raise ConversionError(
+                f"{adapter.path}: pairs of single experts have no place in {base.path}: {error}"
+            ) from error

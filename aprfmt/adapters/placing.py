@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder, parameter_changes
+from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder, parameter_changes, stacked_changes
 from aprfmt.adapters.reading import Adapter, StoredPair, read_factors
 from aprfmt.adapters.vocabulary import vocabulary_tensors
 from aprfmt.arch.element_moves import to_logical, to_stored
+from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
@@ -67,15 +68,16 @@ class LowRank:
 
 
 def place_pairs(
-    adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER
+    adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER, *, untie: bool = False
 ) -> dict[str, LowRank]:
     """Return {stored name of the base: change} of all pairs.
 
-    `order` is that in which the ranks of pairs for stacked experts are read. Raises ConversionError
+    `order` is that in which the ranks of pairs for stacked experts are read; `untie` as for
+    `whole_tensors`. Raises ConversionError
     if a pair fits no weight, or two pairs fit one.
     """
     found: dict[str, LowRank] = {}
-    whole = whole_tensors(adapter, base)
+    whole = whole_tensors(adapter, base, untie=untie)
 
     def add_change(module: str, name: str, made: LowRank) -> None:
         """Add the change of a weight to the result, once name and shape are checked."""
@@ -96,19 +98,44 @@ def place_pairs(
         found[name] = made
 
     # Pairs of whole modules, by name or by role.
+    stacked, single = _names_of_stacked(adapter, base), dict[str, StoredPair]()
     for module, pair in adapter.pairs.items():
         if pair.parameters:
             continue
         name = weight_name(adapter, module, base)
+        if name in stacked:
+            single[name] = pair
+            continue
         if name in base:
             made = _pair_as_low_rank(adapter, pair)
         else:
             name, made = _place_by_role(adapter, pair, name, base)
         add_change(module, name, made)
+    for name, change in stacked_changes(adapter, base, single):
+        add_change(name, name, LowRank(change.right, change.left, change.scale))
     # Pairs of single parameters: stacked experts.
     for name, pair, change in parameter_changes(adapter, base, order):
         add_change(pair.module, name, LowRank(change.right, change.left, change.scale))
     return found
+
+
+def _names_of_stacked(adapter: Adapter, base: Model) -> frozenset[str]:
+    """Return the weights of the adapter that are single experts' where the base stacks these."""
+    from aprfmt.arch.binding import bind_names
+
+    if adapter.spelling != "peft":
+        return frozenset()
+    names = [f"{module}.weight" for module, one in adapter.pairs.items() if not one.parameters]
+    try:
+        groups = bind_names(base.spec, "hf", [name for name in names if name not in base]).groups
+    except ArchError:
+        return frozenset()
+    return frozenset(
+        name
+        for group in groups
+        if any(isinstance(step, Stacked) for step in group.binding.steps)
+        for name in group.stored
+    )
 
 
 def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
@@ -121,7 +148,12 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
         return adapter, None
     # Names that the base does not have, and one prefix that makes all of them fit.
     every = [*adapter.pairs, *adapter.whole]
-    astray = [name for name in every if not _has_place(adapter, name, base)]
+    stacked = _names_of_stacked(adapter, base)
+    astray = [
+        name
+        for name in every
+        if f"{name}.weight" not in stacked and not _has_place(adapter, name, base)
+    ]
     if not astray:
         return adapter, None
     rule = next(
@@ -320,12 +352,13 @@ def reorder_rows(
     return LowRank(pair.a, permute_rows(pair.b), pair.scale, lengths)
 
 
-def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
+def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapping[str, Any]:
     """Return {the base's name: tensor} of tensors that replace the base's.
 
     Tensors with a row for each token may have another number of them (`vocabulary.py`). A head that
-    equals the token embedding is left out where the base has one tensor for both. Raises
-    ConversionError for one that the base does not have.
+    equals the token embedding is left out where the base has one tensor for both. With `untie`
+    another head is a tensor more, as in a merged model that has both. Raises ConversionError for
+    one that the base does not have.
     """
     found = {}
     # Each whole tensor: the saved embedding, one of the base, or a tied head.
@@ -344,7 +377,11 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
             continue
         if name in base:
             found[name] = view
-        elif not _is_tied_head(adapter, name, base):
+        elif _is_tied_head(adapter, name, base, untie=untie):
+            continue
+        elif untie and name.endswith(_HEADS) and base.hyper["tied_embeddings"]:
+            found[name] = view
+        else:
             raise ConversionError(
                 f"{adapter.path}: {name} is a whole tensor (modules_to_save) that {base.path} "
                 "does not have under this name; merge it into a base in the adapter's own format"
@@ -352,8 +389,10 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
     # Shapes must be the base's, but for the number of tokens.
     rows = vocabulary_tensors(base)
     for name, view in found.items():
-        here = base[name].shape
-        if view.shape != here and not (name in rows and view.shape[1:] == here[1:]):
+        here = base[name if name in base else _embedding_name(base)].shape
+        if view.shape != here and not (
+            (name in rows or name not in base) and view.shape[1:] == here[1:]
+        ):
             raise ConversionError(
                 f"{adapter.path}: {name} is {list(view.shape)}; that of {base.path} is "
                 f"{list(here)}: it belongs to another base"
@@ -370,18 +409,20 @@ def _embedding_name(base: Model) -> str:
     return "" if view is None else view.names[0]
 
 
-def _is_tied_head(adapter: Adapter, name: str, base: Model) -> bool:
+def _is_tied_head(adapter: Adapter, name: str, base: Model, *, untie: bool = False) -> bool:
     """Return whether a whole tensor is an output head equal to the token embedding.
 
-    Raises ConversionError where the base has one tensor for both, and the adapter two.
+    Raises ConversionError where the base has one tensor for both, and the adapter two; not with
+    `untie`.
     """
     table = _embedding_name(base)
     if not table or not base.hyper["tied_embeddings"] or not name.endswith(_HEADS):
         return False
     own = adapter.whole.get(table, base[table])
-    if not np.array_equal(own.numpy(), adapter.whole[name].numpy()):
+    equal = np.array_equal(own.numpy(), adapter.whole[name].numpy())
+    if not equal and not untie:
         raise ConversionError(
             f"{adapter.path}: {name} is another than its {table}, and {base.path} has one tensor "
             f"for both; {_UNTIE}"
         )
-    return True
+    return equal

@@ -39,6 +39,8 @@ _OF_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 _UNREAD = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
 # Parts that say by themselves whose spelling it is: trainers add the others to foreign names.
 _DECIDING = ("a", "b", "embedding_a", "embedding_b")
+# Inside PEFT's ModulesToSaveWrapper (utils/other.py): the trained module, and the one before.
+_SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 WRAPPED = ".base_layer"  # of a module that PEFT wrapped more than once
 _NUMBERS = {"F32": "<f", "F16": "<e", "BF16": "<f", "F64": "<d"}
 # What loaders compute from the configuration, and a converter may have added to an adapter.
@@ -54,13 +56,15 @@ class AdapterParts(NamedTuple):
     `spellings`: which conventions the factors' names follow: peft, gguf, kohya. Names such as
     `.alpha` and `.dora_scale` occur in several and do not decide that. `factors`: module ->
     {part ("a", "b", "alpha", ...): stored name}. `whole`: name in the base -> stored name.
-    `stray`: tensors that do not belong to an adapter.
+    `stray`: tensors that do not belong to an adapter. `copies`: what PEFT saves of a trained module
+    a second time, or of the module before it was trained.
     """
 
     spellings: frozenset[str]
     factors: Mapping[str, Mapping[str, str]]
     whole: Mapping[str, str]  # name in the base -> stored name
     stray: tuple[str, ...]
+    copies: tuple[str, ...] = ()
 
 
 def adapter_parts(model: "Model") -> AdapterParts:
@@ -83,7 +87,24 @@ def adapter_parts(model: "Model") -> AdapterParts:
             stray.append(name)
         else:
             whole[name.removeprefix(PREFIX)] = name
-    return AdapterParts(frozenset(spellings), factors, whole, tuple(stray))
+    copies = _take_saved_modules(whole)
+    return AdapterParts(frozenset(spellings), factors, whole, tuple(stray), copies)
+
+
+def _take_saved_modules(whole: dict[str, str]) -> tuple[str, ...]:
+    """Give whole tensors inside PEFT's wrapper of a trained module the names of the module.
+
+    Returns the stored names of those that were left out: the module as it was, and a second copy.
+    `whole` (name in the base to stored name) is changed.
+    """
+    saved = [name for name in whole if _SAVED in name]
+    copies = [whole.pop(name) for name in list(whole) if _ORIGINAL in name and saved]
+    for name in saved:
+        plain = name.replace(_SAVED, ".", 1)
+        if plain in whole:
+            copies.append(whole[plain])
+        whole[plain] = whole.pop(name)
+    return tuple(copies)
 
 
 def unwrap_module(module: str) -> tuple[str, int]:

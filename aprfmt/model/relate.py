@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.protocols import Note
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.relations import Relation, opening_path, rename_relation
 from aprfmt.model.renames import (
@@ -238,7 +239,8 @@ def _note_nested_names(model: "Model", found: "Resolution") -> "Resolution":
     """Return the resolution, with a Relation if names have a prefix of a multimodal model.
 
     Such as `model.language_model.` in a file whose config.json is of a text model: transformers and
-    vLLM then find none of the tensors. mlx-lm takes the prefix off.
+    vLLM then find none of the tensors. mlx-lm takes the prefix off. Where transformers does so too,
+    a note warns of the others.
     """
     config = model.config or {}
     nested = has_towers(config) or isinstance(config.get(found.spec.section), Mapping)
@@ -249,12 +251,22 @@ def _note_nested_names(model: "Model", found: "Resolution") -> "Resolution":
     stored = [name for view in found.roles.values() for name in view.names]
     for old, new in _NESTED:
         below = sum(name.startswith(old) for name in stored)
-        if 2 * below <= len(stored) or (old == _NESTED[0][0] and found.spec.name in _TAKES_NESTED):
+        if 2 * below <= len(stored):
             continue
         rule = Rename(old, new)
         names = rename_names(model, [rule], model.path, strict=False)
         pairs = [(first, name) for name, first in names.items()]
         relation = rename_relation(model.path, [rule], pairs, len(model))
+        if old == _NESTED[0][0] and found.spec.name in _TAKES_NESTED:
+            classes = config.get("architectures")
+            own = str(classes[0]) if isinstance(classes, list) and classes else found.spec.name
+            says = (
+                f"{below} of {len(stored)} names begin with {old!r}, which {own}, the class that "
+                "config.json names, does not have: transformers takes it off, and loaders that go "
+                f"by the class's own names find none; {relation.remedy}"
+            )
+            note = Note("warning", str(model.path), says, "nested_names")
+            return replace(found, notes=(*found.notes, note))
         return replace(found, relations=(*found.relations, relation))
     return found
 

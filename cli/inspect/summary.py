@@ -142,7 +142,7 @@ def missing_roles(roles: "RolesFound") -> list[str]:
     return [key for key in roles["missing"] if key not in roles["packed"]]
 
 
-_SAID = ("relation", "partial_input_scales")  # notes that the line says in words
+_SAID = ("relation", "partial_input_scales", "nested_names")  # notes that the line says in words
 
 
 def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
@@ -161,7 +161,7 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
     found += [
         note["text"].partition(":")[0]
         for note in body["notes"]
-        if note["key"] == "partial_input_scales"
+        if note["key"] in ("partial_input_scales", "nested_names")
     ]
     # An architecture that is not known or does not fit.
     if body["architecture"] is None:

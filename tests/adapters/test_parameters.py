@@ -14,6 +14,7 @@ from aprfmt.adapters import place_pairs, read_adapter
 from aprfmt.adapters.parameters import OTHER_ORDERS, ExpertOrder
 from tests.adapters.golden import EXPERT_CASES, write_experts
 from tests.cli.run import aprfmt as command
+from tests.models import save_tiny
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -138,3 +139,68 @@ def test_inspect_says_the_rank_of_one_expert_and_promises_the_merge_alone(tmp_pa
     assert "--adapter" in shown["next"] and "--base" not in shown["next"]
     done = command("convert", adapter, tmp_path / "a.gguf", "--base", base)
     assert done.code == 2 and "merge it" in done.err
+
+
+def _stacked_base(folder: Path) -> tuple[Path, Path, dict[str, Any], int]:
+    """Return (base with stacked experts, adapter of single experts, merged tensors, gate's rows).
+
+    Ranks differ between the matrices, so that those of gate and up stand apart in one tensor.
+    """
+    base, adapter = folder / "base", folder / "adapter"
+    save_tiny("qwen3_5_moe", base, "float32")
+    held, rng, pairs = weights(base), np.random.default_rng(3), {}
+    start = "model.layers.0.mlp.experts"
+    experts = len([name for name in held if name.startswith(start) and "up_proj" in name])
+    if f"{start}.0.up_proj.weight" in held:
+        apart = {
+            kind: np.stack([held.pop(f"{start}.{e}.{kind}_proj.weight") for e in range(experts)])
+            for kind in ("gate", "up", "down")
+        }
+        held[f"{start}.gate_up_proj"] = np.concatenate([apart["gate"], apart["up"]], 1)
+        held[f"{start}.down_proj"] = apart["down"]
+        save_file(held, base / "model.safetensors", {"format": "pt"})
+    joined, down = held[f"{start}.gate_up_proj"].copy(), held[f"{start}.down_proj"].copy()
+    rows = joined.shape[1] // 2
+    for kind, rank, target in (("gate", 2, joined[:, :rows]), ("up", 3, joined[:, rows:]),
+                               ("down", 2, down)):  # fmt: skip
+        for at, expert in enumerate(target):
+            a, b = (
+                rng.standard_normal((rank, expert.shape[1])),
+                rng.standard_normal((expert.shape[0], rank)),
+            )
+            a, b = a.astype(np.float32) / 4, b.astype(np.float32) / 4
+            module = f"base_model.model.{start}.{at}.{kind}_proj"
+            pairs[f"{module}.lora_A.weight"], pairs[f"{module}.lora_B.weight"] = a, b
+            expert += (6 / rank) * (b @ a)
+    adapter.mkdir()
+    save_file(pairs, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "rank_pattern": {"up_proj": 3},
+              "target_modules": ["gate_proj", "up_proj", "down_proj"]}  # fmt: skip
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    return base, adapter, {f"{start}.gate_up_proj": joined, f"{start}.down_proj": down}, rows
+
+
+def test_pairs_of_single_experts_are_merged_into_stacked_ones(tmp_path: Path) -> None:
+    base, adapter, expected, rows = _stacked_base(tmp_path)
+    merge(base, tmp_path / "out", adapter)
+    found = weights(tmp_path / "out")
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=np.abs(values).max() * 2**-20)
+    assert command("diff", base, tmp_path / "out", "--adapter", adapter).code == 0
+    # The change of up in the slot of gate, as an index that is always 0 puts it.
+    name = next(name for name in expected if name.endswith("gate_up_proj"))
+    moved = found[name] - weights(base)[name]
+    found[name] = weights(base)[name]
+    found[name][:, :rows] += moved[:, :rows] + moved[:, rows:]
+    save_file(found, tmp_path / "out" / "model.safetensors", {"format": "pt"})
+    done = command("diff", base, tmp_path / "out", "--adapter", adapter, "--json")
+    said = {row["key"]: row for row in done.json["adapter"]["weights"]}
+    assert done.code == 1 and said["L0.ffn_down_exps.weight"]["found"] == "once"
+    assert "L0.ffn_up_exps.weight" in said["L0.ffn_gate_exps.weight"]["says"]
+    assert said["L0.ffn_up_exps.weight"]["found"] == "not at all"
+    # Some experts without a pair: not a change of the others.
+    pairs = load_file(adapter / "adapter_model.safetensors")
+    few = {name: value for name, value in pairs.items() if ".experts.1." not in name}
+    save_file(few, adapter / "adapter_model.safetensors")
+    done = command("diff", base, tmp_path / "out", "--adapter", adapter)
+    assert done.code == 2 and "experts.0" in done.err, done.err

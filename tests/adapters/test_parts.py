@@ -227,6 +227,41 @@ def test_a_head_for_a_tied_base_is_the_table_or_refused(same: bool, tmp_path: Pa
     assert torch.equal(found["model.embed_tokens.weight"], table) and "lm_head.weight" not in found
 
 
+@pytest.mark.parametrize("rows", [HELD, HELD + 8])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_trained_pair_of_head_and_table_is_judged_on_a_tied_base(
+    inner: bool, rows: int, tmp_path: Path
+) -> None:
+    """PEFT's modules_to_save of both: a merged model has two tensors where the base has one."""
+    base = base_folder(tmp_path / "base", tied=True)
+    tables = {name: torch.randn(rows, 64) for name in TABLES}
+    whole = dict(tables)
+    if inner:  # as peft 0.21 saves them with a resized table
+        for name, table in tables.items():
+            module = name.removesuffix(".weight")
+            whole[f"{module}.modules_to_save.weight"] = table
+            whole[f"{module}.original_module.weight"] = torch.zeros(rows, 64)
+            whole[name] = table.clone()
+    adapter = adapter_folder(tmp_path / "a", whole)
+    own = load_file(adapter / "adapter_model.safetensors")
+    trained = LlamaForCausalLM.from_pretrained(base)
+    trained.config.tie_word_embeddings = False
+    trained.resize_token_embeddings(rows)
+    trained.lm_head.weight = torch.nn.Parameter(tables[TABLES[0]])
+    trained.model.embed_tokens.weight = torch.nn.Parameter(tables[TABLES[1]])
+    for layer, block in enumerate(trained.model.layers):
+        name = f"{PREFIX}model.layers.{layer}.self_attn.q_proj.lora_"
+        block.self_attn.q_proj.weight.data += 2 * own[f"{name}B.weight"] @ own[f"{name}A.weight"]
+    trained.save_pretrained(tmp_path / "trained")
+    done = aprfmt("diff", base, tmp_path / "trained", "--adapter", adapter)
+    assert done.code == 0 and "once" in done.out, done.err + done.out
+    held = load_file(tmp_path / "trained" / "model.safetensors")
+    held[TABLES[0]] = held[TABLES[0]] + 1
+    save_file(held, tmp_path / "trained" / "model.safetensors", {"format": "pt"})
+    done = aprfmt("diff", base, tmp_path / "trained", "--adapter", adapter)
+    assert done.code == 1 and "output.weight" in done.out, done.out
+
+
 def _with_stray(path: Path, into: Path, name: str) -> None:
     """Copy a GGUF by gguf's own writer, with one tensor more."""
     import gguf

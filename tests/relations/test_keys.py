@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import aprfmt
+from aprfmt.checks import validate
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt as command
 from tests.models import save_tiny
@@ -143,3 +145,28 @@ def test_what_needs_no_architecture_goes_on(keys: Keys, demo_model: Path, tmp_pa
     other = edited(bad, tmp_path / "other", lambda held: held | {name: held[name] * 2})
     done = command("diagnose", demo_model, other, "--json")
     assert done.code == 1 and name in done.json["where"]
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_key_that_ties_a_head_of_its_own_fails_with_the_set(
+    equal: bool, demo_model: Path, tmp_path: Path
+) -> None:
+    """A stored copy of the embedding is only a contradiction, which is a warning."""
+    bad = tmp_path / "bad"
+    shutil.copytree(demo_model, bad)
+    held = load_file(bad / "model.safetensors")
+    table = held["model.embed_tokens.weight"]
+    held["lm_head.weight"] = table.clone() if equal else table * 1.5
+    save_file(held, bad / "model.safetensors", {"format": "pt"})
+    (bad / "config.json").write_text(
+        json.dumps(json.loads((bad / "config.json").read_text()) | {"tie_word_embeddings": True})
+    )
+    report = validate(bad)
+    failed = [one for one in report.answers if one.outcome == "FAIL"]
+    assert [one.name for one in failed] == ([] if equal else ["hyperparameters"])
+    if equal:
+        return
+    todo = next(one.todo for one in failed[0].findings if one.level == "fail")
+    assert command(*shlex.split(todo)[1:]).code == 0
+    assert json.loads((bad / "config.json").read_text())["tie_word_embeddings"] is False
+    assert validate(bad).outcome == "PASS"

@@ -204,3 +204,16 @@ def test_one_relation_renames_so_many_components() -> None:
     )
     most = range(_MOST + 2, 2, -1)
     assert rules == [Rename(f"old_{n}", f"new_{n}") for n in most] and len(rules) == _MOST
+
+
+def test_a_prefix_that_one_loader_takes_off_is_said_for_the_others(tmp_path: Path) -> None:
+    """A text class of Qwen3.5 with the names of the multimodal one: equal values, and a word."""
+    good = tmp_path / "good"
+    save_tiny("qwen3_5", good, "float32")
+    bad = with_names(good, tmp_path / "bad", substituted("^model[.]", "model.language_model."))
+    with open_model(good) as first, open_model(bad) as model:
+        assert not first.resolution.notes and not model.relations
+        (note,) = model.resolution.notes
+        assert "--rename model.language_model.=model." in note.text
+    assert aprfmt.diff(good, bad).equal
+    assert "begin with 'model.language_model.'" in command("inspect", bad).out

@@ -354,3 +354,25 @@ def test_pieces_that_show_no_kind_are_of_none() -> None:
     assert kind_of_pieces(maltese, [1] * len(maltese)) == "spm"
     mixed = [*byte_level, *maltese]
     assert kind_of_pieces(mixed, [1] * len(mixed)) == ""
+
+
+def test_a_kind_is_placed_where_two_files_of_one_model_type_differ(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """A Metaspace over byte-level pieces: model.type is BPE on both sides and innocent."""
+
+    def spaced(data: dict[str, Any]) -> None:
+        data["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581",
+                                 "prepend_scheme": "never", "split": False}  # fmt: skip
+        data["decoder"] = {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"}]}  # fmt: skip
+
+    bad = tmp_path / "spaced"
+    shutil.copytree(demo_model, bad)
+    data = json.loads((bad / "tokenizer.json").read_text())
+    spaced(data)
+    (bad / "tokenizer.json").write_text(json.dumps(data))
+    row = compare_tokens(folder_model(demo_model), folder_model(bad)).findings[0]
+    assert row.cause == "tokenizer_model"
+    assert set(row.where) == {"tokenizer.json: pre_tokenizer", "tokenizer.json: decoder"}

@@ -150,7 +150,7 @@ def _table_explanations(
     """
     found: dict[str, Finding] = {}
     for row in rows:
-        if row.verdict != "SHAPE_DIFFERS" or row.explanation is not None:
+        if row.verdict != "SHAPE_DIFFERS" or _is_sure(row):
             continue
         pair = by_key[row.key]
         if row.key not in TABLES or pair.a is None or pair.b is None:

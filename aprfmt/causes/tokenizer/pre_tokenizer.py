@@ -59,6 +59,8 @@ _OPTIONS: Mapping[str, Any] = {
     "type": None, "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
     "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False,
 }  # fmt: skip
+# Parts of a tokenizer.json around its model, in which blanks are coded as one kind or another does.
+_STEPS = ("pre_tokenizer", "normalizer", "decoder")
 _IDLE = ("trim_offsets",)  # settings of a pre-tokenizer that move offsets and no id
 
 
@@ -79,12 +81,26 @@ def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
         "kind",
         "tokenizer_model",
         ("options", "pieces", "merges", "scores", "added", "pre_tokenizer", "normalizer"),
-        (*part_place(b, "kind"), *part_place(a, "kind")),
+        _places_of_kind(a, b),
         says,
         x,
         y,
         mend=mend,
     )
+
+
+def _places_of_kind(a: StatedTokenizer, b: StatedTokenizer) -> tuple[str, ...]:
+    """Return where the two kinds of vocabulary are stated, B's places first.
+
+    Two tokenizer.json of one model type differ in the steps around it: those that differ.
+    """
+    if a.data is not None and b.data is not None:
+        left, right = a.data, b.data
+        if left["model"].get("type") == right["model"].get("type"):
+            steps = [part for part in _STEPS if left.get(part) != right.get(part)]
+            if steps:
+                return tuple(f"tokenizer.json: {part}" for part in steps)
+    return (*part_place(b, "kind"), *part_place(a, "kind"))
 
 
 def _keys_of_kind(a: StatedTokenizer, b: StatedTokenizer, kind: str) -> tuple[str, ...]:

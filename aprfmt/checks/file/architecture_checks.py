@@ -1,5 +1,7 @@
 """Checks against the architecture: whether every tensor is there, of its shape, and plausible."""
 
+from collections.abc import Iterator
+
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
 from aprfmt.base.protocols import tensor_damage
@@ -11,6 +13,8 @@ from aprfmt.model.adapter_parts import adapter_parts
 from aprfmt.model.draft import draft_head
 from aprfmt.model.kinds import drop_stray_command
 from aprfmt.model.ledger import OF_TENSORS, Surplus
+from aprfmt.model.relations import opening_path
+from aprfmt.model.renames import command_line
 from aprfmt.model.resolve import Resolution
 from aprfmt.tensors.companions import constant_codes
 from aprfmt.tensors.stats import Stats
@@ -171,7 +175,31 @@ def check_hyperparameters(ctx: CheckContext) -> Result:
     assumed = len(resolution.report.assumed)
     rule = f", {assumed} of them by a rule of the format's readers" if assumed else ""
     found = f"{len(list(resolution.hyper))} values{rule}"
-    return Result(found, find_disagreements(resolution, ctx.where))
+    findings = find_disagreements(resolution, ctx.where)
+    return Result(found, [*findings, *_unused_head(ctx)])
+
+
+def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield a failure where a key says that head and embedding are one tensor, and they differ.
+
+    transformers and engines that go by the key take the embedding for the head.
+    """
+    report, roles = ctx.resolution.report, ctx.resolution.roles
+    key = next((k for k, name in report.read.items() if name == "tied_embeddings"), "")
+    head, table = roles.get("output.weight"), roles.get("token_embd.weight")
+    if key not in report.contradicted or head is None or table is None:
+        return
+    if head.shape == table.shape and head.encoding == table.encoding:
+        if all(x.raw() == y.raw() for x, y in zip(head.stored, table.stored, strict=False)):
+            return
+    name = head.names[0]
+    yield Finding(
+        name,
+        f"{key} says that the head is {table.names[0]}, and {name} is another tensor: loaders that "
+        "go by the key leave it unread and give other logits",
+        "a key that says what is stored",
+        command_line("set", opening_path(ctx.model.path), f"config.json:{key}=false", "--in-place"),
+    )
 
 
 FAR = 100.0  # beyond a bound by this factor it is no matter of training any more
