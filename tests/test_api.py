@@ -252,6 +252,9 @@ def test_objects_show_themselves_in_one_short_line(demo_model: Path, tmp_path: P
     with aprfmt.open(out) as model:
         shown += [repr(model), repr(model.hyper), repr(model["model.norm.weight"]),
                   repr(model.tokenizer), repr(model.roles["token_embd.weight"])]  # fmt: skip
+    aprfmt.convert(demo_model, tmp_path / "m.gguf")
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        shown += [repr(model.metadata)]
     for text in shown:
         assert len(text) < 250 and text.isprintable(), text
         assert text.startswith("<") and text.endswith(">") and " object at " not in text

@@ -125,9 +125,11 @@ def _refuse_other_type(made: Model, named: str, recorded: str) -> None:
     `recorded` is the type that `quantize` recorded in it, "" for none. The number of
     general.file_type counts where it is that of a scheme.
     """
-    number = made.metadata.get("general.file_type")
-    types = {row.file_type: name for name, row in SCHEMES.items() if row.file_type is not None}
-    for key, said in ((_TYPE, recorded), ("general.file_type", types.get(number or -1, ""))):
+    number: Any = made.metadata.get("general.file_type")
+    types: dict[Any, str] = {
+        row.file_type: name for name, row in SCHEMES.items() if row.file_type is not None
+    }
+    for key, said in ((_TYPE, recorded), ("general.file_type", types.get(number, ""))):
         if said in SCHEMES and said != named:
             raise UsageError(
                 f"{made.path}: {key} says {said}, --type says {named}; leave --type out where the "

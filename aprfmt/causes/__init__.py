@@ -46,6 +46,8 @@ def _read_rows(module: str, table: str, kind: type[T]) -> tuple[T, ...]:
     """
     path = Path(__file__).parent.joinpath(*module.split(".")[2:]).with_suffix(".py")
     text = path.read_text("utf-8")
+    if f"\n{table}" not in text:
+        return ()
     try:
         return tuple(
             kind(
@@ -61,9 +63,14 @@ def _read_rows(module: str, table: str, kind: type[T]) -> tuple[T, ...]:
 
 
 def _assigned(text: str, name: str) -> ast.expr:
-    """Return what a module's text assigns to a name in its first column; `()` without any."""
+    """Return what a module's text assigns to a name in its first column.
+
+    ValueError if it assigns nothing to it.
+    """
     found = re.search(rf"^{name}\b[^=\n]*= (\([^\n]*\)|\(\n.*?^\)|[^\n]*)", text, re.M | re.S)
-    return ast.parse("()" if found is None else found[1], mode="eval").body
+    if found is None:
+        raise ValueError(f"{name} is not assigned")
+    return ast.parse(found[1], mode="eval").body
 
 
 def _argument(module: str, text: str, node: ast.expr) -> Any:

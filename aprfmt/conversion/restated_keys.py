@@ -6,6 +6,7 @@ reader, and may have been changed since: a folder made of the file has to say wh
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.hyperparameters import read_hyper, write_hyper, written_pairs
@@ -13,8 +14,11 @@ from aprfmt.arch.spec import Facts
 from aprfmt.arch.value_checks import same_value
 from aprfmt.errors import ArchError
 from aprfmt.model.carried_files import json_object
+from aprfmt.tokenizer.build import bos_eos_post_processor
+from aprfmt.tokenizer.carried import TOKENIZER_JSON
 from aprfmt.tokenizer.hf_json import ROLES, id_list, post_processor_ids, special_texts
 from aprfmt.tokenizer.keys import TOKENS
+from aprfmt.tokenizer.pre import flatten_steps
 from aprfmt.tokenizer.stated import read_tokenizer_parts
 
 if TYPE_CHECKING:
@@ -112,17 +116,54 @@ def restate_special_tokens(model: "Model", texts: dict[str, str]) -> None:
     for role, i in carried.token_ids().items():
         if role in ROLES and _stated_id(model, role, i) != i:
             _restate_role(model, files, role, i)
-    for at, role in enumerate(("bos", "eos")):
-        flag, key = carried.flag_value(f"add_{role}_token"), f"add_{role}_token"
-        stated = carried.tokenizer_config.get(key)
-        if not isinstance(stated, bool):
-            frame = post_processor_ids(carried.tokenizer_json_keys())[at]
-            stated = carried.token_ids().get(role) in frame
-        if flag is not None and flag != stated:
-            files["tokenizer_config.json"][key] = flag
+    flags = _changed_flags(model)
+    files["tokenizer_config.json"].update({f"add_{role}_token": on for role, on in flags.items()})
+    if flags:
+        data = dict(carried.parse_tokenizer_json() or {})
+        data["post_processor"] = _post_processor(model, data, flags)
+        texts[TOKENIZER_JSON] = json.dumps(data, ensure_ascii=False) + "\n"
     for name, held in files.items():
         if json.dumps(held) != before[name]:
             texts[name] = json.dumps(held, ensure_ascii=False, indent=2) + "\n"
+
+
+def _changed_flags(model: "Model") -> dict[str, bool]:
+    """Return {role: whether bos or eos is added to a text} if the post-processor differs, else {}.
+
+    What a tokenizer.json adds that is neither is left as it is: then nothing is changed.
+    """
+    carried = model.carried
+    frame, ids = post_processor_ids(carried.tokenizer_json_keys()), carried.token_ids()
+    wanted: dict[str, bool] = {}
+    differs = False
+    for at, role in enumerate(("bos", "eos")):
+        flag, i = carried.flag_value(f"add_{role}_token"), ids.get(role)
+        stated = i in frame[at]  # as the writers of GGUF and APR take it
+        if set(frame[at]) - {i, _stated_id(model, role, -1)}:
+            return {}
+        wanted[role] = stated if flag is None else flag
+        differs |= wanted[role] != stated
+    return wanted if differs else {}
+
+
+def _post_processor(
+    model: "Model", data: Mapping[str, Any], flags: Mapping[str, bool]
+) -> Mapping[str, Any] | None:
+    """Return a tokenizer.json's post_processor that adds bos and eos as `flags` say, by role.
+
+    Its steps that add no token stay.
+    """
+    read = read_tokenizer_parts(model, carried_json=True)
+    assert read is not None
+    made = bos_eos_post_processor(
+        replace(read.vocabulary, add_bos=flags["bos"], add_eos=flags["eos"])
+    )
+    steps = flatten_steps(data.get("post_processor"), "processors")
+    rest = [step for step in steps if not {"single", "cls", "sep"} & set(step)]
+    every = [*rest, *([] if made is None else [made])]
+    if len(every) > 1:
+        return {"type": "Sequence", "processors": every}
+    return every[0] if every else None
 
 
 def _stated_id(model: "Model", role: str, own: int) -> int | None:
@@ -173,7 +214,7 @@ def _id_places(files: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _token_text(model: "Model", i: int) -> str | None:
     """Return the text of a token in the file's own list; None where the list ends before it."""
     tokens: Any = model.carried.metadata_value(TOKENS)
-    return tokens[i] if i < (model.carried.list_length(TOKENS) or 0) else None
+    return tokens[i] if 0 <= i < (model.carried.list_length(TOKENS) or 0) else None
 
 
 def _vocabulary(model: "Model") -> Mapping[str, int]:

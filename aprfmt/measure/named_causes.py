@@ -15,7 +15,7 @@ from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
-from aprfmt.model.hf_folder import WEIGHTS
+from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.relations import opening_path
 
 if TYPE_CHECKING:
@@ -179,8 +179,9 @@ def _number_ranges(numbers: Sequence[int]) -> str:
 
 def fixed_name(path: Path) -> str:
     """Return the file name of a repaired copy (NAME-fixed), quoted for a shell."""
-    stem = path.stem if path.suffix and not path.is_dir() else path.name
-    suffix = "" if path.is_dir() else path.suffix
+    folder = path.is_dir()
+    name = path.name or path.resolve().name  # of "."
+    stem, suffix = (name, "") if folder or not path.suffix else (path.stem, path.suffix)
     return shlex.quote(f"{stem}-fixed{suffix}")
 
 
@@ -223,8 +224,22 @@ def rewrite_command(
     if words is None:
         return ""
     verb, *options = words
-    line = f"aprfmt {verb} {shlex.quote(str(a))} {fixed_name(Path(b))}"
+    source, target = _folder_of_weights(a), Path(_folder_of_weights(b))
+    line = f"aprfmt {verb} {shlex.quote(source)} {fixed_name(target)}"
     return " ".join([line, *options])
+
+
+def _folder_of_weights(path: Path | str) -> str:
+    """Return the folder of a model's weights or index, where it has a configuration, else the path.
+
+    A copy of weights alone would lack it, and no format is named like an index.
+    """
+    text = str(path)
+    if "://" in text:
+        return text.removesuffix(f"/{INDEX}")
+    folder = opening_path(Path(path))
+    whole = Path(path).name == INDEX or (folder / "config.json").is_file()
+    return str(folder) if whole else text
 
 
 def _encoding_options(
@@ -272,13 +287,13 @@ def overflows_encoding(values: Mapping[str, Any], encodings: Mapping[str, str]) 
     import ml_dtypes  # here: `inspect` loads this module and no numpy
     import numpy as np
 
+    limits: Any = ml_dtypes.finfo
     for key, odd in (values.get("nonfinite") or {}).items():
         row = ENCODINGS.get(encodings.get(key, ""))
         right, wrong = odd.get("values") or ("", "")
         if row is None or not row.numpy or "inf" not in str(wrong).lower():
             continue
-        limits = ml_dtypes.finfo(np.dtype(row.numpy))  # type: ignore[no-untyped-call]
-        if abs(_number(right)) > float(limits.max):
+        if abs(_number(right)) > float(limits(np.dtype(row.numpy)).max):
             return True
     return False
 

@@ -351,6 +351,16 @@ class Model(Mapping[str, View], Tabular):
         return load_tokenizer(self)
 
     @cached_property
+    def embedded_files(self) -> Mapping[str, Any]:
+        """{file name: content} of the files that the metadata embed, texts in a sound file.
+
+        Raises FormatError for a record that is no JSON object.
+        """
+        from aprfmt.model.carried_files import parse_embedded_files
+
+        return parse_embedded_files(self.metadata, self.path)
+
+    @cached_property
     def records(self) -> "Restoration":
         """What aprfmt recorded in the file to restore its source's exact bits; else empty."""
         from aprfmt.tensors.restoration import read_restoration

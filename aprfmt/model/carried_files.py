@@ -42,13 +42,13 @@ def _foreign_record(model: "Model", key: str) -> Mapping[str, Any]:
     return json_object(text, f"{model.path}: {key}") if isinstance(text, str) else {}
 
 
-def embedded_texts(model: "Model") -> dict[str, Any]:
+def parse_embedded_files(metadata: Mapping[str, Any], path: Any) -> dict[str, Any]:
     """Return {file name: content} of every file that the metadata of a GGUF or APR embed.
 
     The contents are texts, in a sound file. Raises FormatError for a record that is no JSON object.
     """
-    text = model.metadata.get(FILES_KEY)
-    return json_object(text, f"{model.path}: {FILES_KEY}") if isinstance(text, str) else {}
+    text = metadata.get(FILES_KEY)
+    return json_object(text, f"{path}: {FILES_KEY}") if isinstance(text, str) else {}
 
 
 def read_embedded_files(model: "Model") -> dict[str, str]:
@@ -57,7 +57,7 @@ def read_embedded_files(model: "Model") -> dict[str, str]:
     Only config.json and known companion files are returned.
     """
     allowed = {"config.json", *COMPANION_FILES}
-    found = embedded_texts(model)
+    found = model.embedded_files
     return {name: text for name, text in found.items() if name in allowed and type(text) is str}
 
 

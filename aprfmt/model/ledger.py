@@ -223,6 +223,7 @@ class _LedgerBuilder:
         """Return the ledger with the items of these kinds."""
         makers: tuple[tuple[Callable[[], Iterator[Item]], tuple[Kind, ...]], ...] = (
             (self.files, ("file",)),
+            (self.embedded_files, ("metadata key",)),
             (self.index_entries, ("index entry",)),
             (self.tensors, ("tensor", "adapter tensor")),
             (self.metadata_keys, ("metadata key",)),
@@ -255,7 +256,7 @@ class _LedgerBuilder:
     # --- files ---------------------------------------------------------------------------------
 
     def files(self) -> Iterator[Item]:
-        """Yield an item per file of the model, of its folder, and embedded in its metadata."""
+        """Yield an item per file of the model, and of its folder if that belongs to the model."""
         model, source = self.model, self.model.source
         weights = {path.name for path in source.files}
         for path in source.files:
@@ -266,19 +267,16 @@ class _LedgerBuilder:
             weights.add(source.path.name)
         for path in folder_files(model):
             if path.name not in weights:
-                weights.add(path.name)
                 yield self._file_item(path)
-        yield from self._embedded_files(weights)
 
-    def _embedded_files(self, known: Collection[str]) -> Iterator[Item]:
-        """Yield an item per file that the metadata embed, less the `known` names.
+    def embedded_files(self) -> Iterator[Item]:
+        """Yield an item per file that the metadata embed and the folder does not have.
 
-        A file is what it would be beside the weights.
+        A file is what it would be next to the weights.
         """
-        from aprfmt.model.carried_files import embedded_texts
-
+        known = {path.name for path in folder_files(self.model)}
         try:
-            found = embedded_texts(self.model)
+            found = self.model.embedded_files
         except AprfmtError as error:
             self._add_unreadable("file", "embedded files", error)
             return

@@ -6,7 +6,7 @@ says wins over a carried config.json; where both say the same up to float32 roun
 config's exact value is kept.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -391,6 +391,31 @@ def _required_values(report: "KeyReport", *, without_defaults: bool = False) -> 
     }
 
 
+class _KeysWithout(Mapping[str, Value]):
+    """A mapping without the keys that begin with a prefix; a value is read when it is asked for."""
+
+    def __init__(self, values: Mapping[str, Value], prefix: str) -> None:
+        self._values, self._prefix = values, prefix
+
+    def __getitem__(self, key: str) -> Value:
+        """Return the value of a key; raises KeyError for one with the prefix."""
+        if key.startswith(self._prefix):
+            raise KeyError(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys without the prefix."""
+        return (key for key in self._values if not key.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        """Return the number of keys without the prefix."""
+        return sum(1 for _ in self)
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether there is a key, without reading its value."""
+        return isinstance(key, str) and not key.startswith(self._prefix) and key in self._values
+
+
 def read_missing_as_default(
     spec: "ArchSpec", hyper: "HyperParams", facts: "Facts", subject: str
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
@@ -409,7 +434,7 @@ def read_missing_as_default(
             if row.origin == "config" or row.key.startswith(CARRIED)]  # fmt: skip
     if facts.style not in _KEYS_ALONE or not ours:
         return rows, []
-    own = {key: value for key, value in facts.values.items() if not key.startswith(CARRIED)}
+    own = _KeysWithout(facts.values, CARRIED)
     alone, _ = read_hyper(spec, replace(facts, values=own), subject, complete=False)
     apart = [
         name for name in ours

@@ -34,7 +34,7 @@ def tokenizer_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
         "padding": None,
         "added_tokens": [_added_token(vocabulary, i) for i in ids_split_first(vocabulary)],
         **BUILDERS[vocabulary.kind](vocabulary, where),
-        "post_processor": _post_processor(vocabulary),
+        "post_processor": bos_eos_post_processor(vocabulary),
     }
 
 
@@ -189,7 +189,7 @@ def merges_from_scores(vocabulary: Vocabulary, where: str) -> list[tuple[str, st
     return [(left, right) for *_, left, right in found]
 
 
-def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
+def bos_eos_post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
     """Return the post_processor object that adds bos and eos; None if neither is added."""
     roles = {"bos": vocabulary.add_bos, "eos": vocabulary.add_eos}
     used = {role: vocabulary.ids[role] for role in roles if roles[role] and role in vocabulary.ids}

@@ -118,6 +118,8 @@ def _points_verdict(difference: TraceDiff) -> tuple[str, str]:
         ), "bad"
     far = max((point for point in points if point.rel_l2 is not None), key=_tolerance_share)
     nearest = f"; nearest to its tolerance: {far.key}, relL2 {far.rel_l2:.3g} of {far.tolerance:g}"
+    unlike = sum(bool(point.max_abs_diff) for point in points)
+    nearest += f"; values differ at {unlike} of {every} points" if unlike else "; every value equal"
     if difference.compared == every:
         return f"all {every} points within tolerance{nearest}", "good"
     return (

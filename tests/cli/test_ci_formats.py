@@ -217,6 +217,14 @@ def test_the_hook_compares_whole_models_with_their_configuration(
     assert said.count("$ aprfmt diff") == 2 and "rope_theta" in said
     (step,) = re.findall(r"^next: aprfmt (.+)$", said, re.M)
     assert aprfmt(*shlex.split(step), "--quiet").code in (0, 1)
+    shard = Path("three/model-00002-of-00003.safetensors")
+    data = bytearray(shard.read_bytes())
+    shard.write_bytes(data[:-100] + bytes([data[-100] ^ 64]) + data[-99:])
+    assert run_hook(["diff", str(shard)]) == 1
+    (step,) = re.findall(r"^next: aprfmt (.+)$", capsys.readouterr().out, re.M)
+    assert aprfmt(*shlex.split(step), "--quiet").code == 0, step  # a folder, not an index
+    assert aprfmt("diff", ".git/aprfmt/0/three", "three-fixed").code == 0
+    shard.write_bytes(data)
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "two")
     assert run_hook(["diff", "three/config.json"]) == 0  # of one shard set, and once

@@ -127,7 +127,10 @@ def test_an_explanation_that_raises_is_said_and_the_others_go_on(
 
     single = PairHypothesis(("swapped_tensors",), broken)
     monkeypatch.setattr(table, "TABLE", (single, *table.TABLE))
-    joint = JointHypothesis(("fused_order",), broken), JointHypothesis(("derived",), late)
+    joint = (
+        JointHypothesis(("fused_order",), broken, weak=("scale",)),
+        JointHypothesis(("derived",), late, weak=("scale",)),
+    )
     monkeypatch.setattr(table, "JOINT", (*joint, *table.JOINT))
     target = edited(source, tmp_path / "b", faults.computed(faults.UP, lambda x: 2 * x))
     report = diff(source, target)

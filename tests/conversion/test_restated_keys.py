@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 import aprfmt
 from aprfmt.arch import find_arch
@@ -95,6 +96,10 @@ def test_a_folder_says_what_the_keys_of_its_file_say(
     aprfmt.convert(source, back, to="safetensors")
     report = aprfmt.diff(edited, back)
     assert not report.hyperparameters and not report.tokenizer
+    theirs = Tokenizer.from_file(str(back / "tokenizer.json")).encode("Once upon").ids
+    with aprfmt.open(edited) as model:
+        assert theirs == list(model.tokenizer.encode("Once upon"))
+    assert theirs[0] == theirs[-1] == 1534
     stops = json.loads((back / "generation_config.json").read_text())["eos_token_id"]
     assert stops == [1534, 1535, 1533]
 

@@ -380,6 +380,21 @@ def test_passes_are_aligned_by_token(form: str, tmp_path: Path) -> None:
     assert "out" in found
 
 
+def test_a_row_alone_and_in_a_batch(tmp_path: Path) -> None:
+    """Batch invariance of activations: the same request's rows of two dumps, value by value."""
+    points = {f"L{n}.out": own_of()[f"L{n}.out"] for n in range(3)}
+    alone = npy(tmp_path / "alone", {**points, "input_ids": np.array(IDS)})
+    batched = lengths(tmp_path / "batch")
+    asked = ("--map", batched, "--reference", alone, "--ids", ",".join(map(str, IDS)))
+    done = aprfmt("trace", tiny_folder("llama"), *asked, "--format", "agent")
+    assert done.code == 0 and "every value equal" in done.out
+    rows_of_batch = np.load(batched / "L1.out.npy")
+    rows_of_batch[0, 6 + 11, 5] *= 1 + 3e-7
+    np.save(batched / "L1.out.npy", rows_of_batch)
+    done = aprfmt("trace", tiny_folder("llama"), *asked, "--format", "agent")
+    assert done.code == 0 and "values differ at 1 of 3 points" in done.out
+
+
 def rank_of(folder: Path, rank: int) -> Path:
     """Return the folder of a rank."""
     return next(path for path in sorted(folder.iterdir()) if f"Rank{rank}" in path.name)

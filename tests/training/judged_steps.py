@@ -618,7 +618,7 @@ FAULTS = (
         "k and v get the gradient of the first query head of each group; first in layer 2",
         gradient_step("llama", first_head_of_group),
         cause="backward_kv_group",
-        named="group",
+        named="backward_kv_group.*first query head",
         at=rf"(L{LAST}|layer {LAST}|layers 0-{LAST})",
     ),
     JudgedStep(
@@ -626,7 +626,7 @@ FAULTS = (
         "k and v get the mean over the query heads of a group, half of it; first in layer 2",
         gradient_step("llama", mean_of_group),
         cause="backward_kv_group",
-        named="group",
+        named="backward_kv_group.*mean over the query heads",
         at=rf"(L{LAST}|layer {LAST}|layers 0-{LAST})",
     ),
     JudgedStep(
@@ -634,7 +634,7 @@ FAULTS = (
         "the backward of rope rotates forward; first at q and k of layer 2",
         gradient_step("llama", rotated_again),
         cause="backward_rope",
-        named="rope|rotat",
+        named="backward_rope.*rotates forward",
         at=rf"(L{LAST}|layer {LAST}|layers 0-{LAST})",
     ),
     JudgedStep(
@@ -642,7 +642,7 @@ FAULTS = (
         "rope has no backward: q and k have gradients of zero in all layers",
         gradient_step("llama", without_rotation_backward, lambda grads: grads),
         cause="backward_rope",
-        named="zero|no gradient|rope",
+        named="backward_rope.*no backward",
         at=r"attn_q",
     ),
     JudgedStep(
@@ -658,7 +658,7 @@ FAULTS = (
         "the backward of the norms lacks the term of the mean square; first at the last norm",
         gradient_step("llama", without_mean_term),
         cause="backward_norm",
-        named="norm",
+        named="backward_norm.*root mean square",
         at=r"output_norm",
     ),
     JudgedStep(
@@ -666,7 +666,7 @@ FAULTS = (
         "the backward of the layer norms lacks the term of the mean; first at the last norm",
         gradient_step("gpt2", without_mean_in_layer_norm),
         cause="backward_norm",
-        named="norm",
+        named="backward_norm.*of the mean;",
         at=r"output_norm",
     ),
     JudgedStep(
@@ -913,6 +913,17 @@ def last_head_of_group() -> Any:
     return patched(modeling_llama, "repeat_kv", repeat)
 
 
+def keys_twice() -> Any:
+    """The gradient of the rotated keys is twice the right one."""
+    own = modeling_llama.apply_rotary_pos_emb
+
+    def rotate(*given: Any) -> Any:
+        q, k = own(*given)
+        return q, with_gradient_of(k, 2 * k)
+
+    return patched(modeling_llama, "apply_rotary_pos_emb", rotate)
+
+
 def unrotated() -> Any:
     """Gradients are not rotated back."""
     own = modeling_llama.apply_rotary_pos_emb
@@ -976,6 +987,14 @@ def shifted_layers(grads: Grads) -> Grads:
 
 RELATIVES = (
     JudgedStep(
+        "keys_twice",
+        "keys of all layers have twice their gradient; first in layer 2",
+        gradient_step("llama", keys_twice),
+        named="gradient_factor.*2 times",
+        at=r"L2\.attn_k",
+        cause="gradient_factor",
+    ),
+    JudgedStep(
         "adafactor_three_times_the_rate",
         "Adafactor at three times the rate",
         taken(adafactor(3 * LR), f"adafactor:lr={LR},wd={WD}", steps=3, state=True),
@@ -988,7 +1007,7 @@ RELATIVES = (
         "k and v get the gradient of the last query head of each group",
         gradient_step("llama", last_head_of_group),
         cause="backward_kv_group",
-        named="backward_kv_group",
+        named="backward_kv_group.*last query head",
         at=r"after L2\.attn_output",
     ),
     JudgedStep(
@@ -996,7 +1015,7 @@ RELATIVES = (
         "the backward of rope does not rotate",
         gradient_step("llama", unrotated),
         cause="backward_rope",
-        named="backward_rope",
+        named="backward_rope.*does not rotate",
         at=r"at L2\.attn_k, L2\.attn_q",
     ),
     JudgedStep(
@@ -1248,8 +1267,14 @@ are decided. Written by `python -m tests.training.judged_steps --write`.
 Two rows were wrong themselves, and were put right. A packed row that was thought innocent was none:
 with a cache transformers lets the documents see each other, and the gradients say so. And a second
 clipping by groups was said to change all parameters, where the norms of one group were below the
-bound. The six relatives were written when the rules were mended. They are counted in the table
-below and not in the line above.
+bound.
+
+The relatives, and the two right steps of Adafactor, were added when the rules were mended.
+
+The older seeds (`faults.py`, `gradient_faults.py`) are 56 faults, of which 55 are named and placed
+and none is confirmed wrongly, and 39 steps that are right, without an alarm. The gradients of the
+table checked by differences of the loss, without a backward: two factors were confirmed by chance,
+and two innocent ones called wrong, before more directions were taken. None since.
 
 - A kernel that multiplies by other weights in its backward is placed and not named.
 - Weights that a merge moved by roundings are open: nothing says what the step was to do.

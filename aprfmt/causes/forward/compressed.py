@@ -34,7 +34,8 @@ CAUSE_ROWS = (
     ),
 )
 Array = NDArray[Any]
-_KEYS, _STREAMS = "compressed_keys", "hyper_connections"
+_KEYS = "compressed_keys"
+_STREAMS = "hyper_connections"
 
 
 def _own_window(gate: Array) -> Array:
@@ -200,5 +201,5 @@ def try_connection_mistakes(case: Mismatch) -> Iterator[Change]:
 
 HYPOTHESES = (
     Hypothesis(_KEYS, try_compression_mistakes, 326, "which keys a query reads, as an indexer's"),
-    Hypothesis(_STREAMS, try_connection_mistakes, 366, "weights of streams, before any sum"),
+    Hypothesis(_STREAMS, try_connection_mistakes, 365, "weights of streams, before any sum"),
 )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
@@ -41,6 +42,9 @@ class Metadata(Mapping[str, Value]):
     def __init__(self, buffer: memoryview) -> None:
         self.buffer = buffer
         self.fields: dict[str, MetadataField] = {}
+
+    def __repr__(self) -> str:
+        return short_repr(self, f"{len(self)} keys")
 
     def __getitem__(self, key: str) -> Value:
         """Return the value of a key; a string is decoded from the file."""
