@@ -38,6 +38,7 @@ from aprfmt.conversion.options import ConvertOptions
 from aprfmt.formats import FORMATS
 from aprfmt.inference.api import TraceOptions
 from aprfmt.inference.points_page import render_page as capture_points
+from aprfmt.inference.reported import MISTAKES
 from aprfmt.measure.verdicts import LEVELS
 from aprfmt.schemas import COMMON, schema, schema_names, schema_number
 from tests.docs.examples import DOCS, blocks
@@ -249,6 +250,17 @@ def checks() -> str:
     )
 
 
+def loss_mistakes() -> str:
+    """Return the mistakes that give a reported loss, and what to do about each."""
+    rows = [(f"`{row.name}`", row.says, row.todo) for row in MISTAKES.values()]
+    return (
+        "# Mistakes of a reported loss\n\n" + WRITTEN_BY + "\n`aprfmt eval MODEL --batch FILE "
+        "--reported LOSS` names these. `aprfmt explain MISTAKE` prints one.\n"
+        "[Check a training step](../how-to/training_step.md#is-the-loss-right) has an example.\n\n"
+        + table(("mistake", "what happened", "what to do"), rows)
+    )
+
+
 def schemas() -> str:
     """Return the keys of every command's JSON, from the schemas that ship with the package."""
     page = (
@@ -409,6 +421,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "exit_codes.md": exit_codes,
     "formats.md": formats,
     "functions.md": functions,
+    "loss_mistakes.md": loss_mistakes,
     "schemas.md": schemas,
     **{f"commands/{name}.md": partial(command_page, name) for name in COMMANDS},
 }
