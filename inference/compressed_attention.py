@@ -98,7 +98,7 @@ def _compress(c: Context, layer: int, x: Array, latent: Array, rate: int) -> tup
     if indexed:
         size = int(hp["index_head_dim"])
         makers.append(Compressor("indexer.compressor", "index_", size, rate, indexed))
-    held = (None,) if c.cache is None else c.cache.state(layer)
+    held = (None,) if c.cache is None else c.cache.recurrent_state(layer)
     if held[0] is None:
         held = tuple(part for made in makers for part in empty_state(c, made))
     states = [

@@ -14,7 +14,7 @@ def run_delta_net(c: Context, layer: int, x: Array) -> Array:
     hp, b = c.hp, c.backend
     key_heads, value_heads = int(hp["delta_key_heads"]), int(hp["delta_value_heads"])
     keys = key_heads * int(hp["delta_key_dim"])
-    before, state = (None, None) if c.cache is None else c.cache.state(layer)
+    before, state = (None, None) if c.cache is None else c.cache.recurrent_state(layer)
     # q, k and v through the short convolution.
     rows = c.tap("delta_qkv", layer, c.linear(layer, "attn_qkv", x))
     window = convolution_window(c, before, rows)

@@ -17,7 +17,7 @@ def run_kimi_delta(c: Context, layer: int, x: Array) -> Array:
     """
     hp, b = c.hp, c.backend
     tokens, heads, width = len(x), int(hp["delta_value_heads"]), int(hp["delta_value_dim"])
-    before, state = (None, None) if c.cache is None else c.cache.state(layer)
+    before, state = (None, None) if c.cache is None else c.cache.recurrent_state(layer)
     # q, k and v side by side through their short convolutions.
     matrices = [(c.weights.role(layer, f"attn_{part}.weight"), None) for part in PARTS]
     products = zip(PARTS, b.projections(x, matrices), strict=True)

@@ -48,8 +48,12 @@ class KVCache:
         keys = self._single[layer] = self._ensure_rows(self._single[layer], k, stop)
         return self._backend.append((keys,), (k,), self.length)[0]
 
-    def state(self, layer: int) -> State | tuple[None, None]:
-        """Return a layer's state after the last valid position; (None, None) at the beginning."""
+    def recurrent_state(self, layer: int) -> State | tuple[None, None]:
+        """Return what a layer with a convolution or recurrence carries to the next position.
+
+        That is (rows that its convolution looks back on, state of its recurrence) after the last
+        valid position; (None, None) before the first.
+        """
         return self._states.get(layer, (None, None))
 
     def set_next_state(self, layer: int, state: State) -> None:

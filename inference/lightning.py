@@ -35,7 +35,7 @@ def run_lightning(c: Context, layer: int, x: Array) -> Array:
     joined = c.activate(joined).reshape(tokens, heads, 3, -1)
     q, k, v = (b.stack([joined[:, :, part]]) for part in range(3))
     gate = c.tap("lightning_gate", layer, c.linear(layer, "attn_gate", x))
-    before = None if c.cache is None else c.cache.state(layer)[0]
+    before = None if c.cache is None else c.cache.recurrent_state(layer)[0]
     # A state space scan with time steps of one: keys are B, queries C, the decay is by head.
     rate = b.wide(b.array(-decay_slopes(heads, layer, int(hp["n_layers"]))))
     step = b.shift(b.zeros((tokens, heads)), 1)

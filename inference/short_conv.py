@@ -12,7 +12,7 @@ def run_short_conv(c: Context, layer: int, x: Array) -> Array:
     convolution has read. Source: transformers' modeling_lfm2.
     """
     b, width = c.backend, int(c.hp["hidden_size"])
-    before = None if c.cache is None else c.cache.state(layer)[0]
+    before = None if c.cache is None else c.cache.recurrent_state(layer)[0]
     joined = c.tap("conv_in", layer, c.linear(layer, "shortconv.in_proj", x))
     first, second, value = (joined[:, i * width : (i + 1) * width] for i in range(3))
     window = convolution_window(c, before, c.tap("conv_x", layer, b.mul(first, value)))

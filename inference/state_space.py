@@ -69,7 +69,7 @@ def _split_columns(x: Array, sizes: Sequence[int]) -> list[Array]:
 
 def _convolve(c: Context, layer: int, rows: Array) -> tuple[Array, Array]:
     """Return (rows that the next pass looks back on, activated convolution: point `conv`)."""
-    before = None if c.cache is None else c.cache.state(layer)[0]
+    before = None if c.cache is None else c.cache.recurrent_state(layer)[0]
     window = convolution_window(c, before, rows)
     mixed = c.backend.convolve(
         window, c.vector(layer, "ssm_conv1d.weight"), c.bias(layer, "ssm_conv1d")
@@ -104,7 +104,7 @@ def _scan(c: Context, layer: int, window: Array, given: tuple[Array, Array, Arra
     )
     step = c.tap("ssm_step", layer, step)
     rate = b.decay_rates(c.vector(layer, "ssm_a.weight"))
-    before = None if c.cache is None else c.cache.state(layer)[1]
+    before = None if c.cache is None else c.cache.recurrent_state(layer)[1]
     skip = c.vector(layer, "ssm_d.weight")
     read, state = b.scan(value, step, rate, into, out, skip, before)
     if c.cache is not None:

@@ -154,9 +154,10 @@ def delta_layers_rule() -> HyperRule:
 
     # config.json may list the kinds, or give the period as a GGUF does.
     def read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (one boolean a layer, key) of config.json's list, else of its interval.
+        """Return (for each layer whether a delta net mixes it, the key of config.json for it).
 
-        None without either. Raises ArchError for an unknown kind of layer.
+        The key is `layer_types`, else the interval of the layers with attention. None without
+        either. Raises ArchError for an unknown kind of layer.
         """
         by_interval = read_interval(facts, "full_attention_interval", hp)
         found = facts.first("layer_types")

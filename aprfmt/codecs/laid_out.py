@@ -292,17 +292,18 @@ class WeightLayout:
         `row` is the position of row `first` in these numbers. A number or a table that does not
         exist is None.
         """
-        held, tables = self._stored_numbers(matrix)
+        held, tables = self._scales_and_tables(matrix)
         if self.tile[0] == 1:  # numbers of these rows alone, each row's together
             return 0, tuple(_rows_together(one, first, last) for one in held), tables
         return first, held, tables
 
-    def _stored_numbers(
+    def _scales_and_tables(
         self, matrix: int
     ) -> tuple[tuple[Array | None, ...], tuple[F32 | None, ...]]:
-        """Return ((scales, zeros, offsets) of a matrix as stored, the tables of their bytes).
+        """Return (scales, zeros and offsets of a matrix as stored, a table for each of the three).
 
-        What does not exist is None.
+        A table is float32 [256]: the value of each byte, where the numbers are stored as bytes.
+        None stands for numbers that do not exist, and for the table of numbers that are floats.
         """
         every = (self.scale, self.zero, self.offset)
         held = tuple(None if one is None else one.held[matrix] for one in every)
@@ -328,7 +329,7 @@ class WeightLayout:
                     codes.bits,
                     self.values,
                     (first, len(out), self.tile[1]),
-                    *self._stored_numbers(matrix),
+                    *self._scales_and_tables(matrix),
                     self.group,
                     out,
                     store,

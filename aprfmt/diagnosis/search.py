@@ -112,9 +112,10 @@ class Search:
         return TriedSteps(steps, view.residual, self.nearness(view))
 
     def run_with_steps(self, steps: tuple[SearchStep, ...]) -> ShadowPoint | None:
-        """Return the diverging point in a pass with these steps; None without one.
+        """Return the point at which the runs part, computed anew with these changes made.
 
-        It is None if the pass fails or no passes are left.
+        Costs one of the passes that are left. None where none is left, or where the changes cannot
+        be made together; whether the point agrees now is for the caller to judge.
         """
         if self.runs <= 0:
             return None

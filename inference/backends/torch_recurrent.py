@@ -117,7 +117,7 @@ class TorchRecurrent(Tiles):
             return torch.from_numpy(read).to(x), torch.from_numpy(after).to(x)
         if state is None:
             state = x.new_zeros(*x.shape[1:], b.shape[2])
-        scanned = _scan_by_element if rate.ndim == 2 else _scan_by_head
+        scanned = _scan_mamba1 if rate.ndim == 2 else _scan_by_head
         read, state = scanned(x, step, rate, b, c, state)
         return read + skip[:, None] * x, state
 
@@ -251,13 +251,14 @@ def _products_by_channel(x: Array, total: Array, k: Array) -> torch.Tensor:
     return torch.cat(blocks, dim=1)
 
 
-def _scan_by_element(
+def _scan_mamba1(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (reads, state) of a scan where each state number has a rate, token by token.
+    """Return (outputs [tokens, heads, head_dim], last state) of a selective scan as in Mamba 1.
 
-    What does not depend on the state is computed for CHUNK tokens at once. Shapes are those of
-    Recurrent.scan, without the skip.
+    There each element of the state has its own decay rate: `rate` is [heads, state], and the state
+    [heads, head_dim, state] is carried from token to token. What does not depend on it is computed
+    for CHUNK tokens at once. The other arguments are shaped as those of Recurrent.scan.
     """
     each = x.shape[1] // b.shape[1]
     reads = []

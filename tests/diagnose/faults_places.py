@@ -515,6 +515,14 @@ def half_of_pairs(here: Any, op: Any, x: Any, table: Any, **how: Any) -> Any:
     return op(x, tuple(np.ascontiguousarray(part[:, :few]) for part in table), **how)
 
 
+def head_frequencies(here: Any, op: Any, x: Any, table: Any, **how: Any) -> Any:
+    """Rotate the model's elements by the frequencies that a rotation of the whole head has."""
+    cos, sin = (np.asarray(part, np.float64) for part in table)
+    own = np.arctan2(sin[1], cos[1]) ** (2 * cos.shape[-1] / x.shape[-1])
+    angles = np.arange(len(cos))[:, None] * own
+    return op(x, (np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)), **how)
+
+
 def gone(key: int, token: int) -> How:
     """Let keys before one be gone from a token on."""
 
@@ -576,6 +584,9 @@ _OTHERS = (
            "rope_dim", ROTATED, LOGITS),
     _fault("rotary-half", "llama", "half of each head rotates, by the first frequencies",
            "partial_rotary", "rope_dim", broken_here(rope=half_of_pairs)),
+    # https://github.com/pie-project/pie/pull/603
+    _fault("rotary-head-angles", "phi2", "a part of each head rotates, by a whole head's angles",
+           "partial_rotary", "rope_dim", broken_here(rope=head_frequencies)),
     _fault("evicted", "llama", "the first key is gone from token 12 on", "mask", "mask",
            gone(1, 12)),
     _fault("evicted-logits", "qwen2_5_vl", "the first 4 keys are gone from token 16 on",

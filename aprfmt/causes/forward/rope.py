@@ -309,6 +309,7 @@ def try_rotated_counts(case: Mismatch) -> Iterator[Change]:
             if case.trial(change) <= case.view.tolerance:
                 yield change
                 return
+    yield from head_width_changes(case.patched, kind)
 
 
 def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
@@ -343,6 +344,30 @@ def _kept_frequencies_change(patched: PatchedModel, kind: RopeKind, n: int) -> I
         rotate_with(rope.inv_freq[: n // 2], rope.factor),
         {"rope_dim": n},
     )
+
+
+def head_width_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
+    """Yield changes to a partial rotation whose angles are those of the whole head.
+
+    Pair i turns by theta ** (-2i / head_dim), where the model divides by the number of elements
+    that turn. The pairs are the model's, or those of a whole head: i with i + head_dim / 2.
+    """
+    n, width = int(patched.hp["rope_dim"]), int(patched.hp["head_dim"])
+    if patched.spec.block.attention != "gqa" or not 0 < n < width or kind[1]:
+        return
+    wanted = kind if kind.dim is None else kind._replace(dim=width)
+    rope = compute_frequencies(patched.hp.with_values(rope_dim=width), wanted, pass_length(patched))
+    own = np.asarray(rope.inv_freq, np.float64)[: n // 2]
+    spread = np.concatenate([own, np.zeros(width // 2 - n // 2)])
+    for frequencies, pairs in ((own, ""), (spread, ", and the pairs too")):
+        yield Change(
+            "partial_rotary",
+            f"the {n // 2} frequencies of the rotated pairs are those of a whole head of {width}"
+            f"{pairs}; the model says {n} rotated elements, and frequencies of these",
+            ("rope_dim",),
+            rotate_with(frequencies, rope.factor),
+            {"frequencies": own.tolist()},
+        )
 
 
 def rotated_element_changes(patched: PatchedModel) -> Iterator[Change]:

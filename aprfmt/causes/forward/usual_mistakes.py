@@ -21,6 +21,7 @@ from aprfmt.causes.forward.mismatch import Change, Layers
 from aprfmt.causes.forward.mlp import activation_changes
 from aprfmt.causes.forward.rope import (
     THETAS,
+    head_width_changes,
     pairing_change,
     position_divisor_change,
     positions_change,
@@ -94,6 +95,8 @@ def _partial_rotary_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         for n in (width, width // 2, width // 4, 3 * width // 4):
             if n != configured and n > 0 and n % 2 == 0:
                 yield UsualMistake(rotated_count_change(patched, kind, n), layers)
+        for change in head_width_changes(patched, kind):
+            yield UsualMistake(change, layers)
 
 
 def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:

@@ -48,6 +48,8 @@ class ForeignVerdict:
 def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
     """Return whether the second tensor is another one and not a damaged copy, with the reason.
 
+    A tensor of one value next to one of many, on either side, was never filled: it is another one.
+
     Raises AprfmtError if one cannot be read.
     """
     if first.shape != second.shape or not first.size:

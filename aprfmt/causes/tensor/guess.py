@@ -107,7 +107,11 @@ class JointHypothesis:
     engine: bool = False
 
     def is_for(self, context: "PairContext", rows: Iterable["TensorDiff"]) -> bool:
-        """Return whether any tensor is left that this row could explain."""
+        """Return whether it is worth trying, by the records `rows` of all tensors.
+
+        A hypothesis about shapes needs two of different shape, one about an engine's ranks that B
+        was saved by an engine, and any other a tensor that nothing explains yet.
+        """
         if self.shapes:
             return any(row.verdict == "SHAPE_DIFFERS" for row in rows)
         if self.engine:

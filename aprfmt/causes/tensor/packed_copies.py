@@ -80,7 +80,11 @@ class PackedCopy:
         return explain_copy(self, cause, says, after, free)
 
     def is_repaired(self, after: Fit) -> bool:
-        """Return whether errors are those of a right copy, and clearly smaller than before."""
+        """Return whether a repair makes this a right copy; `after` are the errors that it leaves.
+
+        They must be those of a scheme's rounding (`after.how`), and at most GONE of the errors of
+        the values as they are; a copy with values that are not finite has no such errors.
+        """
         gone = after.relative <= GONE * fit_errors(self.x, self.y, self.lattice).relative
         return bool(after.how) and (gone or not self.finite)
 

@@ -182,7 +182,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
     if np.abs(stored - 1).max() < LEAST:
         return "they are ignored, as if each were 1"
     # Scales that were rounded once the codes were made.
-    rounded = _rounded_scales(stored, right, limit)
+    rounded = _describe_scale_rounding(stored, right, limit)
     if rounded:
         return rounded
     # Scales that are inverted.
@@ -254,13 +254,13 @@ def _round_nearest(values: "Array", x: "Array") -> "Array":
     return np.where(x - low < high - x, low, high)
 
 
-def _rounded_scales(stored: "Array", right: "Array", limit: float) -> str:
-    """Return in words how stored scales [cells] are the right ones rounded to a coarser type.
+def _describe_scale_rounding(stored: "Array", right: "Array", limit: float) -> str:
+    """Return a phrase such as "each was rounded to F8_E8M0 after the codes were made", or "".
 
-    "" unless rounding the right scales (all up, all down, or all to the nearest) gives every stored
-    one. Which of these it was shows in the factors: a tensor of few cells may fit two. A right
-    scale is known to the relative distance `limit`: closer than that to where the rounding turns,
-    either side counts.
+    It is returned where rounding the `right` scales [cells] to a coarser type, all up, all down or
+    all to the nearest, gives every `stored` one. Right scales that are of that type already prove
+    nothing. A right scale is known to the relative distance `limit`: closer than that to where the
+    rounding turns, either side counts.
     """
     known = right > 0
     if not known.all() or not (stored > 0).all():

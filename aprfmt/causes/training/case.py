@@ -119,13 +119,14 @@ class StepCase:
         """
         gradient = self.gradient
         if self.signs:
-            gradient = self._signs(recipe)
+            gradient = self._implied_gradient_signs(recipe)
         return update_of(recipe, self.before, gradient, self.moments, self.vector)
 
-    def _signs(self, recipe: Recipe) -> F64:
-        """Return signs (-1, 0, 1) as the gradient: those that move each element as it moved.
+    def _implied_gradient_signs(self, recipe: Recipe) -> F64:
+        """Return -1, 0 or 1 for each element: the sign that its unknown gradient must have had.
 
-        An element that the decay alone explains within rounding has 0.
+        It is the sign that moves the element the way it moved under `recipe`. An element that the
+        decay alone explains within rounding has 0.
         """
         plain = update_of(recipe, self.before, np.zeros_like(self.before), None, self.vector)
         rest = self.change if plain is None else self.change - plain.whole
