@@ -154,6 +154,7 @@ def effective_added_tokens(
 
     These are tokenizer.json's own, and those that transformers adds from tokenizer_config.json:
     `added_tokens_decoder` (its flags win) and special tokens named there that are not yet added.
+    Raises FormatError where the list or the id of a token is damaged.
     """
     found: dict[str, dict[str, Any]] = {}
     rows = data.get("added_tokens") or []

@@ -48,7 +48,8 @@ class EvalRequest:
 def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
     """Score texts with one model or with two, print the losses, and return the exit code.
 
-    `asked` says what to score, `where` has the options of the run.
+    `asked` says what to score, `where` has the options of the run. Raises UsageError for --draft
+    together with --against.
     """
     from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import plan_windows, score_windows

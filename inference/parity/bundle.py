@@ -345,8 +345,8 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
 def replay_bundle(path: Path, between: Sequence[str] = ()) -> ReplayResult:
     """Run a reproduction again without the model, and return how its results differ now.
 
-    It runs on its recorded runs, or on the two of `between`. Raises BackendUnavailableError for a
-    run that is not possible here.
+    It runs on its recorded runs, or on the two of `between`. Raises UsageError where `between` is
+    not two runs, BackendUnavailableError for a run that is not possible here.
     """
     bundle = load_bundle(path)
     if len(between) not in (0, 2):
