@@ -230,7 +230,10 @@ def special_texts(carried: Carried) -> dict[str, str]:
 
 
 def _extra_special_texts(config: Mapping[str, Any]) -> list[str]:
-    """Return the texts of additional special tokens in tokenizer_config.json."""
+    """Return the texts of additional special tokens in tokenizer_config.json.
+
+    [] if it lists none.
+    """
     found = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
     values = found.values() if isinstance(found, Mapping) else found
     if not isinstance(values, Sequence) and not isinstance(found, Mapping):

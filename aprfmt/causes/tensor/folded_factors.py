@@ -434,7 +434,8 @@ def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]
 def _wrong_norm_explanations(layer: LayerTensors) -> dict[str, Finding]:
     """Return {tensor key: finding} of factors taken out of a norm that does not feed the products.
 
-    The columns of products hold them; the norm that feeds these products is as it was.
+    The columns of products hold them; the norm that feeds these products is as it was. {} where no
+    such factors are found.
     """
     if not layer.start:
         return {}

@@ -404,7 +404,10 @@ def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
 
 
 def _read_metadata(value: Any, faults: Faults) -> dict[str, str]:
-    """Return the metadata; of damaged metadata the entries that are text."""
+    """Return the metadata; of damaged metadata the entries that are text.
+
+    {} and a fault where it is not an object.
+    """
     what = f"{faults.where}: {METADATA}"
     if not isinstance(value, dict):
         found = type(value).__name__
