@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What `aprfmt eval` was asked to score, and how texts are cut into windows."""
+    """What `aprfmt eval` was asked to score, and how texts are cut into windows.
+
+    `ids` are token ids as text, `overlap` tokens shared by neighbouring windows, `reported` is what
+    `parse_reported` returns, `within` the relative difference allowed to it, `against` a second
+    model. `draft` measures a draft head, of whose tokens at least `least_accepted` must be
+    accepted.
+    """
 
     texts: tuple[Path, ...]
     samples: Path | None

@@ -57,7 +57,8 @@ class ReproductionBundle:
 
     `runs` are the reference and the other as `torch:cpu:float32`; `found` is the other's result.
     `shadow`: the other run was an engine that computes no single operation, and `found` is its
-    recorded value.
+    recorded value. `expected` is the reference's result. `residual` is the distance of the two,
+    `bound` the largest one that rounding explains.
     """
 
     cell: OperationCell
@@ -76,6 +77,8 @@ class ReplayResult:
 
     `reference` is the reference's result now against the recorded one, `other` the other run's now
     against the recorded one, None for an engine; `apart` is the distance of the two results now.
+    `recorded` is the distance of the two recorded results, `bound` the largest one that rounding
+    explains. `largest` is the largest difference of one element, `at` its index.
     """
 
     key: str
