@@ -87,7 +87,11 @@ COARSE = (
 
 @dataclass
 class LayerTensors:
-    """The tensors of a layer: values of both sides by role, and A's with the folds made."""
+    """The tensors of a layer: values of both sides by role, and A's with the folds made.
+
+    `start` is the prefix of the layer's keys, "" outside layers. `pairs` has the tensors of all
+    layers by key.
+    """
 
     context: PairContext
     start: str
