@@ -91,8 +91,10 @@ def _scale_llama3(request: _ScalingInputs) -> RopeFrequencies:
     inv_freq = _inverse(request.periods())
     factor, low, high = request["factor"], request["low_freq_factor"], request["high_freq_factor"]
     original = request["original_context_length"]
-    wavelength = np.float32(2 * math.pi) / inv_freq
-    blend = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
+    # PyTorch divides a number by a tensor as the number times 1 / tensor, rounded twice.
+    wavelength = np.float32(2 * math.pi) * _inverse(inv_freq)
+    turns = np.float32(original) * _inverse(wavelength)
+    blend = (turns - np.float32(low)) / np.float32(high - low)
     blended = (1 - blend) * inv_freq / np.float32(factor) + blend * inv_freq
     scaled = np.where(wavelength > original / low, inv_freq / np.float32(factor), blended)
     return RopeFrequencies(

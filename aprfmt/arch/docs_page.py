@@ -27,8 +27,10 @@ graphs that read its files (`src/models/*.cpp`).
 ## What is known
 
 Level `full`: names, shapes, layout, hyperparameters and the forward pass, on all backends (numpy,
-torch, cupy); float64 logits are within 1e-12 of transformers', every capture point too. An encoder
-has no logits: `trace --points pooled` is its embedding, and `run`, `eval` and `parity` refuse it
+torch, cupy); float64 logits are within 1e-12 of transformers', every capture point too. Where keys
+tie at the edge of what an indexer chooses, the first are chosen, and `index_margin` is 0. PyTorch's
+topk on a CPU leaves open which it takes. Scores of few heads often tie at exactly 0. An encoder has
+no logits: `trace --points pooled` is its embedding, and `run`, `eval` and `parity` refuse it
 (exit 2). Level `names`: all but the forward pass, which is what `convert`, `diff`, `hash`,
 `validate` and `quantize` need; a tiny model of transformers' comes back from every format bit by
 bit. Commands that run a model refuse one of level `names` (exit 2). `mixtures` are those

@@ -52,7 +52,7 @@ _KINDS: Mapping[str, tuple[Kind, ...]] = {
     "tokenizer": ("tokenizer part", "generation setting"),
     "metadata": ("metadata key",),
 }
-# Metadata that every file has its own value of; listed, never counted as a difference.
+# Metadata that every file has its own value of: compared where metadata is asked for by name.
 _OWN_KEYS = ("aprfmt.", "split.", "general.name")
 
 
@@ -215,7 +215,7 @@ def diff_models(
         tuple(results),
         _differing_hyperparameters(a, b, alignment) if "hyperparameters" in only else (),
         tokens.rows,
-        _differing_metadata(a, b) if "metadata" in only else (),
+        _differing_metadata(a, b, every="metadata" in asked) if "metadata" in only else (),
         (*alignment.notes, *notes),
         found,
         pictures,
@@ -386,17 +386,17 @@ def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
     )
 
 
-def _differing_metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
+def _differing_metadata(a: Model, b: Model, *, every: bool) -> tuple[FieldDiff, ...]:
     """Return the differing metadata keys of two files of one format; () for two formats.
 
-    Keys of which every file has a value of its own are left out. They are listed, and count only if
-    metadata is asked for.
+    Keys of which every file has a value of its own are left out unless `every`. What is listed
+    counts only if metadata is asked for.
     """
     if a.format != b.format:
         return ()
     rows = []
     for key in dict.fromkeys((*a.metadata, *b.metadata)):
-        if key.startswith(_OWN_KEYS):
+        if key.startswith(_OWN_KEYS) and not every:
             continue
         left, right = a.metadata.get(key), b.metadata.get(key)
         if not _metadata_equal(left, right):

@@ -154,7 +154,7 @@ def test_damage_on_disk_is_named_with_its_place(
     if what == "one bit":
         raw, old = there.read_bytes(), clean.read_bytes()
         (at,) = [i for i, (x, y) in enumerate(zip(raw, old, strict=True)) if x != y]
-        assert f"(byte {at} of {name})" in said(row)
+        assert f"(byte {at} of the file, in {name})" in said(row)
 
 
 @pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1", "Q5_0"])
@@ -174,7 +174,7 @@ def test_one_bit_of_a_block_is_found(encoding: str, source: Path, tmp_path: Path
     assert row.explanation is not None and row.explanation.cause == "bit_rot"
     with aprfmt.open(clean) as model:
         at = model["blk.1.ffn_up.weight"].offset + 1
-    where = f"the {encoding} block (byte {at} of blk.1.ffn_up.weight)"
+    where = f"the {encoding} block (byte {at} of the file, in blk.1.ffn_up.weight)"
     assert f"flipping bit 6 of byte 1 of {where} of B brings its block back" in said(row)
 
 

@@ -113,7 +113,7 @@ def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | 
     what = "value" if row.block_size == 1 else "block"
     return (
         f"bit {best % 8} of byte {best // 8} of the {side.encoding} {what} "
-        f"(byte {tensor.info.offset + offset} of {tensor.info.name})"
+        f"(byte {tensor.info.offset + offset} of the file, in {tensor.info.name})"
     )
 
 

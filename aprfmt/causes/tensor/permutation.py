@@ -193,10 +193,12 @@ def regrouped_orders(
         if heads == right:
             continue
         other = adjacent_pair_order(found.count, heads)
-        for p, words in (
-            (invert_permutation(own)[other], f"made for {heads} heads and undone for {right}"),
-            (invert_permutation(other)[own], f"made for {right} heads and undone for {heads}"),
-        ):
+        first, second = invert_permutation(own)[other], invert_permutation(other)[own]
+        forth = f"made for {heads} heads and undone for {right}"
+        back = f"made for {right} heads and undone for {heads}"
+        if np.array_equal(first, second):  # one order, by either mistake
+            forth = f"{forth}, or {back}"
+        for p, words in ((first, forth), (second, back)):
             if permutation_fits(found, p):
                 yield heads, words, p
 

@@ -422,7 +422,7 @@ def _flip_text(case: DifferingPair, at: int, bit: int) -> str:
             of = f"byte {inside + row.row_header} of the {row.name} row's header at {place}"
         where = f"bit {bit} of {of}"
     tensor, offset = _file_offset(case.b, at)
-    return f"{where} (byte {offset} of {tensor})"
+    return f"{where} (byte {offset} of the file, in {tensor})"
 
 
 def _value_text(reader: RowReader, flat: int) -> str:
