@@ -189,7 +189,10 @@ def evaluate(
     random_weights: bool = False,
     **where: Unpack[RunOptions],
 ) -> Evaluation:
-    """Return the loss of MODEL[@RUN] on texts; the arguments are those of `aprfmt.eval`."""
+    """Return the loss of MODEL[@RUN] on texts; the arguments are those of `aprfmt.eval`.
+
+    Raises UsageError where neither `text` nor `ids` is given.
+    """
     from aprfmt.checks.records import pronounce_report
     from aprfmt.inference.evaluation import Sample, plan_windows, score_windows
     from aprfmt.inference.loss import assess_loss, window_size

@@ -27,7 +27,8 @@ def compare_logprob_sides(
 
     This side is a run of the model, or the file `loaded` if given. `answer_dtype` is the dtype of
     the arithmetic (--answer-dtype) for a server's answer, which does not name it. `out` is refused,
-    since it writes logits of a run. Raises UsageError where the two are of different tokens.
+    since it writes logits of a run. Raises UsageError where the two are of different tokens,
+    FormatError where they have no position in common.
     """
     from aprfmt.measure.logprob_tables import compare_logprobs, rows_from_logits
 
@@ -121,7 +122,8 @@ def read_side(
     """Return (log-probabilities by position, dtype) of a server's answer or a saved trace.
 
     `ids` are the tokens if known, and `stack` closes the trace. The dtype is None for an answer and
-    a dump, which do not say their arithmetic.
+    a dump, which do not say their arithmetic. Raises UsageError where there is no such file,
+    FormatError for a trace without logits or token ids.
     """
     from aprfmt.inference.engines.logprobs import is_logprobs, read_logprobs
     from aprfmt.inference.engines.opening import open_trace

@@ -178,8 +178,8 @@ def group() -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line with `argv` (default: sys.argv) and exit with the command's code.
 
-    Every error ends here as one line on stderr and an exit code: 2, 130 when interrupted, 141 for a
-    closed pipe.
+    It always ends by SystemExit. Every error ends here as one line on stderr and an exit code: 2,
+    130 when interrupted, 141 for a closed pipe.
     """
     args = sys.argv[1:] if argv is None else argv
     spell_missing(sys.stdout, sys.stderr)

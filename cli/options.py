@@ -399,7 +399,10 @@ def parse_size(ctx: click.Context, param: click.Parameter, value: str | None) ->
 def parse_assignments(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    """Return (pattern, encoding) of each PATTERN=ENCODING, split at the last equals sign."""
+    """Return (pattern, encoding) of each PATTERN=ENCODING, split at the last equals sign.
+
+    Raises click.BadParameter for a value without sign, pattern or encoding.
+    """
     pairs = []
     for value in values:
         left, sign, right = value.rpartition("=")
@@ -414,7 +417,8 @@ def parse_key_values(
 ) -> tuple[tuple[str, str], ...]:
     """Return (key, value) of each KEY=VALUE, split at the first equals sign.
 
-    A value may hold equals signs, or be empty.
+    A value may hold equals signs, or be empty. Raises click.BadParameter for one without sign or
+    key.
     """
     pairs = []
     for value in values:

@@ -128,7 +128,8 @@ def command(
 def report_engines(model: Path) -> int:
     """Render fixed conversations by jinja2 and llama.cpp, print what differs, return the code.
 
-    It is 1 where a conversation differs, else 0.
+    It is 1 where a conversation differs, else 0. Raises FormatError for a model without a tokenizer
+    or chat template.
     """
     from aprfmt.model import open_model
     from aprfmt.tokenizer.stated import read_tokenizer_parts

@@ -577,7 +577,10 @@ def _mlp_size(
 
 
 def _extra_bytes(on: Placement, weights: Sequence[_Weight]) -> dict[str, int]:
-    """Return {device: bytes} of buffers: cuBLAS's workspace, a decoded weight, pinned memory."""
+    """Return {device: bytes} of buffers: cuBLAS's workspace, a decoded weight, pinned memory.
+
+    {} without a GPU.
+    """
     if not on.gpus:
         return {}
     encoded = [

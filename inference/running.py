@@ -177,7 +177,7 @@ class Run:
         Values lie on disk until the `with` is left, or in `place`. A NaN or an infinity ends the
         pass only if `stop`. Trace.run has `ids`, `model`, `weights`, `backend` and `facts`; for
         engines `unknown` too: names that are no point of ours or could not be split, each with the
-        reason.
+        reason. Raises UsageError for a request without token ids.
         """
         asked = self.request if request is None else request
         if asked.ids is None:
@@ -229,9 +229,9 @@ def open_run(
 ) -> Iterator[Run]:
     """Yield the run that a request names; a `model` that is open already is used.
 
-    `tell` is called with the model before anything of it is refused. Raises
-    BackendUnavailableError for a backend or engine that is not there, ArchError for a model that
-    lacks what it needs.
+    `tell` is called with the model before anything of it is refused. Raises UsageError for an
+    engine with a draft head or a change of the weights, BackendUnavailableError for a backend or
+    engine that is not there, ArchError for a model that lacks what it needs.
     """
     choice = request.choice
     backend = None if choice.is_engine else request.open_backend()

@@ -322,13 +322,14 @@ class Session:
     ) -> Trace:
         """Return the trace of a sequence, with the wanted keys of `points` recorded.
 
-        The first `behind` tokens only fill the cache; those after them are recorded, and so is
-        what attention reads of the cache. Where the rotary frequencies change with the length the
-        whole sequence is run, and recorded.
+        The first `behind` tokens only fill the cache; those after them are recorded, and so is what
+        attention reads of the cache. Where the rotary frequencies change with the length the whole
+        sequence is run, and recorded.
 
         `keep` gets every record with its values as they come, `fetch` returns them later
         (trace.KeptValues, trace_file.Spool). `hashes`: records get a digest of their values. `stop`
         ends the pass at the first NaN or infinity. `run` is added to the trace's facts of the run.
+        Raises UsageError where filling the cache leaves no token to trace.
         """
         tracer = Tracer(
             self.backend,

@@ -192,7 +192,10 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
     nonfinite = header.get("nonfinite")
 
     def fetch(key: str) -> Numbers | None:
-        """Return the values of a key; None if the file has no tensor of it."""
+        """Return the values of a key; None if the file has no tensor of it.
+
+        Raises FormatError for a tensor of another dtype than a trace has.
+        """
         tensor = source.tensors.get(key)
         if tensor is None:
             return None

@@ -220,7 +220,7 @@ def _place_factors(
 
     `left` is [experts, rows, r], `right` [experts, r, columns]. Layout steps move rows and experts.
     So they are applied to the left factor, whose columns are ranks, and to the number of the expert
-    that each row belongs to.
+    that each row belongs to. Raises ConversionError where the base's layout cannot take these rows.
     """
     assert target.group is not None
     hp = base.hyper

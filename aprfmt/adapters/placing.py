@@ -80,7 +80,11 @@ def place_pairs(
     whole = whole_tensors(adapter, base, untie=untie)
 
     def add_change(module: str, name: str, made: LowRank) -> None:
-        """Add the change of a weight to the result, once name and shape are checked."""
+        """Add the change of a weight to the result, once name and shape are checked.
+
+        Raises ConversionError where the base has no such weight or one of another shape, and for a
+        second change of the same weight.
+        """
         if name not in whole and name not in base:
             tied = name.endswith(_HEADS) and base.hyper["tied_embeddings"]
             raise ConversionError(
@@ -290,7 +294,10 @@ def weight_name(adapter: Adapter, module: str, base: Model) -> str:
 
 
 def _pair_as_low_rank(adapter: Adapter, pair: StoredPair) -> LowRank:
-    """Return a pair's change [out, in]; factors are exchanged for fan_in_fan_out."""
+    """Return a pair's change [out, in]; factors are exchanged for fan_in_fan_out.
+
+    Raises ConversionError for DoRA with fan_in_fan_out.
+    """
     a, b = read_factors(pair)
     magnitude = pair.parts.get("magnitude")
     if adapter.turned and not pair.embedding:
@@ -306,7 +313,8 @@ def _place_by_role(
 ) -> tuple[str, LowRank]:
     """Return (the base's name of the weight, the change with rows in the base's order).
 
-    `name` is the weight's name in the adapter. Raises ConversionError if the base lacks it.
+    `name` is the weight's name in the adapter. Raises ConversionError if the base lacks it, or if
+    the architecture does.
     """
     from aprfmt.arch.binding import bind_names, groups_for
 

@@ -173,7 +173,11 @@ def _make_pair(
 
 
 def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
-    """Return (rank, scale) that PEFT's configuration gives a single parameter."""
+    """Return (rank, scale) that PEFT's configuration gives a single parameter.
+
+    Raises FormatError for a rank that is not a whole number from 1 on, and for an alpha that is not
+    a number.
+    """
     config = adapter.config
     rank = value_by_pattern(config.get("rank_pattern"), parameter, config.get("r"))
     alpha = value_by_pattern(config.get("alpha_pattern"), parameter, adapter.alpha)

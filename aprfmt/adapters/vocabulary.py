@@ -31,7 +31,8 @@ _TOKENIZER = (
 def vocabulary_tensors(base: Model) -> Mapping[str, int]:
     """Return {stored name: number of rows} of the tensors that have a row for each token.
 
-    Tensors that the file stores in another layout than the architecture's table are left out.
+    Tensors that the file stores in another layout than the architecture's table are left out. Empty
+    where the model's roles are not known.
     """
     try:
         rules = {rule.role: rule.shape for rule in base.spec.tensors}

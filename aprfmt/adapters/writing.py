@@ -331,7 +331,7 @@ def _write_adapter(
     """Write the file or the folder; return (paths, {path: size in bytes}).
 
     A folder is made if `dst` has no extension. With `dry_run` nothing is written, and the sizes are
-    those of the tensors and texts.
+    those of the tensors and texts. Raises OutputError for a folder that exists, without `force`.
     """
     in_folder = not dst.suffix
     weights = dst / WEIGHTS if in_folder else dst

@@ -87,7 +87,10 @@ def read_aprfmt_key(
 def _check_value(
     name: str, key: str, value: Value, usual: Value, settled: Mapping[str, Value]
 ) -> Value:
-    """Return the value in the form that the hyperparameter has; ArchError if it cannot be one."""
+    """Return the value in the form that the hyperparameter has; ArchError if it cannot be one.
+
+    None stays None where the hyperparameter may be absent.
+    """
     if name == "rope_scaling":
         return None if value is None else _check_scaling(value, key)
     if name in LAYERED:

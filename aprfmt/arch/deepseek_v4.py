@@ -294,7 +294,10 @@ def _rate_rule(name: str) -> HyperRule:
     kind, short, default = _RATES[name]
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (tokens, key) of config.json; None without a key."""
+        """Return (tokens, key) of config.json; None without a key.
+
+        Raises ArchError where `compress_rates` is not an object.
+        """
         rates, own = facts.first("compress_rates"), facts.first(f"compress_rate_{short}")
         if own is not None:
             return whole_number(*own, 1), own[1]
@@ -323,7 +326,10 @@ def _hash_layers_rule() -> HyperRule:
         return tuple(i < count for i in range(hp["n_layers"]))
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json: a list of kinds, or a count."""
+        """Return (one boolean a layer, key) of config.json: a list of kinds, or a count.
+
+        None without either key. Raises ArchError for a kind of layer that is not known.
+        """
         listed, count = facts.first("mlp_layer_types"), facts.first("num_hash_layers")
         if listed is None:
             return None if count is None else (first_layers(whole_number(*count), hp), count[1])

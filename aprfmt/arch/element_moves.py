@@ -126,7 +126,8 @@ def compose_moves(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move
 def _trace_move(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -> list[Move]:
     """Return the runs of `inner`'s inputs that make up one run of its outputs.
 
-    `ends` are the running totals of the elements of each output of `inner`.
+    `ends` are the running totals of the elements of each output of `inner`. Raises ArchError for a
+    move of elements that no output of `inner` has.
     """
     total = ends[move.source][-1] if move.source < len(ends) and ends[move.source] else 0
     if move.start < 0 or move.start + move.count > total:

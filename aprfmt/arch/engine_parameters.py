@@ -463,7 +463,10 @@ def whole_parameter(name: str, shape: Shape) -> EngineParameter:
 
 
 def role_base(key: str) -> str:
-    """Return the role of a key without layer and without `.weight` or `.bias`."""
+    """Return the role of a key without layer and without `.weight` or `.bias`.
+
+    "" for "".
+    """
     return split_key(key)[1].rpartition(".")[0] if key else ""
 
 

@@ -30,7 +30,8 @@ _PATTERN = "sliding_window_pattern"
 def _window_layers(facts: Facts | None, hp: Params) -> PerLayer:
     """Return one boolean a layer: a window in all but every fourth.
 
-    sliding_window_pattern may give another period, or letters ("LLLG": L has a window).
+    sliding_window_pattern may give another period, or letters ("LLLG": L has a window). Raises
+    ArchError for other letters.
     """
     found = None if facts is None else facts.first(_PATTERN)
     if found is None or not isinstance(found[0], str):

@@ -314,7 +314,8 @@ def _sparsity_rule() -> HyperRule:
     def read_gguf(facts: Facts, hp: Params) -> Found:
         """Return (share of zeros by layer, key) of a GGUF; None without the key.
 
-        A GGUF has multipliers of the standard deviation in place of shares.
+        A GGUF has multipliers of the standard deviation in place of shares. Raises ArchError for
+        multipliers that are not finite numbers.
         """
         found = facts.first(key)
         if found is None:

@@ -48,7 +48,8 @@ class Split:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the shape of the parts joined along the axis].
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, matters only to steps that stack. Raises ArchError
+        for another number of parts, or for parts without that axis.
         """
         at = self.axis
         if len(logical) != len(self.sizes) or any(len(shape) <= at for shape in logical):
@@ -135,7 +136,8 @@ class Joined:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return one stored shape for each part of the logical tensor.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, matters only to steps that stack. Raises ArchError
+        where the rows of the parts do not add up to those of the logical tensor.
         """
         shape = only_shape(logical, self)
         parts = [(size_of(size, hp), *shape[1:]) for size in self.sizes]
@@ -181,7 +183,11 @@ class Stacked:
     permutes: ClassVar[bool] = True
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return [the stored shape with `count` inserted at the axis]."""
+        """Return [the stored shape with `count` inserted at the axis].
+
+        Raises ArchError for another number of stored tensors, or for stored tensors of different
+        shapes.
+        """
         count = size_of(self.count, hp)
         if len(stored) != count:
             raise ArchError(f"{self}: {len(stored)} tensors; expected {count} ({self.count})")
@@ -195,7 +201,10 @@ class Stacked:
         return [(*first[: self.axis], count, *first[self.axis :])]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the logical shape without the axis, `count` times: one for each stored tensor."""
+        """Return the logical shape without the axis, `count` times: one for each stored tensor.
+
+        Raises ArchError where the axis is missing or has another size than `count`.
+        """
         shape, at = only_shape(logical, self), self.axis
         if len(shape) <= at or shape[at] != count:
             where = f"axis {at}" if at else "the first axis"

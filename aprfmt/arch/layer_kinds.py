@@ -148,7 +148,10 @@ def read_layer_kinds(names: Sequence[str], rest: Sequence[str], *keys: str) -> R
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without the list."""
+        """Return (one boolean a layer, key) of config.json; None without the list.
+
+        Raises ArchError for a kind of layer that the architecture does not have.
+        """
         found = facts.first(*keys)
         if found is None:
             return None

@@ -34,7 +34,10 @@ def _layers_of_step(step: int, hp: Params) -> tuple[bool, ...]:
 
 
 def _read_window_layers(facts: Facts, hp: Params) -> Found:
-    """Return (which layers have a window, key) of config.json's list or step; else None."""
+    """Return (which layers have a window, key) of config.json's list or step; else None.
+
+    Raises ArchError for a kind of layer that is not known.
+    """
     kinds, step = facts.first("layer_types"), facts.first(_EVERY)
     if kinds is None:
         return None if step is None else (_layers_of_step(whole_number(*step, 1), hp), step[1])

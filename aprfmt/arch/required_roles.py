@@ -64,7 +64,10 @@ def logical_shape(spec: ArchSpec, key: str, hp: Values) -> Shape:
 
 
 def find_rule(spec: ArchSpec, key: str, hp: Values) -> TensorRule:
-    """Return a role's rule; of several (one for each kind of layer) the one for this layer."""
+    """Return a role's rule; of several (one for each kind of layer) the one for this layer.
+
+    Raises ArchError for a role that the architecture does not have.
+    """
     layer, role = split_key(key)
     found = [rule for rule in spec.tensors if rule.role == role]
     if not found:

@@ -182,7 +182,10 @@ class HFRope:
     def _read_object_scaling(
         self, rope: _Objects, context: int
     ) -> tuple[Scaling | None, str] | None:
-        """Return (normal form or None for no scaling, key) of one object; None without a type."""
+        """Return (normal form or None for no scaling, key) of one object; None without a type.
+
+        Raises ArchError for a type of scaling that is not known.
+        """
         found = rope.find("rope_type", "type")
         if found is None:
             return None
@@ -227,7 +230,7 @@ def _read_llama3(hf: HFRope, rope: _Objects, context: int, original: int) -> Sca
     """Return the values of a llama3 scaling: factor, both frequency factors, trained length.
 
     `rope` is the object to read, `original` the trained length. `hf` and `context` are for other
-    types of scaling.
+    types of scaling. Raises ArchError where the two frequency factors are missing or equal.
     """
     low, high = (
         rope.get("low_freq_factor", positive_number),
@@ -274,7 +277,8 @@ def _read_longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> S
 
     If both lists are equal it is a scaling of type "factors", one divisor for each pair. `rope` is
     the object to read, `context` and `original` are the context length and the trained length. `hf`
-    is for other types.
+    is for other types. Raises ArchError where a list is missing, or where short_mscale and
+    long_mscale differ.
     """
     short, long = rope.get("short_factor", divisors), rope.get("long_factor", divisors)
     if short is None or long is None:
@@ -300,7 +304,8 @@ def _read_proportional(hf: HFRope, rope: _Objects, context: int, original: int) 
     """Return the factor of a proportional scaling and how many elements of a head it rotates.
 
     The first pairs get the frequencies of a whole head, the others are not rotated. `rope` is the
-    object to read, `hf` the config's rope. `context` and `original` are for other types.
+    object to read, `hf` the config's rope. `context` and `original` are for other types. Raises
+    ArchError where partial_rotary_factor is not between 0 and 1.
     """
     part = rope.get("partial_rotary_factor", finite_number, 1.0)
     if not 0 <= part <= 1:

@@ -97,7 +97,10 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return {} if value is None and not window.stated else {_KEY: value or 0}
 
     def read_hf_layers(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without windows."""
+        """Return (one boolean a layer, key) of config.json; None without windows.
+
+        Raises ArchError for a kind of layer that is not known.
+        """
         kinds = facts.first("layer_types") if window.listed else None
         default = window.layers(facts, hp)
         if hp["sliding_window"] is None:
@@ -111,7 +114,10 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return tuple(names[kind] for kind in listed), kinds[1]
 
     def read_gguf_layers(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of a GGUF's period or list; None without either."""
+        """Return (one boolean a layer, key) of a GGUF's period or list; None without either.
+
+        Raises ArchError for a list of other values than true and false.
+        """
         found = facts.first(_KEY + "_pattern")
         if hp["sliding_window"] is None or found is None:
             return None

@@ -22,7 +22,9 @@ class RoleRow:
     """One role with its names in both styles, which are templates.
 
     `hf` is below LAYER unless it contains {L} or is whole-model. `gguf=None`: the name equals the
-    role; "" (either style): the style has no such tensor.
+    role; "" (either style): the style has no such tensor. `shape` names the size of each axis,
+    `needs` what a model must have to have this role ("": nothing). `hf_steps` and `gguf_steps` lead
+    from the stored layout to this one. `layered`: each layer has one.
     """
 
     role: str

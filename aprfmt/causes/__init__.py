@@ -42,7 +42,8 @@ def modules_of(folder: str) -> tuple[str, ...]:
 def _read_rows(module: str, table: str, kind: type[T]) -> tuple[T, ...]:
     """Return the rows of one kind in a module's table, from its text and not imported.
 
-    A table that is not written in literals, names of functions and names of literals is imported.
+    A table that is not written in literals, names of functions and names of literals is imported. A
+    module without the table has none: ().
     """
     path = Path(__file__).parent.joinpath(*module.split(".")[2:]).with_suffix(".py")
     text = path.read_text("utf-8")

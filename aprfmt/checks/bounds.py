@@ -83,7 +83,8 @@ BY_ARCH: Mapping[str, Mapping[str, RoleBounds]] = {
 def role_bounds(arch: str, role: str) -> RoleBounds:
     """Return the bounds of a role's statistics, by the first word of KINDS in the role.
 
-    An architecture with bounds of its own for that word (BY_ARCH) has those.
+    An architecture with bounds of its own for that word (BY_ARCH) has those. The last word of KINDS
+    fits every role. AssertionError if it does not.
     """
     own = BY_ARCH.get(arch, {})
     for word, bounds in KINDS:

@@ -72,7 +72,8 @@ class Codec:
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Fill `out` (1-D, C-contiguous, of `dtype`) with the decoded elements of the parts `raw`.
 
-        Raises CodecError when a part is missing or its length does not fit `out`.
+        Raises CodecError when a part is missing or its length does not fit `out`. Subclasses
+        implement it: this one raises NotImplementedError.
         """
         raise NotImplementedError
 
@@ -292,7 +293,10 @@ class BlockCodec(Codec):
         assert cls.layout.itemsize == row.type_size, f"{cls.name}: {cls.layout.itemsize} bytes"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Fill `out` [n, block_size] from `n` records."""
+        """Fill `out` [n, block_size] from `n` records.
+
+        Subclasses implement it: this one raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def encode_blocks(
@@ -303,7 +307,7 @@ class BlockCodec(Codec):
         `weights` [n, block_size] is the importance of each element, None without an importance
         matrix. `sigma2` [n] is the mean square of the row that contains the block; it is None
         without `weights`, or where the codec's `weighs_rows` is False. `fused` rounds multiply-adds
-        once.
+        once. Raises CodecError unless a subclass implements it: most encodings have no encoder.
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
 

@@ -118,7 +118,8 @@ def numbers_by_tile(
     A tile is the part of a matrix [out, in] under one scale. `down` and `across` count the tiles.
     `shape` is the weight's. Tiles of tensor, channel and group scales follow from the shape of
     `values`; those of block scales are `block_structure` of `weights`. `part` is the suffix named
-    in errors.
+    in errors. Raises CodecError for a `block_structure` that is not two integers, and for values of
+    another shape.
     """
     tile: Tile = (shape[-2], shape[-1])
     if values.size == 1:
@@ -204,7 +205,11 @@ def _check_parts(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any
 
 
 def _packed_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of a weight of packed integers; its parts are checked."""
+    """Return the shape of a weight of packed integers; its parts are checked.
+
+    Raises CodecError where a part is missing, has another dtype or shape, or contradicts the
+    config.
+    """
     stored = part_array(NAME, parts, _SHAPE, ("I64", "I32"))
     shape = tuple(int(n) for n in stored.reshape(-1))
     packed = _matrix_shape(parts, _PACKED)
@@ -294,7 +299,10 @@ def global_scale(parts: Parts) -> F32:
 
 
 def _lay_out_packed(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
-    """Return the layout of packed integers, with their scales, zero points and input groups."""
+    """Return the layout of packed integers, with their scales, zero points and input groups.
+
+    Raises CodecError where a part has another shape, or where an input group has no scale.
+    """
     weights = weight_arguments(config)
     bits = config_integer(NAME, weights, "num_bits", range(1, 9))
     words = part_words(NAME, parts, _PACKED, ("I32",))
@@ -319,7 +327,10 @@ def _lay_out_packed(parts: Parts, config: Config, shape: tuple[int, ...]) -> Wei
 
 
 def _micro_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of a weight of packed floats; its parts are checked."""
+    """Return the shape of a weight of packed floats; its parts are checked.
+
+    Raises CodecError where a part has another dtype or shape, or contradicts the config.
+    """
     codes, size, _ = _MICRO[_format_of(config)]
     shape = _matrix_shape(parts, _PACKED)
     if parts[_PACKED].encoding != "U8":
@@ -363,7 +374,10 @@ def _lay_out_micro(parts: Parts, config: Config, shape: tuple[int, ...]) -> Weig
 
 
 def _plain_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of a weight with one code a byte, after checking its parts."""
+    """Return the shape of a weight with one code a byte, after checking its parts.
+
+    Raises CodecError where the dtype or shape of a part contradicts the config.
+    """
     shape, weights = _matrix_shape(parts, ".weight"), weight_arguments(config)
     found, kind = parts[".weight"].encoding, str(weights.get("type"))
     expected = _STORED.get(kind, (found,))

@@ -79,15 +79,24 @@ class SubBlocks(BlockCodec):
     widest: int
 
     def codes(self, block: Blocks) -> Codes:
-        """Return the integer codes [n, k, m] of n records."""
+        """Return the integer codes [n, k, m] of n records.
+
+        Subclasses implement it: this one raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def scales(self, block: Blocks) -> Codes:
-        """Return the integer scales [n, k] of n records."""
+        """Return the integer scales [n, k] of n records.
+
+        Subclasses implement it: this one raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def second(self, block: Blocks) -> Codes:
-        """Return integers [n, k], 1 where a sub-block takes the second table and else 0."""
+        """Return integers [n, k], 1 where a sub-block takes the second table and else 0.
+
+        Subclasses implement it: this one raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def fill(self, d: F32, block: Blocks, out: F32) -> None:

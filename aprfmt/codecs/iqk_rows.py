@@ -200,7 +200,10 @@ class _Ternary(RowCodec):
     """A codec of the values -1, 0 and 1 under the scale of the row."""
 
     def digits(self, block: Blocks) -> Codes:
-        """Return the codes [n, 64] of n records, each 0, 1 or 2."""
+        """Return the codes [n, 64] of n records, each 0, 1 or 2.
+
+        Subclasses implement it: this one raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:

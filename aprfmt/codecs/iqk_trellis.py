@@ -47,11 +47,17 @@ class _Trellis(RowCodec):
     group = 8
 
     def seeds(self, block: Blocks) -> Codes:
-        """Return the seeds [n, 8, 32 / group] of n records, with the offset added."""
+        """Return the seeds [n, 8, 32 / group] of n records, with the offset added.
+
+        Subclasses implement it: this one raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def scales(self, block: Blocks) -> F32:
-        """Return the scales float32 [n, 8] of n records."""
+        """Return the scales float32 [n, 8] of n records.
+
+        Subclasses implement it: this one raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def points(self, block: Blocks) -> F32:

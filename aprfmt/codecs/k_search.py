@@ -25,7 +25,12 @@ from aprfmt.codecs.weighted import (
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """How one K-quant is encoded: sub-block size, largest code and scale, steps of the search."""
+    """How one K-quant is encoded: sub-block size, largest code and scale, steps of the search.
+
+    `size` counts elements. `largest_code` and `largest_scale` are the greatest integers that a code
+    and a sub-block's scale can hold. `pack` and `unpack` convert the integer scales and mins of a
+    superblock to its bytes and back.
+    """
 
     size: int
     largest_code: int

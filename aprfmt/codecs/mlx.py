@@ -73,7 +73,11 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
-    """Return the layout of a weight's codes, with its scales and biases by group."""
+    """Return the layout of a weight's codes, with its scales and biases by group.
+
+    Raises CodecError for a mode that is not known, for bits or a group size that do not fit mode or
+    rows, and for parts of another shape.
+    """
     bits = config_integer(NAME, config, "bits", _BITS)
     size = config_integer(NAME, config, "group_size", GROUP_SIZES)
     # Check mode, bits and group size against each other.

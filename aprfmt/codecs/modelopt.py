@@ -156,7 +156,8 @@ def _scales_and_tile(
 ) -> tuple[GroupNumbers, Tile]:
     """Return (scales by tile, (rows, columns) of a tile) where the algorithm has no input groups.
 
-    A tile is the part of a matrix under one scale: a square, a row, or a whole matrix.
+    A tile is the part of a matrix under one scale: a square, a row, or a whole matrix. Raises
+    CodecError where the shape of the scales is that of no tile.
     """
     values = found.held
     tile: Tile = (1, shape[-1])

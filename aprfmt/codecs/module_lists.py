@@ -152,7 +152,10 @@ def claims_packed(section: Config, module: str, spellings: Iterable[str]) -> boo
 
 
 def _strings_in(value: Any) -> list[str]:
-    """Return all strings in a value, which may be a string or nested lists."""
+    """Return all strings in a value, which may be a string or nested lists.
+
+    [] for other values.
+    """
     if isinstance(value, str):
         return [value]
     return [one for each in value for one in _strings_in(each)] if isinstance(value, list) else []

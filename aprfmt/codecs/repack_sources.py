@@ -82,7 +82,8 @@ def _micro_grid(
     """Return the weight of E2M1 codes (part `main`) under scales of one byte (part `exponents`).
 
     `size` is the number of inputs in a group, `form` the encodings that the scales may have,
-    divided by spaces. `tensor_scale`, `divisor` and `exact` are those of `Groups`.
+    divided by spaces. `tensor_scale`, `divisor` and `exact` are those of `Groups`. Raises
+    CodecError for scales of another encoding.
     """
     if exponents.encoding not in form.split():
         raise CodecError(f"scales are {exponents.encoding}, expected {' or '.join(form.split())}")
@@ -179,7 +180,7 @@ def read_gpt_oss(packed: PackedWeight, target: str) -> GridWeight:
 def read_fp8_micro(packed: PackedWeight, target: str) -> GridWeight:
     """Return E2M1 codes in int8 or F4 with powers of two, as DeepSeek-V4 stores its experts.
 
-    `target` is not used.
+    `target` is not used. Raises CodecError for codes of eight bits and for a scale that is NaN.
     """
     parts, dialect = packed.parts, packed.dialect
     main = required_part(fp8_block.NAME, parts, dialect.main)

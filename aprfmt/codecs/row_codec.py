@@ -36,7 +36,10 @@ class RowCodec(BlockCodec):
         return found
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Fill `out` [n, block_size] from `n` records; `d` [n, 1] are the scales of their rows."""
+        """Fill `out` [n, block_size] from `n` records; `d` [n, 1] are the scales of their rows.
+
+        Subclasses implement it: this one raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def row_steps(self, d: F32, block: Blocks) -> F32 | None:

@@ -287,7 +287,7 @@ def _write(
 
     `verifier` reads tensors back while they are written. Resumable outputs (`begun`) are verified
     before they are published: then the verification is (number of tensors, account), else it is
-    None. A resumable output that fails is removed.
+    None. A resumable output that fails is removed, and ConversionError says so.
     """
     from aprfmt.conversion.scheduling import write_tensors
     from aprfmt.conversion.sidecar_files import texts_to_write

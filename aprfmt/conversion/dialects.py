@@ -52,7 +52,10 @@ class DialectWeight(PackedWeight):
     beside: Mapping[str, bytes] = field(kw_only=True, default_factory=dict)  # float32 numbers
 
     def part(self, suffix: str) -> bytes:
-        """Return the bytes of the stored tensor `suffix`; "" is the one that holds the codes."""
+        """Return the bytes of the stored tensor `suffix`; "" is the one that holds the codes.
+
+        Raises ConversionError for a weight that the layout cannot store.
+        """
         if suffix.lstrip(".") in self.beside:
             return self.beside[suffix.lstrip(".")]
         try:
@@ -73,7 +76,10 @@ class DialectWeight(PackedWeight):
         return self.latest.source
 
     def _make_grid(self) -> "GridWeight":
-        """Return the weight's own codes in this layout, else its values rounded to codes."""
+        """Return the weight's own codes in this layout, else its values rounded to codes.
+
+        Raises ConversionError for a weight that the layout cannot store.
+        """
         found = convert_codes(self.output, self.writer, self.settings)
         if not isinstance(found, str):
             self.judged = found[1]

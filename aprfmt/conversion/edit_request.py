@@ -44,7 +44,7 @@ class EditRequest:
 
     @property
     def texts(self) -> dict[str, str]:
-        """{file name: new content} of the text files that change."""
+        """{file name: new content} of the text files that change; {} if none does."""
         return self.files.texts() if self.files is not None and self.files.changed else {}
 
 

@@ -355,8 +355,8 @@ def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 def _parse_like(key: str, present: Value, text: str, from_file: bool) -> Value:
     """Return `text` as a value of the same kind as `present`; else UsageError.
 
-    null is accepted for any key, and a number or a list for keys of token ids. `from_file` is True
-    where the text is a file's content.
+    null is accepted for any key (the value is None then), and a number or a list for keys of token
+    ids. `from_file` is True where the text is a file's content.
     """
     if text == "null" and not from_file:
         return None

@@ -52,7 +52,7 @@ def missing_output_roles(
 ) -> tuple[str, ...]:
     """Return the required roles missing in the output, in the architecture's order.
 
-    Those that were accepted are noted in the plan.
+    Those that were accepted are noted in the plan. () where the output's architecture is not known.
     """
     resolution = _resolution(model, options)
     if resolution is None:

@@ -55,13 +55,17 @@ class PackedWeight:
     judged: "GroupCounts | None" = field(default=None, kw_only=True)
 
     def part(self, suffix: str) -> bytes:
-        """Return the bytes of the stored tensor `suffix`; "" is the one that holds the codes."""
+        """Return the bytes of the stored tensor `suffix`; "" is the one that holds the codes.
+
+        Subclasses implement it: this one raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def infos(self, main: str) -> dict[str, TensorInfo]:
         """Return {suffix: stored tensor}; "" is the one that holds the codes, named `main`.
 
-        Names, dtypes and shapes are those of the library's own files.
+        Names, dtypes and shapes are those of the library's own files. Subclasses implement it: this
+        one raises NotImplementedError.
         """
         raise NotImplementedError
 

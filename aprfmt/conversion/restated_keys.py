@@ -151,7 +151,7 @@ def _post_processor(
 ) -> Mapping[str, Any] | None:
     """Return a tokenizer.json's post_processor that adds bos and eos as `flags` say, by role.
 
-    Its steps that add no token stay.
+    Its steps that add no token stay. None if no step is left.
     """
     read = read_tokenizer_parts(model, carried_json=True)
     assert read is not None

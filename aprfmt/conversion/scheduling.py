@@ -109,7 +109,7 @@ def write_in_source_order(
 
     `held` is {name: (output, record)}, `files` the source's files in order. `on_finished` is called
     after each output. `already_written` says which outputs an earlier run wrote; these are not
-    written.
+    written. Raises ConversionError where an output has another size than planned.
     """
     rooms = {info.name: sink.defer_tensor(info.name) for info in infos if not already_written(info)}
     numbers = {path: number for number, path in enumerate(files)}

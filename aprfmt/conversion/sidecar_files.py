@@ -38,7 +38,10 @@ def sidecar_names(source: Model) -> Sequence[str]:
 
 
 def embedded_files(source: Model) -> Mapping[str, str]:
-    """Return {name: kind} of what a single file stores in its keys where a folder has files."""
+    """Return {name: kind} of what a single file stores in its keys where a folder has files.
+
+    {} for a folder.
+    """
     if source.folder is not None:
         return {}
     found = {VOCABULARY: "tokenizer"} if has_tokenizer(source.carried) else {}

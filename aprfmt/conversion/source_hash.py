@@ -92,7 +92,10 @@ def _file_digests(files: "Sequence[Path]", stop: list[bool]) -> "dict[Path, str]
 
 
 def _stream_hashes(source: "Source") -> "dict[Path, StreamHash]":
-    """Return {path: hash} of remote files, computed from their bytes as they are fetched."""
+    """Return {path: hash} of remote files, computed from their bytes as they are fetched.
+
+    {} where all files are local.
+    """
     fetched = [path for path in source.files if isinstance(path, RemotePath)]
     if not fetched:
         return {}

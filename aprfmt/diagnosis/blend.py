@@ -99,7 +99,10 @@ def count_stages(*models: Model) -> int:
 
 
 def _differing_stages(a: Model, blend: Blend) -> list[int]:
-    """Return the numbers of the stages in which a blend differs from A, ascending."""
+    """Return the numbers of the stages in which a blend differs from A, ascending.
+
+    [] if there is none.
+    """
     keys = set(blend.weights)
     weights = {key for key in keys if key not in blend.of_a} | (set(a.roles) - keys)
     numbers = [

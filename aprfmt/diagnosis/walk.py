@@ -359,6 +359,7 @@ class Walk:
         """Measure the effect of each finding about the files on the forward pass.
 
         If a difference of the logits remains, B's own pass is examined with A as the reference.
+        Raises ArchError where A has a tensor of another shape than its hyperparameters give.
         """
         assert self.pair is not None and self.ids is not None
         for key, has, wanted in self.pair.a.resolution.coverage.misshapen[:1]:

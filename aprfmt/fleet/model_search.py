@@ -178,7 +178,8 @@ def shards_in_index(folder: Path, index: str = INDEX) -> set[str]:
 def _find_ollama(store: Path) -> Iterator[tuple[Path | Unlisted, str]]:
     """Yield (the GGUF blob, "ollama:" and the name) of every manifest of Ollama's store.
 
-    In place of the blob it is an Unlisted where the manifest cannot be read.
+    In place of the blob it is an Unlisted where the manifest cannot be read or its digests have
+    another form.
     """
     manifests = store / "manifests"
     for folder, _, names in os.walk(manifests):

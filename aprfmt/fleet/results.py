@@ -52,7 +52,7 @@ class Results:
         """Open the results file for more rows, and read those that are there.
 
         A finished Parquet file is first written as JSON lines. What follows the last whole line is
-        cut off.
+        cut off. Raises OutputError where the file cannot be opened for writing.
         """
         self.path = path
         self._seen = seen

@@ -39,7 +39,10 @@ class Limits:
 
 
 def _worker_arguments() -> list[str]:
-    """Return the command-line arguments that pass this process's --allow-http to a worker."""
+    """Return the command-line arguments that pass this process's --allow-http to a worker.
+
+    [] without that option.
+    """
     guard = sys.modules.get("aprfmt.remote.address_policy")
     return ["--allow-http"] if guard is not None and guard.POLICY.plain_http else []
 

@@ -116,7 +116,8 @@ class FileSet:
         """Return a new open file of the set, to be published as `path`.
 
         Raises OutputError at once for an existing file without `force`, for a folder, device or
-        pipe as destination, for a missing parent and for a place that cannot be written.
+        pipe as destination, for a missing parent and for a place that cannot be written. ValueError
+        after the set was published or discarded.
         """
         if self._closed:
             raise ValueError(f"{path}: the set of files is published or discarded already")
@@ -377,7 +378,10 @@ class FileSet:
         remove(old)
 
     def _publish_inside(self, target: Path) -> None:
-        """Rename the files into an existing folder together; its old files are removed."""
+        """Rename the files into an existing folder together; its old files are removed.
+
+        Raises OutputError for a set with subfolders, which cannot be renamed together.
+        """
         if self._nested:
             raise OutputError(f"{target}: {_NOT_AT_ONCE}")
         if self._staging is not None:

@@ -235,7 +235,10 @@ class StoredTensor(LazyTensor):
         return self._file.path
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return a read-only view of stored bytes [start, stop), valid until the source closes."""
+        """Return a read-only view of stored bytes [start, stop), valid until the source closes.
+
+        Raises ValueError for bytes outside the tensor, UsageError after the file was closed.
+        """
         stop = self.info.nbytes if stop is None else stop
         if not 0 <= start <= stop <= self.info.nbytes:
             raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")

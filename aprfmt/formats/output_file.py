@@ -94,7 +94,8 @@ class OutputFile:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append the bytes of a contiguous buffer; large ones are not copied.
 
-        Raises OutputError, with `errno`, for everything the system refuses.
+        Raises OutputError, with `errno`, for everything the system refuses. ValueError after it was
+        closed.
         """
         if self._fd is None:
             raise ValueError(f"{self.path}: is closed")
@@ -112,7 +113,10 @@ class OutputFile:
             self._send(view)
 
     def patch(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Overwrite bytes that were written already; the position at the end does not change."""
+        """Overwrite bytes that were written already; the position at the end does not change.
+
+        Raises ValueError for bytes that were not written yet, and after the file was closed.
+        """
         if self._fd is None:
             raise ValueError(f"{self.path}: is closed")
         view = memoryview(data).cast("B")
@@ -123,7 +127,10 @@ class OutputFile:
             write_at(self._fd, view, offset)
 
     def skip(self, nbytes: int) -> int:
-        """Move past `nbytes` that will be written later; return the offset at which they begin."""
+        """Move past `nbytes` that will be written later; return the offset at which they begin.
+
+        Raises ValueError after the file was closed.
+        """
         if self._fd is None:
             raise ValueError(f"{self.path}: is closed")
         self._flush()
@@ -138,7 +145,10 @@ class OutputFile:
         return ReservedRange(self, self.skip(nbytes), nbytes)
 
     def place(self, offset: int, data: memoryview) -> None:
-        """Write bytes at an offset that was reserved; several threads may, each its own bytes."""
+        """Write bytes at an offset that was reserved; several threads may, each its own bytes.
+
+        Raises ValueError after the file was closed.
+        """
         if self._fd is None:
             raise ValueError(f"{self.path}: is closed")
         if data:

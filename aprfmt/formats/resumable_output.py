@@ -111,7 +111,10 @@ def parse_earlier_run(data: bytes, where: str) -> EarlierRun | None:
 
 
 def _parse_line(line: bytes, where: str) -> tuple[dict[str, Any], object]:
-    """Return (the JSON object of a line without its signature, the signature or "")."""
+    """Return (the JSON object of a line without its signature, the signature or "").
+
+    Raises FormatError for a line that is not JSON or is too long.
+    """
     try:
         value = bounded_json.loads(line, where, max_bytes=_MAX_LINE, surrogates=True)
     except FormatError as error:
@@ -508,7 +511,10 @@ class ResumableFileSet(FileSet):
             return  # a file system without locks
 
     def _read_journal(self, log: int) -> EarlierRun | None:
-        """Return the parsed journal, None if it is empty; cuts off a half-written line."""
+        """Return the parsed journal, None if it is empty; cuts off a half-written line.
+
+        Raises FormatError for something that is not a journal: no regular file, or too large.
+        """
         facts = os.fstat(log)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_JOURNAL:
             raise FormatError(f"{self._journal}: is no journal; remove it")

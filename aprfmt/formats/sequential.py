@@ -119,14 +119,16 @@ class SequentialSink:
     ) -> Sequence[FileProgram]:
         """Return what each file to write holds, first the one that `amend` changes.
 
-        A FileProgram has the file's bytes and the places of its tensors, in order.
+        A FileProgram has the file's bytes and the places of its tensors, in order. Subclasses
+        implement it: this one raises NotImplementedError.
         """
         raise NotImplementedError
 
     def plan(self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> None:
         """Fix everything but the tensors' bytes, and write up to the first tensor.
 
-        `metadata` and `infos` are the file's keys and tensors, in order.
+        `metadata` and `infos` are the file's keys and tensors, in order. Raises ConversionError for
+        a second call and for a name that appears twice.
         """
         if self._programs is not None:
             raise ConversionError(f"{self._path}: is planned already; a sink is planned once")
@@ -136,7 +138,10 @@ class SequentialSink:
         self._next = next(self._steps, None)
 
     def write(self, name: str, chunks: Iterable[memoryview]) -> None:
-        """Write the next planned tensor from `chunks`, and the program's bytes after it."""
+        """Write the next planned tensor from `chunks`, and the program's bytes after it.
+
+        Raises ConversionError for another name or another number of bytes than planned.
+        """
         room = self._next_slot(name)
         if self._out is not None:
             self._last = self._out, self._out.tell()
@@ -179,7 +184,10 @@ class SequentialSink:
         self._write_checksums()
 
     def lies(self) -> tuple[OutputFile, int]:
-        """Return (file, offset) of the tensor that was written last, flushed so it can be read."""
+        """Return (file, offset) of the tensor that was written last, flushed so it can be read.
+
+        Raises ConversionError before the first tensor was written.
+        """
         if self._last is None:
             raise ConversionError(f"{self._path}: no tensor was written yet")
         self._last[0].flush()
@@ -368,7 +376,8 @@ def distribute_tensors(
 ) -> list[Sequence[TensorInfo]]:
     """Return the tensors of each shard, at most `limit` tensor bytes in one, in order.
 
-    A larger tensor gets its own shard. One shard without a limit, or if everything fits.
+    A larger tensor gets its own shard. One shard without a limit, or if everything fits. Raises
+    UsageError for a limit of 0 or less.
     """
     if limit is None:
         return [infos]

@@ -66,7 +66,11 @@ class LogprobRow:
 
 @dataclass(frozen=True)
 class LogprobTable:
-    """The positions that both sides have, and their distance; `only_*` count the others."""
+    """The positions that both sides have, and their distance; `only_*` count the others.
+
+    `bits`: all log-probabilities are equal, bit by bit. `tolerance` is what rounding of the logits
+    allows.
+    """
 
     rows: tuple[LogprobRow, ...]
     scaled: float  # root mean square of all differences in the units of a row's `rms`

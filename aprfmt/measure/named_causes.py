@@ -365,7 +365,8 @@ def join_set_commands(commands: Sequence[str]) -> str:
 def contradicted_values(b: "Model") -> dict[str, str]:
     """Return {hyperparameter: KEY=VALUE} for keys of B that its tensors contradict.
 
-    The value is the tensors', by which B is read. KEY=VALUE is quoted for a shell.
+    The value is the tensors', by which B is read. KEY=VALUE is quoted for a shell. {} where the
+    hyperparameters cannot be read.
     """
     try:
         hyper = b.hyper

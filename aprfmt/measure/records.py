@@ -33,7 +33,7 @@ class ValueStats:
     distance in float32 representations; `changed` counts elements whose values differ (NaN equals
     NaN); `nan_*` and `inf_*` are each side's own census. A NaN or infinity on one side only counts
     as changed and makes max_abs_diff infinite; `nonfinite` has the places, None where all values
-    are finite.
+    are finite. `count` is the number of elements, `cosine` the cosine similarity.
     """
 
     count: int

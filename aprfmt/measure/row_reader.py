@@ -103,7 +103,10 @@ class ComputedRows(RowReader):
     """Rows that are computed and not stored; a subclass implements `take`."""
 
     def take(self, index: "Array | list[int]") -> "Array":
-        """Return the values of these row numbers (in any order), [n, columns]."""
+        """Return the values of these row numbers (in any order), [n, columns].
+
+        Subclasses implement it: this one raises NotImplementedError.
+        """
         raise NotImplementedError
 
     @cached_property

@@ -71,7 +71,10 @@ def _side_name(side: View | None) -> str:
 
 
 def _layout_steps(a: View, b: View) -> tuple[str, ...]:
-    """Return words for the layout steps (such as a transposition) that only one side has."""
+    """Return words for the layout steps (such as a transposition) that only one side has.
+
+    () where both have the same.
+    """
     if a.steps == b.steps:
         return ()
     return (

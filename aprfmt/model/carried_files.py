@@ -18,7 +18,10 @@ BARE = "aprfmt.metadata"  # JSON {key: value}: values without a type in the targ
 
 
 def foreign_gguf_keys(model: "Model") -> Mapping[str, Any]:
-    """Return {key: [type, value]} of a source GGUF's keys, as another format embeds them."""
+    """Return {key: [type, value]} of a source GGUF's keys, as another format embeds them.
+
+    {} where the file records none.
+    """
     text = model.metadata.get(FOREIGN)
     return json_object(text, f"{model.path}: {FOREIGN}") if isinstance(text, str) else {}
 

@@ -85,7 +85,8 @@ def _layer_in_pattern(pattern: str) -> int:
 def recorded_missing(metadata: Mapping[str, Value], where: str) -> tuple[str, ...]:
     """Return the roles and role keys that the file's metadata records as missing on purpose.
 
-    Raises FormatError if the record is not a list of strings. `where` begins its message.
+    Raises FormatError if the record is not a list of strings. `where` begins its message. ()
+    without such a record.
     """
     text = metadata.get(RECORD)
     if text is None:

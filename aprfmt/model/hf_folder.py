@@ -68,6 +68,7 @@ class FolderTexts(Mapping[str, str]):
         self._names = tuple(name for name in TEXT_FILES if (folder / name).is_file())
 
     def __getitem__(self, name: str) -> str:
+        """Return the text of a file in the folder; KeyError for a name it does not list."""
         if name not in self._names:
             raise KeyError(name)
         return read_text(self._folder / name)

@@ -627,7 +627,10 @@ def weights_of_parts(model: "Model") -> Mapping[str, tuple[str, str]]:
 
 
 def _modules_to_save(model: "Model") -> tuple[str, ...]:
-    """Return the modules that a PEFT adapter stores whole (modules_to_save)."""
+    """Return the modules that a PEFT adapter stores whole (modules_to_save).
+
+    () where the configuration lists none.
+    """
     from aprfmt.model.kinds import peft_config
 
     found = peft_config(model).get("modules_to_save")

@@ -40,7 +40,10 @@ def _looks_like_repository(text: str) -> bool:
 
 
 def _similar_paths(path: Path) -> list[str]:
-    """Return up to three paths in the same folder that are spelled like this one."""
+    """Return up to three paths in the same folder that are spelled like this one.
+
+    [] where the folder cannot be listed.
+    """
     try:
         names = {name.lower(): name for name in os.listdir(path.parent) if name[:1] != "."}
     except OSError:

@@ -345,7 +345,8 @@ def read_hyperparameters(
     The container's own keys win over config.json. `tensors` and `style` are the names it is read
     under, None for its own. The reports are (that of config.json, that of the container's keys), or
     (the only one, None). Required parts are {hyperparameter: value} for parts whose presence the
-    tensors show (biases, say): whether the keys, or else the tables, require them.
+    tensors show (biases, say): whether the keys, or else the tables, require them. Raises ArchError
+    where config.json is missing and the container has no keys of its own.
     """
     from aprfmt.arch.hyperparameters import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams

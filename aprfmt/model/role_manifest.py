@@ -73,7 +73,8 @@ def _engine_parameters(
     """Yield (name, [share of each rank]) of each parameter, under published and engine names.
 
     An engine's parameter joins several published ones, such as q, k and v. Where an engine stores
-    rows of a published tensor in another order, its order counts.
+    rows of a published tensor in another order, its order counts. Raises UsageError for a parameter
+    that cannot be divided into `ranks` equal shares.
     """
     from aprfmt.arch.binding import bind_names
     from aprfmt.arch.element_moves import to_logical

@@ -66,7 +66,10 @@ def tower_rule(names: Iterable[str], unbound: Iterable[str]) -> Rename | None:
 
 
 def names_in_towers(model: "Model", names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the names that belong to a tower that the configuration describes."""
+    """Return those of the names that belong to a tower that the configuration describes.
+
+    () where the configuration describes no tower.
+    """
     if not has_towers(model.config):
         return ()
     return tuple(name for name in names if tower_name(name))

@@ -56,7 +56,10 @@ def encode_rows(
         low, high, weights = cuts[index] if cuts else (0, 0, importance)
 
         def encode_piece() -> None:
-            """Encode the piece's rows and store the bytes in `pieces`."""
+            """Encode the piece's rows and store the bytes in `pieces`.
+
+            Raises CodecError for an encoding that needs more than one stored tensor.
+            """
             part = values if len(pieces) == 1 else rows[low:high]
             found = encode(encoding, part, fma=fma, importance=weights)
             if list(found) != [""]:

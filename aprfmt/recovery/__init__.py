@@ -75,7 +75,8 @@ def repair(
     `manifest` is by default the one next to the copy or the broken file. `compare` compares all
     bytes with a copy at an address, which fetches it; a copy on this machine always is compared.
     Raises UsageError where the files are not of one model or nothing says that anything is wrong,
-    Unrepaired where the result does not have the digest it should.
+    Unrepaired where the result does not have the digest it should. An AssertionError is a bug: such
+    a result was published.
     """
     with ExitStack() as stack:
         here = stack.enter_context(closing(open_bytes(broken)))
@@ -172,7 +173,8 @@ def _same_shape_and_encoding(one: TensorInfo, other: TensorInfo) -> bool:
 def _manifest_row(manifest: Path | None, copy: Path, broken: Path) -> Mapping[str, Any] | None:
     """Return the file's row of a manifest, with the manifest's `tensors`; None without a manifest.
 
-    Without a given one it is looked for next to the copy and the broken file.
+    Without a given one it is looked for next to the copy and the broken file. Raises UsageError for
+    a manifest without a row of either file.
     """
     if manifest is None:
         beside = [manifest_path(copy), manifest_path(broken)]

@@ -31,7 +31,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
     Every shard is one that is named like the set (`model-*.safetensors`). What the old index says
     besides names and `total_size` is kept. Raises UsageError where there are no shards or one of a
     numbered set is missing, FormatError for a shard that cannot be read and for a name that two
-    shards hold: then nothing is written.
+    shards hold, OutputError for an `output` that exists without `force`: then nothing is written.
     """
     path = folder if folder.name.endswith(".index.json") else folder / INDEX
     if not path.parent.is_dir():

@@ -246,7 +246,7 @@ class Client:
 
         `before` is the target that redirected here, and `sent` are the headers. An idle connection
         that the server has closed meanwhile is replaced once. Raises RemoteError where the
-        connection is not allowed. `where` begins messages.
+        connection is not allowed, ConnectionCut where it was closed twice. `where` begins messages.
         """
         proxy, addresses = self._find_route(to)
         line, sent = to.line, {"Accept-Encoding": "identity", **_OURS, **sent}

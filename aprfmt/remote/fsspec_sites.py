@@ -87,7 +87,7 @@ class FsspecSite:
     def _request_info(self, inner: str) -> Any:
         """Return fsspec's dict of facts on a file or folder, asked anew; None if it is absent.
 
-        `inner` is the name within the file system.
+        `inner` is the name within the file system. Raises RemoteError for every other failure.
         """
         try:
             with TRAFFIC.request():
@@ -122,7 +122,8 @@ class FsspecSite:
     def names(self, inner: str) -> list[str]:
         """Return the names of the files in a folder.
 
-        `inner` is the name within the file system.
+        `inner` is the name within the file system. Raises RemoteError where the folder cannot be
+        read.
         """
         try:
             with TRAFFIC.request():
@@ -174,7 +175,8 @@ class FsspecSite:
     def one_pass(self, inner: str, facts: FileFacts) -> str:
         """Return the SHA-256 of the file, read from its beginning to its end once more.
 
-        `facts` are not used, as in `fetch`. `inner` is the name within the file system.
+        `facts` are not used, as in `fetch`. `inner` is the name within the file system. Raises
+        RemoteError where it cannot be read.
         """
         where, digest = self._address(inner), hashlib.sha256()
         try:

@@ -326,7 +326,8 @@ class HubSite:
     def _fetch_whole(self, inner: str, row: _Row) -> bytes:
         """Return a small file whole, checked against its size and git's SHA-1; requested once.
 
-        `inner` is the path of the file in the repository.
+        `inner` is the path of the file in the repository. Raises RemoteError where access is
+        denied, or where size or SHA-1 are others.
         """
         if inner not in self._wholes:
             most = min(row.size, MAX_PLAIN)

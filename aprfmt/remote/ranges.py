@@ -146,7 +146,10 @@ class RangeReader:
         """
 
         def check_whole(status: int, found: Headers) -> int:
-            """Return how many bytes of the answer to read; -most where it does not say how many."""
+            """Return how many bytes of the answer to read; -most where it does not say how many.
+
+            Raises RemoteError for more than `most` bytes.
+            """
             _check_status(status, found, where, 200)
             length = None if "transfer-encoding" in found else content_length(found)
             if length is None:

@@ -17,7 +17,10 @@ _TORCH_DTYPES: Mapping[str, str] = {
 
 
 def as_torch(view: "View") -> Any:
-    """Return a tensor's decoded values as a new torch tensor on the CPU (see `View.torch`)."""
+    """Return a tensor's decoded values as a new torch tensor on the CPU (see `View.torch`).
+
+    Raises BackendUnavailableError without torch.
+    """
     try:
         import torch
     except ImportError as error:

@@ -244,7 +244,8 @@ def _find_dialect(
 ) -> Mapping[str, FoundWeight]:
     """Return {weight: its stored tensors} for the dialects (GPTQ, AWQ, ...) that config.json names.
 
-    `fault` is called with each error; the tensors concerned are left out.
+    `fault` is called with each error; the tensors concerned are left out. {} where config.json
+    names none that is known.
     """
     section = quantization_section(config)
     if section is None:

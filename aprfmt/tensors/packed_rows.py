@@ -47,7 +47,10 @@ class PackedRows:
         return out
 
     def _decode_into(self, out: "NDArray[Any]", which: int, row: "NDArray[Any]") -> None:
-        """Fill `out` with the rows `row` of stored tensor number `which`."""
+        """Fill `out` with the rows `row` of stored tensor number `which`.
+
+        Raises CodecError, with the tensor's name, for parts that cannot be decoded.
+        """
         name = self._stored[which].info.name
         try:
             laid = self._layout(which)

@@ -333,7 +333,10 @@ class View:
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def __dlpack__(self, **wishes: Any) -> Any:
-        """Return the decoded values as a DLPack capsule (`torch.from_dlpack`); CPU, new memory."""
+        """Return the decoded values as a DLPack capsule (`torch.from_dlpack`); CPU, new memory.
+
+        Raises BufferError for copy=False: stored values are decoded, which makes a copy.
+        """
         if wishes.get("copy") is False:
             raise BufferError(f"{self.name}: {self.encoding} is decoded to new memory; copy=False")
         return self.numpy().__dlpack__(**wishes)

@@ -96,7 +96,10 @@ def _check_content(
 def _check_refusals(
     spec: FormatSpec, path: Path, data: Mapping[str, tuple[TensorInfo, bytes]], folder: Path
 ) -> None:
-    """Raise AssertionError unless writing spares existing files and leaves no unfinished one."""
+    """Raise AssertionError unless writing spares existing files and leaves no unfinished one.
+
+    The unfinished one is of a write that a KeyboardInterrupt stops.
+    """
     before = path.read_bytes()
     try:
         write_file(spec, path, data)

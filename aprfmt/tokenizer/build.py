@@ -64,7 +64,10 @@ def _bpe_model(
 
 
 def _byte_level_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
-    """Return normalizer, pre_tokenizer, decoder and model of a byte-level vocabulary."""
+    """Return normalizer, pre_tokenizer, decoder and model of a byte-level vocabulary.
+
+    Raises UnsupportedError for a vocabulary that does not name its pre-tokenizer.
+    """
     if not vocabulary.pre:
         raise UnsupportedError(
             f"{where}: does not say how its text is split (tokenizer.ggml.pre); set it, or use the "

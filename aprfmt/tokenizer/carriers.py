@@ -80,7 +80,8 @@ def _gguf_vocabulary(
 ) -> dict[str, Value | TypedValue]:
     """Return the GGUF keys of a vocabulary that did not come from a GGUF.
 
-    `data` is the parsed tokenizer.json, None where there is none.
+    `data` is the parsed tokenizer.json, None where there is none. Raises ConversionError for a kind
+    of tokenizer that GGUF cannot store.
     """
     if vocabulary.kind not in _MODEL_NAMES:
         raise ConversionError(
@@ -228,7 +229,10 @@ def _apr_keys_from_gguf(model: "Model") -> dict[str, Value]:
 
 
 def _gguf_keys_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
-    """Return the GGUF keys that an APR was made from, with current values; {} for others."""
+    """Return the GGUF keys that an APR was made from, with current values; {} for others.
+
+    Raises FormatError for a damaged record of them.
+    """
     text = carried.model.metadata.get(keys.APR_GGUF)
     if carried.model.key_style != "apr" or not isinstance(text, str):
         return {}

@@ -154,6 +154,7 @@ def effective_added_tokens(
 
     These are tokenizer.json's own, and those that transformers adds from tokenizer_config.json:
     `added_tokens_decoder` (its flags win) and special tokens named there that are not yet added.
+    Raises FormatError where the list or the id of a token is damaged.
     """
     found: dict[str, dict[str, Any]] = {}
     rows = data.get("added_tokens") or []
@@ -229,7 +230,10 @@ def special_texts(carried: Carried) -> dict[str, str]:
 
 
 def _extra_special_texts(config: Mapping[str, Any]) -> list[str]:
-    """Return the texts of additional special tokens in tokenizer_config.json."""
+    """Return the texts of additional special tokens in tokenizer_config.json.
+
+    [] if it lists none.
+    """
     found = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
     values = found.values() if isinstance(found, Mapping) else found
     if not isinstance(values, Sequence) and not isinstance(found, Mapping):

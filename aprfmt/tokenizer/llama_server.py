@@ -174,7 +174,8 @@ _SIZES: Mapping[str, int] = {
 def _ask_child(payload: bytes) -> dict[str, Any]:
     """Run the child on a request and return its answer; {"failed": why} if there is none.
 
-    The child's process group ends with it.
+    The child's process group ends with it. Raises BackendUnavailableError where the child cannot be
+    started.
     """
     try:
         child = start_library_child(_CHILD)

@@ -64,7 +64,10 @@ _KEPT: list[Any] = []  # a server that nothing refers to ends
 
 
 def _start_program(program: str, model: str) -> tuple[str, int]:
-    """Start llama-server on a free port, wait until it is ready; return (name, port)."""
+    """Start llama-server on a free port, wait until it is ready; return (name, port).
+
+    Raises RuntimeError where it ends before that, or is not ready in time.
+    """
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port = int(probe.getsockname()[1])

@@ -69,7 +69,10 @@ def render_messages(
 
 
 def _special_texts(carried: Carried) -> dict[str, str]:
-    """Return {role: text} of the special ids in the metadata."""
+    """Return {role: text} of the special ids in the metadata.
+
+    {} where the metadata has no list of tokens.
+    """
     tokens = carried.metadata_value(TOKENS)
     if not isinstance(tokens, Sequence) or isinstance(tokens, str):
         return {}

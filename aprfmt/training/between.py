@@ -44,6 +44,8 @@ class GradientDistances:
     """One gradient in all runs: each one's relative distance from float64, and what it may be.
 
     `update` are the relative distances of the optimizer's steps, () for points and without one.
+    `parameter` is False for the gradient at a point. `apart` are the distances by run, `allowed`
+    the largest ones that rounding explains, `wrong` the numbers of the runs beyond that.
     """
 
     key: str

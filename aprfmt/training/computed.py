@@ -151,7 +151,10 @@ def compute_gradients(
     dtype: str = "float64",
     trained_in: str | None = None,
 ) -> tuple[ComputedGradients, BatchNumbers]:
-    """Return (the gradients of a batch's mean loss over its labels, the batch's numbers)."""
+    """Return (the gradients of a batch's mean loss over its labels, the batch's numbers).
+
+    Raises UsageError where the memory of the device does not suffice.
+    """
     with explaining_missing_torch():
         from aprfmt.inference.gradients.memory import gradient_memory
         from aprfmt.inference.gradients.of_batch import Activations, batch_gradients

@@ -31,7 +31,9 @@ class UpdateFacts:
     `moved` elements differ as stored, `one_step` of them by one step of the stored type (its
     smallest change). `step` is the size of the step in the usual element, `decay` the share of the
     weight that the step took away, each None where the elements do not say it. `arrived` is the
-    share of the expected update that is in the weight, None where none was expected.
+    share of the expected update that is in the weight, None where none was expected. `norm` is the
+    L2 norm of the change, `largest` its largest absolute value. `nonfinite` elements are not finite
+    on one side or both, and are left out of these.
     """
 
     elements: int

@@ -18,7 +18,11 @@ CHUNK = 1 << 21  # elements of a piece; a dozen arrays of this size are held at 
 
 @dataclass
 class Sums:
-    """Running sums over the pieces of one parameter."""
+    """Running sums over the pieces of one parameter.
+
+    Integers count elements. The others are `squares`, the sum of squares of the change, `largest`,
+    its largest absolute value, and `weight`.
+    """
 
     elements: int = 0
     moved: int = 0

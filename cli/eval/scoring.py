@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What `aprfmt eval` was asked to score, and how texts are cut into windows."""
+    """What `aprfmt eval` was asked to score, and how texts are cut into windows.
+
+    `ids` are token ids as text, `overlap` tokens shared by neighbouring windows, `reported` is what
+    `parse_reported` returns, `within` the relative difference allowed to it, `against` a second
+    model. `draft` measures a draft head, of whose tokens at least `least_accepted` must be
+    accepted.
+    """
 
     texts: tuple[Path, ...]
     samples: Path | None
@@ -48,7 +54,8 @@ class EvalRequest:
 def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
     """Score texts with one model or with two, print the losses, and return the exit code.
 
-    `asked` says what to score, `where` has the options of the run.
+    `asked` says what to score, `where` has the options of the run. Raises UsageError for --draft
+    together with --against.
     """
     from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import plan_windows, score_windows

@@ -58,7 +58,7 @@ def run_parity(
 
     `text` is the model, `base` the model before quantization, `calibrate` the file to write
     tolerances to, `repeats` the sequences to calibrate with. `asked` says what is compared,
-    `wanted` what is written of it.
+    `wanted` what is written of it. Raises UsageError for `base` together with --through.
     """
     from aprfmt.inference.device import parse_run
 

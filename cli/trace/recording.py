@@ -150,7 +150,7 @@ def unreached_points(
 ) -> tuple[NotCompared, ...]:
     """Return an item for each wanted point that the model has and that the budget left.
 
-    `keys` are the wanted points, `trace` is what was recorded of them.
+    `keys` are the wanted points, `trace` is what was recorded of them. () without a budget.
     """
     if budget is None:
         return ()

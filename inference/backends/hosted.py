@@ -238,14 +238,16 @@ class Hosted:
 
         `logits` are [tokens, n_experts]. Everything stays on the device. `bias` [n_experts] is
         added to the scores for the choice only. `rounds`: the experts' weights are rounded to the
-        dtype. `scale` [n_experts] multiplies them. Only backends with `can_stack_experts` have it.
+        dtype. `scale` [n_experts] multiplies them. Only backends with `can_stack_experts` have it;
+        the others raise NotImplementedError.
         """
         raise NotImplementedError
 
     def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
         """Return the blocks of a choice made on the host, as `route_blocks` does of its own choice.
 
-        `experts` and `weights` are [tokens, used]. Only backends with `can_stack_experts` have it.
+        `experts` and `weights` are [tokens, used]. Only backends with `can_stack_experts` have it;
+        the others raise NotImplementedError.
         """
         raise NotImplementedError
 
@@ -262,7 +264,7 @@ class Hosted:
 
         Each row is multiplied by its number of `weights` [tokens, used]; None: by none. Products
         and sums are rounded as `add_weighted` rounds them. Only backends with `can_stack_experts`
-        have it.
+        have it; the others raise NotImplementedError.
         """
         raise NotImplementedError
 

@@ -320,7 +320,11 @@ def _open_npy(path: Path) -> _FileArray:
 
 
 def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
-    """Return {name: (shape, dtype)} of raw files, as shapes.json says them; {} without it."""
+    """Return {name: (shape, dtype)} of raw files, as shapes.json says them; {} without it.
+
+    Raises FormatError where shapes.json is not an object, or gives a size or dtype that cannot be
+    read.
+    """
     path = folder / SHAPES_FILE
     if not path.is_file():
         return {}
@@ -402,7 +406,10 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
         names = _names_without_stem(list(source.tensors), path.stem)
 
     def read(name: str) -> Numbers:
-        """Return the array of this name, floats as float32 or float64."""
+        """Return the array of this name, floats as float32 or float64.
+
+        Raises FormatError for a tensor that cannot be decoded.
+        """
         tensor = source.tensors[names[name]]
         encoding = tensor.info.encoding
         try:

@@ -425,7 +425,8 @@ def _join_pass(
 
     `rows` are the arrays of `step` by name and rank. `stream` is the data-parallel rank whose
     requests are read. An array whose division is unclear is left out, with the reason in the pass's
-    `left`.
+    `left`. Raises FormatError where ranks contradict each other or the layout, and where no array
+    is left.
     """
     made = Pass(step, stream)
     made.texts = rows.texts

@@ -51,8 +51,9 @@ def run_llama_cpp(
 
     Values can be fetched inside the `with`. `wanted` are the keys to record (None: all),
     `positions` and `logits_rows` the rows of them. `threads` is the number of threads (None: all
-    cores). `hashes`: also record the SHA-256 of values. Raises BackendUnavailableError without the
-    library, ArchError for a model it does not load.
+    cores). `hashes`: also record the SHA-256 of values. Raises UsageError for another `choice` than
+    cpu:float32, BackendUnavailableError without the library, ArchError for a model it does not
+    load.
     """
     if choice.dtype != "float32" or not choice.device.startswith("cpu"):
         raise UsageError(f"{choice}: llama.cpp is run as cpu:float32 here; leave the rest out")

@@ -162,7 +162,10 @@ class _Lines:
         self.ids: list[int] | None = None
 
     def _next_line(self) -> str | None:
-        """Return the next line without its logger's prefix; None at the end."""
+        """Return the next line without its logger's prefix; None at the end.
+
+        Raises FormatError for a line of MAX_LINE characters or more.
+        """
         line = self._file.readline(MAX_LINE)
         self.number += 1
         if len(line) == MAX_LINE:

@@ -167,7 +167,8 @@ def _parse_sglang(
 ) -> Logprobs:
     """Return ids and log-probabilities of prompt and output in SGLang's `meta_info`.
 
-    Each entry is [log-probability, id, text]. `said` is the whole answer.
+    Each entry is [log-probability, id, text]. `said` is the whole answer. Raises ValueError where
+    the prompt's ids are not known.
     """
     first = meta.get("input_token_logprobs") or []
     after = meta.get("output_token_logprobs") or []
@@ -231,7 +232,8 @@ def _parse_completion(
     """Return ids and log-probabilities of a completion, with or without its prompt.
 
     With echo it begins with the prompt, whose first token has none. `out` are the ids if the answer
-    has them.
+    has them. Raises ValueError where tokens and log-probabilities are not as many, or where the
+    prompt's ids are not known.
     """
     # Find the ids of the listed tokens, and those before them.
     values = said["token_logprobs"]

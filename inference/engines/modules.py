@@ -223,7 +223,10 @@ class ModuleReader:
         return any(self._collector.record_key(name) is not None for name in names)
 
     def _add(self, reading: ModuleReading, values: Numbers, rows: Sequence[int] | None) -> bool:
-        """Record the part of a value that is one point; return whether the model has the point."""
+        """Record the part of a value that is one point; return whether the model has the point.
+
+        Raises ValueError for the value of more than one sequence.
+        """
         # Leave out readings that this model cannot mean.
         point, layer, name = reading.point.name, reading.layer, reading.name
         collector = self._collector

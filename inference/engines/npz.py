@@ -51,7 +51,11 @@ class NpzFile:
     """
 
     def __init__(self, path: Path, stack: ExitStack, file: BinaryIO | None = None) -> None:
-        """Open the archive and read every array's header; sizes are checked first."""
+        """Open the archive and read every array's header; sizes are checked first.
+
+        Raises FormatError for a file that is no .npz or declares too much, UnsupportedError for a
+        zip that Python cannot read.
+        """
         self.path = path
         if file is None:
             file = stack.enter_context(os.fdopen(open_regular(path), "rb"))
@@ -79,7 +83,10 @@ class NpzFile:
                 self.arrays[key], self._fortran[key] = self._header(file, key, member)
 
     def _member_key(self, member: zipfile.ZipInfo) -> str:
-        """Return the array's name of a member; FormatError if it is no array or too large."""
+        """Return the array's name of a member; FormatError if it is no array or too large.
+
+        UnsupportedError if it is encrypted.
+        """
         name = member.filename
         if not name.endswith(".npy"):
             raise FormatError(
@@ -128,7 +135,10 @@ class NpzFile:
         return read_header(file, f"{self.path}: {_short_text(key)!r}", member.file_size)
 
     def read(self, key: str) -> Numbers:
-        """Return one array; FormatError if the stream does not fit its header."""
+        """Return one array; FormatError if the stream does not fit its header.
+
+        TruncatedError if it ends before.
+        """
         shape, dtype = self.arrays[key]
         size = math.prod(shape) * dtype.itemsize
         member = self._members[key]
@@ -160,7 +170,9 @@ def read_header(
     """Return ((shape, dtype), whether the order is Fortran's) of an .npy array.
 
     `size` are the array's bytes. Afterwards `file` is positioned after the header. The header is
-    not evaluated as Python, and its sizes must fit the bytes that follow. Raises FormatError.
+    not evaluated as Python, and its sizes must fit the bytes that follow. Raises FormatError for a
+    header of another form, TruncatedError for one that is cut, UnsupportedError for a dtype that is
+    not numbers.
     """
     # The fixed part: magic, version and length.
     magic = file.read(8)
@@ -277,6 +289,7 @@ def _execution_order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[st
     """Return (keys in execution order, keys in `__order__` that the file lacks).
 
     Keys that `__order__` does not name come last. Without it `keys` are returned as they are.
+    Raises FormatError where `__order__` is not a list of names.
     """
     if ORDER not in file.arrays:
         return keys, []

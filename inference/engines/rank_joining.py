@@ -148,7 +148,7 @@ def _layout_by_size(
     """Return how ranks divide an array (rows, columns or not), by sizes of arrays and model.
 
     `rows` are the ranks' arrays, `tokens` the length of the step (None: unknown). FormatError if
-    sizes do not fit or leave it open.
+    sizes do not fit, UnclearLayoutError if they leave it open.
     """
     count = len(rows)
     shapes = [row.shape for row in rows]
@@ -323,7 +323,7 @@ def _join_by_dims(name: str, rows: Sequence[JoinedArray], said: Division) -> Joi
 def _join_zigzag(name: str, rows: Sequence[JoinedArray], at: int) -> JoinedArray:
     """Return halves joined from both ends: rank i of n holds chunks i and 2n-1-i of 2n.
 
-    `at` is the dimension.
+    `at` is the dimension. Raises FormatError where the size of a rank is odd.
     """
     if any(row.shape[at] % 2 for row in rows):
         raise FormatError(f"{name}: {rows[0].shape[at]} rows of a rank are no two equal chunks")

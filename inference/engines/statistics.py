@@ -49,7 +49,10 @@ def is_table(path: Path) -> bool:
 
 
 def _table_rows(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return {name: its columns}; {} if the file is not a table of statistics."""
+    """Return {name: its columns}; {} if the file is not a table of statistics.
+
+    Raises FormatError for more than MAX_ROWS rows and for a damaged CSV.
+    """
     # JSON: an object of names, or one under "statistics".
     if path.suffix == ".json":
         said = loads(_read_table(path), str(path), max_bytes=MAX_BYTES)

@@ -40,11 +40,11 @@ class TorchProducts(TorchBackend):
     _scratch: dict[torch.device, list[torch.Tensor]]
 
     def _set_device(self, device: torch.device) -> None:
-        """Make a device the current one; implemented by CudaBackend."""
+        """Make a device the current one; by CudaBackend, else NotImplementedError."""
         raise NotImplementedError
 
     def _constant(self, x: Numbers, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a small array on the device; implemented by CudaBackend."""
+        """Return a small array on the device; by CudaBackend, else NotImplementedError."""
         raise NotImplementedError
 
     def _refuse_in_recording(self, what: str) -> None:

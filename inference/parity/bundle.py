@@ -57,7 +57,8 @@ class ReproductionBundle:
 
     `runs` are the reference and the other as `torch:cpu:float32`; `found` is the other's result.
     `shadow`: the other run was an engine that computes no single operation, and `found` is its
-    recorded value.
+    recorded value. `expected` is the reference's result. `residual` is the distance of the two,
+    `bound` the largest one that rounding explains.
     """
 
     cell: OperationCell
@@ -76,6 +77,8 @@ class ReplayResult:
 
     `reference` is the reference's result now against the recorded one, `other` the other run's now
     against the recorded one, None for an engine; `apart` is the distance of the two results now.
+    `recorded` is the distance of the two recorded results, `bound` the largest one that rounding
+    explains. `largest` is the largest difference of one element, `at` its index.
     """
 
     key: str
@@ -345,8 +348,8 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
 def replay_bundle(path: Path, between: Sequence[str] = ()) -> ReplayResult:
     """Run a reproduction again without the model, and return how its results differ now.
 
-    It runs on its recorded runs, or on the two of `between`. Raises BackendUnavailableError for a
-    run that is not possible here.
+    It runs on its recorded runs, or on the two of `between`. Raises UsageError where `between` is
+    not two runs, BackendUnavailableError for a run that is not possible here.
     """
     bundle = load_bundle(path)
     if len(between) not in (0, 2):

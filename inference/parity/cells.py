@@ -35,8 +35,9 @@ class RunFacts:
 class Flip:
     """A token whose argmax differs: by how much each run preferred its own, in logits.
 
-    `largest` is the largest difference of a logit in that row; `explained` says that the logits
-    are within their tolerance, so that rounding may turn a margin this small.
+    `largest` is the largest difference of a logit in that row; `explained` says that the logits are
+    within their tolerance, so that rounding may turn a margin this small. `a` and `b` are the ids
+    of the two argmax tokens, `margin_a` and `margin_b` the margins of each run.
     """
 
     position: int
@@ -52,8 +53,10 @@ class Flip:
 class LogitsDiff:
     """The reference's logits `a` and another run's `b` over the same rows.
 
-    `argmax` and `top_k` are shares of rows and of the k best that agree; `kl_*` the divergence of
-    b from a in nats; `ce_*` the mean loss of the next ids in nats, None for a single token.
+    `argmax` and `top_k` are shares of rows and of the k best that agree; `kl_*` the divergence of b
+    from a in nats; `ce_*` the mean loss of the next ids in nats, None for a single token. `rel_l2`
+    is the relative L2 distance of all logits, `max_abs` the largest difference of one, `flips` are
+    the rows whose argmax differs.
     """
 
     rows: int
@@ -78,9 +81,10 @@ class LogitsDiff:
 class ExpertFlip:
     """A token that went to other experts.
 
-    `gap` is by how much the reference's router preferred the expert it lost (logits), `largest`
-    the largest difference of a router logit there; a gap that two such differences can close is
-    `explained` by rounding.
+    `gap` is by how much the reference's router preferred the expert it lost (logits), `largest` the
+    largest difference of a router logit there; a gap that two such differences can close is
+    `explained` by rounding. `key` is the point of the router, `gone` and `came` are the numbers of
+    the experts that only the reference or only the other run chose.
     """
 
     key: str
@@ -153,8 +157,8 @@ class RunPair:
     """One run compared with the reference.
 
     `first` is the first point beyond its tolerance, `operations` what was found by running single
-    operations of such points on equal inputs, `first_operation` the first that is wrong by
-    itself. `cell` reproduces it, and is no part of the JSON.
+    operations of such points on equal inputs, `first_operation` the first that is wrong by itself.
+    `cell` reproduces it, and is no part of the JSON. `a` and `b` are the numbers of the two runs.
     """
 
     a: int

@@ -316,7 +316,10 @@ class _ShadowRecorder(CallRecorder):
         self._found = found
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Compare the model's value with the trace's; return the trace's for the pass."""
+        """Compare the model's value with the trace's; return the trace's for the pass.
+
+        Raises StopPass after the last point that is wanted, which ends the pass.
+        """
         key = key_name(point, layer)
         mine = np.asarray(self._patched.backend.to_numpy(x))
         self._recorded.shapes.setdefault(key, mine.shape)

@@ -87,7 +87,11 @@ COARSE = (
 
 @dataclass
 class LayerTensors:
-    """The tensors of a layer: values of both sides by role, and A's with the folds made."""
+    """The tensors of a layer: values of both sides by role, and A's with the folds made.
+
+    `start` is the prefix of the layer's keys, "" outside layers. `pairs` has the tensors of all
+    layers by key.
+    """
 
     context: PairContext
     start: str
@@ -434,7 +438,8 @@ def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]
 def _wrong_norm_explanations(layer: LayerTensors) -> dict[str, Finding]:
     """Return {tensor key: finding} of factors taken out of a norm that does not feed the products.
 
-    The columns of products hold them; the norm that feeds these products is as it was.
+    The columns of products hold them; the norm that feeds these products is as it was. {} where no
+    such factors are found.
     """
     if not layer.start:
         return {}

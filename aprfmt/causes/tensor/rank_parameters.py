@@ -66,7 +66,10 @@ def _explain_parameter(
     keys: Sequence[str],
     rows: Mapping[str, TensorDiff],
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a parameter whose pieces are all the published model's."""
+    """Return {tensor key: finding} of a parameter whose pieces are all the published model's.
+
+    {} where that does not explain every difference of the parameter.
+    """
     published, layout = context.models["a"], reading.layout
     hp = published.hyper
     arrays: list[Array] = []

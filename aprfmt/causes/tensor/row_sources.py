@@ -155,7 +155,7 @@ def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
 def source_runs(at: "Array") -> list[tuple[int, int, int]]:
     """Return (first row, its source, length) of every run of consecutive sources.
 
-    `at` holds the source of each row. A run of unknown rows has the source -1.
+    `at` holds the source of each row. A run of unknown rows has the source -1. [] without rows.
     """
     if not len(at):
         return []

@@ -225,7 +225,10 @@ def _listed_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
 
 
 def _unknown_template_tokens(a: StatedTokenizer, b: StatedTokenizer) -> tuple[str, ...]:
-    """Return a sentence for each side whose template names tokens that its vocabulary lacks."""
+    """Return a sentence for each side whose template names tokens that its vocabulary lacks.
+
+    () where both sides have the same template and tokens.
+    """
     if a.template == b.template and a.vocabulary.tokens == b.vocabulary.tokens:
         return ()
     return tuple(

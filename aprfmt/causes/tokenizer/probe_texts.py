@@ -104,7 +104,10 @@ def _special_texts(side: StatedTokenizer) -> dict[str, None]:
 
 
 def _merge_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
-    """Return the texts of some merges that one side lacks, or that have another rank."""
+    """Return the texts of some merges that one side lacks, or that have another rank.
+
+    [] where the merges are equal.
+    """
     left, right = (list(side.vocabulary.merges or ()) for side in (a, b))
     if left == right:
         return []

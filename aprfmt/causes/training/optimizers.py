@@ -29,7 +29,9 @@ class Recipe:
 
     `step` is the number of this step from 1, None where it is not known. `clip` is the largest norm
     of all gradients, None where they are not clipped. `decay_on` says what decays: all parameters,
-    or matrices alone (no norm and no bias); "" where that is not said.
+    or matrices alone (no norm and no bias); "" where that is not said. `b1` and `b2` are the decay
+    rates of the moments, `wd` the weight decay, `eps` the number added to the denominator. `sign`
+    is -1 where the step goes up the gradient.
     """
 
     name: str = "adamw"

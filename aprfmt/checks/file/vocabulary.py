@@ -180,7 +180,11 @@ def check_ids(ctx: CheckContext) -> Result:
 
 
 def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
-    """Return a failure for each id in the post-processor that is not its token's id."""
+    """Return a failure for each id in the post-processor that is not its token's id.
+
+    [] where the tokenizer cannot be read, is absent, or is stored as lists, without a
+    tokenizer.json.
+    """
     try:
         side = ctx.stated
     except AprfmtError:
@@ -431,7 +435,10 @@ def check_template(ctx: CheckContext) -> Result:
 
 
 def _find_unknown_tokens(ctx: CheckContext) -> list[Finding]:
-    """Return a failure for each control token of the template that the vocabulary lacks."""
+    """Return a failure for each control token of the template that the vocabulary lacks.
+
+    [] where the tokenizer cannot be read, which another check reports.
+    """
     try:
         side = ctx.stated
     except AprfmtError:

@@ -103,7 +103,10 @@ def _read_lz4_length(block: memoryview, at: int, nibble: int) -> tuple[int, int]
 
 
 def _expand_zstd(head: bytes, packed: memoryview, limit: int, where: str) -> bytearray:
-    """Return header `head` and the expanded Zstd frame; FormatError if it is damaged."""
+    """Return header `head` and the expanded Zstd frame; FormatError if it is damaged.
+
+    UnsupportedError without the package that expands Zstd, or beyond `limit` bytes.
+    """
     try:
         import zstandard
     except ImportError as error:

@@ -97,7 +97,11 @@ def padding_bytes(count: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first 64 bytes of an APR v2 file."""
+    """The first 64 bytes of an APR v2 file.
+
+    Offsets are bytes from the start of the file, `metadata_size` is in bytes. `checksum` is the
+    header's.
+    """
 
     magic: bytes
     major: int

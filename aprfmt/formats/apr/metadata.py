@@ -232,7 +232,10 @@ def _refuse_non_finite(value: float, where: str, key: str) -> None:
 
 
 def _shortest_digits(value: float) -> tuple[str, int]:
-    """Return (digits, power of ten) of the shortest decimal of a positive float32."""
+    """Return (digits, power of ten) of the shortest decimal of a positive float32.
+
+    Nine digits are always enough. AssertionError if they are not.
+    """
     for precision in range(1, 10):
         mantissa, _, power = f"{value:.{precision - 1}e}".partition("e")
         nearest = int(mantissa.replace(".", ""))

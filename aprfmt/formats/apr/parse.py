@@ -75,7 +75,8 @@ def _parse_compressed(
 def _read_header(buffer: Region, where: str, faults: Faults) -> tuple[Header, bool]:
     """Return (the checked header, whether its magic is a legacy one).
 
-    Adds a fault for a wrong checksum; UnsupportedError for other versions and formats.
+    Adds a fault for a wrong checksum. Raises TruncatedError for a file shorter than a header,
+    FormatError for another magic, UnsupportedError for other versions and formats.
     """
     if len(buffer) < HEADER_SIZE:
         raise TruncatedError(
@@ -248,7 +249,10 @@ def _read_index(parsed: ParsedApr) -> None:
 
 
 def _find_index(parsed: ParsedApr) -> Cursor:
-    """Return a cursor at the index; FormatError if the header's offset or count is impossible."""
+    """Return a cursor at the index; FormatError if the header's offset or count is impossible.
+
+    UnsupportedError for an index of JSON.
+    """
     header, where = parsed.header, parsed.where
     start = header.index_offset
     metadata_end = parsed.metadata_end
@@ -301,7 +305,8 @@ def _read_entry(
 ) -> tuple[bytes, IndexEntry]:
     """Return (bytes of the name, index entry number `number`); its faults are reported.
 
-    Entries are sorted by the name's bytes, which must be unique.
+    Entries are sorted by the name's bytes, which must be unique. Raises FormatError for too many
+    dimensions, TruncatedError where the file ends before.
     """
     where = cursor.where
     what, at = f"index entry {number}", cursor.offset

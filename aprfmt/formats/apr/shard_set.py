@@ -61,7 +61,8 @@ def open_siblings(
 ) -> AprSource:
     """Return the open model of the set that an opened shard belongs to, by its file name.
 
-    `read` opens one shard. `partial` allows missing ones, each with a note.
+    `read` opens one shard. `partial` allows missing ones, each with a note. Without `partial`,
+    FormatError for a missing shard, and where the file's name does not give those of the others.
     """
     place = shard_number_of(opened.parsed)
     if place is None:

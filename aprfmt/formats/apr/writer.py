@@ -114,7 +114,8 @@ class AprSink(sequential.SequentialSink):
         """Return what each shard and their manifest hold, as FilePrograms.
 
         `parts` are the tensors of each shard, `plain` is the metadata, `flags` are those of the
-        headers. Only the first shard has the custom keys.
+        headers. Only the first shard has the custom keys. Raises ConversionError for more than
+        MAX_SHARDS shards.
         """
         where, count = str(self._path), len(parts)
         if count > MAX_SHARDS:

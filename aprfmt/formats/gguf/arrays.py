@@ -67,7 +67,7 @@ class StoredArray(Sequence[Any]):
         return list(self)
 
     def _decode_element(self, index: int) -> Any:
-        """Return element `index`, decoded; subclasses say how."""
+        """Return element `index`, decoded; NotImplementedError unless a subclass says how."""
         raise NotImplementedError
 
     def _cursor_at(self, offset: int) -> Cursor:
@@ -310,7 +310,8 @@ def read_length(cursor: Cursor, what: str) -> int:
 def _skip_arrays(cursor: Cursor, count: int, what: str) -> tuple["array[int]", str]:
     """Move past `count` arrays, which may hold arrays, without recursion.
 
-    Returns (offset of every 64th, the part of the type's name that all of them share).
+    Returns (offset of every 64th, the part of the type's name that all of them share). Raises
+    FormatError for more than MAX_COUNT arrays and for nesting from MAX_NESTING levels on.
     """
     marks = array("Q")
     levels: list[set[str]] = []  # element types met at each level

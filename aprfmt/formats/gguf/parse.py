@@ -124,7 +124,8 @@ def _parse_file(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
 def _read_version(cursor: Cursor) -> int:
     """Return the version after the magic, and set the cursor's byte order.
 
-    A version is small, so that the half of its bytes that is zero shows the order.
+    A version is small, so that the half of its bytes that is zero shows the order. Raises
+    FormatError for another magic, UnsupportedError for a version that this reader does not know.
     """
     magic = bytes(cursor.take(4, "the magic"))
     if magic != layout.MAGIC:
@@ -163,7 +164,10 @@ def _read_alignment(metadata: Metadata, where: str) -> int:
 
 
 def _read_table(cursor: Cursor, count: int, alignment: int) -> list[TableLine]:
-    """Return the lines of the tensor table, whose names must be unique."""
+    """Return the lines of the tensor table, whose names must be unique.
+
+    Raises FormatError for a name of impossible length.
+    """
     entries: list[TableLine] = []
     seen: set[str] = set()
     for number in range(count):
@@ -189,7 +193,10 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> list[TableLine]:
 
 
 def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> TableLine:
-    """Return the line of the table that begins at offset `at`; its name is read already."""
+    """Return the line of the table that begins at offset `at`; its name is read already.
+
+    Raises FormatError for more than MAX_DIMS dimensions; other faults are added to the cursor's.
+    """
     tensor = tensor_label(name)
     ndim = cursor.uint(4, tensor)
     if ndim > MAX_DIMS:

@@ -88,6 +88,7 @@ def _infer_type(value: Value, what: str, ints: Sequence[str], depth: int) -> str
     """Return the GGUF type of a Python value by its class.
 
     `ints` are the integer types to try in order, `depth` how many lists the value is inside of.
+    Raises ConversionError for a class that has no type in GGUF.
     """
     if isinstance(value, StoredArray):
         return value.type
@@ -157,7 +158,11 @@ def _pack(kind: layout.ValueType, inner: str, value: Value, what: str, depth: in
 
 
 def _pack_array(inner: str, value: Value, what: str, depth: int) -> list[Piece]:
-    """Return element type, count and elements in pieces; `inner` names the element type."""
+    """Return element type, count and elements in pieces; `inner` names the element type.
+
+    Raises ConversionError for a value that is no list, an element type that GGUF lacks, and for too
+    many elements or levels.
+    """
     if depth > MAX_NESTING:
         _refuse_depth(what)
     if isinstance(value, bytes | bytearray):

@@ -104,7 +104,8 @@ class GGUFSink(SequentialSink):
     ) -> list[Sequence[TensorInfo]]:
         """Return the tensors of each file; `first` and `rest` are bytes of metadata.
 
-        `first` are those of the first file, `rest` those of every other one.
+        `first` are those of the first file, `rest` those of every other one. Raises UsageError for
+        a shard size of 0 or less, ConversionError for more than MAX_SPLITS files.
         """
         if self._limit is None:
             return [infos]

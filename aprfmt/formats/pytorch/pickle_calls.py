@@ -72,7 +72,7 @@ def _describe_tensor(
 ) -> TensorValue:
     """Return a strided view of a storage: what `torch._utils._rebuild_tensor_v2` would make.
 
-    Gradient and hooks do not change its values.
+    Gradient and hooks do not change its values. Raises ValueError where `storage` is no storage.
     """
     if not isinstance(storage, Storage):
         raise ValueError(f"the storage is {describe_value(storage)}")
@@ -84,7 +84,8 @@ def _describe_view(
 ) -> TensorValue:
     """Return a TensorValue of dtype, offset, size and stride (in elements) in a storage.
 
-    `metadata` may say that the values are to be conjugated or negated.
+    `metadata` may say that the values are to be conjugated or negated. Raises ValueError where
+    sizes, strides or offset are no counts, and for fewer or more strides than sizes.
     """
     shape, strides = _check_sizes(size, "the size"), _check_sizes(stride, "the stride")
     if len(shape) != len(strides):
@@ -107,7 +108,7 @@ def _describe_tensor_v3(
 ) -> TensorValue:
     """Return the description of a view whose dtype is not that of its storage.
 
-    Gradient and hooks do not change its values.
+    Gradient and hooks do not change its values. Raises ValueError where `storage` is no storage.
     """
     if not isinstance(storage, Storage):
         raise ValueError(f"the storage is {describe_value(storage)}")
@@ -119,7 +120,7 @@ def _describe_parameter(
 ) -> Any:
     """Return the description of a parameter: that of its data, with its attributes added.
 
-    Gradient and hooks do not change its values.
+    Gradient and hooks do not change its values. Raises ValueError where `data` is no tensor.
     """
     if not isinstance(data, TensorValue | SparseTensorValue):
         raise ValueError(f"the data is {describe_value(data)}")
@@ -141,7 +142,7 @@ def _describe_quantized(
 ) -> TensorValue:
     """Return the description of a quantized tensor, with its scales and zero points.
 
-    Gradient and hooks do not change its values.
+    Gradient and hooks do not change its values. Raises ValueError for a quantizer of another form.
     """
     found = _describe_tensor(storage, offset, size, stride)
     if (
@@ -190,7 +191,10 @@ def _describe_wrapper(
 
 
 def _describe_subclass(function: Any, kind: Any, args: Any, state: Any) -> Any:
-    """Return the description of a tensor subclass: its tensor, its class and its attributes."""
+    """Return the description of a tensor subclass: its tensor, its class and its attributes.
+
+    Raises ValueError where the function that makes it, or its class, is not a known one.
+    """
     if not isinstance(function, GlobalName) or not isinstance(args, tuple):
         raise ValueError(f"it is made by {describe_value(function)}")
     if str(function) not in _CALLS:
@@ -215,7 +219,10 @@ def _add_attributes(tensor: TensorValue, state: Any) -> None:
 
 
 def _describe_sparse(layout: Any, data: Any) -> SparseTensorValue:
-    """Return the description of a sparse tensor: its parts by name, its layout and shape."""
+    """Return the description of a sparse tensor: its parts by name, its layout and shape.
+
+    Raises ValueError where layout or data have another form.
+    """
     if not isinstance(layout, str) or not isinstance(data, tuple) or len(data) < 3:
         raise ValueError(f"its layout is {describe_value(layout)}, its data {describe_value(data)}")
     coo = layout == "torch.sparse_coo"
@@ -258,7 +265,10 @@ def _describe_dict(pairs: Any = None, *more: Any) -> PickledDict:
 
 
 def _describe_list(values: Any = ()) -> list[Any]:
-    """Return the values that set, frozenset or list was called with, as a list."""
+    """Return the values that set, frozenset or list was called with, as a list.
+
+    Raises ValueError for other arguments than a list or tuple.
+    """
     if not isinstance(values, list | tuple):
         raise ValueError(f"it is given {describe_value(values)}")
     return list(values)
@@ -275,7 +285,10 @@ def _encode_text(text: Any, coding: Any = "utf-8") -> bytes:
 
 
 def _describe_bytes(value: Any = b"", *more: Any) -> bytes:
-    """Return the bytes that `bytes` or `bytearray` was called with."""
+    """Return the bytes that `bytes` or `bytearray` was called with.
+
+    Raises ValueError for arguments that are neither bytes nor text in latin-1.
+    """
     if isinstance(value, str) and more and more[0] in ("latin-1", "latin1"):
         return _encode_text(value, "latin1")
     if not isinstance(value, bytes) or more:
@@ -294,7 +307,10 @@ def _describe_complex(real: Any, imaginary: Any = 0.0) -> complex:
 
 
 def _describe_text(value: Any, *more: Any) -> Any:
-    """Return the text that torch.device or a layout was called with, whatever `more` is."""
+    """Return the text that torch.device or a layout was called with, whatever `more` is.
+
+    Raises ValueError for another argument than text.
+    """
     if not isinstance(value, str):
         raise ValueError(f"it is given {describe_value(value)}")
     return value
@@ -328,7 +344,7 @@ def _describe_numpy_scalar(dtype: Any, data: Any = b"") -> Any:
 def _describe_numpy_array(kind: Any, *more: Any) -> PickledObject:
     """Return an object that stands for a numpy array; its values come as its state.
 
-    `more` arguments are ignored.
+    `more` arguments are ignored. Raises ValueError where `kind` is no class.
     """
     if not isinstance(kind, GlobalName):
         raise ValueError(f"it makes {describe_value(kind)}")

@@ -43,8 +43,8 @@ class Flattened:
     def _walk(self, value: Any, path: tuple[str, ...], depth: int) -> None:
         """Add a value and everything inside it under `path`; `depth` counts containers.
 
-        Errors for too many values or too deep nesting, which also ends containers inside
-        themselves.
+        Raises UnsupportedError for too many values, FormatError for too deep nesting, which also
+        ends containers inside themselves.
         """
         self._visits += 1
         if self._visits > self._most:

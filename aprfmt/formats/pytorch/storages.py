@@ -129,7 +129,11 @@ def storage_dtype(kind: Any) -> str:
 
 
 def _read_zip(file: ByteSource, where: str) -> PickleContents:
-    """Return the contents of a zip file, the form that torch.save writes today."""
+    """Return the contents of a zip file, the form that torch.save writes today.
+
+    Raises FormatError where records are missing or impossible, TruncatedError for a storage that is
+    cut, UnsupportedError for a TorchScript program.
+    """
     records = read_directory(file, where)
     pickles = [name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -177,7 +181,11 @@ def _read_zip(file: ByteSource, where: str) -> PickleContents:
 
 
 def _read_legacy(file: ByteSource, where: str) -> PickleContents:
-    """Return the contents of a file with a magic number, the form before zip files."""
+    """Return the contents of a file with a magic number, the form before zip files.
+
+    Raises FormatError where the magic number is another or the storages do not fit the pickle,
+    TruncatedError for a file that is cut.
+    """
     imports: dict[str, None] = {}
     resolver = Resolver()
     stream = Stream(file.view, 0, file.size, where)
@@ -214,7 +222,11 @@ def _read_legacy(file: ByteSource, where: str) -> PickleContents:
 def _locate_storage(
     file: ByteSource, at: int, storage: Storage, places: dict[str, tuple[int, int]], where: str
 ) -> int:
-    """Add the place of a storage whose count of elements is at offset `at`; return its end."""
+    """Add the place of a storage whose count of elements is at offset `at`; return its end.
+
+    Raises TruncatedError where the file ends before that, FormatError where the count contradicts
+    the pickle.
+    """
     shown = shorten(storage.key, 40)
     if at + 8 > file.size:
         raise TruncatedError(f"{where}: ends before storage {shown!r}; get it again")
@@ -238,7 +250,11 @@ def _locate_storage(
 
 
 def _read_tar_members(file: ByteSource, where: str) -> dict[str, tuple[int, int]]:
-    """Return {name: (start, stop)} of the files in a tar archive."""
+    """Return {name: (start, stop)} of the files in a tar archive.
+
+    Raises FormatError for a damaged header, a name that appears twice and too many files,
+    TruncatedError for an archive that is cut.
+    """
     found: dict[str, tuple[int, int]] = {}
     at = 0
     while at + _BLOCK <= file.size:
@@ -307,7 +323,10 @@ class _TarReader:
         )
 
     def count(self, stream: Stream) -> int:
-        """Return the next pickle of a member, which must be a count."""
+        """Return the next pickle of a member, which must be a count.
+
+        Raises FormatError for anything else.
+        """
         found = self.load(stream)
         if type(found) is not int or not 0 <= found <= MAX_COUNT:
             raise FormatError(
@@ -319,6 +338,8 @@ class _TarReader:
         """Read the storages' sizes and places, and the views of them, into this object.
 
         Each storage is a pickled (key, place, class), the number of elements, and the elements.
+        Raises FormatError for a storage or view that is damaged, UnsupportedError for a class of
+        storage that is not known, TruncatedError for bytes that are missing.
         """
         stream = self.stream("storages")
         for _ in range(self.count(stream)):
@@ -358,7 +379,7 @@ class _TarReader:
         """Read the descriptions of the tensors into this object.
 
         Each is a pickled (key, storage, class), then dimensions, sizes, strides and offset as
-        numbers.
+        numbers. Raises FormatError for a description of another form.
         """
         stream = self.stream("tensors")
         for _ in range(self.count(stream)):
@@ -390,7 +411,10 @@ def _is_view(row: Any) -> bool:
 
 
 def _read_tar(file: ByteSource, where: str) -> PickleContents:
-    """Return the contents of a tar archive, the oldest form."""
+    """Return the contents of a tar archive, the oldest form.
+
+    Raises FormatError for a damaged archive, UnsupportedError for one of a big-endian machine.
+    """
     tar = _TarReader(file, where)
     system = tar.load(tar.stream("sys_info"))
     swapped = isinstance(system, PickledDict) and system.get("little_endian") is False

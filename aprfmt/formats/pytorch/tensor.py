@@ -44,7 +44,10 @@ class StridedTensor(LazyTensor):
         self._place, self._swapped = place, swapped
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return bytes [start, stop) of the numbers in row-major, little-endian order."""
+        """Return bytes [start, stop) of the numbers in row-major, little-endian order.
+
+        Raises ValueError for bytes outside the tensor, UsageError after the file was closed.
+        """
         stop = self.info.nbytes if stop is None else stop
         if not 0 <= start <= stop <= self.info.nbytes:
             raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")

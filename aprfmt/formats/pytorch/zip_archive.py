@@ -74,7 +74,8 @@ def _name_end(entry: ZipRecord) -> int:
 def _find_directory(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
     """Return (number of entries, directory's start, its size, its end).
 
-    Read from the end of the file; `size` is the file's. Raises TruncatedError or FormatError.
+    Read from the end of the file; `size` is the file's. Raises TruncatedError without a directory,
+    FormatError for an impossible one, UnsupportedError for one of several zip files.
     """
     base = max(0, size - _END.size - _COMMENT - _LONG_LOCATOR.size)
     tail = bytes(view[base:size])
@@ -117,7 +118,11 @@ def _find_directory(view: Region, size: int, where: str) -> tuple[int, int, int,
 
 
 def _read_entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
-    """Yield the record of every directory entry; its `start` is 0, not known yet."""
+    """Yield the record of every directory entry; its `start` is 0, not known yet.
+
+    Raises FormatError for a damaged entry, TruncatedError for bytes past the records' end,
+    UnsupportedError for a record that is encrypted or compressed.
+    """
     count, begin, length, _ = _find_directory(view, size, where)
     data = bytes(view[begin : begin + length])
     at = 0
@@ -166,7 +171,8 @@ def _read_entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
 def _apply_zip64(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
     """Return `values` (two sizes and an offset), with those beyond 32 bits read from `extra`.
 
-    `extra` are the extra fields of a record, of which the zip64 field has these values.
+    `extra` are the extra fields of a record, of which the zip64 field has these values. Raises
+    FormatError where the zip64 field lacks one of them.
     """
     if _WIDE not in values:
         return list(values)
@@ -195,7 +201,8 @@ def _apply_zip64(extra: bytes, values: tuple[int, ...], where: str) -> list[int]
 def _locate_bytes(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRecord:
     """Return the record with the start of its bytes, from its local header `head`.
 
-    FormatError if the local header contradicts the directory. `size` is the file's.
+    FormatError if the local header contradicts the directory, TruncatedError if the bytes go past
+    the file's end. `size` is the file's.
     """
     what = f"{where}: {shorten(entry.name, 100)!r}"
     if len(head) < _LOCAL.size or head[:4] != LOCAL:

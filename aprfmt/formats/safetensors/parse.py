@@ -82,7 +82,11 @@ def parse(
 
 
 def _parse_file(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
-    """Return the structure of a file; adds tolerable faults to `faults`, raises the others."""
+    """Return the structure of a file; adds tolerable faults to `faults`, raises the others.
+
+    Those are FormatError for a header of impossible length or of zeros, and TruncatedError where
+    the file ends inside the header.
+    """
     where, size = faults.where, len(buffer)
     if size < PREFIX:
         raise TruncatedError(f"{where}: has {size} bytes, the header's length alone takes {PREFIX}")
@@ -135,7 +139,10 @@ def _parse_file(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
 
 
 def _parse_json_header(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
-    """Return `parsed` with metadata and tensors of a header parsed as JSON, whatever it holds."""
+    """Return `parsed` with metadata and tensors of a header parsed as JSON, whatever it holds.
+
+    Raises FormatError for more than MAX_COUNT tensors.
+    """
     where, faults = parsed.where, parsed.faults
     header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
     twice = header.keys_twice if isinstance(header, bounded_json.DuplicateKeys) else frozenset()
@@ -397,7 +404,10 @@ def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
 
 
 def _read_metadata(value: Any, faults: Faults) -> dict[str, str]:
-    """Return the metadata; of damaged metadata the entries that are text."""
+    """Return the metadata; of damaged metadata the entries that are text.
+
+    {} and a fault where it is not an object.
+    """
     what = f"{faults.where}: {METADATA}"
     if not isinstance(value, dict):
         found = type(value).__name__

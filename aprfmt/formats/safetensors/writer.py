@@ -75,7 +75,9 @@ class SafetensorsSink(SequentialSink):
     ) -> Sequence[FileProgram]:
         """Return what each output file holds: with the header of `like`, a new one, or shards.
 
-        A FileProgram has the file's bytes and the places of its tensors, in order.
+        A FileProgram has the file's bytes and the places of its tensors, in order. Raises
+        ConversionError for tensors in another order than the format's, or of a dtype that it cannot
+        store.
         """
         where = str(self._path)
         texts = _metadata_texts(metadata, where)
