@@ -433,7 +433,8 @@ def read_missing_as_default(
     rows = {name: hyper.of(name) for name in hyper}
     ours = [name for name, row in rows.items()
             if row.origin == "config" or row.key.startswith(CARRIED)]  # fmt: skip
-    if facts.style not in _KEYS_ALONE or not ours:
+    called = spec.called.get(facts.style, ())  # no other program opens a file of another name
+    if facts.style not in _KEYS_ALONE or facts.arch_key not in called or not ours:
         return rows, []
     own = _KeysWithout(facts.values, CARRIED)
     alone, _ = read_hyper(spec, replace(facts, values=own), subject, complete=False)
@@ -445,7 +446,7 @@ def read_missing_as_default(
     if not apart:
         return rows, []
     notes, back = [], read_back_hyper(spec, hyper, facts.style)
-    usual = (spec.called.get(facts.style) or ("",))[0]
+    usual = called[0]
     for name in apart:
         if name not in back or back.of(name).origin == "default":
             continue  # the style cannot say it
