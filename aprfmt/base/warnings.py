@@ -128,6 +128,8 @@ WARNINGS: Mapping[str, str] = {
     "unknown_key": "no reader of this format knows this metadata key, and the file did not have "
     "it before: it may be misspelled.",
     "unreadable_output": "after the change the file cannot be opened as a model any more.",
+    "nested_names": "names have a prefix that the class in config.json does not have; some loaders "
+    "take it off, others find no tensor. `aprfmt convert --rename` writes the names without it.",
     "doubtful_value": "after the change a check of `validate` finds what it did not find before: a "
     "value lies outside its range, or contradicts the tensors or another file.",
     "comparison": "a remark of the comparison: something of one file could not be compared, or was "
@@ -135,6 +137,8 @@ WARNINGS: Mapping[str, str] = {
     # --- runs ------------------------------------------------------------------------------------
     "fallback": "--device auto found no GPU that can be used, and says why.",
     "skipped_sample": "a sample has no token whose loss could be measured, and is left out of it.",
+    "budget": "the time or bytes of --budget ended before everything was recorded; what is left is "
+    "named, and the exit code is 2.",
     "ignored_option": "an option has no meaning for this engine and was ignored.",
     "unknown_point": "an array or a node of another engine's run is no capture point that is known "
     "here, so it is not compared.",

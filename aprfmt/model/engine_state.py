@@ -527,7 +527,7 @@ class _StateReader:
                 whole = names.find_similar(parameter.names)
                 if whole is not None:
                     self._add_readings(parameter, whole)
-        for name in {*bound.unbound, *bound.buffers, *bound.derived} & set(self._held):
+        for name in sorted({*bound.unbound, *bound.buffers, *bound.derived} & set(self._held)):
             self._add_readings(whole_parameter(name, shapes[name]), self._held[name])
 
     def _add_readings(self, parameter: EngineParameter, whole: RankTensor) -> None:

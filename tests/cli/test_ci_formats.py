@@ -199,7 +199,7 @@ def test_the_hook_compares_whole_models_with_their_configuration(
     """Seen red: a shard alone against a folder, a changed config.json, a `next:` without its A."""
     monkeypatch.chdir(tmp_path)
     git(tmp_path, "init", "-q")
-    shutil.copytree(demo_model, "one")
+    shutil.copytree(demo_model, "one", ignore=shutil.ignore_patterns("__pycache__"))
     assert aprfmt("split", demo_model, "three", "--max-shard-size", "2M", "--quiet").code == 0
     Path("web").mkdir()
     Path("web/config.json").write_text("{}")  # another program's

@@ -26,8 +26,8 @@ REFUSED: Mapping[str, tuple[str, bytes, str]] = {
     ),
     "neither place": ("set MODEL a=1", b"", "give -o OUTPUT for a copy, or --in-place, one of"),
     "export to nothing": ("export MODEL", b"", "give --to gguf or --to safetensors, or -o OUT"),
-    "ranks alone": ("hash MODEL --ranks 2", b"", "--ranks is of what --roles writes; give both"),
-    "blocks alone": ("hash MODEL --blocks", b"", "--blocks is what --write writes; give both"),
+    "ranks alone": ("hash MODEL --ranks 2", b"", "--ranks: needs --roles"),
+    "blocks alone": ("hash MODEL --blocks", b"", "--blocks: needs --write"),
     "roles and write": ("hash MODEL --roles --write", b"", "leave --write, --check, "),
     "no manifest": ("hash MODEL --check FILE", b"{}", "FILE: is no hash manifest; expected schema"),
     "block outside": (

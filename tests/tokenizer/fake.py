@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from aprfmt.base.protocols import TypedValue
 from aprfmt.model import Model
+from aprfmt.model.carried_files import parse_embedded_files
 from aprfmt.model.hf_folder import read_folder
 from aprfmt.tokenizer.carried import Carried
 
@@ -18,6 +19,10 @@ class _Fake(SimpleNamespace):
     @property
     def carried(self) -> Carried:
         return Carried(cast(Model, self))
+
+    @property
+    def embedded_files(self) -> Mapping[str, Any]:
+        return parse_embedded_files(self.metadata, self.path)
 
     @property
     def typed(self) -> Mapping[str, Any]:

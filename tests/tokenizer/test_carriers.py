@@ -315,7 +315,7 @@ def test_inspecting_imports_neither_library() -> None:
         "from aprfmt.tokenizer.carried import Carried\n"
         "keys = {'tokenizer.ggml.tokens': ['a'], 'tokenizer.chat_template': '{{ 1 }}'}\n"
         "m = S(format='gguf', key_style='gguf', metadata=keys, folder=None, config=None,"
-        " path=Path('x'))\n"
+        " path=Path('x'), embedded_files={})\n"
         "m.carried = Carried(m)\n"
         "assert tokenizer_facts(m, quick=True)['chat_template_scan'] == 'nothing suspicious'\n"
         "assert not {'tokenizers', 'jinja2', 'numpy', 'click'} & set(sys.modules)"

@@ -56,8 +56,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "ledger-embedded", _LEDGER,
-        "        yield from self._embedded_files(weights)\n",
-        "        yield from ()\n",
+        "            found = self.model.embedded_files\n",
+        "            found = {}\n",
         "a file that is embedded in the metadata is nowhere",
     ),
     Row(
