@@ -18,6 +18,7 @@ from aprfmt.arch.hyperparameters import (
     read_hyper,
     write_hyper,
 )
+from aprfmt.arch.rope_hf import HFRope, RopeDefaults
 from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES, Facts, HyperParam, HyperParams
 from aprfmt.arch.value_checks import inverse, nearest_float32, same_value, shortest_decimal
 from aprfmt.errors import ArchError
@@ -449,3 +450,20 @@ def test_sections_that_are_no_numbers_name_their_key(name: str, held: list[Any])
     facts = Facts("hf", {name: {"mrope_section": held}}, {})
     with pytest.raises(ArchError, match=rf"^{name}\.mrope_section: "):
         rope_sections._read_hf(facts, {})
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(2.0, False), (4.0, True)])
+def test_a_scaling_of_windowed_layers_is_that_of_the_full_ones(
+    factor: float, refused: bool
+) -> None:
+    kinds = {
+        "full_attention": {"rope_type": "linear", "factor": 2.0},
+        "sliding_attention": {"rope_type": "linear", "factor": factor},
+    }
+    rope = HFRope(RopeDefaults(nested=True), Facts("hf", {"rope_parameters": kinds}, {}))
+    if refused:
+        with pytest.raises(ArchError, match="windowed layers have a scaling of their own"):
+            rope.read_scaling(4096)
+    else:
+        found = rope.read_scaling(4096)
+        assert found is not None and found[0] is not None and found[0]["factor"] == 2.0

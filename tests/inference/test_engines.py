@@ -438,3 +438,20 @@ def test_what_a_module_gives_keeps_its_values() -> None:
         found = _to_numpy(values)
         assert found.dtype == expected
         assert found.astype(np.float64).tolist() == values.to(torch.float64).tolist(), dtype
+
+
+def test_hooks_end_with_the_block() -> None:
+    torch = pytest.importorskip("torch")
+    from aprfmt.inference.engines import transformers as engine
+    from aprfmt.inference.engines.modules import ModuleMap
+
+    network = torch.nn.ModuleDict({"lm_head": torch.nn.Linear(2, 2)})
+    taken: list[str] = []
+    known = ModuleMap(["lm_head"])
+    assert known.read("lm_head")
+    with engine.hook_modules(network, known, lambda key, _: taken.append(key)):
+        network["lm_head"](torch.zeros(1, 2))
+    before = list(taken)
+    network["lm_head"](torch.zeros(1, 2))
+    assert before == taken == ["lm_head"]
+    assert not network["lm_head"]._forward_hooks

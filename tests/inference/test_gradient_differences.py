@@ -131,3 +131,13 @@ def test_what_is_no_gradient_of_the_weight_is_refused() -> None:
         check_gradient(loss, role, wrong)
     with pytest.raises(UsageError, match=r"no weight 'L1\.ffn_gaet\.weight'"):
         check_gradient(loss, "L1.ffn_gaet.weight", wrong)
+
+
+def test_other_weights_are_cut_into_eight_runs_that_share_no_row() -> None:
+    model, _, _ = made("llama")
+    masks = list(parts_of(model, "token_embd.weight", (19, 3)).values())
+    assert len(masks) == 8
+    assert (np.sum(masks, axis=0) == 1).all()
+    assert [int(np.flatnonzero(mask.any(1))[0]) for mask in masks] == sorted(
+        int(np.flatnonzero(mask.any(1))[0]) for mask in masks
+    )
