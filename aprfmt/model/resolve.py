@@ -433,9 +433,11 @@ def read_missing_as_default(
     rows = {name: hyper.of(name) for name in hyper}
     ours = [name for name, row in rows.items()
             if row.origin == "config" or row.key.startswith(CARRIED)]  # fmt: skip
-    called = spec.called.get(facts.style, ())  # no other program opens a file of another name
-    if facts.style not in _KEYS_ALONE or facts.arch_key not in called or not ours:
+    called = spec.called.get(facts.style) or ("",)
+    if facts.style not in _KEYS_ALONE or not ours:
         return rows, []
+    if facts.arch_key and facts.arch_key not in called:
+        return rows, []  # no other program opens a file of that name
     own = _KeysWithout(facts.values, CARRIED)
     alone, _ = read_hyper(spec, replace(facts, values=own), subject, complete=False)
     apart = [
