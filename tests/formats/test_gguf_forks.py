@@ -102,7 +102,7 @@ def test_a_damaged_byte_is_found_where_it_is(tmp_path: Path, place: str) -> None
     assert done.code == 1
     assert [row["cause"] for row in done.json["findings"]] == ["bit_rot"]
     said = json.dumps(done.json)
-    assert f"byte {at} of IQ5_KS" in said
+    assert f"byte {at} of the file, in IQ5_KS" in said
     assert ("row's header at [1, 0]" in said) == (place == "header")
 
 
