@@ -92,6 +92,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/cli/test_missing.py": Family(4),
     "tests/cli/test_set_folder.py": Family(3),
     "tests/cli/test_trace_scope.py": Family(6),
+    "tests/cli/test_pages.py::test_a_page_is_readable": Family(3, first_word),
     "tests/codecs/test_encode_ggml.py": Family(4),
     "tests/codecs/test_native.py::test_changes_of_blocks_are_those_of_their_values": Family(4),
     "tests/codecs/test_native_encode.py": Family(3),
