@@ -474,18 +474,6 @@ _ONLY: Mapping[str, Value] = {
 }
 
 
-def _as_published(value: Value, facts: Facts, hp: Params) -> str:
-    """Return "" always; ArchError for a setting that no published model has (`_ONLY`)."""
-    for key, only in _ONLY.items():
-        found = facts.first(key) if facts.style == "hf" else None
-        if found is not None and found[0] != only:
-            raise ArchError(
-                f"{key} is {short_repr(found[0])}; expected {short_repr(only)}, as in every "
-                "published model of this architecture: no other is computed"
-            )
-    return ""
-
-
 def _check_norm_topk(value: Value, facts: Facts, hp: Params) -> str:
     """Return a remark if config.json asks to leave the experts' weights as they are, else ""."""
     found = facts.first("norm_topk_prob")
@@ -527,7 +515,7 @@ DEEPSEEK_V4 = full_spec(
         HyperRule("norm_topk", default=True, check=_check_norm_topk),
         hyper_rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up_shexp.bias",)),
         routed_scale_rule(1.5),
-        replace(moe.router_rule("sqrtsoftplus_bias"), check=_as_published),
+        replace(moe.router_rule("sqrtsoftplus_bias"), check=hyper_rules.as_published(_ONLY)),
         _hash_layers_rule(),
         HyperRule("swiglu_limit", {"hf": ("swiglu_limit",)}, "float", 10.0),
         hyper_rules.size("index_heads", "index_n_heads", hf_default=64),

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from reprlib import repr as short_repr
 from typing import Any
 
 from aprfmt.arch.pooling import pooling_rule
@@ -21,6 +22,27 @@ ShapesByName = Mapping[str, tuple[int, ...]]
 def fixed(name: str, value: Any) -> HyperRule:
     """Return a rule with a fixed value, which no key of a file changes."""
     return HyperRule(name, default=value)
+
+
+def as_published(only: Mapping[str, Value]) -> Callable[[Value, Facts, Params], str]:
+    """Return a rule's check that refuses settings which no published model has.
+
+    `only` is {key of config.json: the one value that is computed}. The check returns "", and raises
+    ArchError for a key with another value.
+    """
+
+    def check(value: Value, facts: Facts, hp: Params) -> str:
+        """Return "" if config.json has no other value for any of the keys."""
+        for key, expected in only.items():
+            found = facts.first(key) if facts.style == "hf" else None
+            if found is not None and found[0] != expected:
+                raise ArchError(
+                    f"{key} is {short_repr(found[0])}; expected {short_repr(expected)}, as in "
+                    "every published model of this architecture: no other is computed"
+                )
+        return ""
+
+    return check
 
 
 def per_layer(value: bool) -> Callable[[Params], tuple[bool, ...]]:

@@ -279,18 +279,6 @@ _ONLY: Mapping[str, Value] = {
 }
 
 
-def _as_published(value: Value, facts: Facts, hp: Params) -> str:
-    """Return "" always; ArchError for a setting that no published model of it has (`_ONLY`)."""
-    for key, only in _ONLY.items():
-        found = facts.first(key) if facts.style == "hf" else None
-        if found is not None and found[0] != only:
-            raise ArchError(
-                f"{key} is {short_repr(found[0])}; expected {short_repr(only)}, as in every "
-                "published model of this architecture: no other is computed"
-            )
-    return ""
-
-
 def _mixed(hp: Params) -> str:
     """Return two features, in words, that no published model has together; "" for none."""
     if not any(hp[IN_LAYERS]):
@@ -338,7 +326,7 @@ KIMI_LINEAR = full_spec(
         _size(
             "conv_taps", "linear_conv_kernel_dim", "short_conv_kernel_size", 4, "ssm.conv_kernel"
         ),
-        replace(_delta_layers(), check=_as_published),
+        replace(_delta_layers(), check=hyper_rules.as_published(_ONLY)),
         hyper_rules.fixed("delta_strength", 1.0),
         HyperRule("delta_norm_eps", default=lambda hp: hp["norm_eps"]),
     ),
