@@ -15,7 +15,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aprfmt.base.registry import LazyFunction, Registry
 from aprfmt.causes.row import Cause
@@ -26,6 +26,17 @@ __all__ = ["CAUSES", "FOLDERS", "Cause", "causes_of", "describe", "hypotheses_of
 FOLDERS = ("", "tokenizer", "tensor", "training", "forward")  # "" is this folder
 
 T = TypeVar("T")
+
+
+class Ranked(Protocol):
+    """A row that is tried in an order."""
+
+    @property
+    def rank(self) -> int:
+        """Its place among the rows of a folder: the lowest is tried first."""
+
+
+R = TypeVar("R", bound=Ranked)
 
 
 @cache
@@ -100,13 +111,13 @@ def causes_of(module: str) -> tuple[Cause, ...]:
     return _read_rows(module, "CAUSE_ROWS", Cause)
 
 
-def hypotheses_of(folder: str, kind: type[T]) -> tuple[T, ...]:
+def hypotheses_of(folder: str, kind: type[R]) -> tuple[R, ...]:
     """Return the rows of one kind in the HYPOTHESES of a folder's modules, lowest rank first.
 
     A row's function is imported with its module when it is first called.
     """
     found = [row for one in modules_of(folder) for row in _read_rows(one, "HYPOTHESES", kind)]
-    return tuple(sorted(found, key=lambda row: row.rank))  # type: ignore[attr-defined]
+    return tuple(sorted(found, key=lambda row: row.rank))
 
 
 @cache
