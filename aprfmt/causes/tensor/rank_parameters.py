@@ -222,12 +222,12 @@ def _exchanged_matrices(
     names = _matrix_names(reading)
     if parameter.grouped or not 2 <= len(names) <= 4:
         return None
+    right = [layout.shares(arrays, rank) for rank in range(len(held))]
+    if any(len(shares) != len(names) for shares in right):
+        return None
     for order in list(permutations(range(len(names))))[1:]:
         count = 0
-        for rank, array in enumerate(held):
-            shares = layout.shares(arrays, rank)
-            if len(shares) != len(names):
-                return None
+        for shares, array in zip(right, held, strict=True):
             made = np.concatenate([shares[at] for at in order], parameter.axis)
             if made.shape != array.shape or made.tobytes() != array.tobytes():
                 break
@@ -241,8 +241,10 @@ def _exchanged_matrices(
 
 HYPOTHESES = (
     JointHypothesis(
-        ("shard_order", "fused_order", "expert_order"), rank_parameters, 395,
+        ("shard_order", "fused_order", "expert_order"),
+        rank_parameters,
+        395,
         "every byte of what ranks hold, before guesses about tensors put together of them",
         engine=True,
     ),
-)  # fmt: skip
+)
