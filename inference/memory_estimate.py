@@ -34,7 +34,6 @@ from aprfmt.model.completeness import check_runnable
 from aprfmt.tensors.view import View
 
 SMALL_QUERY_BLOCK = 128  # query rows that the numpy backend computes scores of at a time
-# Read on the host, as numbers: an expert's factor or bias of the choice, constants of xielu.
 _DELTA_SIZES = ("value_heads", "key_dim", "value_dim")
 _AFTER = 1 << 30  # stands for a layer after all others
 # Points whose values another point's replace, or that are counted by themselves.
@@ -45,6 +44,7 @@ _TRANSIENT = frozenset(
         *("q_norm", "k_norm", "v_norm", "k_rope", "q_attn", "k_attn", "attn_mixed"),
     )
 )
+# Read on the host, as numbers: an expert's bias of the choice, or its factor.
 _ON_HOST = ("exp_probs_b.bias", "ffn_down_exps.scale")
 
 
@@ -262,9 +262,14 @@ def estimate_trace(model: Model, request: RunRequest, plain: Sequence[int] = ())
     tokens = len(request.ids or ())
     rows = _row_count(request.logits_rows, tokens - request.behind)
     found = _estimate(
-        model, request, tokens, 0, max(rows, len(plain)),
-        cached=tokens if request.behind or plain else 0, traced=True,
-    )  # fmt: skip
+        model,
+        request,
+        tokens,
+        0,
+        max(rows, len(plain)),
+        cached=tokens if request.behind or plain else 0,
+        traced=True,
+    )
     return replace(found, values_bytes=_recorded_bytes(model, request, tokens, rows))
 
 
@@ -433,9 +438,12 @@ def _cache_bytes(model: Model, on: Placement, tokens: int) -> dict[str, int]:
             kernels = (
                 math.prod(view.shape[:-1]) * (view.shape[-1] - 1)
                 for key, view in model.roles.items()
-                if key.startswith(f"L{layer}.") and "conv" in key and len(view.shape) > 1
-                and key.endswith(".weight") and "proj" not in key
-            )  # fmt: skip
+                if key.startswith(f"L{layer}.")
+                and "conv" in key
+                and len(view.shape) > 1
+                and key.endswith(".weight")
+                and "proj" not in key
+            )
             size += sum(kernels) * on.itemsize + _state_size(kind, hp) * on.wide
         found[device] = found.get(device, 0) + size
     return found
