@@ -50,8 +50,9 @@ def show(body: HashResult, found: "Pronounced | None" = None) -> None:
     if late:
         names = ", ".join(row["key"] for row in late[:_SHOWN])
         more = f" and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
-        render.say(f"{len(late)} tensors not hashed, {late[0]['not_reached']}: {names}{more}",
-                   style="warn")  # fmt: skip
+        render.say(
+            f"{len(late)} tensors not hashed, {late[0]['not_reached']}: {names}{more}", style="warn"
+        )
     if "written" in body:
         render.line(f"wrote {render.escape(body['written'])}")
 

@@ -23,21 +23,25 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "hash": {"blocks": ("write",), "ranks": ("roles",)},
     "hex": {"length": ("offset",)},
     "run": {name: ("temperature",) for name in ("top_k", "top_p", "seed")},
-    "step": {
-        "device": ("batch",), "dtype": ("batch",), "trained_in": ("batch", "grads"),
-    },
+    "step": {"device": ("batch",), "dtype": ("batch",), "trained_in": ("batch", "grads")},
     "trace": {
         name: _RUNS
-        for name in ("prompt", "ids", "chat", "positions", "behind", "threads", "memory",
-                     "deterministic")
+        for name in (
+            "prompt",
+            "ids",
+            "chat",
+            "positions",
+            "behind",
+            "threads",
+            "memory",
+            "deterministic",
+        )
     },
-}  # fmt: skip
+}
 # command -> {option: options and arguments in whose presence it has no effect}
 UNUSED_WITH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "hex": {
-        "limit": ("name", "named", "offset"), "block": ("offset",), "blocks": ("offset",),
-    },
-}  # fmt: skip
+    "hex": {"limit": ("name", "named", "offset"), "block": ("offset",), "blocks": ("offset",)}
+}
 
 
 def refuse_unused_options(function: F) -> F:
@@ -49,9 +53,10 @@ def refuse_unused_options(function: F) -> F:
         context = click.get_current_context()
         names = {each.name: _label(each) for each in context.command.params if each.name}
         given = [
-            name for name in names
+            name
+            for name in names
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        ]  # fmt: skip
+        ]
         name = context.info_name or ""
         for option in given:
             needed = NEEDED.get(name, {}).get(option, ())

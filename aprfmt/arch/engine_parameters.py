@@ -41,9 +41,7 @@ JOINED = (
     JoinedModule(("attn_q", "attn_k", "attn_v"), ("qkv_proj", "W_pack", "qkv")),
     JoinedModule(("ffn_gate", "ffn_up"), ("gate_up_proj", "w13")),
     JoinedModule(("ffn_gate_shexp", "ffn_up_shexp"), ("gate_up_proj",)),
-    JoinedModule(
-        ("attn_q_a", "attn_kv_a_mqa"), ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa")
-    ),
+    JoinedModule(("attn_q_a", "attn_kv_a_mqa"), ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa")),
     # Delta nets of qwen3_next, qwen3_5 and kimi_linear.
     JoinedModule(("attn_qkv", "attn_gate"), ("in_proj_qkvz",)),
     JoinedModule(("ssm_beta", "ssm_alpha"), ("in_proj_ba",)),
@@ -52,7 +50,7 @@ JOINED = (
     ),
     JoinedModule(("ssm_f_b", "ssm_g_b"), ("fused_fg_b_proj",)),
     JoinedModule(("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), ("qkv_conv1d",)),
-)  # fmt: skip
+)
 # Other names of tensors outside the layers, as in vLLM's gpt_oss, nemotron_h and gpt_neox.
 WHOLE: Mapping[str, tuple[str, ...]] = {
     "token_embd": ("model.embed_tokens.weight", "model.embedding.weight"),
@@ -75,19 +73,26 @@ STACKED = (
 # Megatron Core: roles -> names below `decoder.layers.{L}.`; its experts are stacked where they are
 # read. What transformer_engine joins with the norm before it has the norm's weight under its name.
 MEGATRON: Mapping[tuple[str, ...], tuple[str, ...]] = {
-    ("attn_norm",): ("input_layernorm.*", "self_attention.linear_qkv.layer_norm_*",
-                     "self_attention.linear_q_proj.layer_norm_*"),
+    ("attn_norm",): (
+        "input_layernorm.*",
+        "self_attention.linear_qkv.layer_norm_*",
+        "self_attention.linear_q_proj.layer_norm_*",
+    ),
     ("attn_q", "attn_k", "attn_v"): ("self_attention.linear_qkv.*",),
     ("attn_q",): ("self_attention.linear_q_proj.*",),
     ("attn_q_norm",): ("self_attention.q_layernorm.*",),
     ("attn_k_norm",): ("self_attention.k_layernorm.*",),
     ("attn_q_a",): ("self_attention.linear_q_down_proj.*",),
-    ("attn_q_a_norm",): ("self_attention.q_layernorm.*",
-                         "self_attention.linear_q_up_proj.layer_norm_*"),
+    ("attn_q_a_norm",): (
+        "self_attention.q_layernorm.*",
+        "self_attention.linear_q_up_proj.layer_norm_*",
+    ),
     ("attn_q_b",): ("self_attention.linear_q_up_proj.*",),
     ("attn_kv_a_mqa",): ("self_attention.linear_kv_down_proj.*",),
-    ("attn_kv_a_norm",): ("self_attention.kv_layernorm.*",
-                          "self_attention.linear_kv_up_proj.layer_norm_*"),
+    ("attn_kv_a_norm",): (
+        "self_attention.kv_layernorm.*",
+        "self_attention.linear_kv_up_proj.layer_norm_*",
+    ),
     ("attn_kv_b",): ("self_attention.linear_kv_up_proj.*",),
     ("attn_output",): ("self_attention.linear_proj.*",),
     ("ffn_norm",): ("pre_mlp_layernorm.*", "mlp.linear_fc1.layer_norm_*"),
@@ -104,7 +109,7 @@ MEGATRON: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("ffn_gate_shexp", "ffn_up_shexp"): ("mlp.shared_experts.linear_fc1.*",),
     ("ffn_down_shexp",): ("mlp.shared_experts.linear_fc2.*",),
     ("ffn_gate_inp_shexp",): ("mlp.shared_experts.gate_*",),
-}  # fmt: skip
+}
 MEGATRON_WHOLE: Mapping[str, str] = {
     "token_embd": "embedding.word_embeddings.*",
     "position_embd": "embedding.position_embeddings.*",
@@ -116,20 +121,33 @@ ENGINE_MODULES = frozenset(
     (
         *(name for row in JOINED for name in row.names),
         *(f"{name}_{leaf}" for row in STACKED for name in row.names for leaf in ("weight", "bias")),
-        "linear_qkv", "linear_fc1", "linear_fc2", "linear_proj",
+        "linear_qkv",
+        "linear_fc1",
+        "linear_fc2",
+        "linear_proj",
     )
-)  # fmt: skip
+)
 # Tables of the vocabulary, whose rows are padded to a multiple and divided.
 VOCABULARY = ("token_embd", "output", "per_layer_token_embd")
 # Hyperparameters that count things which stay whole when ranks divide them.
 COUNTED = (
-    "n_heads", "n_kv_heads", "global_kv_heads", "ssm_heads", "ssm_groups", "delta_key_heads",
+    "n_heads",
+    "n_kv_heads",
+    "global_kv_heads",
+    "ssm_heads",
+    "ssm_groups",
+    "delta_key_heads",
     "delta_value_heads",
-)  # fmt: skip
+)
 # Other sizes that ranks divide.
 DIVIDED = (
-    "ffn_size", "moe_ffn_size", "shared_ffn_size", "vocab_size", "per_layer_vocab", "ssm_size",
-)  # fmt: skip
+    "ffn_size",
+    "moe_ffn_size",
+    "shared_ffn_size",
+    "vocab_size",
+    "per_layer_vocab",
+    "ssm_size",
+)
 
 
 @dataclass(frozen=True, slots=True)

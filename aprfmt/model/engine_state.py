@@ -42,9 +42,14 @@ from aprfmt.model import Model
 Cells = NDArray[np.void]
 # Ends of names that an engine computes and nobody publishes.
 COMPUTED = (
-    ".cos_sin_cache", ".inv_freq", ".rotary_emb.sin", ".rotary_emb.cos", "._extra_state",
-    ".attn.masked_bias", ".attn.bias",
-)  # fmt: skip
+    ".cos_sin_cache",
+    ".inv_freq",
+    ".rotary_emb.sin",
+    ".rotary_emb.cos",
+    "._extra_state",
+    ".attn.masked_bias",
+    ".attn.bias",
+)
 # What a trainer saves beside the weights.
 NO_WEIGHTS = ("optimizer.", "opt_param_scheduler.", "rng_state.", "args.")
 # Scales of vLLM's attention (vllm/attention/layer.py), which are 1 where no checkpoint sets them.

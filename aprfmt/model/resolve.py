@@ -431,8 +431,9 @@ def read_missing_as_default(
     from aprfmt.arch.value_checks import same_value
 
     rows = {name: hyper.of(name) for name in hyper}
-    ours = [name for name, row in rows.items()
-            if row.origin == "config" or row.key.startswith(CARRIED)]  # fmt: skip
+    ours = [
+        name for name, row in rows.items() if row.origin == "config" or row.key.startswith(CARRIED)
+    ]
     called = spec.called.get(facts.style) or ("",)
     if facts.style not in _KEYS_ALONE or not ours:
         return rows, []
@@ -441,10 +442,12 @@ def read_missing_as_default(
     own = _KeysWithout(facts.values, CARRIED)
     alone, _ = read_hyper(spec, replace(facts, values=own), subject, complete=False)
     apart = [
-        name for name in ours
-        if name in alone and not same_value(alone[name], rows[name].value)
+        name
+        for name in ours
+        if name in alone
+        and not same_value(alone[name], rows[name].value)
         and alone.of(name).origin == "default"
-    ]  # fmt: skip
+    ]
     if not apart:
         return rows, []
     notes, back = [], read_back_hyper(spec, hyper, facts.style)

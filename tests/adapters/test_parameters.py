@@ -161,8 +161,11 @@ def _stacked_base(folder: Path) -> tuple[Path, Path, dict[str, Any], int]:
         save_file(held, base / "model.safetensors", {"format": "pt"})
     joined, down = held[f"{start}.gate_up_proj"].copy(), held[f"{start}.down_proj"].copy()
     rows = joined.shape[1] // 2
-    for kind, rank, target in (("gate", 2, joined[:, :rows]), ("up", 3, joined[:, rows:]),
-                               ("down", 2, down)):  # fmt: skip
+    for kind, rank, target in (
+        ("gate", 2, joined[:, :rows]),
+        ("up", 3, joined[:, rows:]),
+        ("down", 2, down),
+    ):
         for at, expert in enumerate(target):
             a, b = (
                 rng.standard_normal((rank, expert.shape[1])),
@@ -174,8 +177,13 @@ def _stacked_base(folder: Path) -> tuple[Path, Path, dict[str, Any], int]:
             expert += (6 / rank) * (b @ a)
     adapter.mkdir()
     save_file(pairs, adapter / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "rank_pattern": {"up_proj": 3},
-              "target_modules": ["gate_proj", "up_proj", "down_proj"]}  # fmt: skip
+    config = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 6,
+        "rank_pattern": {"up_proj": 3},
+        "target_modules": ["gate_proj", "up_proj", "down_proj"],
+    }
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     return base, adapter, {f"{start}.gate_up_proj": joined, f"{start}.down_proj": down}, rows
 

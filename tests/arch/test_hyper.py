@@ -411,8 +411,11 @@ def test_only_what_gguf_cannot_say_is_taken_from_a_carried_config(tiny: Tiny) ->
         except ArchError:  # sizes that contradict each other
             continue
         rows, notes = read_missing_as_default(found.spec, found.hp, less, "m.gguf")
-        lost = [name for name in alone
-                if whole.of(name).key == gone and alone.of(name).origin == "default"]  # fmt: skip
+        lost = [
+            name
+            for name in alone
+            if whole.of(name).key == gone and alone.of(name).origin == "default"
+        ]
         assert all(same_value(rows[name].value, alone[name]) for name in lost), (gone, lost)
         assert len(notes) <= len(lost), (gone, notes)
 

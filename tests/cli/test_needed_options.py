@@ -15,11 +15,7 @@ from tests.cli.run import aprfmt
 
 CONTEXT = click.Context(group)
 ARGUMENTS = {"convert": ("a", "b"), "diff": ("a", "b"), "hex": ("a",)}
-ROWS = [
-    (name, option)
-    for name, rows in needed_options.NEEDED.items()
-    for option in rows
-]  # fmt: skip
+ROWS = [(name, option) for name, rows in needed_options.NEEDED.items() for option in rows]
 VALUES = {"memory": "1G", "dtype": "float32", "trained_in": "float32", "fma": "strict"}
 
 

@@ -118,10 +118,17 @@ def test_a_state_reads_back(arch: str, tmp_path: Path) -> None:
         assert not wrong and report.tensors, (ranks, megatron, wrong[:4])
 
 
-@pytest.mark.parametrize("rows, unit, ranks, share, copies", [
-    (64, 16, 2, 32, 1), (64, 16, 4, 16, 1), (32, 16, 4, 16, 2), (16, 16, 8, 16, 8),
-    (48, 16, 2, -1, 1), (48, 1, 4, 12, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, unit, ranks, share, copies",
+    [
+        (64, 16, 2, 32, 1),
+        (64, 16, 4, 16, 1),
+        (32, 16, 4, 16, 2),
+        (16, 16, 8, 16, 8),
+        (48, 16, 2, -1, 1),
+        (48, 1, 4, 12, 1),
+    ],
+)
 def test_units_are_divided_or_shared(
     rows: int, unit: int, ranks: int, share: int, copies: int
 ) -> None:
@@ -136,10 +143,15 @@ def test_units_are_divided_or_shared(
         assert sorted(held) == sorted([*range(rows)] * copies)
 
 
-@pytest.mark.parametrize("arch, ranks, stages, experts", [
-    ("llama", 1, 1, False), ("llama", 2, 3, False), ("qwen3_moe", 2, 1, False),
-    ("qwen3_moe", 2, 1, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arch, ranks, stages, experts",
+    [
+        ("llama", 1, 1, False),
+        ("llama", 2, 3, False),
+        ("qwen3_moe", 2, 1, False),
+        ("qwen3_moe", 2, 1, True),
+    ],
+)
 def test_a_checkpoint_of_megatron_reads_back(
     arch: str, ranks: int, stages: int, experts: bool, tmp_path: Path
 ) -> None:

@@ -217,22 +217,38 @@ def other_key_head(held: list[State]) -> None:
 TWICE: dict[str, tuple[str, int, bool, Callable[[list[State]], None], str, str]] = {
     # what is there twice -> model, ranks, whole experts by rank, how, a place, what is said
     "a share of o": (
-        "llama", 2, False, doubled(OUT), "layers.1.self_attn.o_proj",
+        "llama",
+        2,
+        False,
+        doubled(OUT),
+        "layers.1.self_attn.o_proj",
         "rank 1 has that of rank 0; that of rank 1 is nowhere",
     ),
     "a share of q, k and v": (
-        "llama", 2, False, doubled(Q), "layers.1.self_attn.q_proj",
+        "llama",
+        2,
+        False,
+        doubled(Q),
+        "layers.1.self_attn.q_proj",
         "rank 1 has that of rank 0; that of rank 1 is nowhere",
     ),
     "an expert": (
-        "mixtral", 2, True, doubled_expert, "layers.1.",
+        "mixtral",
+        2,
+        True,
+        doubled_expert,
+        "layers.1.",
         "expert 4 is expert 3; expert 4 is nowhere",
     ),
     "key heads on other ranks": (
-        "llama", 4, False, other_key_head, "layers.1.self_attn.k_proj",
+        "llama",
+        4,
+        False,
+        other_key_head,
+        "layers.1.self_attn.k_proj",
         "ranks share other heads of k and v than theirs: those of ranks 1 and 2 are exchanged",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", TWICE)

@@ -287,9 +287,14 @@ WAYS: dict[str, Callable[[Array, Array, Array], Array]] = {
 )
 @pytest.mark.parametrize("way", WAYS)
 def test_scales_rounded_after_the_codes_were_made_are_one_cause(
-    way: str, kind: str, held: Array, tile: tuple[int, int], values: Array, source: Path,
+    way: str,
+    kind: str,
+    held: Array,
+    tile: tuple[int, int],
+    values: Array,
+    source: Path,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     """Few tiles or many: never "shared", "a factor a row" or a fold of norms."""
     (tall, wide), made = tile, plain(values * 52)  # scales that E5M2 holds as normal numbers
     start = copied(source, tmp_path / "a", made)

@@ -271,12 +271,21 @@ def test_a_small_file_ends_soon_and_stays_small(marked: Path) -> None:
             tracemalloc.stop()
 
 
-@pytest.mark.parametrize("words", [
-    ("inspect", "x.pt"), ("validate", "x.pt"), ("diff", "x.pt", "x.pt"), ("scan", "."),
-    ("hash", "x.pt"), ("convert", "x.pt", "y.safetensors"), ("tensors", "x.pt"),
-    ("trace", "MODEL", "--map", "x.pt", "--ids", "1,2"), ("diff", "MODEL", "x.pt"),
-    ("step", "MODEL", "--grads", "x.pt", "--after", "MODEL", "--optimizer", "sgd"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "x.pt"),
+        ("validate", "x.pt"),
+        ("diff", "x.pt", "x.pt"),
+        ("scan", "."),
+        ("hash", "x.pt"),
+        ("convert", "x.pt", "y.safetensors"),
+        ("tensors", "x.pt"),
+        ("trace", "MODEL", "--map", "x.pt", "--ids", "1,2"),
+        ("diff", "MODEL", "x.pt"),
+        ("step", "MODEL", "--grads", "x.pt", "--after", "MODEL", "--optimizer", "sgd"),
+    ],
+)
 def test_every_command_only_describes_a_pickle(marked: Path, words: tuple[str, ...]) -> None:
     """What the file would call is never imported, whichever command opens the file."""
     from tests.cli.run import aprfmt

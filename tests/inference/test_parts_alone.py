@@ -157,9 +157,14 @@ def test_what_is_multiplied_as_it_is_stored(encoding: str, shape: tuple[int, ...
     if native_kernels() is None:
         not_run("no C kernels here")
     weight: Any = SimpleNamespace(
-        encoding=encoding, shape=shape, notes={}, part=None, n_rows=4, piecewise=False,
+        encoding=encoding,
+        shape=shape,
+        notes={},
+        part=None,
+        n_rows=4,
+        piecewise=False,
         stored_bytes=lambda: np.zeros(64, np.uint8),
-    )  # fmt: skip
+    )
     found = EncodedProducts(1)._find_stored(weight)
     assert (found is not None) is (encoding in ("Q4_K", "Q8_0", "BF16") and len(shape) == 2)
 

@@ -362,11 +362,20 @@ def test_a_kind_is_placed_where_two_files_of_one_model_type_differ(
     """A Metaspace over byte-level pieces: model.type is BPE on both sides and innocent."""
 
     def spaced(data: dict[str, Any]) -> None:
-        data["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581",
-                                 "prepend_scheme": "never", "split": False}  # fmt: skip
-        data["decoder"] = {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
-            {"type": "ByteFallback"}, {"type": "Fuse"}]}  # fmt: skip
+        data["pre_tokenizer"] = {
+            "type": "Metaspace",
+            "replacement": "\u2581",
+            "prepend_scheme": "never",
+            "split": False,
+        }
+        data["decoder"] = {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        }
 
     bad = tmp_path / "spaced"
     shutil.copytree(demo_model, bad)
