@@ -294,9 +294,10 @@ def _rate_rule(name: str) -> HyperRule:
     kind, short, default = _RATES[name]
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (tokens, key) of config.json; None without a key.
+        """Return (tokens that one compressed key stands for, the key of config.json).
 
-        Raises ArchError where `compress_rates` is not an object.
+        The kind's own key counts before the object of both rates, in which a missing kind has the
+        default. None without either. Raises ArchError where `compress_rates` is not an object.
         """
         rates, own = facts.first("compress_rates"), facts.first(f"compress_rate_{short}")
         if own is not None:

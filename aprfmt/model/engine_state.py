@@ -337,8 +337,12 @@ class StateNames:
             for tail in _name_tails(name):
                 self._tails.setdefault(tail, []).append(name)
 
-    def find_similar(self, names: Sequence[str]) -> RankTensor | None:
-        """Return the only tensor of the state that ends like one of these names; None else."""
+    def find_by_ending(self, names: Sequence[str]) -> RankTensor | None:
+        """Return the state's tensor that ends like the first of these names that decides.
+
+        The longest ending of a name that the state has decides where one tensor has it; where
+        several have it, the next name is asked. None without one.
+        """
         for name in names:
             for tail in _name_tails(name):
                 found = self._tails.get(tail, [])
@@ -525,18 +529,22 @@ class _StateReader:
         names.claim(one.name for one in exact if one is not None)
         for parameter, whole in zip(listed, exact, strict=True):
             if whole is not None:
-                self._add_readings(parameter, whole)
+                self._record_readings(parameter, whole)
         for parameter in listed:
             stored = [name for part in parameter.parts for name in part.stored]
             if not all(name in self._readings for name in stored):
-                whole = names.find_similar(parameter.names)
+                whole = names.find_by_ending(parameter.names)
                 if whole is not None:
-                    self._add_readings(parameter, whole)
+                    self._record_readings(parameter, whole)
         for name in sorted({*bound.unbound, *bound.buffers, *bound.derived} & set(self._held)):
-            self._add_readings(whole_parameter(name, shapes[name]), self._held[name])
+            self._record_readings(whole_parameter(name, shapes[name]), self._held[name])
 
-    def _add_readings(self, parameter: EngineParameter, whole: RankTensor) -> None:
-        """Add a parameter's reading of one of the state's tensors, for each published one in it."""
+    def _record_readings(self, parameter: EngineParameter, whole: RankTensor) -> None:
+        """Record, by the published names in a parameter, how each is read from a state's tensor.
+
+        `whole` is that tensor. Where its shape fits no division among the ranks, it is recorded as
+        a misfit under these names.
+        """
         layout = find_layout(parameter, whole.shape, len(whole.parts))
         for part in parameter.parts:
             for name in part.stored:

@@ -574,7 +574,7 @@ class _Step:
             return
         for row in BACKWARDS:
             case = self._backward_case(computed)
-            if not any(not self._is_alone(key) for key in case.wrong):
+            if all(self._has_untied_guess(key) for key in case.wrong):
                 return
             for guess in row.find(case):
                 keys = self._given_by(guess, computed, case)
@@ -606,10 +606,11 @@ class _Step:
             _dropout_rates(self.model),
         )
 
-    def _is_alone(self, key: str) -> bool:
-        """Return whether a mistake of this parameter alone gives its gradient.
+    def _has_untied_guess(self, key: str) -> bool:
+        """Return whether some guess explains this parameter's gradient by itself.
 
-        What a tied table has of its two uses says little where other gradients differ.
+        False where none does, or only that a tied table has one of its two uses: that says little
+        where other gradients differ too.
         """
         found = self.compared[key].found
         return found is not None and any(g.cause != "gradient_tied" for g in found.guesses)
