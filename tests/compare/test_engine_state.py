@@ -138,6 +138,19 @@ def test_what_was_not_loaded_is_named(fault: str, tmp_path: Path) -> None:
         assert [one["cause"] for one in done.json["causes"]] == [cause]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_order_of_unequal_matrices_is_said_as_the_engine_has_it(
+    ranks: int, tmp_path: Path
+) -> None:
+    """Not as an order of the rows that are put together of all ranks."""
+    held = states("llama", ranks)
+    both(Q, key_first)(held)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    (cause,) = done.json["causes"]
+    assert cause["level"] == "confirmed"
+    assert "k, q, v are joined in this order, where an engine has q, k, v" in cause["says"]
+
+
 def test_a_key_head_that_ranks_share_and_hold_unlike(tmp_path: Path) -> None:
     """Four ranks share two key heads; the second copy of the first is another."""
     held = states("llama", 4)
