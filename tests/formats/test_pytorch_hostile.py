@@ -547,3 +547,13 @@ def test_what_a_storage_says_is_said_once(kind: type[FormatError]) -> None:
     stream = Stream(memoryview(body), 0, len(body), "x.pt: data.pkl")
     with pytest.raises(kind, match=r"^x\.pt: storage 7 is cut$"):
         Unpickler(stream, lambda function, arguments: None, resolve, {}).load()
+
+
+def test_values_that_a_small_file_shares_are_bounded_by_its_size() -> None:
+    value: list[Any] = []
+    for _ in range(60):
+        value = [value, value]
+    most = state_dict.FREE_VISITS + state_dict.BYTE_VISITS * 1000
+    assert most < state_dict.MAX_VISITS
+    with pytest.raises(UnsupportedError, match=f"more than {most} values, counted each time"):
+        state_dict.Flattened(value, "x.pt", 1000)
