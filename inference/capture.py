@@ -54,17 +54,25 @@ def key_name(point: str, layer: int) -> str:
     return point if layer == WHOLE else f"L{layer}.{point}"
 
 
-def parse_key(key: str) -> tuple[str, int]:
-    """Return (point, layer) of a key; UsageError if the table has no such point."""
+def find_key(key: str) -> tuple[str, int] | None:
+    """Return (point, layer) of a key; None if the table has no such point."""
     match = _KEY.fullmatch(key)
     name, layer = (match[2], int(match[1])) if match else (key, WHOLE)
-    if name not in POINTS or POINTS[name].layered != (layer != WHOLE):
+    known = name in POINTS and POINTS[name].layered == (layer != WHOLE)
+    return (name, layer) if known else None
+
+
+def parse_key(key: str) -> tuple[str, int]:
+    """Return (point, layer) of a key; UsageError, with near names, if there is no such point."""
+    found = find_key(key)
+    if found is None:
+        name = key.partition(".")[2] if _KEY.fullmatch(key) else key
         raise UsageError(
             f"capture point {key!r} is not known; near ones: "
             f"{', '.join(similar_names(name, POINTS))}, "
             "written L3.attn_out or final_norm"
         )
-    return name, layer
+    return found
 
 
 @dataclass(frozen=True)

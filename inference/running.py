@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from aprfmt.arch import check_arch
 from aprfmt.base.encoding_names import encoding_name
@@ -24,9 +24,8 @@ from aprfmt.inference.engines import ENGINES
 from aprfmt.inference.engines.collect import weights_class_of
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.parity.matched import weights_through_encoding
-from aprfmt.inference.record import Record
-from aprfmt.inference.session import Numbers, Session
-from aprfmt.inference.trace import Positions, Trace
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Positions, Trace, ValueStore
 from aprfmt.inference.trace_file import Spool
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import check_runnable
@@ -121,18 +120,6 @@ def split_known_run(text: str) -> tuple[str, str | None]:
         if at and Path(model).exists():
             parse_run(unknown)  # says what is known
     return name, run
-
-
-class ValueStore(Protocol):
-    """A store of recorded values: takes them as they come, returns them later."""
-
-    def keep(self, record: Record, values: Numbers) -> None:
-        """Store a record's values."""
-        ...
-
-    def fetch(self, key: str) -> Numbers | None:
-        """Return the values of a key, None where they were not stored."""
-        ...
 
 
 @dataclass(frozen=True)

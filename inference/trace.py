@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -408,6 +408,18 @@ class Tracer:
             fetch if fetch is not None else lambda key: None,
             self.nonfinite,
         )
+
+
+class ValueStore(Protocol):
+    """A store of recorded values: takes them as they come, returns them later."""
+
+    def keep(self, record: Record, values: Numbers) -> None:
+        """Store a record's values."""
+        ...
+
+    def fetch(self, key: str) -> Numbers | None:
+        """Return the values of a key, None where they were not stored."""
+        ...
 
 
 class KeptValues:

@@ -14,9 +14,16 @@ from aprfmt.inference.capture import resolve_alias
 from aprfmt.inference.engines.opening import is_trace, open_trace
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.record import Record
-from aprfmt.inference.running import Run, RunRequest, ValueStore, make_request, split_known_run
+from aprfmt.inference.running import Run, RunRequest, make_request, split_known_run
 from aprfmt.inference.session import Numbers
-from aprfmt.inference.trace import KeptValues, Positions, StoppedTrace, Trace, check_positions
+from aprfmt.inference.trace import (
+    KeptValues,
+    Positions,
+    StoppedTrace,
+    Trace,
+    ValueStore,
+    check_positions,
+)
 from aprfmt.inference.trace_file import Spool
 from aprfmt.measure.traces import TraceDiff, check_ids, compare_traces
 from aprfmt.model import Model, open_model

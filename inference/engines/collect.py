@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from aprfmt.inference.capture import POINTS, PointInstance, key_name, point_inst
 from aprfmt.inference.engines.parts import cut_to_vocabulary, has_vocabulary_axis
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_head_count
-from aprfmt.inference.trace import Positions, Record, Trace, order_slots
-from aprfmt.inference.trace_file import Spool
+from aprfmt.inference.trace import Positions, Record, Trace, ValueStore, order_slots
 from aprfmt.measure.tolerances import weights_class
 from aprfmt.model import Model
 from aprfmt.tensors.digest import decoded_sha256
@@ -63,7 +63,7 @@ class Collector:
 
     def __init__(
         self,
-        spool: Spool,
+        spool: ValueStore,
         model: Model | None,
         *,
         tokens: int | None,
@@ -89,6 +89,8 @@ class Collector:
         self._logits_rows = logits_rows
         self._wanted = None if wanted is None else {self.record_key(key) for key in wanted}
         self._ranks: dict[str, int] = {}
+        self._origins: dict[str, tuple[str, int]] = {}  # own key and rank of each record's values
+        self._again: tuple[str, int] | None = None  # the origin that alone is taken, None: any
         self.records: dict[str, Record] = {}
         self.seen = Masks()
         self.unknown: dict[str, str] = {}
@@ -150,10 +152,14 @@ class Collector:
         key = self.record_key(own)
         if key is None or (self._wanted is not None and key not in self._wanted):
             return
-        if self._ranks.get(key, rank) < rank or (key != own and key in self.records):
+        if self._again is not None:
+            if (own, rank) != self._again:
+                return
+        elif self._ranks.get(key, rank) < rank or (key != own and key in self.records):
             return
         # Keep only the rows of logits, then the positions, that are asked for.
         self._ranks[key] = rank
+        self._origins[key] = own, rank
         axis = 1 if POINTS[point].rows == "scores" else 0
         count = int(values.shape[axis])
         there = self._row_positions(point, count, rows)
@@ -179,7 +185,7 @@ class Collector:
             self._dtype,
             None,
             self._device,
-            compute_stats(values) if seen is None or seen.all() else None,
+            compute_stats(values) if self._again is None and (seen is None or seen.all()) else None,
             decoded_sha256(values) if self._hashes and seen is None else None,
         )
         self.records[key] = record
@@ -187,14 +193,26 @@ class Collector:
             self.seen.store(key, seen)
         self._spool.keep(record, values)
 
+    def for_reading_again(self, key: str, store: ValueStore) -> "Collector":
+        """Return a collector that puts the values of one record into `store`, without statistics.
+
+        It takes what this one took for the record `key`, if it is given the same array again.
+        """
+        again = copy(self)
+        again._spool, again._wanted, again._again = store, {key}, self._origins.get(key)
+        again._ranks, again._origins, again.records, again.unknown = {}, {}, {}, {}
+        return again
+
     def add_joined(self, slot: str, layer: int, values: Numbers) -> None:
         """Record a joined result such as qkv, [tokens, ...], under a slot's name (`L3.qkv`)."""
         key = key_name(slot, layer)
+        if self._again is not None and self._again != (key, 0):
+            return
+        self._origins[key] = key, 0
         shape = tuple(values.shape)
         there = self._row_positions("q", len(values), None)
-        record = Record(
-            slot, layer, shape, there, self._dtype, None, self._device, compute_stats(values)
-        )
+        stats = None if self._again else compute_stats(values)
+        record = Record(slot, layer, shape, there, self._dtype, None, self._device, stats)
         self.records[key] = record
         self._spool.keep(record, narrow_values(values))
 

@@ -116,18 +116,16 @@ def split_joined(
         if len(widths) != len(names) or sum(widths) != array.shape[-1]:
             names, widths = (last,), [array.shape[-1] if array.shape else 0]
         # Cut the columns one part after the other.
-        edge = 0
-        for part, width in zip(names, widths, strict=True):
+        for number, (part, width) in enumerate(zip(names, widths, strict=True)):
             whole = f"{above}.{part}" if above else part
             shape = (*array.shape[:-1], width) if array.shape else array.shape
             if len(names) == 1:
                 made[whole] = replace(array, name=whole)
             else:
-                read = last_read.columns(array, edge, edge + width)
+                read = last_read.part(array, widths, number)
                 made[whole] = JoinedArray(whole, shape, array.dtype, read, array.how)
             if name in rows:
                 own[whole] = rows[name]
-            edge += width
     return made, own
 
 
@@ -137,22 +135,30 @@ class _LastRead:
     def __init__(self) -> None:
         """Hold nothing yet."""
         self._array: JoinedArray | None = None
-        self._values: Numbers | None = None
+        self._parts: list[Numbers] = []
 
-    def columns(self, array: JoinedArray, first: int, stop: int) -> Callable[[], Numbers]:
-        """Return a function that reads columns [first, stop) of an array."""
+    def part(self, array: JoinedArray, widths: Sequence[int], number: int) -> Callable[[], Numbers]:
+        """Return a function that reads part `number` of an array whose parts have these widths."""
 
         def read() -> Numbers:
-            """Return the columns; the array's values are held until another's are asked for."""
-            if self._array is not array or self._values is None:
-                self._array = self._values = None  # one array is in memory, not two
-                self._array, self._values = array, array.read()
-            values = self._values[..., first:stop]
-            if stop == array.shape[-1]:  # the last part
-                self._array = self._values = None
+            """Return the part; the array's parts are held until another's are asked for."""
+            if self._array is not array:
+                self._array, self._parts = None, []  # one array is in memory, not two
+                self._array, self._parts = array, _read_parts(array, widths)
+            values = self._parts[number]
+            if number == len(widths) - 1:
+                self._array, self._parts = None, []
             return values
 
         return read
+
+
+def _read_parts(array: JoinedArray, widths: Sequence[int]) -> list[Numbers]:
+    """Return the parts of a joined result, which have these widths."""
+    found = array.read_parts() if array.read_parts is not None else []
+    if [part.shape[-1] for part in found] == list(widths):
+        return found
+    return np.split(array.read(), np.cumsum(widths[:-1]), axis=-1)
 
 
 def has_engine_modules(names: Iterable[str]) -> bool:

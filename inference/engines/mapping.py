@@ -11,17 +11,19 @@ the arrays it names, in its own folder:
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from numpy.typing import NDArray
 
 from aprfmt.base.dump_names import MAPPING_FILE
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.bounded_json import dumps, load_file
-from aprfmt.inference.capture import parse_key
+from aprfmt.inference.capture import find_key, parse_key
 from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays
 from aprfmt.inference.engines.collect import Collector, drop_batch_axis
 from aprfmt.inference.engines.dump_folders import is_dump
@@ -31,11 +33,12 @@ from aprfmt.inference.engines.modules import ModuleReader, parse_module
 from aprfmt.inference.engines.npz import arithmetic_of_arrays, is_embedding_scaled
 from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.points import POINTS
-from aprfmt.inference.trace import Trace
-from aprfmt.inference.trace_file import Spool
+from aprfmt.inference.record import Record
+from aprfmt.inference.trace import Trace, ValueStore
 from aprfmt.measure.tolerances import BASE
 from aprfmt.model import Model
 
+Numbers = NDArray[Any]
 MARK, SCHEMA = "aprfmt_mapping", 1
 RowsHeld = Literal["all", "last"] | tuple[int, ...]
 
@@ -202,27 +205,71 @@ def mapped_trace(
     known = own or said
     tokens = known or (None if ids is None else [int(i) for i in ids])
     dtype = arithmetic_dtype(captures) if mapping is None else mapping.dtype
-    with ExitStack() as stack:
-        collector = Collector(
-            stack.enter_context(Spool()),
-            model,
-            tokens=None if tokens is None else len(tokens),
-            dtype=dtype,
-        )
-        if mapping is None:
-            _collect_by_name(captures, collector, model, tokens)
-        else:
-            _collect_by_mapping(captures, collector, mapping, tokens)
-        collector.unknown |= dict.fromkeys(captures.others, "a file that holds no array")
-        collector.unknown |= captures.left
-        run: dict[str, Value] = {
-            "format": "captures", "path": str(captures.path), "ids": tokens,
-            "ids_given": known is None and tokens is not None,
-            "backend": {"backend": "captures"},
-        }  # fmt: skip
-        if captures.facts:
-            run["dump"] = captures.facts
-        yield collector.trace(run)
+    store = _DumpValues()
+    collector = Collector(store, model, tokens=None if tokens is None else len(tokens), dtype=dtype)
+    # Values stay in the dump: it may be larger than the room for temporary files.
+    if mapping is None:
+        add, names = _add_by_name(captures, collector, model, tokens), captures.names
+    else:
+        add, names = _add_by_mapping(captures, collector, mapping, tokens), list(mapping.names)
+    for name in names:
+        store.name = name
+        add(name, collector)
+    store.read_again = lambda name, key, held: add(name, collector.for_reading_again(key, held))
+    if mapping is not None:
+        collector.unknown |= {
+            name: "not in the mapping" for name in captures.names if name not in mapping.names
+        }
+    collector.unknown |= dict.fromkeys(captures.others, "a file that holds no array")
+    collector.unknown |= captures.left
+    run: dict[str, Value] = {
+        "format": "captures", "path": str(captures.path), "ids": tokens,
+        "ids_given": known is None and tokens is not None,
+        "backend": {"backend": "captures"},
+    }  # fmt: skip
+    if captures.facts:
+        run["dump"] = captures.facts
+    yield collector.trace(run)
+
+
+class _DumpValues:
+    """Values of a trace that are read from the dump again when they are asked for.
+
+    `name` is the array that is being added, `read_again` adds the values of (array, key) to a
+    store.
+    """
+
+    def __init__(self) -> None:
+        """Start without records."""
+        self.name = ""
+        self.read_again: Callable[[str, str, ValueStore], None] = lambda name, key, held: None
+        self._names: dict[str, str] = {}
+
+    def keep(self, record: Record, values: Numbers) -> None:
+        """Note which array has the values of a record."""
+        self._names[record.key] = self.name
+
+    def fetch(self, key: str) -> Numbers | None:
+        """Return the values of a key, read anew; None if it was not recorded."""
+        if key not in self._names:
+            return None
+        held = _LastValues()
+        self.read_again(self._names[key], key, held)
+        return held.values
+
+
+class _LastValues:
+    """The values that were stored last, and no copy of them."""
+
+    values: Numbers | None = None
+
+    def keep(self, record: Record, values: Numbers) -> None:
+        """Hold the values of a record."""
+        self.values = values
+
+    def fetch(self, key: str) -> Numbers | None:
+        """Return the values."""
+        return self.values
 
 
 def arithmetic_dtype(captures: Captures) -> str:
@@ -232,10 +279,13 @@ def arithmetic_dtype(captures: Captures) -> str:
     )
 
 
-def _collect_by_name(
+def _add_by_name(
     captures: Captures, collector: Collector, model: Model | None, tokens: list[int] | None
-) -> None:
-    """Record arrays whose names are transformers' module paths or our own keys."""
+) -> Callable[[str, Collector], None]:
+    """Return a function that adds an array to a collector by the point that its name says.
+
+    Names are transformers' module paths or our own keys.
+    """
     modules = ModuleReader(
         collector,
         [name for name in captures.names if parse_module(name) is not None],
@@ -244,38 +294,45 @@ def _collect_by_name(
         tokens=None if tokens is None else len(tokens),
         scaled_embedding=is_embedding_scaled(captures.names, captures.read, model, tokens),
     )
-    for name in captures.names:
+
+    def add(name: str, into: Collector) -> None:
+        """Add an array's values, or to `into.unknown` why it is no point."""
         rows = captures.rows.get(name)
+        key = find_key(name)
+        if key is None:
+            modules.for_collector(into).add(name, captures.read(name), rows)
+            return
         try:
-            point, layer = parse_key(name)
-        except UsageError:
-            modules.add(name, captures.read(name), rows)
-            continue
-        try:
-            values = collector.cut_to_vocabulary(
-                name, point, drop_batch_axis(captures.read(name), name)
+            values = into.cut_to_vocabulary(
+                name, key[0], drop_batch_axis(captures.read(name), name)
             )
         except ValueError as error:
-            collector.unknown[name] = str(error)
-            continue
-        collector.add(point, layer, values, rows=rows)
+            into.unknown[name] = str(error)
+            return
+        into.add(*key, values, rows=rows)
+
+    return add
 
 
-def _collect_by_mapping(
+def _add_by_mapping(
     captures: Captures, collector: Collector, mapping: NameMap, tokens: list[int] | None
-) -> None:
-    """Record arrays as the mapping says; FormatError if a name or shape does not fit."""
+) -> Callable[[str, Collector], None]:
+    """Return a function that adds an array to a collector as the mapping says.
+
+    It raises FormatError if the name or shape does not fit.
+    """
     shapes = {}
     if tokens is not None and collector.hp is not None:
         shapes = point_shapes(collector.hp, collector.known, len(tokens))
-    # Bring each mapped array into the point's layout and check its rows.
-    for name, row in mapping.names.items():
-        where = f"{captures.path}: {name[:200]!r}"
+
+    def add(name: str, into: Collector) -> None:
+        """Add an array in the point's layout, with its rows."""
+        row, where = mapping.names[name], f"{captures.path}: {name[:200]!r}"
         if name not in captures.shapes:
             raise FormatError(f"{where}: the mapping names it, and there is no such array")
         if row is None:
-            collector.unknown[name] = mapping.reasons.get(name, "no point, says the mapping")
-            continue
+            into.unknown[name] = mapping.reasons.get(name, "no point, says the mapping")
+            return
         point, layer = parse_key(row.key)
         values = captures.read(name)
         if row.key in shapes:
@@ -290,7 +347,6 @@ def _collect_by_mapping(
             raise FormatError(
                 f"{where}: shape {list(values.shape)}; the mapping says {len(rows)} rows"
             )
-        collector.add(point, layer, values, rows=rows)
-    for name in captures.names:
-        if name not in mapping.names:
-            collector.unknown[name] = "not in the mapping"
+        into.add(point, layer, values, rows=rows)
+
+    return add

@@ -7,6 +7,7 @@ with the reason.
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,6 +185,15 @@ class ModuleReader:
         self._tokens = tokens
         self._scaled = scaled_embedding
         self._like: dict[str, Numbers] = {}
+        self._lengths: dict[str, int] = {}  # tokens of q and k before rope, by layer and point
+
+    def for_collector(self, collector: Collector) -> "ModuleReader":
+        """Return this reader with another collector to put points into."""
+        if collector is self._collector:
+            return self
+        other = copy(self)
+        other._collector = collector
+        return other
 
     def add(self, key: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
         """Record one key's values; note in the collector's `unknown` why if that fails.
@@ -345,13 +355,17 @@ class ModuleReader:
         """
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST
-        if self._compressed and text in ("#k_rope", "#k_attn") and like is not None:
-            values = values[..., : len(like), :]  # keys of windows come after those of tokens
+        length = self._lengths.get(f"{layer}.{point[0]}")
+        if self._compressed and text in ("#k_rope", "#k_attn") and length is not None:
+            values = values[..., :length, :]  # keys of windows come after those of tokens
         heads = self._collector.heads(point, layer)
         # q and k before rope show which axis is that of heads.
         values = split_heads(values, heads, self._tokens, like, first)
+        # Only as many tokens as heads leave the axes open: of longer passes no copy is needed.
         if point in ("q", "k") and values.ndim == 3:
-            self._like[f"{layer}.{point}"] = np.array(values)
+            self._lengths[f"{layer}.{point}"] = len(values)
+            if values.shape[0] == values.shape[1]:
+                self._like[f"{layer}.{point}"] = np.array(values)
         if text in TURNED and self._adjacent and values.ndim == 3:
             start, count = self._rotated_range(layer, values.shape[-1])
             values = pairs_to_halves(values, start, start + count)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.errors import AprfmtError, UsageError
-from aprfmt.inference.capture import key_name, parse_key
+from aprfmt.errors import AprfmtError
+from aprfmt.inference.capture import find_key, key_name, parse_key
 from aprfmt.inference.engines.captures import Captures
 from aprfmt.inference.engines.layouts import CHAINS, PADDED, PointLayout, apply_layout
 from aprfmt.inference.engines.mapping import MappedArray, NameMap
@@ -109,12 +109,7 @@ def propose_mapping(
 def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
     """Return the keys that an array's name says, by module paths or as our own key; [] if none."""
     said = [key_name(found.point.name, found.layer) for found in modules.read(name)]
-    try:
-        parse_key(name)
-        said.append(name)
-    except UsageError:
-        pass
-    return said
+    return said if find_key(name) is None else [*said, name]
 
 
 def _fits_its_name(fit: PointFit, fits: Sequence[PointFit], said: Sequence[str]) -> bool:

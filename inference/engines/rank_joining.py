@@ -72,7 +72,10 @@ class PointWidths:
 
 @dataclass(frozen=True)
 class JoinedArray:
-    """A whole array; `how` says how its ranks' parts were put together."""
+    """A whole array; `how` says how its ranks' parts were put together.
+
+    `read_parts` returns the parts of a joined result such as qkv_proj, each an array of its own.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -80,6 +83,7 @@ class JoinedArray:
     read: Callable[[], Numbers]
     how: Layout = "whole"
     stored: Callable[[], StoredBytes | None] = _no_bytes
+    read_parts: Callable[[], list[Numbers]] | None = None
 
 
 @dataclass(frozen=True)
@@ -398,18 +402,15 @@ def _join_columns(
     starts = np.cumsum([0, *sizes]).tolist()
     copies = [max(1, size * count // width) for size, (width, _) in zip(sizes, parts, strict=True)]
 
-    def read() -> Numbers:
-        """Return the columns in order; FormatError if shared key heads differ."""
-        made: Numbers | None = None
+    def read_parts() -> list[Numbers]:
+        """Return each part's columns in order; FormatError if shared key heads differ."""
+        made: list[Numbers] = []
         for number, row in enumerate(rows):
             flat = row.read().reshape(*row.shape[:at], -1)
-            if made is None:
-                made = np.empty(shape, flat.dtype)
-            edge = 0
-            for start, size, times, (width, _) in zip(starts, sizes, copies, parts, strict=False):
-                first = edge + number // times * size
-                edge += width
-                share, place = flat[..., start : start + size], made[..., first : first + size]
+            made = made or [np.empty((*row.shape[:at], width), flat.dtype) for width, _ in parts]
+            for start, size, times, whole in zip(starts, sizes, copies, made, strict=False):
+                first = number // times * size
+                share, place = flat[..., start : start + size], whole[..., first : first + size]
                 if not number % times:
                     place[...] = share
                 elif not _equal_numbers(share, place):
@@ -417,11 +418,15 @@ def _join_columns(
                         f"{name}: {axis} ranks {number - number % times} and {number} share a key "
                         "head and hold other values of it"
                     )
-        assert made is not None
         return made
 
+    def read() -> Numbers:
+        """Return the columns in order; FormatError if shared key heads differ."""
+        found = read_parts()
+        return found[0] if len(found) == 1 else np.concatenate(found, axis=-1)
+
     shape = (*rows[0].shape[:at], sum(width for width, _ in parts))
-    return JoinedArray(name, shape, rows[0].dtype, read, "columns")
+    return JoinedArray(name, shape, rows[0].dtype, read, "columns", read_parts=read_parts)
 
 
 def dims_of(parts: Sequence[DumpedArray], given: str | None) -> tuple[Division, ...] | None:

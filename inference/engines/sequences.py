@@ -440,12 +440,15 @@ def _rows_of(
     places = np.empty_like(order)  # row of the result that each taken row becomes
     places[order] = np.arange(order.size)
 
+    def take_rows(values: Numbers) -> Numbers:
+        """Return the rows of the only pass in order, of values [..., tokens, width]."""
+        rows = taken[0].rows[order]
+        return values if np.array_equal(rows, np.arange(len(values))) else values[rows]
+
     def read() -> Numbers:
         """Return the rows of all passes in order; each array is read once."""
         if len(taken) == 1:
-            values = taken[0].array.read().reshape(-1, *inner)
-            rows = taken[0].rows[order]
-            return values if np.array_equal(rows, np.arange(len(values))) else values[rows]
+            return take_rows(taken[0].array.read().reshape(-1, *inner))
         made: Numbers | None = None
         edge = 0
         for one in taken:
@@ -458,8 +461,22 @@ def _rows_of(
         return made
 
     first = taken[0].array
+    apart = first.read_parts if len(taken) == 1 and len(inner) == 1 else None
+
+    def read_parts() -> list[Numbers]:
+        """Return the rows of each part of a joined result."""
+        assert apart is not None
+        return [take_rows(part.reshape(-1, part.shape[-1])) for part in apart()]
+
     return (
-        JoinedArray(name, (order.size, *inner), first.dtype, read, first.how),
+        JoinedArray(
+            name,
+            (order.size, *inner),
+            first.dtype,
+            read,
+            first.how,
+            read_parts=None if apart is None else read_parts,
+        ),
         tuple(positions_of[order].tolist()),
     )
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.text_escape import shorten
-from aprfmt.errors import AprfmtError, FormatError, UsageError
+from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.mapped_file import MappedFile
-from aprfmt.inference.capture import key_name, parse_key
+from aprfmt.inference.capture import find_key, key_name, parse_key
 from aprfmt.inference.engines.modules import ModuleMap, stated_placement
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
@@ -106,12 +106,10 @@ def load_table(
 
 def _point_key(name: str, modules: ModuleMap) -> str | None:
     """Return the key of the point that an array's name means; None if it means none."""
-    try:
-        point, layer = parse_key(name)
-    except UsageError:
-        found = modules.read(name)
-        return key_name(found[0].point.name, found[0].layer) if found else None
-    return key_name(point, layer)
+    if find_key(name) is not None:
+        return name
+    found = modules.read(name)
+    return key_name(found[0].point.name, found[0].layer) if found else None
 
 
 def _row_stats(row: Mapping[str, Any], where: str) -> Stats:
