@@ -58,10 +58,11 @@ WHOLE: Mapping[str, tuple[str, ...]] = {
     "output": ("lm_head.weight",),
 }
 # Parts of names that an engine replaces: its routers have the biases of their experts' scores, and
-# its scans the decay itself, not its logarithm.
+# hunyuan's weight in SGLang; its scans have the decay itself, not its logarithm.
 REPLACED = (
     (".moe_statics.", ".gate."),
     (".expert_bias", ".gate.e_score_correction_bias"),
+    (".gate.wg.", ".gate."),
     (".A_log", ".A"),
 )
 # Stacks of all experts: the roles whose rows one has, and the begin of its name.
@@ -70,6 +71,11 @@ STACKED = (
     JoinedModule(("ffn_up_exps",), ("w13",)),
     JoinedModule(("ffn_down_exps",), ("w2",)),
 )
+# Leaves of stacks: SGLang calls biases `w13_weight_bias`.
+STACKED_LEAVES: Mapping[str, tuple[str, ...]] = {
+    "weight": ("weight",),
+    "bias": ("bias", "weight_bias"),
+}
 # Megatron Core: roles -> names below `decoder.layers.{L}.`; its experts are stacked where they are
 # read. What transformer_engine joins with the norm before it has the norm's weight under its name.
 MEGATRON: Mapping[tuple[str, ...], tuple[str, ...]] = {
@@ -120,7 +126,14 @@ MEGATRON_WHOLE: Mapping[str, str] = {
 ENGINE_MODULES = frozenset(
     (
         *(name for row in JOINED for name in row.names),
-        *(f"{name}_{leaf}" for row in STACKED for name in row.names for leaf in ("weight", "bias")),
+        *(
+            f"{name}_{leaf}"
+            for row in STACKED
+            for name in row.names
+            for leaves in STACKED_LEAVES.values()
+            for leaf in leaves
+        ),
+        "A",  # mamba's decay: its models have no joined module
         "linear_qkv",
         "linear_fc1",
         "linear_fc2",
@@ -315,9 +328,10 @@ class _Table:
                     done.update(row.roles)
                     above = _expert_module(groups[0].stored[0])
                     names = tuple(
-                        f"{above}{below}.{name}_{leaf}"
+                        f"{above}{below}.{name}_{own}"
                         for name in row.names
                         for below in ("", ".routed_experts")
+                        for own in STACKED_LEAVES[leaf]
                     )
                     yield EngineParameter(names, tuple(map(self._logical_part, groups)), axis=1)
                     if _is_interleaved(groups[0]):
