@@ -5,7 +5,7 @@ fixtures/vllm/parameters.json has digests of what vLLM's own classes held after 
 
 import json
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.compare.engine_states import megatron_rank, pipeline_stage, published
 from tests.diagnose.engines import tiny_folder
 
 torch = pytest.importorskip("torch")
+load_file = pytest.importorskip("safetensors.torch").load_file
 HELD: Mapping[str, Any] = json.loads(Path("fixtures/vllm/parameters.json").read_text())
 # What vLLM holds otherwise than the manifest says: it runs gpt_neox by transformers' classes, and
 # the first of gpt_oss's ranks alone adds the experts' bias.
@@ -116,6 +117,53 @@ def test_a_state_reads_back(arch: str, tmp_path: Path) -> None:
             report = diff_models(model, state, only=("tensors",), explain=False)
         wrong = [row.key for row in report.tensors if row.verdict != "SAME_BYTES"]
         assert not wrong and report.tensors, (ranks, megatron, wrong[:4])
+
+
+# Names that SGLang's load_weights alone makes of published ones (sglang 0.5.23, srt/models).
+SGLANG: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "gpt_oss": (
+        ("experts.gate_up_proj_bias", "experts.w13_weight_bias"),
+        ("experts.down_proj_bias", "experts.w2_weight_bias"),
+    ),
+    "hunyuan_v1_moe": ((".gate.wg.", ".gate."),),
+    "granite_hybrid": ((".A_log", ".A"),),
+    **{
+        arch: (
+            ("backbone.", "model."),
+            (".embeddings.", ".embed_tokens."),
+            (".norm_f.", ".norm."),
+            (".A_log", ".A"),
+        )
+        for arch in ("mamba", "mamba2", "falcon_mamba")
+    },
+    "nemotron_h": (("backbone.", "model."), (".embeddings.", ".embed_tokens."), (".A_log", ".A")),
+    "lfm2_moe": ((".conv.conv.", ".conv.conv_"), ("feed_forward.w2", "feed_forward.down_proj")),
+    "qwen3_next": ((".self_attn.", "."),),
+}
+
+
+@pytest.mark.parametrize("arch", SGLANG)
+def test_names_of_sglang_are_found(arch: str, tmp_path: Path) -> None:
+    """A state under SGLang's names, saved in one file, is the published model."""
+    state = {}
+    for name, tensor in load_file(Path(tiny_folder(arch)) / "model.safetensors").items():
+        own = reduce(lambda text, pair: text.replace(*pair), SGLANG[arch], name)
+        if own.endswith(".A"):
+            tensor = -torch.exp(tensor.float())
+        state[own] = tensor.squeeze(1) if own.endswith(".conv_weight") else tensor
+    assert state.keys() - tiny_model(arch).source.tensors.keys()
+    torch.save(state, tmp_path / "state.pt")
+    with open_engine_state(tmp_path / "state.pt", tiny_model(arch)) as held:
+        report = diff_models(tiny_model(arch), held, only=("tensors",), explain=False)
+    assert report.tensors and all(row.verdict == "SAME_BYTES" for row in report.tensors)
+
+
+def test_a_state_of_decays_is_an_engines(tmp_path: Path) -> None:
+    """A mamba has no joined module: its decay, which no checkpoint has, says what it is."""
+    torch.save({"model.layers.0.mixer.A": torch.ones(4, 4)}, tmp_path / "state.pt")
+    torch.save({"model.layers.0.mixer.A_log": torch.ones(4, 4)}, tmp_path / "published.pt")
+    assert is_engine_state(tmp_path / "state.pt")
+    assert not is_engine_state(tmp_path / "published.pt")
 
 
 @pytest.mark.parametrize(

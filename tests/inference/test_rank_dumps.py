@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -24,6 +25,7 @@ from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.traces import compare_traces, rounding_ratios
 from aprfmt.model import open_model
+from aprfmt.tensors.stats import compute_stats
 from tests.cli.run import aprfmt
 from tests.diagnose.engines import broken, tiny_folder
 from tests.inference.engine_dumps import batch, columns, dumper, hook_passes, modules, rows, state
@@ -247,6 +249,22 @@ def test_ranks_come_together(layout: str, tmp_path: Path) -> None:
     if layout not in ("dims", "spec"):
         assert {"q", "k", "v", "mid", "out", "final_norm", "logits"} <= found
         assert {"moe_out"} <= found if base == "mixtral" else {"ffn_gate", "ffn_up"} <= found
+
+
+@pytest.mark.parametrize("layout", ["tensor", "expert", "dims"])
+def test_values_are_read_from_the_dump_again(layout: str, tmp_path: Path) -> None:
+    """Nothing is copied to a temporary file, and what is fetched is what was counted."""
+    write, base, tokens = LAYOUTS[layout]
+    write(tmp_path / "d")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", None)
+        with opened(tmp_path / "d", base, tokens) as trace:
+            assert trace.records
+            for key, record in trace.records.items():
+                values = trace.fetch(key)
+                assert values is not None and values.shape == record.shape
+                assert compute_stats(values) == record.stats, key
+                assert trace.fetch("no.such") is None
 
 
 def decode(folder: Path) -> Path:
