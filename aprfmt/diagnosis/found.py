@@ -32,6 +32,7 @@ EXIT: Mapping[DivergenceKind, int] = {
     "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
 }  # fmt: skip
 DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
+ABSENT_POINTS = "points are not in the trace"  # of what was not checked
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,8 @@ class Diagnosis(Tabular):
             return f"{KINDS[self.kind]}: {held} in what was compared{self._not_compared_clause()}"
         if lead is None:
             proof = "" if not self.proven else f"; {self.proven}"
-            return f"same: nothing that was compared differs{proof}{self._not_compared_clause()}"
+            left = proof or self._absent_points_clause()
+            return f"same: nothing that was compared differs{left}{self._not_compared_clause()}"
         words = {
             "precision": "precision: the same computation in other rounding",
             "same": "same: the same computation",
@@ -277,6 +279,10 @@ class Diagnosis(Tabular):
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
         return f"{words}: {name}{known} - {says}{at}{also}{others}{self._remainder_clause()}"
+
+    def _absent_points_clause(self) -> str:
+        """Return the end of a sentence about points that a trace lacks; "" if it has all."""
+        return "".join(f"; {text}" for text in self.not_checked if ABSENT_POINTS in text)
 
     def _not_compared_clause(self) -> str:
         """Return the end of a sentence about items not compared or accepted as such; "" if none."""

@@ -13,7 +13,7 @@ from aprfmt.diagnosis.blend import count_values
 from aprfmt.diagnosis.direct import point_rows
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
 from aprfmt.diagnosis.forward import JudgedTrace, judge_trace, shared_findings
-from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
+from aprfmt.diagnosis.found import ABSENT_POINTS, Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixed_checkpoints import find_mixture
 from aprfmt.diagnosis.model_pair import ModelPair
@@ -423,7 +423,8 @@ class Walk:
         left = [key for key, view in views.items() if view.recorded is None]
         if left:
             self.levels.not_checked.append(
-                f"{side.label}: {len(left)} points are not in the trace: {', '.join(left[:4])}, ..."
+                f"{side.label}: {len(left)} {ABSENT_POINTS}: {', '.join(left[:4])}"
+                f"{', ...' if len(left) > 4 else ''}"
             )
         if found.examined.unfinished:
             self.levels.not_checked.append(f"{side.label}: divergences beyond the first ones")

@@ -88,19 +88,24 @@ class JoinedArray:
 
 @dataclass(frozen=True)
 class Unequal:
-    """An array that every rank should hold alike; `apart` is how far two ranks are."""
+    """An array that every rank should hold alike; `apart` is how far two ranks are.
+
+    That is of the values that are finite on both; `nonfinite`: other ones are finite on the second.
+    """
 
     name: str
     axis: str
     ranks: tuple[int, int]
     apart: float
+    nonfinite: bool = False
 
     @property
     def says(self) -> str:
         """The difference in words."""
         first, second = self.ranks
+        how = "NaN or infinity on one of them" if self.nonfinite else f"{self.apart:.3g} apart"
         return (
-            f"{self.axis} ranks {first} and {second} hold other values ({self.apart:.3g} apart) of "
+            f"{self.axis} ranks {first} and {second} hold other values ({how}) of "
             f"what every rank computes alike"
         )
 
@@ -235,9 +240,9 @@ def _take_replicated(
     for number in _unlike_first([parts[rank] for rank in ranks]):
         rank = ranks[number]
         values, other = first.read(), parts[rank].read()
-        apart = finite_distance(other, values)
-        if apart > NEAR or values.dtype.kind in "iub" or not _finite_alike(values, other):
-            unequal.append(Unequal(name, axis, (ranks[0], rank), apart))
+        apart, nonfinite = finite_distance(other, values), not _finite_alike(values, other)
+        if apart > NEAR or values.dtype.kind in "iub" or nonfinite:
+            unequal.append(Unequal(name, axis, (ranks[0], rank), apart, nonfinite))
             break
     return JoinedArray(name, first.shape, first.dtype, first.read, "replicated", first.stored)
 

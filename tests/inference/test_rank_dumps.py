@@ -251,6 +251,31 @@ def test_ranks_come_together(layout: str, tmp_path: Path) -> None:
         assert {"moe_out"} <= found if base == "mixtral" else {"ffn_gate", "ffn_up"} <= found
 
 
+def embedding_of_ranks(folder: Path, *values: Any) -> Path:
+    """Each rank's embedding and nothing else, as SGLang's hook writes it."""
+    for rank, held in enumerate(values):
+        place = folder / f"TP{rank}_PP0_Rank{rank}_pid{rank}"
+        hook_passes(place, [(WHOLE, {"model.embed_tokens": torch.as_tensor(held)})])
+    return folder
+
+
+def test_same_says_which_points_are_absent(tmp_path: Path) -> None:
+    value = own_of()["embd"]
+    folder = embedding_of_ranks(tmp_path / "d", value, value)
+    done = aprfmt("diagnose", str(tiny_folder("llama")), str(folder), "--json")
+    assert done.json["verdict"] == "same"
+    assert "points are not in the trace: L0.attn_norm" in done.json["sentence"]
+
+
+def test_nan_on_one_rank_is_said(tmp_path: Path) -> None:
+    value = own_of()["embd"]
+    wrong = np.array(value)
+    wrong[1, 0] = np.nan
+    with opened(embedding_of_ranks(tmp_path / "d", value, wrong)) as trace:
+        dump: Any = trace.run["dump"]
+    assert "NaN or infinity on one of them" in dump["unequal"][0]["says"]
+
+
 @pytest.mark.parametrize("layout", ["tensor", "expert", "dims"])
 def test_values_are_read_from_the_dump_again(layout: str, tmp_path: Path) -> None:
     """Nothing is copied to a temporary file, and what is fetched is what was counted."""
