@@ -28,7 +28,7 @@ from aprfmt.inference.lightning import run_lightning
 from aprfmt.inference.moe import run_experts
 from aprfmt.inference.placing import has_last_norm, has_mlp, mixer_of_layer
 from aprfmt.inference.points import adds_unscaled, has_input_norms, norm_placement, norm_role
-from aprfmt.inference.rope import all_frequencies
+from aprfmt.inference.rope import RopeKind, all_frequencies
 from aprfmt.inference.short_conv import run_short_conv
 from aprfmt.inference.state_space import run_mamba, run_mamba2
 from aprfmt.inference.weights import Weights
@@ -92,13 +92,7 @@ def forward(
     if recorder is not None:
         recorder.begin(facts)
     backend.at(facts.cached)
-    length = max(facts.cached + len(facts.ids), int(facts.positions.max()) + 1)
-    tables = {}
-    if spec.block.position == "rope":
-        for kind, rope in all_frequencies(hp, length).items():
-            tables[kind] = backend.rope_table(
-                facts.positions, rope.inv_freq, factor=rope.factor, cast=spec.block.rope_cast
-            )
+    tables = _rope_tables(backend, spec, hp, facts)
     # Enter with the embedding, or with the stream of an earlier stage.
     x, state = span.stream, PassState()
     if isinstance(x, StageOutput):
@@ -116,7 +110,10 @@ def forward(
     if span.hidden is not None:
         x = _draft_input(c, x, span.hidden)
     # The layers of the span, then the head unless the span stops before it.
+    narrow = _first_layer_of_last_row(c) if stop > count + 1 else None
     for layer in range(max(span.start, 1) - 1, min(stop - 1, count)):
+        if layer == narrow:
+            c, x = _only_last_row(c, spec, x)
         with weights.using_layer(layer):
             x = _run_layer(c, layer, backend.at_layer(layer, count, x))
     if cache is not None:
@@ -124,6 +121,52 @@ def forward(
     if stop > count + 1:
         return _head(c, x)
     return StageOutput(x, state) if state else x
+
+
+def _rope_tables(
+    backend: Backend, spec: ArchSpec, hp: Mapping[str, Value], facts: PassFacts
+) -> dict[RopeKind, tuple[Array, Array]]:
+    """Return {kind of layer: (cos, sin)} [tokens, pairs] of a pass; {} without rope."""
+    if spec.block.position != "rope":
+        return {}
+    length = max(facts.cached + len(facts.ids), int(facts.positions.max()) + 1)
+    return {
+        kind: backend.rope_table(
+            facts.positions, rope.inv_freq, factor=rope.factor, cast=spec.block.rope_cast
+        )
+        for kind, rope in all_frequencies(hp, length).items()
+    }
+
+
+def _first_layer_of_last_row(c: Context) -> int | None:
+    """Return the layer from which a pass needs its last row only; None if it needs all in each.
+
+    So it is where nothing but the last row's logits is asked for, behind the last layer that makes
+    keys and values: later layers read these, and what they give for other rows goes nowhere.
+    """
+    last, count = len(c.facts.ids) - 1, int(c.hp["n_layers"])
+    if c.recorder is not None or last == 0 or c.facts.logit_rows != (last,):
+        return None
+    if c.block.head == "none" or c.hp["pooling"] is not None:
+        return None
+    makers = [layer for layer, makes in enumerate(c.hp["own_kv_layers"]) if makes]
+    first = max(makers, default=count) + 1
+    return first if first < count else None
+
+
+def _only_last_row(c: Context, spec: ArchSpec, x: Array) -> tuple[Context, Array]:
+    """Return (the context, the stream) of a pass's last row, whose earlier tokens count as cached.
+
+    x is the stream [tokens, hidden] of all rows.
+    """
+    facts = c.facts
+    last = len(facts.ids) - 1
+    facts = PassFacts(facts.ids[last:], facts.positions[last:], facts.cached + last, (0,))
+    c.backend.at(facts.cached)
+    per_token = c.state.per_layer
+    state = replace(c.state, per_layer=None if per_token is None else per_token[last:])
+    tables = _rope_tables(c.backend, spec, c.hp, facts)
+    return replace(c, facts=facts, ropes=tables, state=state), x[last:]
 
 
 class _FastHyper(dict[str, Value]):

@@ -527,8 +527,6 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
 # llama.cpp has none.
 WITHOUT_GGUF = (
-    "deepseek_v4",
-    "minimax_m3_vl",
     "lfm3",
     "olmo_hybrid",
     "minimax",

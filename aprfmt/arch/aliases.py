@@ -67,7 +67,9 @@ ROWS: Mapping[str, ArchRow] = {
     "deepseek_v32": _alias_row(
         "deepseek_v32 DeepseekV32ForCausalLM", "deepseek32", "deepseek_v32 deepseek32"
     ),
-    "deepseek_v4": _alias_row("deepseek_v4 DeepseekV4ForCausalLM", ""),
+    "deepseek_v4": _alias_row(
+        "deepseek_v4 DeepseekV4ForCausalLM", "deepseek4", "deepseek_v4 deepseek4"
+    ),
     "glm_moe_dsa": _alias_row(
         "glm_moe_dsa GlmMoeDsaForCausalLM", "glm-dsa", "glm_moe_dsa glm-dsa", module="deepseek_v32"
     ),
@@ -103,8 +105,8 @@ ROWS: Mapping[str, ArchRow] = {
     "minimax_m3_vl": _alias_row(
         "minimax_m3_vl_text MiniMaxM3VLForCausalLM minimax_m3_vl "
         "MiniMaxM3SparseForConditionalGeneration MiniMaxM3SparseForCausalLM",
-        "",
-        "minimax_m3_vl",
+        "minimax-m3",
+        "minimax_m3_vl minimax-m3",
     ),
     "minimax_m2": _alias_row(
         "minimax_m2 MiniMaxM2ForCausalLM", "minimax-m2", "minimax_m2 minimax-m2"

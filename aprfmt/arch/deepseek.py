@@ -153,15 +153,15 @@ def _write_gating(number: int) -> Write:
     return lambda value, hp: {_GATING: number}
 
 
-def sigmoid_router_rule(kind: str = "sigmoid_bias") -> HyperRule:
+def sigmoid_router_rule(kind: str = "sigmoid_bias", number: int = _SIGMOID) -> HyperRule:
     """Return the rule for deepseek v3's routing: sigmoid scores, a bias for the choice.
 
-    `kind` is the value of the hyperparameter `router`.
+    `kind` is the value of the hyperparameter `router`, `number` llama.cpp's of the score function.
     """
     return HyperRule(
         "router",
-        read={"gguf": lambda facts, hp: (kind, _read_gating_key(facts, _SIGMOID))},
-        write={"gguf": _write_gating(_SIGMOID)},
+        read={"gguf": lambda facts, hp: (kind, _read_gating_key(facts, number))},
+        write={"gguf": _write_gating(number)},
         default=kind,
     )
 

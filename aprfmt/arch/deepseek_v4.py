@@ -9,22 +9,29 @@ deepseek4.cpp.
 """
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from reprlib import repr as short_repr
 from typing import Any
 
-from aprfmt.arch import hyper_rules, moe
-from aprfmt.arch.deepseek import routed_scale_rule
+from aprfmt.arch import hyper_rules, losses, moe
+from aprfmt.arch.deepseek import routed_scale_rule, sigmoid_router_rule
 from aprfmt.arch.joining_steps import Split, Stacked
+from aprfmt.arch.layer_kinds import layers_with_role
 from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.mla import q_lora_rank_rule, shared_experts_rule
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule
+from aprfmt.arch.rope_hf import RopeDefaults, yarn_attention_factor
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.spec_builders import full_spec
 from aprfmt.arch.tensor_rows import Q, RoleRow, make_tables, single_row, with_model_rows
-from aprfmt.arch.value_checks import finite_number, positive_number, sequence, whole_number
+from aprfmt.arch.value_checks import (
+    finite_number,
+    positive_number,
+    sequence,
+    shortest_decimal,
+    whole_number,
+)
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -83,7 +90,8 @@ def _in_memory(name: str) -> str:
 
 def _row(role: str, hf: str, *shape: str, needs: str = "") -> RoleRow:
     """Return the row of a layer's tensor; `hf` is its name below the layer in published files."""
-    return RoleRow(role, _AT + hf, shape, needs)
+    # What compresses an indexer's keys has a name without its dot in GGUF.
+    return RoleRow(role, _AT + hf, shape, needs, gguf=role.replace(".compressor", "_compressor"))
 
 
 def _compressor(role: str, hf: str, width: str, rate: str, needs: str) -> tuple[RoleRow, ...]:
@@ -123,10 +131,20 @@ _ATTENTION = (
     _row("attn_kv.weight", "attn.wkv.weight", "head_dim", "hidden_size"),
     _row("attn_kv_a_norm.weight", "attn.kv_norm.weight", "head_dim"),
     _row("attn_sinks.weight", "attn.attn_sink", "n_heads"),
-    RoleRow("attn_output_a.weight", f"{_AT}attn.wo_a.weight", _GROUPS.logical, "", (_GROUPS,)),
+    RoleRow(
+        "attn_output_a.weight",
+        f"{_AT}attn.wo_a.weight",
+        _GROUPS.logical,
+        "",
+        (_GROUPS,),
+        (_GROUPS,),
+    ),
     _row("attn_output_b.weight", "attn.wo_b.weight", "hidden_size", "output_groups*output_rank"),
     *_compressor(*_MAIN, "2*head_dim", "sparse_rate", _SPARSE),
-    *(replace(row, hf="") for row in _compressor(*_MAIN, "head_dim", "heavy_rate", _HEAVY)),
+    *(
+        replace(row, hf="", gguf="")
+        for row in _compressor(*_MAIN, "head_dim", "heavy_rate", _HEAVY)
+    ),
     _row("attn_compressor_norm.weight", "attn.compressor.norm.weight", "head_dim", needs=_SPARSE),
     RoleRow("attn_compressor_norm.weight", "", ("head_dim",), _HEAVY, gguf=""),
     _row(
@@ -233,12 +251,14 @@ _MADE = make_tables(
     hf_more=_OTHER_NAMES,
 )
 
+_SQRT_SOFTPLUS = 4  # llama.cpp's number of the router's score function
 _WINDOWED, _INDEXED, _COMPRESSED = (
     "sliding_attention",
     "compressed_sparse_attention",
     "heavily_compressed_attention",
 )
 _OF_RATIO = {0: _WINDOWED, 4: _INDEXED, 128: _COMPRESSED}  # of compress_ratios in older files
+_RATIOS = "{arch}.attention.compress_ratios"
 _KINDS = {"window_layers": _WINDOWED, _SPARSE: _INDEXED, _HEAVY: _COMPRESSED}
 _RATES = {"sparse_rate": (_INDEXED, "csa", 4), "heavy_rate": (_COMPRESSED, "hca", 128)}
 
@@ -266,6 +286,25 @@ def _read_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], str]:
     return tuple(kinds), key
 
 
+def _gguf_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], list[int]] | None:
+    """Return (each layer's kind, each layer's ratio) of a GGUF; None without its ratios.
+
+    A layer with an indexer's tensors chooses keys. Without any tensor of a layer, ratio 4 does.
+    """
+    found = facts.first(_RATIOS)
+    if found is None:
+        return None
+    count = int(hp["n_layers"])
+    ratios = [whole_number(number, found[1]) for number in sequence(*found, count)[:count]]
+    stored = layers_with_role("indexer.proj.weight")(facts.shapes)
+    indexed = [ratio == 4 for ratio in ratios] if stored is None else stored
+    kinds = (
+        _WINDOWED if ratio == 0 else _INDEXED if on else _COMPRESSED
+        for ratio, on in zip(ratios, (*indexed, *(False,) * count), strict=False)
+    )
+    return tuple(kinds), ratios
+
+
 def _layers_rule(name: str) -> HyperRule:
     """Return the rule `name` for the layers of one kind; the indexer's rule writes all kinds."""
 
@@ -273,6 +312,22 @@ def _layers_rule(name: str) -> HyperRule:
         """Return (True for each layer of the kind, key) of config.json."""
         kinds, key = _read_kinds(facts, hp)
         return tuple(kind == _KINDS[name] for kind in kinds), key
+
+    def read_gguf(facts: Facts, hp: Params) -> Found:
+        """Return (True for each layer of the kind, key) of a GGUF; None without its ratios."""
+        found = _gguf_kinds(facts, hp)
+        return found and (tuple(kind == _KINDS[name] for kind in found[0]), _RATIOS)
+
+    def write_gguf(value: Value, hp: Params) -> Params:
+        """Return a GGUF's {key: ratio of each layer}, 0 for a window; empty for other rules."""
+        if name != _SPARSE:
+            return {}
+        pairs = zip(value, hp[_HEAVY], strict=True)
+        return {
+            _RATIOS: [
+                hp["sparse_rate"] if on else hp["heavy_rate"] if heavy else 0 for on, heavy in pairs
+            ]
+        }
 
     def write(value: Value, hp: Params) -> Params:
         """Return config.json's {key: kinds of all layers}, empty for the other rules."""
@@ -283,7 +338,9 @@ def _layers_rule(name: str) -> HyperRule:
             kinds = [_KINDS[each] if on else kind for on, kind in zip(hp[each], kinds, strict=True)]
         return {"layer_types": kinds}
 
-    return HyperRule(name, read={"hf": read}, write={"hf": write})
+    return HyperRule(
+        name, read={"hf": read, "gguf": read_gguf}, write={"hf": write, "gguf": write_gguf}
+    )
 
 
 def _rate_rule(name: str) -> HyperRule:
@@ -297,17 +354,17 @@ def _rate_rule(name: str) -> HyperRule:
         """Return (tokens that one compressed key stands for, the key of config.json).
 
         The kind's own key counts before the object of both rates, in which a missing kind has the
-        default. None without either. Raises ArchError where `compress_rates` is not an object.
+        default. None without either, and without a layer of the kind, which then has no rate in
+        other formats either. Raises ArchError where `compress_rates` is not an object.
         """
-        rates, own = facts.first("compress_rates"), facts.first(f"compress_rate_{short}")
-        if own is not None:
-            return whole_number(*own, 1), own[1]
-        if rates is None:
+        rates, found = facts.first("compress_rates"), facts.first(f"compress_rate_{short}")
+        if found is None and rates is not None:
+            if not isinstance(rates[0], Mapping):
+                raise ArchError(f"{rates[1]}: is {short_repr(rates[0])}; expected an object")
+            found = rates[0].get(kind, default), f"{rates[1]}.{kind}"
+        if found is None or kind not in _read_kinds(facts, hp)[0]:
             return None
-        if not isinstance(rates[0], Mapping):
-            raise ArchError(f"{rates[1]}: is {short_repr(rates[0])}; expected an object")
-        key = f"{rates[1]}.{kind}"
-        return whole_number(rates[0].get(kind, default), key, 1), key
+        return whole_number(found[0], found[1], 1), found[1]
 
     def write(value: Value, hp: Params) -> Params:
         """Return config.json's {key: object of both rates}, empty for the second rule."""
@@ -315,7 +372,28 @@ def _rate_rule(name: str) -> HyperRule:
             return {}
         return {"compress_rates": {each: hp[rule] for rule, (each, *_) in _RATES.items()}}
 
-    return HyperRule(name, read={"hf": read}, write={"hf": write}, default=default)
+    def read_gguf(facts: Facts, hp: Params) -> Found:
+        """Return (ratio of the first layer of the kind, key) of a GGUF; None without such a layer.
+
+        Raises ArchError where layers of the kind have several ratios.
+        """
+        kinds, ratios = _gguf_kinds(facts, hp) or ((), [])
+        known = {ratio for layer, ratio in zip(kinds, ratios, strict=True) if layer == kind}
+        if len(known) > 1 and facts.shapes:
+            raise ArchError(
+                f"{_RATIOS}: layers of one kind have the ratios {sorted(known)}; expected one"
+            )
+        return (min(known), _RATIOS) if known else None
+
+    return HyperRule(
+        name,
+        read={"hf": read, "gguf": read_gguf},
+        write={"hf": write, "gguf": lambda value, hp: {}},
+        default=default,
+    )
+
+
+_HASH_COUNT = "{arch}.hash_layer_count"
 
 
 def _hash_layers_rule() -> HyperRule:
@@ -347,7 +425,11 @@ def _hash_layers_rule() -> HyperRule:
     return HyperRule(
         _HASH,
         read={"hf": read},
-        write={"hf": lambda value, hp: {"mlp_layer_types": [names[on] for on in value]}},
+        write={
+            "hf": lambda value, hp: {"mlp_layer_types": [names[on] for on in value]},
+            "gguf": lambda value, hp: {_HASH_COUNT: sum(value)},
+        },
+        shape=layers_with_role("ffn_gate_tid2eid.weight"),
         default=lambda hp: first_layers(3, hp),
     )
 
@@ -398,6 +480,17 @@ def _with_plain_factor(found: Found) -> Found:
     return {**found[0], "attention_factor": 1.0}, found[1]
 
 
+def _with_yarns_factor(scaling: Params | None) -> Params | None:
+    """Return a scaling whose factor on cos and sin is yarn's own, which a GGUF has no key for.
+
+    llama.cpp divides it out again for this architecture.
+    """
+    if scaling is None or scaling["type"] != "yarn":
+        return scaling
+    every = scaling["mscale_all_dim"]
+    return {**scaling, "attention_factor": yarn_attention_factor(scaling["factor"], every, every)}
+
+
 def _rope() -> tuple[HyperRule, ...]:
     """Return the rules for rope: two bases, one scaling, and how many elements of a head rotate.
 
@@ -435,19 +528,22 @@ def _rope() -> tuple[HyperRule, ...]:
         outer = nested[0] if nested is not None else flat[0] if flat is not None else {}
         return found if "attention_factor" in outer else _with_plain_factor(found)
 
-    def base_rule(name: str, at: int, key: str) -> HyperRule:
+    def base_rule(name: str, at: int, key: str, gguf: str) -> HyperRule:
         """Return the rule of one base."""
         return replace(
             usual[name],
-            keys={**usual[name].keys, "hf": (key,)},
+            keys={**usual[name].keys, "hf": (key,), "gguf": (f"{{arch}}.{gguf}",)},
             read={"hf": lambda facts, hp: read_base(at, key, facts, hp)},
             write={"hf": lambda value, hp: {key: value}},
+            default_in={},
             check=None,
         )
 
-    rules["rope_theta"] = base_rule("rope_theta", 0, "compress_rope_theta")
+    rules["rope_theta"] = base_rule(
+        "rope_theta", 0, "compress_rope_theta", "attention.compress_rope_freq_base"
+    )
     rules["rope_theta_local"] = replace(
-        base_rule("rope_theta_local", 1, "rope_theta"), default=10000.0
+        base_rule("rope_theta_local", 1, "rope_theta", "rope.freq_base"), default=10000.0
     )
     write_part = usual["rope_dim"].write["hf"]
     rules["rope_dim"] = replace(
@@ -456,10 +552,17 @@ def _rope() -> tuple[HyperRule, ...]:
         write={"hf": lambda value, hp: {**write_part(value, hp), "qk_rope_head_dim": value}},
     )
     write_scaling = usual["rope_scaling"].write["hf"]
+    gguf_scaling, write_gguf = usual["rope_scaling"].read["gguf"], usual["rope_scaling"].write
     rules["rope_scaling"] = replace(
         rules["rope_scaling"],
-        read={"hf": read_scaling},
-        write={"hf": lambda value, hp: {"rope_scaling": write_scaling(value, hp)["rope_scaling"]}},
+        read={
+            "hf": read_scaling,
+            "gguf": lambda facts, hp: _with_plain_factor(gguf_scaling(facts, hp)),
+        },
+        write={
+            "hf": lambda value, hp: {"rope_scaling": write_scaling(value, hp)["rope_scaling"]},
+            "gguf": lambda value, hp: write_gguf["gguf"](_with_yarns_factor(value), hp),
+        },
         check=None,
     )
     rules["rope_scaling_layers"] = hyper_rules.fixed("rope_scaling_layers", "full")
@@ -496,16 +599,87 @@ def _mixed(hp: Params) -> str:
     return "experts listed by token, and no layer whose router chooses" if all(hp[_HASH]) else ""
 
 
+def _limit_rule() -> HyperRule:
+    """Return the rule for the clamp of an expert's gate and up; a GGUF has one a layer."""
+    key = "{arch}.swiglu_clamp_exp"
+
+    def read_gguf(facts: Facts, hp: Params) -> Found:
+        """Return (clamp of all layers, key) of a GGUF; None without the key.
+
+        Raises ArchError where layers have different clamps.
+        """
+        found = facts.first(key)
+        if found is None:
+            return None
+        listed = found[0] if isinstance(found[0], Sequence) else [found[0]]
+        limits = {finite_number(each, found[1]) for each in listed}
+        if len(limits) != 1:
+            raise ArchError(f"{found[1]}: is {short_repr(found[0])}; expected one clamp throughout")
+        return shortest_decimal(limits.pop()), found[1]
+
+    return HyperRule(
+        "swiglu_limit",
+        {"hf": ("swiglu_limit",)},
+        "float",
+        10.0,
+        read={"gguf": read_gguf},
+        write={"gguf": lambda value, hp: {key: [float(value)] * hp["n_layers"]}},
+    )
+
+
+def _rate_loss(layers: str, rate: str) -> Loss:
+    """Return the Loss of how many tokens a key stands for in `layers`, the hyperparameter `rate`.
+
+    llama.cpp's code has the usual numbers.
+    """
+    usual = _RATES[rate][2]
+    return Loss(
+        "gguf",
+        rate,
+        lambda hp: any(hp[layers]) and hp[rate] != usual,
+        f"llama.cpp knows keys for {usual} tokens in such layers only, and refuses the file",
+    )
+
+
+_LOST = (
+    *losses.common_losses(partial=True),
+    Loss(
+        "gguf",
+        "rope_scaling",
+        lambda hp: (
+            hp["rope_scaling"] is not None
+            and hp["rope_scaling"]["type"] == "yarn"
+            and hp["rope_scaling"]["attention_factor"] != 1
+        ),
+        "llama.cpp leaves cos and sin of compressed keys as they are, whatever the model says",
+    ),
+    *map(_rate_loss, (_SPARSE, _HEAVY), _RATES),
+    Loss(
+        "gguf",
+        _HASH,
+        lambda hp: hp[_HASH] != tuple(sorted(hp[_HASH], reverse=True)),
+        "llama.cpp has lists of experts in the first layers only, and refuses the file",
+    ),
+    Loss(
+        "gguf",
+        "mlp_bias",
+        lambda hp: hp["mlp_bias"],
+        "llama.cpp has no biases of a shared expert and refuses the file",
+    ),
+)
+
 DEEPSEEK_V4 = full_spec(
     "deepseek_v4",
     _MADE,
     hyper_rules.hyper_table(
-        hyper_rules.fixed("n_kv_heads", 1),
+        HyperRule("n_kv_heads", {"gguf": ("{arch}.attention.head_count_kv",)}, "size", 1),
         hyper_rules.head_dim(512),
         hyper_rules.ffn_size(2048, "moe_intermediate_size"),
         hyper_rules.context_length(1048576),
         *_rope(),
-        HyperRule("sliding_window", {"hf": ("sliding_window",)}, "size", 128),
+        hyper_rules.size(
+            "sliding_window", "sliding_window", "attention.sliding_window", default=128
+        ),
         *map(_layers_rule, _KINDS),
         *map(_rate_rule, _RATES),
         q_lora_rank_rule(1024),
@@ -513,25 +687,50 @@ DEEPSEEK_V4 = full_spec(
         moe.expert_size_rule(),
         shared_experts_rule("n_shared_experts", 1),
         moe.all_moe_layers_rule(),
-        HyperRule("norm_topk", default=True, check=_check_norm_topk),
+        HyperRule(
+            "norm_topk",
+            {"gguf": ("{arch}.expert_weights_norm",)},
+            "bool",
+            True,
+            check=_check_norm_topk,
+        ),
         hyper_rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up_shexp.bias",)),
         routed_scale_rule(1.5),
-        replace(moe.router_rule("sqrtsoftplus_bias"), check=hyper_rules.as_published(_ONLY)),
+        replace(
+            sigmoid_router_rule("sqrtsoftplus_bias", _SQRT_SOFTPLUS),
+            check=hyper_rules.as_published(_ONLY),
+        ),
         _hash_layers_rule(),
-        HyperRule("swiglu_limit", {"hf": ("swiglu_limit",)}, "float", 10.0),
-        hyper_rules.size("index_heads", "index_n_heads", hf_default=64),
-        hyper_rules.size("index_head_dim", "index_head_dim", hf_default=128),
-        hyper_rules.size("index_topk", "index_topk", hf_default=512),
-        hyper_rules.size("output_groups", "o_groups", hf_default=8),
-        hyper_rules.size("output_rank", "o_lora_rank", hf_default=1024),
+        _limit_rule(),
+        hyper_rules.size(
+            "index_heads", "index_n_heads", "attention.indexer.head_count", hf_default=64
+        ),
+        hyper_rules.size(
+            "index_head_dim", "index_head_dim", "attention.indexer.key_length", hf_default=128
+        ),
+        hyper_rules.size("index_topk", "index_topk", "attention.indexer.top_k", hf_default=512),
+        hyper_rules.size("output_groups", "o_groups", "attention.output_group_count", hf_default=8),
+        hyper_rules.size(
+            "output_rank", "o_lora_rank", "attention.output_lora_rank", hf_default=1024
+        ),
         HyperRule(
             "output_group_size",
             default=lambda hp: hp["n_heads"] * hp["head_dim"] // hp["output_groups"],
         ),
         HyperRule("qk_rope_head_dim", default=lambda hp: hp["rope_dim"]),
-        hyper_rules.size("hc_streams", "hc_mult", hf_default=4),
-        hyper_rules.size("hc_iterations", "hc_sinkhorn_iters", hf_default=20),
-        HyperRule("hc_eps", {"hf": ("hc_eps",)}, "positive", 1e-6),
+        hyper_rules.size("hc_streams", "hc_mult", "hyper_connection.count", hf_default=4),
+        hyper_rules.size(
+            "hc_iterations",
+            "hc_sinkhorn_iters",
+            "hyper_connection.sinkhorn_iterations",
+            hf_default=20,
+        ),
+        HyperRule(
+            "hc_eps",
+            {"hf": ("hc_eps",), "gguf": ("{arch}.hyper_connection.epsilon",)},
+            "positive",
+            1e-6,
+        ),
     ),
     BlockSpec(
         attention="compressed",
@@ -544,6 +743,7 @@ DEEPSEEK_V4 = full_spec(
         router_cast="logits",
         streams="hyper",
     ),
+    lost=_LOST,
     ignored=frozenset(
         """num_nextn_predict_layers topk_method expert_dtype output_router_logits attention_bias
         router_jitter_noise router_aux_loss_coef""".split()

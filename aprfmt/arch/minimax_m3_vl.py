@@ -2,21 +2,24 @@
 
 Norms store weight - 1, every MLP has gpt-oss's clamped gate, experts are routed as minimax-m2's,
 with a shared one. transformers joins gate and up in its files of the text alone; published files of
-the whole model have them apart. Sources: transformers' modeling_minimax_m3_vl,
-configuration_minimax_m3_vl and conversion mapping.
+the whole model have them apart. GGUF stores every norm with the 1 added. Sources: transformers'
+modeling_minimax_m3_vl, configuration_minimax_m3_vl and conversion mapping; the converter's
+minimax.py, llama.cpp's minimax-m3.cpp.
 """
 
 from collections.abc import Mapping
 from reprlib import repr as short_repr
 
-from aprfmt.arch import hyper_rules, moe
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.deepseek import ROUTER_BIAS, routed_scale_rule, sigmoid_router_rule
+from aprfmt.arch.gemma import PLUS_ONE, gemma_norm_rows
+from aprfmt.arch.gpt_oss import ALPHA, LIMIT
 from aprfmt.arch.joining_steps import Split
-from aprfmt.arch.layer_kinds import read_layer_kinds
+from aprfmt.arch.layer_kinds import layers_with_role, read_layer_kinds
 from aprfmt.arch.qwen2_moe import ROUTER, shared_expert_rows
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Read
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss, Read, split_key
 from aprfmt.arch.spec_builders import full_spec
 from aprfmt.arch.tensor_rows import (
     LAYER,
@@ -42,7 +45,13 @@ _INDEX = tuple(
     for part, out in (("q", "index_heads*index_head_dim"), ("k", "index_head_dim"))
     for row in (
         *linear(f"indexer.{part}_proj", f"{_INDEXER}.{part}_proj", out, "hidden_size", _IN),
-        *norm(f"indexer.{part}_norm", f"{_INDEXER}.{part}_norm", ("index_head_dim",), _IN),
+        *norm(
+            f"indexer.{part}_norm",
+            f"{_INDEXER}.{part}_norm",
+            ("index_head_dim",),
+            _IN,
+            gguf_steps=PLUS_ONE,
+        ),
     )
 )
 
@@ -77,17 +86,18 @@ _PUBLISHED = (
 )
 _MADE = make_tables(
     with_model_rows(
-        *norm("attn_norm", "input_layernorm"),
+        *gemma_norm_rows("attn_norm", "input_layernorm"),
         *attention(bias=None, out_bias=None),
-        *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
-        *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",)),
+        *gemma_norm_rows("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
+        *gemma_norm_rows("attn_k_norm", "self_attn.k_norm", ("head_dim",)),
         *_INDEX,
-        *norm("ffn_norm", "post_attention_layernorm"),
+        *gemma_norm_rows("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(needs=f"!{_MOE}"),
         ROUTER,
         ROUTER_BIAS,
         *_EXPERTS,
         *shared_expert_rows("mlp.shared_experts", f"{_MOE} & shared_ffn_size"),
+        norm_steps=PLUS_ONE,
     ),
     hf_first=(
         _joined("mlp", "", "ffn_size"),
@@ -110,8 +120,11 @@ def _nested(facts: Facts) -> Params:
     return found[0]
 
 
-def _size(name: str, key: str, nested: str, default: int) -> HyperRule:
-    """Return the rule of an indexers' size: `nested` in published files' object wins over `key`."""
+def _size(name: str, key: str, nested: str, gguf: str, default: int) -> HyperRule:
+    """Return the rule of an indexers' size: `nested` in published files' object wins over `key`.
+
+    `gguf` is GGUF's key below "attention.indexer.".
+    """
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (size, its key) of config.json; None with neither key."""
@@ -121,7 +134,8 @@ def _size(name: str, key: str, nested: str, default: int) -> HyperRule:
         return None if found is None else (whole_number(*found), key)
 
     write = {"hf": lambda value, hp: {key: value}}
-    return HyperRule(name, {"hf": (key,)}, "int", default, read={"hf": read}, write=write)
+    keys = {"hf": (key,), "gguf": (f"{{arch}}.attention.indexer.{gguf}",)}
+    return HyperRule(name, keys, "int", default, read={"hf": read}, write=write)
 
 
 def _read_layers(listed: Read, key: str, nested: bool) -> Read:
@@ -145,6 +159,7 @@ def _read_layers(listed: Read, key: str, nested: bool) -> Read:
     return read
 
 
+_DENSE = "{arch}.leading_dense_block_count"  # a GGUF's tensors say which layers have experts
 _KINDS = {True: "minimax_m3_sparse", False: "full_attention"}
 _MLPS = {True: "sparse", False: "dense"}
 
@@ -159,13 +174,38 @@ def _layer_rules() -> tuple[HyperRule, HyperRule]:
             read={"hf": _read_layers(indexed, "sparse_attention_freq", nested=True)},
             write={"hf": lambda value, hp: {"layer_types": [_KINDS[on] for on in value]}},
             default=hyper_rules.per_layer(False),
+            shape=layers_with_role("indexer.q_proj.weight"),
         ),
         HyperRule(
             _MOE,
             read={"hf": _read_layers(mixed, "moe_layer_freq", nested=False)},
-            write={"hf": lambda value, hp: {"mlp_layer_types": [_MLPS[on] for on in value]}},
+            write={
+                "hf": lambda value, hp: {"mlp_layer_types": [_MLPS[on] for on in value]},
+                "gguf": lambda value, hp: {_DENSE: (*value, True).index(True)},
+            },
             default=hyper_rules.per_layer(True),
+            shape=layers_with_role("ffn_gate_inp.weight"),
         ),
+    )
+
+
+def _shared_width(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+    """Return the rows of a shared expert's `up`, in the first layer that has one; None without."""
+    role = "ffn_up_shexp.weight"
+    found = (shape for key, shape in shapes.items() if shape and split_key(key)[1] == role)
+    return next((shape[0] for shape in found), None)
+
+
+def _shared_rule() -> HyperRule:
+    """Return the rule for the shared expert's width; GGUF counts experts of the usual width."""
+    count = "{arch}.expert_shared_count"
+    return HyperRule(
+        "shared_ffn_size",
+        {"hf": ("shared_intermediate_size",)},
+        "size",
+        default_in={"hf": 3072},
+        write={"gguf": lambda value, hp: {count: value // hp["moe_ffn_size"]}},
+        shape=_shared_width,
     )
 
 
@@ -202,16 +242,16 @@ MINIMAX_M3_VL = full_spec(
         *rope_rules(RopeDefaults(theta=5e6, partial=1.0)),
         *moe.expert_count_rules(128, 4, "num_local_experts num_experts"),
         moe.expert_size_rule("intermediate_size", 3072),
-        hyper_rules.size("shared_ffn_size", "shared_intermediate_size", hf_default=3072),
-        hyper_rules.fixed("norm_topk", True),
+        _shared_rule(),
+        HyperRule("norm_topk", {"gguf": ("{arch}.expert_weights_norm",)}, "bool", True),
         routed_scale_rule(2.0),
         sigmoid_router_rule(),
         *_layer_rules(),
-        _size("index_heads", "index_n_heads", "sparse_num_index_heads", 4),
-        _size("index_head_dim", "index_head_dim", "sparse_index_dim", 128),
-        _size("index_block", "index_block_size", "sparse_block_size", 128),
-        _size("index_topk", "index_topk_blocks", "sparse_topk_blocks", 16),
-        _size("index_local_blocks", "index_local_blocks", "sparse_local_block", 1),
+        _size("index_heads", "index_n_heads", "sparse_num_index_heads", "head_count", 4),
+        _size("index_head_dim", "index_head_dim", "sparse_index_dim", "key_length", 128),
+        _size("index_block", "index_block_size", "sparse_block_size", "block_size", 128),
+        _size("index_topk", "index_topk_blocks", "sparse_topk_blocks", "top_k", 16),
+        _size("index_local_blocks", "index_local_blocks", "sparse_local_block", "local_blocks", 1),
         HyperRule("swiglu_limit", {"hf": ("swiglu_limit",)}, "float", 7.0),
         HyperRule("swiglu_alpha", {"hf": ("swiglu_alpha",)}, "float", 1.702),
     ),
@@ -222,6 +262,34 @@ MINIMAX_M3_VL = full_spec(
         indexer="blocks",
         shared_expert="plain",
         router_cast="logits",
+    ),
+    lost=(
+        *losses.common_losses("swiglu_oai", partial=True),
+        Loss(
+            "gguf",
+            "swiglu_limit",
+            lambda hp: (hp["swiglu_limit"], hp["swiglu_alpha"]) != (LIMIT, ALPHA),
+            f"llama.cpp clamps at {LIMIT} with a gain of {ALPHA} whatever the model says",
+        ),
+        Loss(
+            "gguf",
+            _MOE,
+            lambda hp: hp[_MOE] != tuple(sorted(hp[_MOE])),
+            "llama.cpp has dense layers only before the first one with experts, and refuses the "
+            "file",
+        ),
+        Loss(
+            "gguf",
+            _IN,
+            lambda hp: hp[_IN] != hp[_MOE],
+            "llama.cpp has an indexer in the layers with experts, and refuses the file",
+        ),
+        Loss(
+            "gguf",
+            "shared_ffn_size",
+            lambda hp: hp["shared_ffn_size"] % hp["moe_ffn_size"] != 0,
+            "llama.cpp takes a shared expert to be some experts wide, and refuses the file",
+        ),
     ),
     ignored=frozenset(
         """hidden_act rotary_dim router_jitter_noise router_aux_loss_coef output_router_logits

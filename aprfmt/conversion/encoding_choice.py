@@ -73,6 +73,8 @@ def choose_encodings(
             widened = target.vectors_f32 and not options.generic
             if widened and _is_vector(output) and wished in PLAIN_FLOATS:
                 wished = "F32"
+            if widened and wished == "I64" and output.role:
+                wished = "I32"  # llama.cpp takes no other index; run.py refuses larger numbers
         # Refuse what nothing here encodes, and collect what the target cannot hold.
         if wished not in (output.source_encoding, written) and (
             not find_encoding(wished).known or (wished in asked and not codec(wished).has_encoder)

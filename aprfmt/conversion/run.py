@@ -302,7 +302,13 @@ def _as_input(values: "Array", output: Output) -> "Array":
             f"{output.info.name}: {output.source_encoding} values cannot be stored as "
             f"{output.info.encoding}; only floats become other floats"
         )
-    return values if values.dtype.name == wanted else values.astype(wanted)
+    made = values if values.dtype.name == wanted else values.astype(wanted)
+    if made is not values and kinds != {"f"} and not (made == values).all():
+        raise ConversionError(
+            f"{output.info.name}: holds {int(abs(values).max())}, which {output.info.encoding} "
+            "cannot; store the model in a format that has its integers, such as APR"
+        )
+    return made
 
 
 def decoded_pieces(output: Output, chunk: int) -> Iterator[RowPiece]:

@@ -84,6 +84,15 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
     "kimi_linear": {"rms_norm_eps": 1e-6}, "glm4_moe_lite": {"rms_norm_eps": 1e-6},
     "deepseek_v32": _INDEXER, "glm_moe_dsa": _INDEXER,
     "falcon_mamba": {"layer_norm_epsilon": 1e-6, "mixer_rms_eps": 1e-6},
+    "deepseek_v4": {
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+        "index_head_dim": 64, "hc_mult": 4,
+    },
+    "minimax_m3_vl": {
+        "shared_intermediate_size": 24, "swiglu_limit": 7.0, "swiglu_alpha": 1.702,
+        "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
+    },
 }  # fmt: skip
 # What stands beside a row: why llama.cpp gives other numbers for models that are not suited, or
 # for this one, where no setting makes them equal.
@@ -126,6 +135,10 @@ BECAUSE: Mapping[str, str] = {
         "it normalises compressed queries and keys by the model's epsilon, transformers by 1e-6, "
         "and ends the process where an indexer's heads have 14 elements: here they have 64",
     ),
+    "deepseek_v4": "it ends the process where there are not 4 streams, or an indexer's heads have "
+    "10 elements: here they have 64",
+    "minimax_m3_vl": "it clamps at 7, has a shared expert as wide as some others, and indexers in "
+    "all layers with experts, after the dense ones",
     "falcon_mamba": "it normalises time steps, B and C by the model's epsilon, "
     "transformers by 1e-6",
     **dict.fromkeys(

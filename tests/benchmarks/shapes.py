@@ -68,6 +68,22 @@ MADE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "vocab_size_per_layer_input": 20480, "num_kv_shared_layers": 1, "sliding_window": 192,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4,
     }),
+    "altup": ("Gemma3n", "TextConfig", "ForCausalLM", _SIZES | {
+        "num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 4096,
+        "hidden_size_per_layer_input": 128, "vocab_size_per_layer_input": 20480,
+        "num_kv_shared_layers": 1, "sliding_window": 192, "laurel_rank": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
+    }),
+    # Nemotron-H's kinds of layers, each once: a scan, experts, attention, an MLP.
+    "nemotron_h": ("NemotronH", "Config", "ForCausalLM", {
+        "vocab_size": 20480, "hidden_size": 1024, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 128,
+        "layers_block_type": ["mamba", "moe", "attention", "mamba"],
+        "mamba_num_heads": 32, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 1,
+        "intermediate_size": 4096, "moe_intermediate_size": 512, "n_routed_experts": 16,
+        "num_experts_per_tok": 4, "moe_shared_expert_intermediate_size": 512,
+    }),
     "short_conv": ("Lfm2", "Config", "ForCausalLM", _SIZES | {
         "num_key_value_heads": 2, "intermediate_size": 4096,
         "layer_types": ["conv", "conv", "full_attention", "conv"],

@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import aprfmt
+from aprfmt.errors import ConversionError
+from aprfmt.model import open_model
 from tests.models import IN_GGUF, MAKERS, save_tiny
 
 
@@ -28,3 +30,18 @@ def test_fused_and_turned_tensors_come_back(name: str, form: str, tmp_path: Path
         before = {dense.sub(r"mlp\1", k): v for k, v in before.items()}
     assert {k: v.shape for k, v in before.items()} == {k: v.shape for k, v in after.items()}
     assert all((after[key] == value).all() for key, value in before.items())
+
+
+def test_a_gguf_has_indices_of_32_bits(tmp_path: Path) -> None:
+    """llama.cpp ends the process for others. Seen red: kept as I64, and a number cut to 32 bits."""
+    save_tiny("deepseek_v4", tmp_path / "m")
+    path, name = tmp_path / "m" / "model.safetensors", "L0.ffn_gate_tid2eid.weight"
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    with open_model(tmp_path / "m") as source, open_model(tmp_path / "m.gguf") as made:
+        assert (source.roles[name].encoding, made.roles[name].encoding) == ("I64", "I32")
+        assert (source.roles[name].numpy() == made.roles[name].numpy()).all()
+    tensors = load_file(path)
+    key = next(key for key in tensors if key.endswith("tid2eid"))
+    save_file(tensors | {key: tensors[key] + (1 << 40)}, path, {"format": "pt"})
+    with pytest.raises(ConversionError, match="which I32 cannot"):
+        aprfmt.convert(tmp_path / "m", tmp_path / "large.gguf")

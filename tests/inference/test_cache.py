@@ -1,7 +1,8 @@
 """Prefill, steps and pieces give the same logits; in deterministic mode the same bits.
 
 Seen red: a step's mask counted from 0, the cache not committed, a block placed from its first row
-instead of its position, all keys summed at once, dynamic frequencies kept over a longer sequence.
+instead of its position, all keys summed at once, dynamic frequencies kept over a longer sequence,
+the last row of layers that share keys at the first one's position.
 """
 
 from pathlib import Path
@@ -40,8 +41,11 @@ def test_steps_and_pieces_equal_the_prefill(name: str, run_: str) -> None:
         whole = session.logits(ids)
         steps = session_logits(session, ids, list(range(11, len(ids))))
         pieces = session_logits(session, ids, [1, 2, 9, 20])
+        # Of a last row alone, layers that share keys run no other row.
+        alone = [session.prefill(ids[:9])[-1], session.extend(ids[9:])[-1]]
     assert rel(steps, whole) < limit
     assert rel(pieces, whole) < limit
+    assert rel(np.stack(alone), whole[[8, -1]]) < limit
 
 
 @pytest.mark.parametrize("name", ["llama-dynamic", "phi3-long"])
