@@ -1,10 +1,19 @@
 """Every command: its help, its JSON, its exit codes, run as a user would type it."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from aprfmt.attestation import WORDS
+from aprfmt.attestation.rederive import STATES
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.explain import find_topics
+from aprfmt.cli.trace.output import COLUMNS
+from aprfmt.diagnosis.found import KINDS, DivergenceKind
+from aprfmt.errors import UsageError
+from aprfmt.measure.records import TENSOR_VERDICTS
+from aprfmt.measure.verdicts import CERTAINTIES, Verdict
 from tests.cli.run import aprfmt, process
 from tests.conversion.folders import llama_folder
 
@@ -52,6 +61,43 @@ def test_explain_knows_outcomes_and_whole_sections(name: str) -> None:
     found = aprfmt("explain", name, "--json").json["found"]
     wanted = [str(code) for code in EXIT_CODES] if name == "exit-codes" else [name.upper()]
     assert [row["name"] for row in found] == wanted
+
+
+ANSWER_WORDS = [
+    *get_args(Verdict),
+    *get_args(DivergenceKind),
+    *KINDS.values(),
+    *CERTAINTIES,
+    *STATES,
+    *TENSOR_VERDICTS,
+    WORDS.yes,
+    WORDS.no,
+    *COLUMNS,
+    "KL",
+    "ulp",
+    "apart",
+    "residual",
+    "relL2",
+    "max/rms",
+    "max abs",
+    "cosine",
+    "nats",
+    "argmax",
+    "perplexity",
+    "complete",
+    "first seen at",
+    "tolerance",
+]
+
+
+def test_explain_knows_the_words_that_answers_print() -> None:
+    unknown = []
+    for word in ANSWER_WORDS:
+        try:
+            find_topics(word)
+        except UsageError:
+            unknown.append(word)
+    assert not unknown
 
 
 @pytest.mark.parametrize(
