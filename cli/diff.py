@@ -415,16 +415,12 @@ def _print_tensor(tensor: TensorDiff) -> None:
     # By how much the values differ, and why.
     stats = tensor.stats
     if stats is not None:
-        encodings = tensor.encoding_a, tensor.encoding_b
+        types = tensor.encoding_a, tensor.encoding_b
         at = list(stats.max_at) if stats.max_at is not None else "-"
         render.line(
             f"      {stats.changed} of {stats.count} values differ, relL2 {stats.rel_l2:.3g}, "
             f"max abs {stats.max_abs_diff:.6g} at {at}, cosine {stats.cosine:.9f}"
-            + (
-                f", {stats.ulp} ulp of {ulp_type(*encodings)}"
-                if FLOATS.issuperset(encodings)
-                else ""
-            )
+            + (f", {stats.ulp} ulp of {ulp_type(*types)}" if FLOATS.issuperset(types) else "")
         )
         if stats.nonfinite is not None:
             render.line(

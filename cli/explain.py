@@ -171,10 +171,10 @@ def all_topics() -> dict[str, dict[str, str]]:
         "warning": dict(WARNINGS),
         "verdict": VERDICT_TEXTS,
         "outcome": OUTCOME_TEXTS,
-        "verdict of diagnose": {**VERDICTS, **DIAGNOSIS_TEXTS},
-        "certainty": {**CERTAINTIES},
-        "level of evidence": {**LEVELS},
-        "verdict of attest": {**ATTEST_TEXTS},
+        "verdict of diagnose": dict[str, str](VERDICTS.items()) | DIAGNOSIS_TEXTS,
+        "certainty": dict[str, str](CERTAINTIES.items()),
+        "level of evidence": dict[str, str](LEVELS.items()),
+        "verdict of attest": ATTEST_TEXTS,
         "check": {
             row.name: f"a check of `validate`: {row.proves}."
             for row in file_checks(source=True, second_reader=True)
