@@ -1,5 +1,6 @@
 """Every command: its help, its JSON, its exit codes, run as a user would type it."""
 
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -121,6 +122,20 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(
         assert done.code == 2 and says in done.err and not done.out
     assert old.read_text() == "mine"
     assert "nope: no such file" in aprfmt(*args, old, "--force").err
+
+
+def test_a_first_guess_is_answered_with_the_option_it_needs(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    assert aprfmt("demo", "--into", model).code == 0
+    file = tmp_path / "model.gguf"
+    assert aprfmt("convert", model, file).code == 0
+    before = file.read_bytes()
+    done = aprfmt("set", file, "general.name=Jane", "-o", file)
+    assert done.code == 2 and "use --in-place" in done.err and file.read_bytes() == before
+    done = aprfmt("run", file, "What is 2+2?")
+    assert done.code == 2 and "after --prompt" in done.err
+    done = aprfmt("eval", file, "--ids", "1,2,3")
+    assert re.match(r"(PASS|FAIL): \d+ passed", done.out)
 
 
 @pytest.mark.parametrize("wished", ["GPTQ", "AWQ", "Q4_2"])
