@@ -97,7 +97,7 @@ GROUPS: Mapping[str, Mapping[str, CommandRow]] = {
             "aprfmt parity model.gguf --between numpy numpy:float64 --prompt 'Once upon a time'",
         ),
         "attest": CommandRow(
-            "attest", "Say whether a quantized model is what its base gives.",
+            "attest", "Quantize a base again, and say whether it gives a model's bytes.",
             "aprfmt attest q4.gguf --from model",
         ),
         "step": CommandRow(

@@ -20,7 +20,7 @@ from aprfmt.errors import UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import share_text
-from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
+from aprfmt.measure.records import EQUAL, FLOATS, FieldDiff, TensorDiff, ulp_type
 from aprfmt.model import open_model
 from aprfmt.model.ledger import Pronounced
 
@@ -415,11 +415,12 @@ def _print_tensor(tensor: TensorDiff) -> None:
     # By how much the values differ, and why.
     stats = tensor.stats
     if stats is not None:
+        types = tensor.encoding_a, tensor.encoding_b
         at = list(stats.max_at) if stats.max_at is not None else "-"
         render.line(
             f"      {stats.changed} of {stats.count} values differ, relL2 {stats.rel_l2:.3g}, "
-            f"max abs {stats.max_abs_diff:.6g} at {at}, cosine {stats.cosine:.9f}, "
-            f"{stats.ulp} ulp"
+            f"max abs {stats.max_abs_diff:.6g} at {at}, cosine {stats.cosine:.9f}"
+            + (f", {stats.ulp} ulp of {ulp_type(*types)}" if FLOATS.issuperset(types) else "")
         )
         if stats.nonfinite is not None:
             render.line(

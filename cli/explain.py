@@ -1,12 +1,16 @@
 """`aprfmt explain`: one paragraph on an error kind, role, encoding, exit code or verdict."""
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from aprfmt import errors
 from aprfmt.cli import options, render, shell_completion
 from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.cli.glossary import GlossaryEntry
 
 VERDICT_TEXTS: dict[str, str] = {
     "SAME_BYTES": "equal bytes, equal encoding and equal logical shape; nothing was decoded.",
@@ -27,6 +31,22 @@ OUTCOME_TEXTS: dict[str, str] = {
     "FAIL": "the check ran and found something else. Exit code 1.",
     "NOT-RUN": "the check did not run, and says why: it never counts as a pass. Where every check "
     "is NOT-RUN, the exit code is 2. NOT_RUN in JSON.",
+}
+DIAGNOSIS_TEXTS: dict[str, str] = {
+    "derived": "B was made from A: trained further, or an adapter was merged into it. Exit code 1. "
+    "Of `attest` it is the answer yes: every tensor is what the base gives. Exit code 0.",
+    "not_exercised": "differs, not exercised: a difference that no probe reached; the report says "
+    "how to reach it. Exit code 1.",
+}
+ATTEST_TEXTS: dict[str, str] = {
+    "not derived": "a tensor was not reproduced, or hyperparameters or tokenizer are not the "
+    "base's. Exit code 1.",
+    "reproduced": "quantizing the base's weight again gives every stored byte of the tensor.",
+    "not reproduced": "quantizing the base's weight again gives other bytes. Exit code 1.",
+    "not tried": "the tensor could not be made again, and the reason is named: it is no pass. "
+    "Exit code 2 unless another tensor is not reproduced.",
+    "not reached": "--budget ended before the tensor: it is no pass. Exit code 2 unless another "
+    "tensor is not reproduced.",
 }
 ROLE_TEXTS: dict[str, str] = {
     "token_embd": "the token embedding: one row a token, read at the input; with tied embeddings "
@@ -141,14 +161,20 @@ def all_topics() -> dict[str, dict[str, str]]:
     from aprfmt.base.warnings import WARNINGS
     from aprfmt.causes import CAUSES, describe
     from aprfmt.checks.table import file_checks, gates
+    from aprfmt.cli.glossary import GLOSSARY
     from aprfmt.inference.capture import POINTS
     from aprfmt.inference.reported import MISTAKES
+    from aprfmt.measure.verdicts import CERTAINTIES, LEVELS, VERDICTS
 
     return {
         "error": _error_texts(),
         "warning": dict(WARNINGS),
         "verdict": VERDICT_TEXTS,
         "outcome": OUTCOME_TEXTS,
+        "verdict of diagnose": dict[str, str](VERDICTS.items()) | DIAGNOSIS_TEXTS,
+        "certainty": dict[str, str](CERTAINTIES.items()),
+        "level of evidence": dict[str, str](LEVELS.items()),
+        "verdict of attest": ATTEST_TEXTS,
         "check": {
             row.name: f"a check of `validate`: {row.proves}."
             for row in file_checks(source=True, second_reader=True)
@@ -162,7 +188,19 @@ def all_topics() -> dict[str, dict[str, str]]:
         "hyperparameter": HYPER_NAMES | SPECIAL_NAMES,
         "capture point": {name: point.sentence for name, point in POINTS.items()},
         "exit code": {str(code): text for code, text in EXIT_CODES.items()},
+        "word": {
+            name: _entry_text(entry) for rows in GLOSSARY.values() for name, entry in rows.items()
+        },
     }
+
+
+def _entry_text(entry: "GlossaryEntry") -> str:
+    """Return the paragraph of a word of the glossary, with its names in other tools."""
+    others = (
+        ("llama.cpp", entry.llama_cpp), ("transformers", entry.transformers), ("apr", entry.apr)
+    )  # fmt: skip
+    named = "; ".join(f"{tool}: {name}" for tool, name in others if name != "-")
+    return f"{entry.meaning}." + (f" In {named}." if named else "")
 
 
 def _complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -210,9 +248,11 @@ def find_topics(name: str) -> list[tuple[str, str, str]]:
 
     Raises UsageError with near names where there is none.
     """
+    from aprfmt.diagnosis.found import KINDS
     from aprfmt.model.patterns import similar_names
 
     every = all_topics()
+    name = {label: kind for kind, label in KINDS.items()}.get(name, name)
     if name not in every:
         name = _usual_spelling(name)
     if name.endswith("Error"):
@@ -223,7 +263,7 @@ def find_topics(name: str) -> list[tuple[str, str, str]]:
         (section, key, text)
         for section, rows in every.items()
         for key, text in rows.items()
-        if key.lower() in (name.lower(), wanted.lower()) or section == whole
+        if _bare(key) in (_bare(name), _bare(wanted)) or section == whole
     ]
     if not found:
         keys = [*every, *(key for rows in every.values() for key in rows)]
@@ -231,6 +271,11 @@ def find_topics(name: str) -> list[tuple[str, str, str]]:
             f"nothing to explain about {name!r}; near: {', '.join(similar_names(name, keys))}"
         )
     return found
+
+
+def _bare(name: str) -> str:
+    """Return a name in lower case, with a space for each `_` and `-`: answers print either."""
+    return name.lower().replace("_", " ").replace("-", " ")
 
 
 def _usual_spelling(name: str) -> str:

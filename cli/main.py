@@ -172,6 +172,7 @@ def group() -> None:
     Exit codes: 0 done, equal, passed; 1 the answer is no; 2 it could not be done.
 
     `aprfmt COMMAND --help` ends with an example; `aprfmt FILE` inspects a file.
+    `aprfmt demo --into FOLDER` writes a small model to try them on.
     """
 
 
@@ -212,6 +213,9 @@ def _usage_line(error: click.ClickException) -> str:
     text = error.format_message().rstrip(".")
     for theirs, ours in _PLAINER.items():
         text = text.replace(theirs, ours)
+    options = [] if ctx is None else [name for p in ctx.command.params for name in p.opts]
+    if text.startswith("Got unexpected extra argument") and "--prompt" in options:
+        text += "; text for the model goes after --prompt"
     return text + hint
 
 

@@ -10,7 +10,7 @@ import click
 
 from aprfmt.cli import convert_show, options, render, shell_completion
 from aprfmt.cli.convert_run import convert_with_warnings
-from aprfmt.errors import AprfmtError, CodecError, FormatError, UsageError
+from aprfmt.errors import AprfmtError, CodecError, FormatError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.conversion import edits
@@ -278,6 +278,11 @@ def command(
 
     if in_place == (output is not None):
         raise UsageError("give -o OUTPUT for a copy, or --in-place, one of them")
+    if output is not None and not force and output.is_file() and output.samefile(model):
+        raise OutputError(
+            f"{output}: is MODEL itself; use --in-place to change only the bytes that differ, or "
+            "--force to write the whole file again"
+        )
     if in_place:
         complete_interrupted(model)
     # Read the old values and doubts first, to tell later what this change made worse.

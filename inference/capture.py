@@ -154,3 +154,24 @@ def select_points(patterns: Iterable[str]) -> tuple[str, ...]:
             )
         chosen.update(names)
     return tuple(name for name in POINTS if name in chosen)
+
+
+def select_keys(patterns: Iterable[str], points: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys, in the order of `points`, that names of points, slots or stages choose.
+
+    A key such as `L0.q_rope` chooses the point in that layer, a name the point in every layer.
+    `points` is {key: point name}. Raises UsageError for an unknown name, and for a key that
+    `points` does not have.
+    """
+    patterns = tuple(patterns)
+    keys = {pattern for pattern in patterns if _KEY.fullmatch(pattern)}
+    for key in sorted(keys - points.keys()):
+        parse_key(key)
+        raise UsageError(f"{key}: there is no such point in that layer")
+    names = set(select_points(pattern for pattern in patterns if pattern not in keys))
+    # A joined slot has its parts.
+    return tuple(
+        key
+        for key, name in points.items()
+        if key in keys or names.issuperset(SLOTS.get(name, (name,)))
+    )

@@ -63,9 +63,13 @@ class PairSums:
     further than one step apart; `known` is False where a step that was asked for is not known.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        """Start with no elements; `shape` is that of the whole tensors, for indices."""
+    def __init__(self, shape: tuple[int, ...], ulp_type: str = "F32") -> None:
+        """Start with no elements; `shape` is that of the whole tensors, for indices.
+
+        `ulp_type` is the float type whose units in the last place are counted.
+        """
         self.shape = shape
+        self.ulp_type = ulp_type
         self.count = self.changed = self.ulp = self.beyond = 0
         self.max_abs = self.off = 0.0
         self.known = True
@@ -134,7 +138,10 @@ class PairSums:
         self.dd, self.aa, self.bb, self.ab = self.dd + dd, self.aa + aa, self.bb + bb, self.ab + ab
         if changed:
             self.changed, self.beyond = self.changed + changed, self.beyond + beyond
-            self.ulp, self.off = max(self.ulp, ulp), max(self.off, off)
+            self.ulp = max(
+                self.ulp, _largest_float16_steps(x, y) if self.ulp_type == "F16" else ulp
+            )
+            self.off = max(self.off, off)
             if at >= 0:
                 self.max_abs, self.max_index = most, base + at
         return bool(changed)
@@ -181,7 +188,8 @@ class PairSums:
         self.changed += x.size - same
         np.abs(error, out=delta)
         self._update_largest(delta, base)
-        self.ulp = max(self.ulp, _largest_float32_steps(x, y, wide_x, wide_y))
+        steps = _largest_float16_steps if self.ulp_type == "F16" else _largest_float32_steps
+        self.ulp = max(self.ulp, steps(x, y, wide_x, wide_y))
         if step is None:
             return
         np.copyto(wide_x, step)
@@ -221,9 +229,8 @@ class PairSums:
         delta[differs & ~finite] = np.inf
         if delta.size and differs.any():
             self._update_largest(delta, base)
-            self.ulp = max(
-                self.ulp, _largest_float32_steps(x[differs & finite], y[differs & finite])
-            )
+            steps = _largest_float16_steps if self.ulp_type == "F16" else _largest_float32_steps
+            self.ulp = max(self.ulp, steps(x[differs & finite], y[differs & finite]))
         error = wide_x - wide_y
         self._add_products(exact_dot(error, error), wide_x, wide_y)
 
@@ -262,7 +269,7 @@ class PairSums:
             at,
             rel_l2,
             min(1.0, cosine) if math.isfinite(cosine) else math.nan,
-            self.ulp,
+            self.ulp >> 16 if self.ulp_type == "BF16" else self.ulp,  # a BF16 step is 2**16 of F32
             self.nan_a,
             self.nan_b,
             self.inf_a,
@@ -300,6 +307,18 @@ def _largest_float32_steps(x: "Array", y: "Array", *room: "Array") -> int:
     more = np.maximum(one, other, out=first.view(np.int32)[x.size :])
     apart = np.subtract(more, np.minimum(one, other, out=one), out=more)
     return int(apart.view(np.uint32).max())
+
+
+def _largest_float16_steps(x: "Array", y: "Array", *room: "Array") -> int:
+    """Return the largest distance of two arrays of F16 values, counted in float16 representations.
+
+    `room` is not needed: it is there as in `_largest_float32_steps`.
+    """
+    if not x.size:
+        return 0
+    bits = [np.asarray(side, np.float16).view(np.int16).astype(np.int32) for side in (x, y)]
+    one, other = (np.where(side < 0, -(side & 0x7FFF), side) for side in bits)
+    return int(np.abs(one - other).max())
 
 
 def _float32_ranks(values: "Array", room: "Array") -> "Array":

@@ -24,16 +24,27 @@ TENSOR_VERDICTS: tuple[TensorVerdict, ...] = get_args(TensorVerdict)
 EQUAL: frozenset[TensorVerdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
 
 
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # encodings that units in the last place suit
+
+
+def ulp_type(encoding_a: str, encoding_b: str) -> str:
+    """Return the float type whose units in the last place two tensors are compared in.
+
+    It is BF16 or F16 where both tensors have that encoding, else F32.
+    """
+    return encoding_a if encoding_a == encoding_b and encoding_a in ("BF16", "F16") else "F32"
+
+
 @dataclass(frozen=True, slots=True)
 class ValueStats:
     """Element-wise measures of two decoded tensors; a is the first file.
 
     `rel_l2` is ||a-b|| / ||a||, over the elements finite on both sides; `max_abs_diff` with the
     multi-index where it occurs; `norm_a` and `norm_b` are ||a|| and ||b||; `ulp` the largest
-    distance in float32 representations; `changed` counts elements whose values differ (NaN equals
-    NaN); `nan_*` and `inf_*` are each side's own census. A NaN or infinity on one side only counts
-    as changed and makes max_abs_diff infinite; `nonfinite` has the places, None where all values
-    are finite. `count` is the number of elements, `cosine` the cosine similarity.
+    distance in representations of `ulp_type`; `changed` counts elements whose values differ (NaN
+    equals NaN); `nan_*` and `inf_*` are each side's own census. A NaN or infinity on one side
+    only counts as changed and makes max_abs_diff infinite; `nonfinite` has the places, None where
+    all values are finite. `count` is the number of elements, `cosine` the cosine similarity.
     """
 
     count: int

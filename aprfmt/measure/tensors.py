@@ -16,7 +16,7 @@ from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit_error
 from aprfmt.measure.bounds import quantization_steps as codec_steps
 from aprfmt.measure.numbers import CHUNK, PairSums, steps_between, to_float64
 from aprfmt.measure.prefetch import same_length, same_meaning
-from aprfmt.measure.records import TensorDiff
+from aprfmt.measure.records import TensorDiff, ulp_type
 from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
 
@@ -122,7 +122,7 @@ def _compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> Tensor
             from aprfmt.measure.activation_scales import check_input_scales
 
             check_input_scales(side)
-    accumulator = PairSums(a.shape)
+    accumulator = PairSums(a.shape, ulp_type(a.encoding, b.encoding))
     with np.errstate(all="ignore"):  # damaged scales make wild steps, and are judged by them
         for x, y, steps in value_chunks(a, b):
             accumulator.add(x, y, steps)

@@ -181,10 +181,10 @@ def report_checks(
     verdict = pronounce_report(report, run.model, not_compared)
 
     def show_all() -> None:
-        """Print the findings, then every check and the verdict."""
+        """Print the verdict, the findings, then every check."""
+        check_output.show_verdict(verdict)
         show()
         check_output.show_checks(report.checks)
-        check_output.show_verdict(verdict)
 
     def lines() -> "list[Line]":
         """Return the short answer as (text, style) lines: verdict, findings, checks that failed."""

@@ -22,7 +22,11 @@ REPEATS = 5
     "transformers, llama.cpp. The first is the reference.",
 )
 @run_options.what
-@click.option("--points", metavar="NAMES", help="Points, slots or stages (default: all).")
+@click.option(
+    "--points",
+    metavar="NAMES",
+    help="Points (L0.q_rope: of a layer), slots or stages (default: all).",
+)
 @click.option(
     "--through",
     metavar="ENCODING",

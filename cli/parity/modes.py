@@ -114,7 +114,7 @@ def prepare_runs(
     `stack` closes the model. `asked` has the points, tolerances and options of the runs. `text` is
     the path of the model.
     """
-    from aprfmt.inference.capture import point_instances, select_points
+    from aprfmt.inference.capture import point_instances, select_keys
     from aprfmt.inference.parity.calibrate import load_calibration
     from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.inference.probe_ids import choose_ids
@@ -132,9 +132,9 @@ def prepare_runs(
         ids, said = list(choose_ids([model.hyper], long=True)), None
     wanted = None
     if asked.points is not None:
-        names = set(select_points(asked.points.split(","))) | {"logits"}
         known = point_instances(model.spec.block, model.hyper, model.roles)
-        wanted = [key for key, item in known.items() if item.point.name in names]
+        names = {key: item.point.name for key, item in known.items()}
+        wanted = list(select_keys([*asked.points.split(","), "logits"], names))
     return model, ParityRequest(
         tuple(ids),
         text=said,

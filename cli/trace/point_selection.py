@@ -39,15 +39,15 @@ def select_records(trace: Trace, points: str | None, layers: str | None) -> Trac
     """
     if points is None and layers is None:
         return trace
-    names = set(capture.POINTS if points is None else capture.select_points(points.split(",")))
+    named = {key: record.point for key, record in trace.records.items()}
+    keys = named if points is None else capture.select_keys(points.split(","), named)
     layered = parse_layers(
         layers, 1 + max((record.layer for record in trace.records.values()), default=0)
     )
-    records = {  # a joined slot has its parts
-        key: record
-        for key, record in trace.records.items()
-        if names.issuperset(capture.SLOTS.get(record.point, (record.point,)))
-        and (record.layer == capture.WHOLE or record.layer in layered)
+    records = {
+        key: trace.records[key]
+        for key in keys
+        if trace.records[key].layer in layered | {capture.WHOLE}
     }
     if not records:
         raise UsageError("--points, --layers: the trace holds none of these")
@@ -64,8 +64,11 @@ def keys_to_record(
     model's ends, and of a draft head. `aprt` adds the points of the APRT format's stages. `layers`
     is a list such as `0,3-5`, None for all.
     """
+    named = {key: item.point.name for key, item in known.items()}
+    asked: set[str] = set()
     if points is not None:
-        names = set(capture.select_points(points.split(",")))
+        names: set[str] = set()
+        asked.update(capture.select_keys(points.split(","), named))
     else:
         names = {name for parts in capture.SLOTS.values() for name in parts}
         names |= {"embd", "final_norm", "pooled", "logits"}
@@ -81,7 +84,8 @@ def keys_to_record(
     return [
         key
         for key, item in known.items()
-        if item.point.name in names and (item.layer == capture.WHOLE or item.layer in chosen)
+        if (key in asked or item.point.name in names)
+        and (item.layer == capture.WHOLE or item.layer in chosen)
     ]
 
 

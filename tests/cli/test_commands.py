@@ -1,10 +1,20 @@
 """Every command: its help, its JSON, its exit codes, run as a user would type it."""
 
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from aprfmt.attestation import WORDS
+from aprfmt.attestation.rederive import STATES
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.explain import find_topics
+from aprfmt.cli.trace.output import COLUMNS
+from aprfmt.diagnosis.found import KINDS, DivergenceKind
+from aprfmt.errors import UsageError
+from aprfmt.measure.records import TENSOR_VERDICTS
+from aprfmt.measure.verdicts import CERTAINTIES, Verdict
 from tests.cli.run import aprfmt, process
 from tests.conversion.folders import llama_folder
 
@@ -54,6 +64,43 @@ def test_explain_knows_outcomes_and_whole_sections(name: str) -> None:
     assert [row["name"] for row in found] == wanted
 
 
+ANSWER_WORDS = [
+    *get_args(Verdict),
+    *get_args(DivergenceKind),
+    *KINDS.values(),
+    *CERTAINTIES,
+    *STATES,
+    *TENSOR_VERDICTS,
+    WORDS.yes,
+    WORDS.no,
+    *COLUMNS,
+    "KL",
+    "ulp",
+    "apart",
+    "residual",
+    "relL2",
+    "max/rms",
+    "max abs",
+    "cosine",
+    "nats",
+    "argmax",
+    "perplexity",
+    "complete",
+    "first seen at",
+    "tolerance",
+]
+
+
+def test_explain_knows_the_words_that_answers_print() -> None:
+    unknown = []
+    for word in ANSWER_WORDS:
+        try:
+            find_topics(word)
+        except UsageError:
+            unknown.append(word)
+    assert not unknown
+
+
 @pytest.mark.parametrize(
     "args",
     [
@@ -75,6 +122,20 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(
         assert done.code == 2 and says in done.err and not done.out
     assert old.read_text() == "mine"
     assert "nope: no such file" in aprfmt(*args, old, "--force").err
+
+
+def test_a_first_guess_is_answered_with_the_option_it_needs(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    assert aprfmt("demo", "--into", model).code == 0
+    file = tmp_path / "model.gguf"
+    assert aprfmt("convert", model, file).code == 0
+    before = file.read_bytes()
+    done = aprfmt("set", file, "general.name=Jane", "-o", file)
+    assert done.code == 2 and "use --in-place" in done.err and file.read_bytes() == before
+    done = aprfmt("run", file, "What is 2+2?")
+    assert done.code == 2 and "after --prompt" in done.err
+    done = aprfmt("eval", file, "--ids", "1,2,3")
+    assert re.match(r"(PASS|FAIL): \d+ passed", done.out)
 
 
 @pytest.mark.parametrize("wished", ["GPTQ", "AWQ", "Q4_2"])

@@ -130,6 +130,28 @@ def test_what_does_not_fit_is_refused() -> None:
             native.distances(x, x, steps, -1.0)
 
 
+@pytest.mark.parametrize("x", [1.0, -3.5, 2.0**-14, 2.0**-24, 0.0])
+@pytest.mark.parametrize("steps", [0, 1, 3, 70])
+def test_ulps_are_counted_in_the_type_of_both_tensors(x: float, steps: int) -> None:
+    """numpy and torch step from one value to the next; F16's smallest numbers are subnormal."""
+    torch = pytest.importorskip("torch")
+    half = np.float16(x)
+    brain = torch.tensor(x, dtype=torch.bfloat16)
+    for _ in range(steps):
+        half = np.nextafter(half, np.float16(np.inf))
+        brain = torch.nextafter(brain, torch.tensor(math.inf, dtype=torch.bfloat16))
+    for name, other in (("F16", float(half)), ("BF16", float(brain))):
+        pair = np.full(5, x, np.float32), np.full(5, other, np.float32)
+        for by_kernel in (True, False):
+            sums = PairSums((5,), name)
+            if by_kernel:
+                sums.add(*pair)
+            else:
+                sums._room = np.empty((4, 5))
+                sums._add_piece(*pair, None)
+            assert sums.stats().ulp == steps, (name, by_kernel)
+
+
 def test_steps_are_asked_for_where_values_differ_alone() -> None:
     """Of five pieces the second and fourth differ; after each one is asked for in vain."""
     x = np.random.default_rng(0).normal(size=5 * PIECE).astype(np.float32)

@@ -32,6 +32,7 @@ from aprfmt.causes.training.table import BACKWARDS, GRADIENTS, UPDATES
 from aprfmt.checks.gates.running import QaOptions
 from aprfmt.checks.table import CHECKS, CheckRow
 from aprfmt.cli.commands import COMMANDS, GROUPS
+from aprfmt.cli.glossary import GLOSSARY
 from aprfmt.cli.main import group
 from aprfmt.codecs import CODECS
 from aprfmt.conversion.options import ConvertOptions
@@ -250,6 +251,24 @@ def checks() -> str:
     )
 
 
+def glossary() -> str:
+    """Return the words by section, with what other tools call the same thing."""
+    parts = [
+        "# Glossary\n",
+        WRITTEN_BY,
+        "One word for one thing, here and in the code; `aprfmt explain WORD` prints its line. Each "
+        "line has the meaning,\nand what llama.cpp, transformers and `apr` call the same thing. A "
+        "dash means that the tool has no name for it.\nCapture points have [a table of their own]"
+        "(capture_points.md). Causes are listed in\n[causes](causes.md), and encodings in "
+        "[encodings](encodings.md).\n",
+    ]
+    head = ("word", "meaning", "llama.cpp", "transformers", "apr")
+    for section, rows in GLOSSARY.items():
+        parts.append(f"## {section}\n")
+        parts.append(table(head, [(name, *entry) for name, entry in rows.items()]))
+    return "\n".join(parts)
+
+
 def loss_mistakes() -> str:
     """Return the mistakes that give a reported loss, and what to do about each."""
     rows = [(f"`{row.name}`", row.says, row.todo) for row in MISTAKES.values()]
@@ -421,6 +440,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "exit_codes.md": exit_codes,
     "formats.md": formats,
     "functions.md": functions,
+    "glossary.md": glossary,
     "loss_mistakes.md": loss_mistakes,
     "schemas.md": schemas,
     **{f"commands/{name}.md": partial(command_page, name) for name in COMMANDS},

@@ -19,6 +19,7 @@ from aprfmt.inference.capture import (
     parse_key,
     point_instances,
     resolve_alias,
+    select_keys,
     select_points,
 )
 from aprfmt.inference.context import PassFacts
@@ -199,6 +200,15 @@ def test_names_are_selected_by_point_slot_stage_or_all() -> None:
     assert select_points(["all"]) == tuple(POINTS)
     with pytest.raises(UsageError, match=r"near ones: .*ffn_gate"):
         select_points(["ffn_gat"])
+
+
+def test_keys_are_selected_by_what_answers_print() -> None:
+    points = {"embd": "embd", "L0.q": "q", "L0.k": "k", "L1.q": "q"}
+    assert select_keys(["L1.q", "embd"], points) == ("embd", "L1.q")
+    assert select_keys(["q", "L0.k"], points) == ("L0.q", "L0.k", "L1.q")
+    for key, says in (("L7.q", "L7.q: there is no such"), ("L0.qq", "near ones")):
+        with pytest.raises(UsageError, match=says):
+            select_keys([key], points)
 
 
 @pytest.mark.parametrize("key", ["L3.attn_outt", "L3.final_norm", "attn_out", "Lx.attn_out", ""])
