@@ -34,6 +34,7 @@ ROWS: tuple[Row, ...] = (
         "    if unreadable or not (counted or known or passed):\n",
         "    if not (counted or known or passed):\n",
         "a section that cannot be read is equal",
+        ("tests/ledger/test_verdict.py::test_every_combination_has_the_exit_of_the_table*",),
     ),
     Row(
         "ledger-nothing-compared", _LEDGER,
@@ -65,6 +66,7 @@ ROWS: tuple[Row, ...] = (
         "        return (*rows, *self.unreadable)\n",
         "        return self.unreadable\n",
         "PASS over tensors that nothing reads, without a word",
+        ("tests/ledger/test_commands.py::test_one_model*",),
     ),
     Row(
         "verdict-of-gates", _RECORDS,
@@ -74,9 +76,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "conversion-left", "aprfmt/conversion/accounting.py",
-        '            "only in A": ("dropped", _NO_PLACE),\n',
-        '            "only in A": ("dropped", "unread"),\n',
+        "            if entry.state is not None and entry.state in APART | OPEN\n",
+        "            if entry.state is not None and entry.state in OPEN\n",
         "a conversion says verified, and a file of the source is in no copy",
+        ("tests/ledger/test_commands.py::test_a_conversion*",),
     ),
     Row(
         "captures-unknown", "aprfmt/measure/trace_view.py",
@@ -89,6 +92,7 @@ ROWS: tuple[Row, ...] = (
         "dict.fromkeys(captures.others, ",
         "dict.fromkeys((), ",
         "files of a capture that hold no array are not named",
+        ("tests/ledger/test_commands.py::test_captured_arrays*",),
     ),
     Row(
         "batch-unread", "cli/eval/scoring.py",
@@ -107,6 +111,7 @@ ROWS: tuple[Row, ...] = (
         'state: State = "unequal" if name in a and name in b else one_sided',
         'state: State = "equal"',
         "a scale of activations on one side only is equal",
+        ("tests/ledger/test_verdict.py::test_a_scale_of_activations_on_one_side_only*",),
     ),
     Row(
         "generation-one-sided", "aprfmt/measure/texts.py",
@@ -177,6 +182,20 @@ ROWS: tuple[Row, ...] = (
         "damage is confirmed within the steps of the damaged side",
     ),
     Row(
+        "share-of-several-whole", "aprfmt/causes/tensor/summary.py",
+        "    return replace(least, share=given / max(1, sum(sizes)), accused=accused)\n",
+        "    return replace(least, share=1.0, accused=accused)\n",
+        "what holds for half of one tensor is confirmed of all tensors",
+        ("tests/compare/test_explained_parts.py::test_the_share_of_several_tensors_*",),
+    ),
+    Row(
+        "bound-of-one-accused", "aprfmt/causes/tensor/summary.py",
+        "    accused = any(one.accused for one in proofs)\n",
+        "    accused = all(one.accused for one in proofs)\n",
+        "a tensor held to the damaged side's own steps is confirmed with another that is not",
+        ("tests/compare/test_explained_parts.py::test_the_share_of_several_tensors_*",),
+    ),
+    Row(
         "confirmed-unjudged", "aprfmt/measure/proofs.py",
         "    if proof.share < 1.0 or proof.accused or not proof.judged:\n",
         "    if proof.share < 1.0 or proof.accused:\n",
@@ -195,11 +214,19 @@ ROWS: tuple[Row, ...] = (
         '    if view.recorded is None or view.recorded.rows is not None:\n'
         '        return "some rows of another point"\n',
         "noise in some rows is confirmed as values of another point",
+        (
+            "tests/diagnose/test_walk.py::"
+            "test_values_that_no_relation_gives_are_not_confirmed_as_another_point",
+        ),
     ),
     Row(
         "amplified-unjudged", "aprfmt/diagnosis/conclude.py",
         "    explained = residuals.all_right or not beyond\n",
         "    explained = bool(residuals.found) or not beyond\n",
         "rounding is said of a difference that a wrong operation makes",
+        (
+            "tests/compare/test_nonfinite.py::"
+            "test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged",
+        ),
     ),
 )  # fmt: skip
