@@ -1,5 +1,6 @@
 """The CuPy backend's operations by element and by row, and those on shapes: kernels of ops.cu."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,7 +112,11 @@ class CupyElements(Backend):
 
     def clip(self, x: Array, limit: float) -> Array:
         """Return x clamped to [-limit, limit]."""
-        return self._run_elementwise("clip", x, float(limit))
+        return self._run_elementwise("clip", x, -float(limit), float(limit))
+
+    def clipped_gates(self, gate: Array, up: Array, limit: float) -> tuple[Array, Array]:
+        """Return (gate, at most `limit`; up, clamped to [-limit, limit])."""
+        return self._run_elementwise("clip", gate, -math.inf, float(limit)), self.clip(up, limit)
 
     def softcap(self, x: Array, cap: float) -> Array:
         """Return tanh(x / cap) * cap."""

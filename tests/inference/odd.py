@@ -130,11 +130,14 @@ def changes(arch: str, size: Size) -> dict[str, Any]:
         found |= {f"{prefix}n_groups": 2}
     if "index_block_size" in values:  # an indexer's heads are those of the keys
         found["index_n_heads"] = size.kv_heads
+        found["index_head_dim"] = size.head
         found["rope_parameters"] = values["rope_parameters"] | {"partial_rotary_factor": 0.4}
     if "o_groups" in values:  # the groups of heads divide them
         found["o_groups"] = size.heads
     if "kv_lora_rank" in values:
         found["num_key_value_heads"] = size.heads
+    if arch == "deepseek_v4":  # all heads read one latent
+        found["num_key_value_heads"] = 1
     if arch == "bamba":  # always rotates the half
         found["head_dim"] = 12
     if arch == "granite_hybrid":  # without experts

@@ -50,10 +50,10 @@ KERNEL scale(const T* x, T* y, i64 count, double factor) {
 KERNEL shift(const T* x, T* y, i64 count, double number) {
   OVER(i, count) narrow(y[i], widen(x[i]) + (W)number);
 }
-KERNEL clip(const T* x, T* y, i64 count, double limit) {
+KERNEL clip(const T* x, T* y, i64 count, double low, double high) {
   OVER(i, count) {
-    W v = widen(x[i]), most = (W)limit;
-    narrow(y[i], v > most ? most : v < -most ? -most : v);
+    W v = widen(x[i]), least = (W)low, most = (W)high;
+    narrow(y[i], v > most ? most : v < least ? least : v);
   }
 }
 KERNEL softcap(const T* x, T* y, i64 count, double cap) {

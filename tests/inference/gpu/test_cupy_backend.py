@@ -81,6 +81,16 @@ def test_sixteen_bits_are_within_their_bound(machine: Any, name: str, dtype: str
     assert measure(run(name, cupy(dtype)), reference(name)) < bound
 
 
+@on("dtype", ("bfloat16", "float16"), ("bfloat16", "float16", "float32", "float64"))
+def test_gates_are_clamped_as_numbers(machine: Any, dtype: str) -> None:
+    """Seen red: numpy's clip of the 16 bits, which the arrays hold as integers."""
+    gate, up = np.random.default_rng(0).normal(0, 4, (2, 5, 37)).astype(np.float32)
+    b = cupy(dtype)
+    found = b.clipped_gates(b.array(gate), b.array(up), 2.5)
+    for values, expected in zip(found, (gate.clip(max=2.5), up.clip(-2.5, 2.5)), strict=True):
+        np.testing.assert_array_equal(b.to_numpy(values), b.to_numpy(b.array(expected)))
+
+
 @cases()
 def test_steps_and_pieces_equal_the_prefill(machine: Any, name: str) -> None:
     ids = list(IDS)
