@@ -159,8 +159,12 @@ class Diagnosis(Tabular):
 
         A fault makes what comes after it differ too, so the first counts. Roundings are
         independent: the one that moves the logits most, else the one of most tensors, counts.
+        Where only what was not compared makes the verdict, it is the finding that names that.
         """
         rows = [finding for finding in self.findings if finding.verdict == self.verdict]
+        if not rows and self.verdict != self._findings_verdict:
+            left = {item.name for item in self.pronounced.not_compared}
+            rows = [finding for finding in self.findings if left.intersection(finding.where)]
         if self.verdict == "precision":
             return max(
                 rows,

@@ -32,7 +32,7 @@ class Levels:
     made: dict[str, Model] = field(default_factory=dict)  # sides as they are once they are read
     added: tuple[int, ...] = ()  # ids of special and added tokens, which probes are to hold
     ended: bool = False  # packed weights do not decode, and it is known why: no pass can be made
-    left: tuple[NotCompared, ...] = ()  # of the tokenizers, where they cannot be read
+    left: tuple[NotCompared, ...] = ()  # of tokenizers, extra tensors and levels
     complete: bool | None = None
     remainder: float | None = None
 

