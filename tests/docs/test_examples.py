@@ -4,6 +4,7 @@ One test each, so that what a machine cannot run is NOT-RUN by name. Seen red: a
 with a folder that does not exist, an output with a missing line, a wrong exit code.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -19,6 +20,7 @@ from aprfmt.cli.main import group
 from tests.conftest import not_run
 from tests.docs import examples
 from tests.docs.examples import DOCS, ROOT, SKILL, WRITTEN, Room, matches
+from tests.scope import SAMPLED, SCOPE
 
 PAGES = [page for page in WRITTEN if examples.examples(page)]
 
@@ -78,6 +80,9 @@ NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
             "", " --hand", " --only ID ... --budget 600", " --report", " --map-only",
             " --fresh 200")),
         ("an hour; tests/mutations tries the tool on a small product", never)),
+    "python -m tests.mutations --list": (
+        "half a minute; `python -m tests --everything` runs it",
+        lambda: os.environ.get(SCOPE) != SAMPLED),
     "python -m tests.long fuzz --runs 5000000 --jobs 2 --out /tmp/fuzz": ("hours", never),
 }  # fmt: skip
 

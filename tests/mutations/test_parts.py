@@ -91,7 +91,8 @@ def test_a_row_names_files_of_tests_or_single_tests() -> None:
 
 
 def test_one_of_each_function_and_others_by_another_seed(sources: list[Source]) -> None:
-    first, second = (one_of_each(sources, 60, seed) for seed in (1, 2))
+    some = sources[::5]
+    first, second = (one_of_each(some, 60, seed) for seed in (1, 2))
     for found in (first, second):
         assert len({(row.path, row.start) for row in found}) == 60
         assert len({source_function(sources, row) for row in found}) == 60
