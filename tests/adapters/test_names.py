@@ -1,6 +1,8 @@
 """Names of an adapter that no loader finds, and strengths that contradict each other."""
 
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -128,3 +130,14 @@ def test_every_prefix_that_is_tried_takes_the_wrong_one_away() -> None:
     tails = [[name.split(".", depth)[depth] for name in astray] for depth in (1, 2, 3)]
     with_model = [[f"model.{name}" for name in names] for names in (*tails, astray)]
     assert sorted(tried) == sorted([*tails, *with_model])
+
+
+def test_the_remedy_is_a_command_that_writes_the_adapter_by_other_names(tmp_path: Path) -> None:
+    base, adapter, _ = write(tmp_path, "plain")
+    changed(adapter, lambda held: {NAMES["a wrapper"](name): v for name, v in held.items()})
+    done = command("convert", base, tmp_path / "out", "--to", "safetensors", "--adapter", adapter)
+    said = re.search(r"aprfmt (convert \S+ OUT --base \S+)", done.err)
+    assert said, done.err
+    words, out = shlex.split(said[1]), tmp_path / "named"
+    done = command(*(str(out) if word == "OUT" else word for word in words))
+    assert done.code == 0 and (out / "adapter_model.safetensors").is_file(), done.err

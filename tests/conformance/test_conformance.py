@@ -19,6 +19,7 @@ from aprfmt.formats import writable_formats
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import DTYPES
 from aprfmt.testing import check_arch, check_backend, check_codec, check_format
+from aprfmt.testing import codec as codec_suite
 from aprfmt.testing import format as suite
 from tests.models import IDS, MAKERS, save_tiny
 
@@ -149,3 +150,15 @@ def test_a_format_that_opens_a_cut_file_is_found(
     monkeypatch.setattr(suite, "open_source", lenient)
     with pytest.raises(AssertionError, match=f"{cut}/16 of a file open"):
         check_format("gguf", tmp_path)
+
+
+def test_a_codec_that_takes_too_many_bytes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = CODECS["Q8_0"]
+
+    def decode(parts: Any, out: Any) -> None:
+        codec.decode({"": parts[""][: out.size // 32 * 34]}, out)
+
+    lax = SimpleNamespace(**{name: getattr(codec, name) for name in ("block_size", "dtype")})
+    lax.decode = decode
+    with pytest.raises(AssertionError, match="expected a CodecError"):
+        codec_suite._check_bytes("Q8_0", lax, 0)  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from aprfmt.diagnosis.nextstep import missing_points
 from aprfmt.diagnosis.probes import DifferingRows
 from aprfmt.diagnosis.relations import relation_text
 from aprfmt.diagnosis.search import DEEPEST, Search, SearchStep, TriedSteps
+from aprfmt.diagnosis.words import titled_lines
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas
 from aprfmt.model import open_model
@@ -455,3 +456,10 @@ def test_rows_that_the_probes_read_are_counted() -> None:
         "token_embd.weight: 1 of its differing rows, the first is row 1",
         "position_embd.weight: 1 of its differing rows, the first is row 9",
     ]
+
+
+def test_lines_of_one_kind_are_counted_where_there_are_several() -> None:
+    rows = ["L0.attn_q: 3 rows differ", "L1.attn_q: 4 rows differ", "the head is tied"]
+    _, several, one = (line for line, _ in titled_lines("evidence", rows))
+    assert several == "  L0.attn_q: 3 rows differ (and 1 more like this)"
+    assert one == "  the head is tied"

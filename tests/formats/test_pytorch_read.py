@@ -6,6 +6,7 @@ import json
 import pickle
 import struct
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from hypothesis.extra import numpy as npst
 
 from aprfmt.errors import FormatError
 from aprfmt.formats import open_source
+from aprfmt.formats.pytorch import storages
+from aprfmt.formats.pytorch.reader import first_names
 from tests.formats import pytorch_files as files
 
 LISTED = [
@@ -237,3 +240,24 @@ def test_tensors_that_a_tensor_holds_are_read_under_its_name(tmp_path: Path) -> 
     torch.save({"x": x}, tmp_path / "x.pt")
     names = ("x.one", "x.some.0", "x.some.1", "x.pair.0", "x.more.a")
     check(tmp_path / "x.pt", {"x": x.detach().clone(), **dict(zip(names, held, strict=True))})
+
+
+@pytest.mark.parametrize(("count", "more"), [(12, ""), (14, " and 2 more")])
+def test_twelve_names_are_listed_and_the_others_counted(count: int, more: str) -> None:
+    names = [f"n{i}" for i in range(count)]
+    assert first_names(names) == ", ".join(names[:12]) + more
+
+
+def test_a_pickle_of_the_most_bytes_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.pt"
+    torch.save({"x": torch.zeros(2)}, path)
+    with zipfile.ZipFile(path) as file:
+        size = next(row.file_size for row in file.infolist() if row.filename.endswith("data.pkl"))
+    monkeypatch.setattr(storages, "MAX_PICKLE", size)
+    with open_source(path) as source:
+        assert list(source.tensors) == ["x"]
+    monkeypatch.setattr(storages, "MAX_PICKLE", size - 1)
+    with pytest.raises(FormatError, match=f"at most {size - 1} are read"):
+        open_source(path)

@@ -227,3 +227,21 @@ def test_what_comes_next_is_hashed_however_much_waits(monkeypatch: pytest.Monkey
     for start in (8, 16, 0):  # the second waits for room, the third is next
         stream.take(start, memoryview(data)[start : start + 8])
     assert stream.result() == hashlib.sha256(data).hexdigest() and asked == [(16, 32)]
+
+
+@pytest.mark.parametrize(
+    ("size", "tag", "says"),
+    [(10, "then", ""), (10, "", ""), (11, "then", "its size"), (10, "later", "its date")],
+)
+def test_a_file_of_another_size_or_date_is_refused(size: int, tag: str, says: str) -> None:
+    """A date may change while the first ranges stay: these are no proof of the others."""
+    now = SimpleNamespace(size=size, tag=tag)
+    held: Any = SimpleNamespace(
+        facts=SimpleNamespace(size=10, tag="then"), where="x", _shelf=threading.Lock(),
+        _early=[], _unsure=True, _inner="x", _site=SimpleNamespace(facts=lambda inner: now),
+    )  # fmt: skip
+    if not says:
+        return RemoteObject.refuse_changed(held)
+    with pytest.raises(RemoteError, match=says):
+        RemoteObject.refuse_changed(held)
+    return None

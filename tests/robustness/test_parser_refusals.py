@@ -383,3 +383,10 @@ def test_errors_that_no_test_provokes_are_listed() -> None:
     held = unprovoked.join_literals('match=r"found a"\n    r" thing"')
     assert list(unprovoked.unprovoked_errors(source, held)) == [(3, "words of no test at all")]
     assert len(list(unprovoked.unprovoked_errors(source, ""))) == 2
+
+
+def test_an_array_of_no_elements_is_an_array() -> None:
+    text = b"{'descr': '<f4', 'fortran_order': False, 'shape': (0, 3), }"
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+    (shape, dtype), fortran = npz.read_header(BytesIO(data), "f", len(data))
+    assert (shape, dtype, fortran) == ((0, 3), np.dtype("<f4"), False)

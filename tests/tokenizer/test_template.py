@@ -276,3 +276,15 @@ def test_rows_of_a_list_that_are_no_templates_are_left_out(row: Any) -> None:
     listed = [row, {"name": "default", "template": "{{ 1 }}"}]
     carried = fake("gguf", {"tokenizer.chat_template": listed}).carried
     assert carried.template_and_origin()[0] == "{{ 1 }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "members"),
+    [
+        ("{{ xs | map('attr', 'x') }}", True),
+        ("{{ xs | map('upper') }}", False),
+        ("{{ xs | selectattr('role') }}", False),
+    ],
+)
+def test_a_filter_that_reads_members_by_name_is_named(text: str, members: bool) -> None:
+    assert any("reads members by name" in line for line in scanned(text)) is members

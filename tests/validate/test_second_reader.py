@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -20,6 +21,7 @@ from aprfmt.checks import Validation, validate
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file import second_reader, second_reader_child
 from aprfmt.checks.file.second_reader import SecondReading
+from aprfmt.checks.gates import structure
 from aprfmt.checks.records import NotRun
 from aprfmt.formats import open_sink
 from aprfmt.model import open_model
@@ -340,3 +342,12 @@ def test_the_headers_own_entries(tmp_path: Path) -> None:
         ((stored, count),) = second_reader.header_entries("safetensors", source.shards[0]).values()
     assert (stored.encoding, stored.shape, stored.offset) == ("BF16", (2, 3), 8 + len(raw))
     assert (stored.nbytes, count) == (12, 1)
+
+
+def test_a_gate_without_an_official_library_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "repeat_result", lambda *given, **options: iter(()))
+    subject: Any = SimpleNamespace(
+        request=SimpleNamespace(strict=False), model=SimpleNamespace(format="apr"), kept={}
+    )
+    with pytest.raises(NotRun, match="no official library of the format apr"):
+        structure.check_official_library(subject)
