@@ -309,34 +309,47 @@ def mixings(folder: Path) -> dict[str, Any]:
     """Time 512 tokens through every way to mix, on both backends, as shares of transformers' time.
 
     Float32, the last row of logits only; an encoder gives its pooled embedding, transformers all
-    hidden rows. Each model's first passes record what can be recorded and are not timed.
+    hidden rows. transformers computes its "eager" attention. Each model's first passes record what
+    can be recorded and are not timed. A model that fails has its error as text, and the others go
+    on.
     """
+    import torch
+
+    found: dict[str, Any] = {}
+    for name in MADE:
+        try:
+            found |= time_mixing(name, folder)
+        except Exception as error:  # one model's failure is a row of the table
+            said = " ".join(str(error).split())[:200]
+            found[f"prefill 512, {name}, FAILED"] = f"{type(error).__name__}: {said}"
+        torch.cuda.empty_cache()
+    return found
+
+
+def time_mixing(name: str, folder: Path) -> dict[str, Any]:
+    """Return {row: transformers' milliseconds, or a backend's share of them} of one model."""
     from contextlib import ExitStack
 
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
-    found: dict[str, Any] = {}
     ids = torch.tensor([IDS], device="cuda")
-    for name in MADE:
-        path = made_folder(name, folder / name)
-        encodes = name == "encoder"
-        kind: Any = AutoModel if encodes else AutoModelForCausalLM
-        model = kind.from_pretrained(path, dtype=torch.float32).cuda()
-        given: dict[str, Any] = {} if encodes else {"use_cache": True, "logits_to_keep": 1}
-        with torch.inference_mode():
-            theirs = median(partial(model, ids, **given))
-            theirs = median(partial(model, ids, **given))
-        del model
-        found[f"prefill 512, {name}, transformers, ms"] = 1e3 * theirs
-        for backend in MIXED:
-            with ExitStack() as stack:
-                session = opened(path, "float32", stack, backend=backend)
-                work = partial(session.embedding if encodes else session.prefill, IDS)
-                median(work, 4)
-                share = median(work) / theirs
-            found[f"prefill 512, {name}, {backend}"] = share
-        torch.cuda.empty_cache()
+    path = made_folder(name, folder / name)
+    encodes = name == "encoder"
+    kind: Any = AutoModel if encodes else AutoModelForCausalLM
+    model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").cuda()
+    given: dict[str, Any] = {} if encodes else {"use_cache": True, "logits_to_keep": 1}
+    with torch.inference_mode():
+        theirs = median(partial(model, ids, **given))
+        theirs = median(partial(model, ids, **given))
+    del model
+    found: dict[str, Any] = {f"prefill 512, {name}, transformers, ms": 1e3 * theirs}
+    for backend in MIXED:
+        with ExitStack() as stack:
+            session = opened(path, "float32", stack, backend=backend)
+            work = partial(session.embedding if encodes else session.prefill, IDS)
+            median(work, 4)
+            found[f"prefill 512, {name}, {backend}"] = median(work) / theirs
     return found
 
 
