@@ -69,7 +69,8 @@ def _attend(c: Context, layer: int, q: Array, k: Array, v: Array, chosen: Mask |
     `chosen` [groups, tokens, keys] limits what each group of heads reads, None: nothing more.
     """
     chunk = _chunk_size(c, layer)
-    if chunk is not None and not wants_scores(c, layer):
+    # In deterministic mode keys stay where they are: the sums over them run block by block.
+    if chunk is not None and not wants_scores(c, layer) and not c.backend.deterministic:
         return _attend_by_chunk(c, layer, (q, k, v), chunk)
     heads = _attention_settings(c, layer, int(k.shape[0]))
     if c.state.chosen is not None:
@@ -81,17 +82,39 @@ def _attend(c: Context, layer: int, q: Array, k: Array, v: Array, chosen: Mask |
     return attend_keys(c, layer, q, k, v, heads)
 
 
-def attend_keys(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+def attend_keys(
+    c: Context,
+    layer: int,
+    q: Array,
+    k: Array,
+    v: Array,
+    heads: Heads,
+    gap: tuple[int, int] = (0, 0),
+) -> Array:
     """Return attention [tokens, heads, value_dim], fused or step by step.
 
     It is computed step by step where a recorder wants the scores or probabilities. q is [tokens,
-    heads, d], k and v [keys, kv_heads, d or value_dim].
+    heads, d], k and v [keys, kv_heads, d or value_dim]. `gap` is (the first, how many) of the keys
+    that only keep others in their place: all queries' masks hide them, and points leave them out.
     """
     if not wants_scores(c, layer):
         return c.backend.attention(q, k, v, heads)
-    scores = c.tap("scores", layer, c.backend.scores(q, k, heads))
-    probs = c.tap("probs", layer, c.backend.probs(scores, heads))
+    scores = _tap_without_gap(c, "scores", layer, c.backend.scores(q, k, heads), gap)
+    probs = _tap_without_gap(c, "probs", layer, c.backend.probs(scores, heads), gap)
     return c.backend.mix(probs, v)
+
+
+def _tap_without_gap(c: Context, point: str, layer: int, x: Array, gap: tuple[int, int]) -> Array:
+    """Return `tap` of x [heads, tokens, keys], which a recorder gets without the keys of the gap.
+
+    `gap` is (the first of these keys, how many); they are zeros in what is returned.
+    """
+    (start, size), b = gap, c.backend
+    if not size or not c.wants(point, layer):
+        return c.tap(point, layer, x)
+    x = c.tap(point, layer, b.concat([x[..., :start], x[..., start + size :]]))
+    hidden = b.zeros((*x.shape[:-1], size))
+    return b.concat([x[..., :start], hidden, x[..., start:]])
 
 
 def _attend_by_group(

@@ -6,8 +6,8 @@ indexer a query sees the `index_topk` ones that score best, in the others all. H
 in groups. Source: transformers' modeling_deepseek_v4.
 """
 
-from aprfmt.inference.attention import attend_keys, settings_with_mask, wants_scores
-from aprfmt.inference.backends.base import ROWS, Array, Heads
+from aprfmt.inference.attention import attend_keys, settings_with_mask
+from aprfmt.inference.backends.base import Array
 from aprfmt.inference.compressed_keys import (
     Compressor,
     compress_keys,
@@ -45,10 +45,7 @@ def compressed_attention(c: Context, layer: int, x: Array) -> Array:
     q, k = c.tap("q_rope", layer, q), c.tap("k_rope", layer, k)
     if c.cache is not None:
         k = c.cache.extend_one(layer, k)
-    keys, heads = _join_keys(c, layer, tokens, k, windows, shown)
-    if c.cache is not None and c.cache.length > 0:
-        keys = c.tap("k_cache", layer, keys)
-    mixed = attend_keys(c, layer, q, keys, keys, heads)
+    mixed = _attend(c, layer, q, k, windows, shown)
     mixed = c.tap("attn_mixed", layer, mixed.reshape(tokens, -1)).reshape(*q.shape)
     if kind is not None:
         mixed = rotate_last_back(c, mixed, c.ropes[kind])
@@ -67,25 +64,30 @@ def _project_groups(c: Context, layer: int, x: Array) -> Array:
     return b.concat(parts)
 
 
-def _join_keys(
-    c: Context, layer: int, tokens: int, k: Array, windows: Array | None, shown: Mask | None
-) -> tuple[Array, Heads]:
-    """Return (keys [keys + windows, 1, d], mask and settings of attention over them).
+def _attend(
+    c: Context, layer: int, q: Array, k: Array, windows: Array | None, shown: Mask | None
+) -> Array:
+    """Return attention [tokens, heads, d] of q over the keys of tokens and of windows.
 
     `k` [keys, 1, d] are those of tokens. `windows` [windows, 1, d] are the compressed ones and
     `shown` [tokens, windows] says which are read; None in layers without.
     """
-    b, cached, n_keys = c.backend, c.facts.cached, int(k.shape[0])
+    b, n_keys, cached = c.backend, int(k.shape[0]), c.facts.cached
     windowed = windows is not None or c.hp["window_layers"][layer]
     window = c.hp["sliding_window"] if windowed else None
-    mask = b.seen(tokens, n_keys, cached, window, causal=True)
-    if windows is None or shown is None or not len(windows):
-        return k, settings_with_mask(c, layer, mask, (cached, window))
-    # Sums over keys run tile by tile in deterministic mode: compressed keys begin a tile.
-    gap = -n_keys % ROWS if b.deterministic and not wants_scores(c, layer) else 0
-    between = [b.zeros((gap, *k.shape[1:]))] if gap else []
-    mask = b.join_masks(mask, shown, gap)
-    return b.stack([k, *between, windows]), settings_with_mask(c, layer, mask, None)
+    causal: tuple[int, int | None] | None = cached, window
+    mask, keys, gap = b.seen(len(q), n_keys, cached, window, causal=True), k, 0
+    if windows is not None and shown is not None and len(windows):
+        # Deterministic sums run block by block: compressed keys begin a block, however many keys
+        # come before them.
+        gap = -n_keys % b.key_block if b.deterministic else 0
+        keys, mask, causal = b.stack([k, windows]), b.join_masks(mask, shown, gap), None
+    if c.cache is not None and c.cache.length > 0:
+        keys = c.tap("k_cache", layer, keys)
+    if gap:
+        keys = b.stack([keys[:n_keys], b.zeros((gap, *keys.shape[1:])), keys[n_keys:]])
+    heads = settings_with_mask(c, layer, mask, causal)
+    return attend_keys(c, layer, q, keys, keys, heads, (n_keys, gap))
 
 
 def _compress(c: Context, layer: int, x: Array, latent: Array, rate: int) -> tuple[Array, Mask]:

@@ -44,8 +44,13 @@ _TRANSIENT = frozenset(
         *("q_norm", "k_norm", "v_norm", "k_rope", "q_attn", "k_attn", "attn_mixed"),
     )
 )
-# Read on the host, as numbers: an expert's bias of the choice, or its factor.
-_ON_HOST = ("exp_probs_b.bias", "ffn_down_exps.scale")
+# Read on the host, as numbers: an expert's bias of the choice, or its factor; the experts that a
+# table lists for a token; an activation's numbers.
+_ON_HOST = ("exp_probs_b.bias", "ffn_down_exps.scale", "ffn_gate_tid2eid.weight", "ffn_act.")
+# Weights that `Backend.router` multiplies in float32 at least: there it takes their numbers.
+_WIDE_PRODUCTS = ("hc_attn_fn", "hc_ffn_fn", "output_hc_fn")
+# Of the roles that GGUF keeps in float32, those that are multiplied, or looked up, as others are.
+_MULTIPLIED = ("ffn_gate_inp_shexp", "position_embd", "altup_correct_coef", "altup_predict_coef")
 
 
 @dataclass(frozen=True)
@@ -163,12 +168,13 @@ def _open_placement(choice: DeviceChoice, deterministic: bool) -> Placement:
 
 
 @dataclass(frozen=True)
-class _Weight:
+class UsedWeight:
     """One weight as a run reads it: `rows` of the prompt multiply it, 0 if it stays on the host.
 
     `through` is the encoding that its numbers are rounded by, "" for none. `uses` is how often few
-    rows multiply it. `looked_up`: it is a table of which single rows are read. `last`: it is first
-    used after the layers.
+    rows multiply it. `is_matrix`: inputs are multiplied with it, or rows looked up in it, as it is
+    stored; anything else is placed as numbers. `looked_up`: it is a table of which single rows are
+    read. `last`: it is first used after the layers.
     """
 
     key: str
@@ -176,15 +182,9 @@ class _Weight:
     through: str
     rows: float
     uses: float
+    is_matrix: bool
     looked_up: bool
     last: bool
-
-    @property
-    def is_matrix(self) -> bool:
-        """Whether inputs are multiplied with it, or rows looked up in it: no norm, no kernel."""
-        role = split_key(self.key)[1].rpartition(".")[0]
-        router = role.startswith("ffn_gate_inp")
-        return len(self.tensor.shape) in (2, 3) and (router or not role.endswith(F32_ROLES))
 
     def placed(self, on: Placement) -> tuple[int, int, int]:
         """Return (bytes once placed, more bytes while it is decoded, bytes of the host for that).
@@ -218,7 +218,8 @@ class _Weight:
         if self._has_kernel(on) and self.rows <= on.few_rows:
             return copied, 0, 0
         whole = self.tensor.whole
-        if whole is not None and not whole.parts and stored in FREE:
+        stacked = self.is_matrix and len(self.tensor.shape) == 3  # read one by one, as copies
+        if whole is not None and not whole.parts and stored in FREE and not stacked:
             if decoded == on.itemsize:  # a view of the mapped file, which torch copies
                 return size * on.itemsize * on.torch, 0, 0
         # Gathered or moved elements are copied once more than what is decoded as it is stored.
@@ -227,10 +228,8 @@ class _Weight:
 
     def _has_kernel(self, on: Placement) -> bool:
         """Return whether a C kernel multiplies few rows with the stored bytes as they are."""
-        router = self.key.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"))
         return (
             self.is_matrix
-            and not (router and on.torch)
             and self.tensor.data is not None
             and on.multiplies_stored(self.tensor.encoding)
         )
@@ -343,9 +342,18 @@ def _estimate(
     return Estimate(str(request.choice), tokens, steps, read, tuple(devices))
 
 
+def used_weights(model: Model, request: RunRequest, tokens: int) -> list[UsedWeight]:
+    """Return the weights of a run over a prompt of `tokens` tokens, in the order of first use.
+
+    Raises UsageError for an engine or a backend whose memory is not known here.
+    """
+    on = _open_placement(request.choice, request.deterministic)
+    return list(_used_weights(model, on, request, tokens, 0, 1))
+
+
 def _used_weights(
     model: Model, on: Placement, request: RunRequest, tokens: int, steps: int, logits: int
-) -> Iterator[_Weight]:
+) -> Iterator[UsedWeight]:
     """Yield the weights of a run in the order in which it first uses them."""
     through: frozenset[str] = frozenset()
     if request.through is not None:
@@ -360,15 +368,30 @@ def _used_weights(
         share = used / experts if "_exps" in key and experts else 1.0
         table = key in ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
         head = key == "output.weight" or (tied and key == "token_embd.weight")
-        yield _Weight(
+        yield UsedWeight(
             key,
             model.roles[key],
             request.through or "" if key in through else "",
-            0 if split_key(key)[1] in _ON_HOST else logits if head else tokens * share,
+            0 if split_key(key)[1].startswith(_ON_HOST) else logits if head else tokens * share,
             (steps + (few or head)) * share,
+            _is_matrix(key, model, on),
             table and not head,
             order[key][0] == _AFTER,
         )
+
+
+def _is_matrix(key: str, model: Model, on: Placement) -> bool:
+    """Return whether a run multiplies inputs with a weight as it is stored, or looks up rows in it.
+
+    A norm, a bias or a kernel it takes as numbers, and torch what a router multiplies in float32.
+    """
+    name, _, kind = split_key(key)[1].rpartition(".")
+    if kind != "weight" or len(model.roles[key].shape) not in (2, 3):
+        return False
+    if name in _WIDE_PRODUCTS or name == "ffn_gate_inp":
+        rounded = name == "ffn_gate_inp" and model.spec.block.router_cast in ("weights", "logits")
+        return rounded or on.deterministic or not on.torch
+    return name in _MULTIPLIED or not name.endswith((*F32_ROLES, "_ape"))
 
 
 def _use_order(key: str, last: tuple[str, ...]) -> tuple[int, str]:
@@ -380,7 +403,7 @@ def _use_order(key: str, last: tuple[str, ...]) -> tuple[int, str]:
 
 
 def _place_weights(
-    on: Placement, weights: Iterable[_Weight], n_layers: int, memory: int | None
+    on: Placement, weights: Iterable[UsedWeight], n_layers: int, memory: int | None
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     """Return {device: bytes} of placed weights, of the most while one is decoded, of the last ones.
 
@@ -584,7 +607,7 @@ def _mlp_size(
     return 2 * hidden + rows * max(3 * width, 2 * int(model.hyper["hidden_size"]) + width)
 
 
-def _extra_bytes(on: Placement, weights: Sequence[_Weight]) -> dict[str, int]:
+def _extra_bytes(on: Placement, weights: Sequence[UsedWeight]) -> dict[str, int]:
     """Return {device: bytes} of buffers: cuBLAS's workspace, a decoded weight, pinned memory.
 
     {} without a GPU.

@@ -70,11 +70,13 @@ class Backend(Recurrent, Hosted, ABC):
     `device` is where the arrays really are (`cpu`, `cuda:0`), `dtype` the name of the arithmetic's
     dtype (float64, float32, bfloat16, float16), `itemsize` the bytes an element takes.
     `deterministic`: products run in blocks of ROWS rows, so that a row's bits depend on nothing
-    else.
+    else. Attention's sums over keys then run in blocks of `key_block` keys: moving a key by whole
+    blocks moves no bit, and moving it by less may.
     """
 
     name: str  # key of BACKENDS
     query_block = QUERY_BLOCK
+    key_block = ROWS
 
     def __init__(self, device: str, dtype: str, *, deterministic: bool = False) -> None:
         """Set the device, the dtype and its item size; the next row's position is 0."""

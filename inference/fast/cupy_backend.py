@@ -15,6 +15,7 @@ from aprfmt.inference.fast.cuda import MATVEC, MATVEC_TOKENS, gemm, graph_maker,
 from aprfmt.inference.fast.cuda.arrays import Flat
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.loader import cache_folder
+from aprfmt.inference.fast.cuda.ops import GROUP
 from aprfmt.inference.fast.cuda.pending import CupyPending, Workspace
 from aprfmt.inference.fast.cuda.placed import Dense, Placed, PlacedBlocks, Placer
 from aprfmt.inference.fast.cupy_elements import make_contiguous
@@ -29,6 +30,7 @@ class CupyBackend(CupyExperts):
     """The CuPy backend; `device` is cuda or cuda:N, `tf32` allows TF32 in float32 products."""
 
     name = "cupy"
+    key_block = GROUP  # a thread's keys: every GROUP-th one
 
     def __init__(
         self,

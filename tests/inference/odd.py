@@ -12,11 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import aprfmt
 from aprfmt.inference.backends.base import Backend
+from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import KeptValues, Trace
-from aprfmt.measure.tolerances import AMPLIFIED
+from aprfmt.measure.tolerances import AMPLIFIED, logit_bound
 from aprfmt.model import open_model
 from tests.inference.judge import backend, rel
 from tests.models import IN_GGUF, MAKERS, save_tiny
@@ -230,3 +233,40 @@ def rounding(case: tuple[str, str], form: str, count: int, key: Any, run: str) -
     wanted = exact(arch, size, form, count).recorded_values(key)
     ours = _cpu_run(arch, size, form, count, run, SEEDS[case]).recorded_values(key)
     return AMPLIFIED * rel(ours, wanted)
+
+
+# Points between the gate of an MLP that drops most of it and what the MLP adds to the stream.
+BEHIND_TOPK = ("ffn_topk", "ffn_act", "ffn_mul", "ffn_out", "ffn_contrib")
+GELU_SLOPE = 1.13  # at most
+
+
+def cancelled(case: tuple[str, str], form: str, count: int, key: str, dtype: str) -> float:
+    """Return how far a run in `dtype` may be off at a point behind a gate's top-k; 0 elsewhere.
+
+    A product's sums err by a share of their terms, so each of a row's values by that share of the
+    row's root mean square, however small the value is: `logit_bound` of the layers so far is the
+    share. What stays of a gate is its distance from the row's edge, and is multiplied by the other
+    product. Where few of a row's values stay, and barely, or with little on the other side,
+    nothing is there for their errors to be small against.
+    """
+    point, layer = parse_key(key)
+    trace = exact(*case, form, count)
+    topk = key_name("ffn_topk", layer)
+    if point not in BEHIND_TOPK or topk not in trace.records:
+        return 0.0
+    gate, kept, up, act, product = (
+        trace.recorded_values(key_name(f"ffn_{part}", layer))
+        for part in ("gate", "topk", "up", "act", "mul")
+    )
+    assert gate is not None and up is not None and kept is not None
+    assert act is not None and product is not None
+    off = logit_bound(dtype, layer + 1, SIZES[case[1]].hidden, 1.0)
+    gates, ups = (np.sqrt(np.mean(x**2, axis=-1, keepdims=True)) for x in (gate, up))
+    moved = np.where(kept > 0, off * (gates + np.abs(gate - kept)), 0)
+    errors = (
+        (moved, kept),
+        (GELU_SLOPE * moved, act),
+        (GELU_SLOPE * moved * np.abs(up) + off * np.abs(act) * ups, product),
+    )
+    shares = (float(np.linalg.norm(e) / np.linalg.norm(x)) for e, x in errors if np.any(x))
+    return max(shares, default=0.0)

@@ -14,11 +14,19 @@ import pytest
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.errors import UsageError
+from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.fast import encoded, pages, placement
-from aprfmt.inference.memory_estimate import Estimate, add_devices, estimate_run, estimate_trace
+from aprfmt.inference.memory_estimate import (
+    Estimate,
+    add_devices,
+    estimate_run,
+    estimate_trace,
+    used_weights,
+)
 from aprfmt.inference.running import RunRequest, open_run
 from aprfmt.inference.session import Session
+from aprfmt.inference.weights import Weight
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
 from tests.inference.judge import judged
@@ -58,7 +66,7 @@ def weights_of(session: Session) -> int:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("run", ["numpy", "numpy::float64", "torch::bfloat16"])
+@pytest.mark.parametrize("run", ["numpy", "numpy::float64", "torch::bfloat16", "torch::float32"])
 def test_weights_and_cache_are_those_of_the_run(name: str, run: str) -> None:
     with open_model(judged(name).folder) as model:
         found = estimate_run(model, request(run), 3)
@@ -68,6 +76,42 @@ def test_weights_and_cache_are_those_of_the_run(name: str, run: str) -> None:
         placed = weights_of(session)
         assert abs(found.devices[0].weights_bytes - placed) <= 0.02 * placed
         assert found.read_bytes == session.weights.stored_bytes_used()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_weight_is_counted_as_the_run_takes_it(
+    name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU holds what is multiplied or looked up as it is stored, all else in the dtype.
+
+    Seen red: experts' biases, routers in float32 and compressors' tables counted as stored.
+    """
+    multiplied: set[str] = set()
+    numbers: set[str] = set()
+
+    def noted(kind: Any, name: str, at: int, keys: set[str]) -> None:
+        usual = getattr(kind, name)
+
+        def note(*args: Any) -> Any:
+            keys.add(args[at].key.partition("[")[0])
+            return usual(*args)
+
+        monkeypatch.setattr(kind, name, note)
+
+    noted(TorchBackend, "linear", 2, multiplied)
+    noted(TorchBackend, "embed", 1, multiplied)
+    noted(Weight, "array", 0, numbers)
+    asked = request("torch:cuda:float32", deterministic=deterministic)
+    with open_model(judged(name).folder) as model:
+        b = TorchBackend("cpu", "float32", deterministic=deterministic)
+        with Session.open(model, b) as session:
+            session.extend(list(IDS[:8]))
+            session.extend(list(IDS[8:10]))
+        counted = {one.key: one for one in used_weights(model, asked, 10)}
+    on_host = {key for key, one in counted.items() if not one.rows}
+    assert numbers.isdisjoint(multiplied) and on_host == counted.keys() - multiplied - numbers
+    assert {key for key, one in counted.items() if one.is_matrix} - on_host == multiplied
 
 
 @pytest.fixture

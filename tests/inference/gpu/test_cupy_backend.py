@@ -23,6 +23,7 @@ from aprfmt.model import open_model
 from aprfmt.tensors.stats import compute_stats
 from tests.inference.gpu.machine import on
 from tests.inference.judge import judged, median_row, rel, run, traced, traced64
+from tests.inference.moved_keys import hidden_blocks_move_no_bit
 from tests.models import EVERY, IDS, MAKERS
 
 FEW = ("gemma2", "qwen3_5")
@@ -112,6 +113,14 @@ def test_deterministic_bits_depend_on_nothing_else(machine: Any, name: str, dtyp
 @cases(few=("llama",), every=())
 def test_deterministic_bits_of_a_short_sequence(machine: Any, name: str) -> None:
     deterministic(name, "bfloat16", 12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_deterministic_sums_do_not_see_whole_blocks_of_hidden_keys(
+    machine: Any, dtype: str
+) -> None:
+    """Seen red: blocks of 64 keys, as on the CPU, where a thread adds up every 256th."""
+    hidden_blocks_move_no_bit(cupy(dtype, deterministic=True))
 
 
 def deterministic(name: str, dtype: str, count: int) -> None:

@@ -26,6 +26,7 @@ from tests.inference.odd import (
     ODD_IDS,
     PLAIN,
     SIZES,
+    cancelled,
     exact,
     forms,
     limit,
@@ -69,7 +70,10 @@ def held(found: Trace, case: Case, form: str, count: int) -> None:
         elif record.point not in DISCRETE:
             distance, allowed = rel(values, wanted), limit(case, form, count, bound)
             if distance >= allowed:
-                allowed = rounding(case, form, count, key, "numpy:float32")
+                allowed = max(
+                    rounding(case, form, count, key, "numpy:float32"),
+                    cancelled(case, form, count, key, "float32"),
+                )
             assert distance < allowed, f"{what}: {key}"
 
 
