@@ -9,7 +9,7 @@ from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.object_repr import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Confidence, Finding
-from aprfmt.measure.named_causes import NamedCause
+from aprfmt.measure.named_causes import MENDS, NamedCause
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.verdicts import Level, Verdict, worst_verdict
 from aprfmt.model.ledger import (
@@ -232,7 +232,10 @@ class Diagnosis(Tabular):
     @property
     def next(self) -> tuple[str, ...]:
         """The commands to run next, those of the first findings first, each once."""
-        return tuple(dict.fromkeys(row.next for row in self.findings if row.next))
+        rows = [row.next for row in self.findings if row.next]
+        if self.kind == "derived":  # what mends the rest goes before a look at the training
+            rows.sort(key=lambda command: not command.startswith(MENDS))
+        return tuple(dict.fromkeys(rows))
 
     @property
     def unrepaired_text(self) -> str:
@@ -263,7 +266,7 @@ class Diagnosis(Tabular):
         lead = self.lead
         if self.reason:
             reason = self.reason.removeprefix(f"{KINDS[self.kind]}: ")
-            return f"{KINDS[self.kind]}: {reason}"
+            return f"{KINDS[self.kind]}: {reason}{self._untrained_clause()}"
         if lead is None and self.verdict != "same":
             held = self._findings_verdict
             return f"{KINDS[self.kind]}: {held} in what was compared{self._not_compared_clause()}"
@@ -283,6 +286,17 @@ class Diagnosis(Tabular):
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
         return f"{words}: {name}{known} - {says}{at}{also}{others}{self._remainder_clause()}"
+
+    def _untrained_clause(self) -> str:
+        """Return the end of a sentence naming what a derived model's training does not explain.
+
+        "" for any other class of answer, or where nothing else differs.
+        """
+        if self.kind != "derived":
+            return ""
+        faults = [one for one in self.findings if one.verdict not in ("same", "precision")]
+        names = dict.fromkeys(one.cause or "unknown" for one in faults if one.cause not in DERIVED)
+        return f"; beside the weights: {', '.join(names)}" if names else ""
 
     def _absent_points_clause(self) -> str:
         """Return the end of a sentence about points that a trace lacks; "" if it has all."""

@@ -14,7 +14,7 @@ from aprfmt.causes.hyperparameters import (
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.flags import add_flag_findings
-from aprfmt.diagnosis.found import Evidence
+from aprfmt.diagnosis.found import KINDS, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.tensors import compare_tensors, has_explained_tables
@@ -70,6 +70,8 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     explained = _compare_hyperparameters(a, b, report, tensors, found)
     if not found.reason:
         compare_tensors(a, b, report, explained, found)
+    if found.reason.startswith(KINDS["derived"]):
+        add_tokenizer_findings(a, b, found)  # a training explains no other tokenizer or stop
     if not found.reason:
         add_flag_findings(a, b, found)
         add_tokenizer_findings(a, b, found)

@@ -18,7 +18,8 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
     """
     shown = [row for row in result.findings if row.verdict not in ("same", "precision")]
     lead = result.lead is not None and not result.reason
-    causes = result.causes if lead else [row.to_named_cause(result.stored) for row in shown]
+    first = sorted(shown, key=lambda row: row is not result.lead)
+    causes = result.causes if lead else [row.to_named_cause(result.stored) for row in first]
     rows = [row for row in result.pronounced.not_compared if row.state != "equal"]
     open_items = [items_clause(rows).removeprefix("; not compared: ")] if rows else []
     # Rounding is judged by the values, all of them: no pass over them is owed.

@@ -3,6 +3,7 @@
 Seen red: zeros of any size counted as pruned, a correlation printed as 1.
 """
 
+import shlex
 from typing import Any
 
 import ml_dtypes
@@ -12,10 +13,13 @@ import pytest
 from aprfmt.compare import diff
 from aprfmt.diagnosis import Diagnosis, diagnose
 from aprfmt.diagnosis.words import first_lines
+from tests.cli import run
 from tests.conversion.folders import tensors_of
 from tests.diagnose import files
 from tests.diagnose.engines import tiny_folder
+from tests.diagnose.faults import DEMO
 from tests.diagnose.files import Rows
+from tests.field import hf
 
 
 def half(x: Any) -> Any:
@@ -121,3 +125,59 @@ def test_trained_biases_are_not_rounded() -> None:
     rows = diff(*pair).tensors
     found = {row.key: row.explanation for row in rows if row.key.endswith(".bias")}
     assert found and {one.cause for one in found.values() if one} == {"derived"}, found
+
+
+def stops_elsewhere(values: Any) -> None:
+    """Name another token as the tokenizer's end."""
+    values["eos_token"] = "<|endoftext|>"
+
+
+def stops_once(values: Any) -> None:
+    """Stop at one id instead of two."""
+    values["eos_token_id"] = 1533
+
+
+def cut_merges(values: Any) -> None:
+    """Leave the last merges out."""
+    del values["model"]["merges"][-200:]
+
+
+BESIDE = {
+    "tokenizer_config": ("tokenizer_config.json", hf.json_edit(stops_elsewhere), "special_ids"),
+    "generation_config": (
+        "generation_config.json", hf.json_edit(stops_once), "generation_config",
+    ),
+    "template": (
+        "chat_template.jinja", lambda text: text.replace("'<|im_end|>' + ", ""), "chat_template",
+    ),
+    "merges": ("tokenizer.json", hf.json_edit(cut_merges), "tokenizer_merges"),
+}  # fmt: skip
+SET_BACK = {"tokenizer_config", "generation_config"}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_a_training_does_not_hide_another_tokenizer_or_stop(kind: str) -> None:
+    """Seen red: tokenizers were compared only where nothing was trained."""
+    file, edit, cause = BESIDE[kind]
+
+    def train(state: hf.State) -> None:
+        for name in [name for name in state if state[name].ndim == 2]:
+            noise = np.random.default_rng(len(name)).standard_normal(state[name].shape)
+            spread = 0.02 * state[name].float().std().item()
+            state[name] = (state[name].float() + spread * state[name].new_tensor(noise).float()).to(
+                state[name].dtype
+            )
+
+    there = hf.copy(DEMO, f"derived-beside-{kind}", train, files={file: edit})
+    found = diagnose(str(DEMO), str(there))
+    assert (found.kind, found.exit_code) == ("derived", 1), found.sentence
+    lines = [text for text, _ in first_lines(found)]
+    assert lines[0].endswith(f"; beside the weights: {cause}")
+    assert sum(line.startswith(f"  {cause} (confirmed") for line in lines) == 1, lines
+    if kind in SET_BACK:  # what mends is printed first; run, it leaves the training alone
+        words = shlex.split(found.next[0])
+        assert words[:3] == ["aprfmt", "set", str(there)], found.next
+        done = there.parent / f"derived-beside-{kind}-fixed"
+        assert run.aprfmt("set", *words[2:-1], done, "--force").code == 0
+        again = diagnose(str(DEMO), str(done))
+        assert (again.kind, {one.cause for one in again.findings}) == ("derived", {"derived"})

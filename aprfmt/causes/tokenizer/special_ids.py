@@ -84,7 +84,7 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             f"{role} is {shown[0]} in A, {shown[1]} in B{_effect_of_default(b, role)}",
             x,
             y,
-            mend=_mending_assignment(b, role, x),
+            mend=_mending_assignment(a, b, role, x),
         )
 
 
@@ -125,11 +125,27 @@ def _effect_of_default(side: StatedTokenizer, role: str) -> str:
     return "; a generation ends there" if role == "eos" else "; texts begin with it"
 
 
-def _mending_assignment(b: StatedTokenizer, role: str, wanted: int | None) -> tuple[str, ...]:
-    """Return KEY=VALUE that gives B A's id by `aprfmt set`; () if B is no GGUF."""
-    if not b.uses_lists or wanted is None or b.carried.model.key_style != "gguf":
+def _mending_assignment(
+    a: StatedTokenizer, b: StatedTokenizer, role: str, wanted: int | None
+) -> tuple[str, ...]:
+    """Return the KEY=VALUE that give B A's id (`wanted`) by `aprfmt set`; () where none do.
+
+    A folder states the token's text, and its id again in config.json where that differs.
+    """
+    model = b.carried.model
+    if wanted is None:
         return ()
-    return (f"{IDS[role].gguf}={wanted}",)
+    if b.uses_lists:
+        return (f"{IDS[role].gguf}={wanted}",) if model.key_style == "gguf" else ()
+    token = b.vocabulary.tokens[wanted : wanted + 1]
+    if a.uses_lists or model.folder is None or token != a.vocabulary.tokens[wanted : wanted + 1]:
+        return ()
+    found = [f"tokenizer_config.json:{role}_token={token[0]}"] if token else []
+    key = f"{role}_token_id"
+    own, theirs = ((side.carried.model.config or {}).get(key) for side in (a, b))
+    if found and own is not None and theirs is not None and id_list(own) != id_list(theirs):
+        found.append(f"config.json:{key}={json.dumps(own)}")
+    return tuple(found)
 
 
 def _same_text_moved(a: StatedTokenizer, b: StatedTokenizer, x: int, y: int) -> bool:
@@ -182,6 +198,7 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
             str(x),
             str(y),
             still=role == "eos" and a.stop_ids == b.stop_ids,
+            mend=(f"config.json:{key}={json.dumps(x)}",),
         )
 
 
@@ -419,6 +436,9 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             says,
             str({key: left.get(key) for key in apart}),
             str({key: right.get(key) for key in apart}),
+            mend=tuple(f"generation_config.json:{key}={json.dumps(left[key])}" for key in apart)
+            if all(left.get(key) is not None for key in apart)
+            else (),
         )
 
 
