@@ -17,7 +17,7 @@ from aprfmt.inference.layer_heads import (
     kv_head_count,
     values_are_keys,
 )
-from aprfmt.inference.masks import Mask
+from aprfmt.inference.masks import Causal, Mask
 from aprfmt.inference.rope import rotation_of_layer
 
 
@@ -74,7 +74,7 @@ def _attend(c: Context, layer: int, q: Array, k: Array, v: Array, chosen: Mask |
         return _attend_by_chunk(c, layer, (q, k, v), chunk)
     heads = _attention_settings(c, layer, int(k.shape[0]))
     if c.state.chosen is not None:
-        heads = replace(heads, mask=heads.mask & c.state.chosen, causal=None)
+        heads = c.backend.limit_keys(heads, c.state.chosen)
     if chosen is not None:
         return _attend_by_group(c, layer, (q, k, v), heads, chosen)
     if c.block.score_bias != "none":
@@ -184,9 +184,7 @@ def _attention_settings(c: Context, layer: int, keys: int) -> Heads:
     return settings_with_mask(c, layer, mask, (cached, window) if causal else None)
 
 
-def settings_with_mask(
-    c: Context, layer: int, mask: Mask, causal: tuple[int, int | None] | None
-) -> Heads:
+def settings_with_mask(c: Context, layer: int, mask: Mask, causal: Causal | None) -> Heads:
     """Return the layer's scale, softcap and sinks with a mask.
 
     `causal` is (cached, window) if the mask is causal, else None.

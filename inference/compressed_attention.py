@@ -18,7 +18,7 @@ from aprfmt.inference.compressed_keys import (
 from aprfmt.inference.context import Context
 from aprfmt.inference.indexer import choose_windows
 from aprfmt.inference.layer_heads import compress_rate
-from aprfmt.inference.masks import Mask
+from aprfmt.inference.masks import Causal, Mask
 from aprfmt.inference.rope import rotation_of_layer
 
 
@@ -75,7 +75,7 @@ def _attend(
     b, n_keys, cached = c.backend, int(k.shape[0]), c.facts.cached
     windowed = windows is not None or c.hp["window_layers"][layer]
     window = c.hp["sliding_window"] if windowed else None
-    causal: tuple[int, int | None] | None = cached, window
+    causal: Causal | None = cached, window
     mask, keys, gap = b.seen(len(q), n_keys, cached, window, causal=True), k, 0
     if windows is not None and shown is not None and len(windows):
         # Deterministic sums run block by block: compressed keys begin a block, however many keys

@@ -57,12 +57,13 @@ class PassState:
 
     `per_layer` [tokens, n_layers * per_layer_size] are per-layer embeddings, None without;
     `shared` are {layer: (keys, values)} that later layers use. `chosen` [tokens, keys] is the mask
-    of keys that the last indexer chose, None where attention reads every key.
+    of keys that the last indexer chose, on the host or the device; None where attention reads every
+    key.
     """
 
     per_layer: Array | None = None
     shared: dict[int, tuple[Array, Array]] = field(default_factory=dict)
-    chosen: Mask | None = None
+    chosen: Mask | Array | None = None
 
     def copy(self) -> "PassState":
         """Return a copy that a later part of the pass may change; arrays are shared."""

@@ -113,7 +113,7 @@ def forward(
     narrow = _first_layer_of_last_row(c) if stop > count + 1 else None
     for layer in range(max(span.start, 1) - 1, min(stop - 1, count)):
         if layer == narrow:
-            c, x = _only_last_row(c, spec, x)
+            c, x = _only_last_row(c, x)
         with weights.using_layer(layer):
             x = _run_layer(c, layer, backend.at_layer(layer, count, x))
     if cache is not None:
@@ -154,10 +154,11 @@ def _first_layer_of_last_row(c: Context) -> int | None:
     return first if first < count else None
 
 
-def _only_last_row(c: Context, spec: ArchSpec, x: Array) -> tuple[Context, Array]:
+def _only_last_row(c: Context, x: Array) -> tuple[Context, Array]:
     """Return (the context, the stream) of a pass's last row, whose earlier tokens count as cached.
 
-    x is the stream [tokens, hidden] of all rows.
+    x is the stream [tokens, hidden] of all rows. Everything is cut on the device, so that a
+    recorded pass can do it too.
     """
     facts = c.facts
     last = len(facts.ids) - 1
@@ -165,7 +166,7 @@ def _only_last_row(c: Context, spec: ArchSpec, x: Array) -> tuple[Context, Array
     c.backend.at(facts.cached)
     per_token = c.state.per_layer
     state = replace(c.state, per_layer=None if per_token is None else per_token[last:])
-    tables = _rope_tables(c.backend, spec, c.hp, facts)
+    tables = {kind: (cos[last:], sin[last:]) for kind, (cos, sin) in c.ropes.items()}
     return replace(c, facts=facts, ropes=tables, state=state), x[last:]
 
 

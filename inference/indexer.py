@@ -11,7 +11,7 @@ import numpy as np
 from aprfmt.inference.backends.base import Array, Numbers, Style
 from aprfmt.inference.compressed_keys import rotate_last
 from aprfmt.inference.context import Context
-from aprfmt.inference.masks import Mask
+from aprfmt.inference.masks import Causal, Mask
 from aprfmt.inference.rope import rotation_of_layer
 
 EPS = 1e-6  # of the norm on an indexer's keys, in every model
@@ -19,11 +19,11 @@ BLOCK_POINTS = ("index_block_scores", "index_blocks", "index_margin")
 POINTS = ("index_scores", "index_keys", "index_margin")  # what is worked out on the host
 
 
-def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | None:
+def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | Array | None:
     """Return the mask [tokens, keys] of keys a layer's queries read; None if that is all.
 
     `x` [tokens, hidden_size] is the layer's normed input, `latent` [tokens, q_lora_rank] its
-    compressed query.
+    compressed query. The mask may be on the device: `Backend.limit_keys` takes it.
     """
     hp, b = c.hp, c.backend
     heads, size, count = (int(hp[f"index_{part}"]) for part in ("heads", "head_dim", "topk"))
@@ -48,7 +48,7 @@ def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | None:
     if keys <= count and not _is_watched(c, layer):
         return None
     mask = b.seen(len(x), keys, c.facts.cached, None, causal=True)
-    return _choose_best(c, layer, q, k, weights, mask)
+    return _choose_best(c, layer, q, k, weights, mask, (c.facts.cached, None))
 
 
 def choose_windows(
@@ -70,7 +70,8 @@ def choose_windows(
     weights = c.tap("index_w", layer, c.linear(layer, "indexer.proj", x))
     if keys.shape[0] <= int(hp["index_topk"]) and not _is_watched(c, layer):
         return ended
-    return _choose_best(c, layer, q, keys, weights, ended)
+    kept = c.backend.to_numpy(_choose_best(c, layer, q, keys, weights, ended, None))
+    return np.asarray(kept != 0)
 
 
 def choose_blocks(c: Context, layer: int, x: Array) -> Mask | None:
@@ -117,15 +118,18 @@ def _is_watched(c: Context, layer: int) -> bool:
     return any(c.wants(point, layer) for point in POINTS)
 
 
-def _choose_best(c: Context, layer: int, q: Array, k: Array, weights: Array, mask: Mask) -> Mask:
+def _choose_best(
+    c: Context, layer: int, q: Array, k: Array, weights: Array, mask: Mask, causal: Causal | None
+) -> Mask | Array:
     """Return the mask [tokens, keys] of the `index_topk` best keys of each query within `mask`.
 
     `q` [tokens, heads, d], `k` [keys, 1, d] and `weights` [tokens, heads] are the indexer's.
+    `causal` is (cached, window) if the mask is causal. The result may be on the device.
     """
     b, count = c.backend, int(c.hp["index_topk"])
     scale = float(q.shape[1] * q.shape[2]) ** -0.5
     if not _is_watched(c, layer):
-        return b.chosen_keys(q, k, weights, mask, scale=scale, count=count)
+        return b.chosen_keys(q, k, weights, mask, scale=scale, count=count, causal=causal)
     scores = c.tap("index_scores", layer, b.index_scores(q, k, weights, scale))
     scores = b.to_numpy(scores)
     kept = c.tap("index_keys", layer, b.best_keys(scores, mask, count).astype(np.int64))

@@ -32,6 +32,7 @@ class KVCache:
         self._next: dict[int, State] = {}  # of the pass that is not committed yet
         self.length = 0
         self._capacity, self._measured = 0, -1  # rows of the smallest buffer, its generation
+        self._was_used = False  # a pass was committed
         self.generation = 0  # counts new buffers: recordings made with old ones are invalid
 
     def extend(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
@@ -70,7 +71,10 @@ class KVCache:
         return not self._states
 
     def fits(self, tokens: int) -> bool:
-        """Return whether `tokens` more positions fit without new buffers."""
+        """Return whether `tokens` more positions fit without new buffers.
+
+        Before the first pass none do. States alone take no more room for more positions.
+        """
         if self._measured != self.generation:
             sizes = [
                 int(buffer.shape[0])
@@ -78,7 +82,8 @@ class KVCache:
                 if buffer is not None
             ]
             self._measured, self._capacity = self.generation, min(sizes, default=0)
-        return self.length + tokens <= self._capacity
+        states_only = not self.generation and self._was_used
+        return states_only or self.length + tokens <= self._capacity
 
     def _ensure_rows(self, buffer: Array | None, x: Array, stop: int) -> Array:
         """Return a buffer of at least `stop` rows like x's: `buffer` itself, or a larger copy."""
@@ -99,6 +104,7 @@ class KVCache:
         `states` are those of a pass that was replayed: it calls no `set_next_state`.
         """
         self.length += tokens
+        self._was_used = True
         self._states.update(self._next if states is None else states)
         self._next.clear()
 

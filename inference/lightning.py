@@ -37,7 +37,7 @@ def run_lightning(c: Context, layer: int, x: Array) -> Array:
     gate = c.tap("lightning_gate", layer, c.linear(layer, "attn_gate", x))
     before = None if c.cache is None else c.cache.recurrent_state(layer)[0]
     # A state space scan with time steps of one: keys are B, queries C, the decay is by head.
-    rate = b.wide(b.array(-decay_slopes(heads, layer, int(hp["n_layers"]))))
+    rate = b.wide(b.constant(-decay_slopes(heads, layer, int(hp["n_layers"]))))
     step = b.shift(b.zeros((tokens, heads)), 1)
     read, state = b.scan(v, step, rate, k, q, b.zeros((heads,)), before)
     if c.cache is not None:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
+Causal = tuple[int, int | None]  # (cached, window), from which `causal_mask` follows
 
 
 @lru_cache(maxsize=2)  # the layers of a pass use at most two

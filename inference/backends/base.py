@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 from aprfmt.inference.backends.hosted import Hosted
 from aprfmt.inference.backends.recorded import PassRecorder, PendingStats
 from aprfmt.inference.backends.recurrent import Recurrent
-from aprfmt.inference.masks import Mask, causal_mask, chunk_mask, ended_windows_mask, window_mask
+from aprfmt.inference.masks import (
+    Causal,
+    Mask,
+    causal_mask,
+    chunk_mask,
+    ended_windows_mask,
+    window_mask,
+)
 from aprfmt.tensors.stats import Stats, compute_stats
 
 if TYPE_CHECKING:
@@ -53,7 +60,8 @@ class Heads:
     `mask` [tokens, keys] is True where a query may look; `scale` multiplies q.k; `softcap` c is
     tanh(x/c)*c on the scaled scores, before the mask; `sinks` [heads] are logits that join every
     softmax and are dropped from its result. `causal` is (cached, window) if the mask equals
-    masks.causal_mask of these; None for any other mask.
+    masks.causal_mask of these; None for any other mask. `device_mask` [tokens, keys], where it is
+    not None, is on the device and takes the place of `mask`, which then has its shape only.
     """
 
     mask: Mask
@@ -61,7 +69,8 @@ class Heads:
     softcap: float | None
     sinks: Array | None
     cast: SoftmaxCast
-    causal: tuple[int, int | None] | None = None
+    causal: Causal | None = None
+    device_mask: Array | None = None
 
 
 class Backend(Recurrent, Hosted, ABC):
@@ -145,6 +154,13 @@ class Backend(Recurrent, Hosted, ABC):
     @abstractmethod
     def array(self, x: Numbers) -> Array:
         """Return numpy floats placed on the device, rounded to the dtype."""
+
+    def constant(self, x: Numbers) -> Array:
+        """Return `array` of a small array that is the same in every pass of the model.
+
+        A device keeps what it was given once, so that a recorded pass may read it.
+        """
+        return self.array(x)
 
     @abstractmethod
     def to_numpy(self, x: Array) -> Numbers:
@@ -427,6 +443,13 @@ class Backend(Recurrent, Hosted, ABC):
         joined: Mask = np.concatenate([first, hidden, second], axis=1)
         return joined
 
+    def limit_keys(self, heads: Heads, chosen: Mask | Array) -> Heads:
+        """Return `heads` whose queries look only where `chosen` [tokens, keys] is True too.
+
+        `chosen` is what `chosen_keys` returns, or a numpy array.
+        """
+        return replace(heads, mask=heads.mask & chosen, causal=None)
+
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return attention of q over k and v: [tokens, heads, value_dim].
 
@@ -438,7 +461,13 @@ class Backend(Recurrent, Hosted, ABC):
         while start < len(q):
             stop = min(len(q), start + self.query_block - (origin + start) % self.query_block)
             seen = heads.causal and (heads.causal[0] + start, heads.causal[1])
-            part = replace(heads, mask=heads.mask[start:stop], causal=seen)
+            limits = heads.device_mask
+            part = replace(
+                heads,
+                mask=heads.mask[start:stop],
+                causal=seen,
+                device_mask=None if limits is None else limits[start:stop],
+            )
             self._origin = origin + start
             parts.append(self.attend(q[start:stop], k, v, part))
             start = stop

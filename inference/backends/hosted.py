@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.inference.masks import Mask
+from aprfmt.inference.masks import Causal, Mask
 from aprfmt.inference.routing import NUMPY, Maths
 
 if TYPE_CHECKING:
@@ -129,17 +129,26 @@ class Hosted:
         return self.to_numpy(self.array(x))
 
     def chosen_keys(
-        self: _Host, q: Array, k: Array, weights: Array, mask: Mask, *, scale: float, count: int
-    ) -> Mask:
+        self: _Host,
+        q: Array,
+        k: Array,
+        weights: Array,
+        mask: Mask,
+        *,
+        scale: float,
+        count: int,
+        causal: Causal | None,
+    ) -> Mask | Array:
         """Return the mask [tokens, keys] of the `count` keys an indexer chooses for each query.
 
         It is `best_keys` of `index_scores`, computed for `query_block` queries at a time. `q`
         [tokens, heads, d], `k` [keys, 1, d] and `weights` [tokens, heads] are the indexer's; only
-        keys that `mask` shows are chosen.
+        keys that `mask` shows are chosen. `causal` is (cached, window) if the mask is causal, else
+        None. The result may be on the device; `limit_keys` takes it.
         """
         parts = [
             self.best_keys(
-                self.index_scores(q[start:stop], k, weights[start:stop], scale),
+                self.to_numpy(self.index_scores(q[start:stop], k, weights[start:stop], scale)),
                 mask[start:stop],
                 count,
             )

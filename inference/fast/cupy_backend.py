@@ -6,6 +6,7 @@ uint16; all arithmetic is done by the kernels in cuda/, which round as base.py s
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from aprfmt.inference.fast.cupy_elements import make_contiguous
 from aprfmt.inference.fast.cupy_experts import CupyExperts
 from aprfmt.inference.fast.device_row import DeviceRow
 from aprfmt.inference.fast.graphs import PassGraphs, PassInputs
+from aprfmt.inference.masks import Causal, Mask
 from aprfmt.inference.weights import FREE_SHARE, Weight
 from aprfmt.tensors.stats import Stats
 
@@ -83,6 +85,11 @@ class CupyBackend(CupyExperts):
         if x.dtype != np.float32 and x.dtype != np.float64:
             x = x.astype(np.float32)
         return self._rounded(memory.copy_to_gpu(np.ascontiguousarray(x)))
+
+    def constant(self, x: Numbers) -> Array:
+        """Return a small array on the GPU, rounded to the dtype; equal ones are placed once."""
+        wide = self._wide if x.dtype == np.float64 else np.dtype("float32")
+        return self._rounded(self._brought.constant(x, wide))
 
     def _rounded(self, values: Array) -> Array:
         """Return float32 or float64 numbers on the GPU as an array of the dtype."""
@@ -329,6 +336,48 @@ class CupyBackend(CupyExperts):
         return self._attention.attention(
             make_contiguous(q), make_contiguous(k), make_contiguous(v), heads
         )
+
+    def limit_keys(self, heads: Heads, chosen: Mask | Array) -> Heads:
+        """Return `heads` whose queries look only where `chosen` [tokens, keys] is True too."""
+        if not memory.is_on_gpu(chosen):
+            return super().limit_keys(heads, chosen)
+        limited = self._attention.mask(heads) & chosen
+        return replace(heads, causal=None, device_mask=limited)
+
+    def chosen_keys(
+        self,
+        q: Array,
+        k: Array,
+        weights: Array,
+        mask: Mask,
+        *,
+        scale: float,
+        count: int,
+        causal: Causal | None,
+    ) -> Mask | Array:
+        """Return the mask [tokens, keys] of the keys that an indexer chooses: uint8 on the GPU.
+
+        Deterministic runs choose on the host.
+        """
+        if self.deterministic:
+            return super().chosen_keys(q, k, weights, mask, scale=scale, count=count, causal=causal)
+        seen = self._attention.mask(Heads(mask, scale, None, None, "float32", causal))
+        parts = []
+        for start in range(0, len(mask), self.query_block):
+            rows = slice(start, start + self.query_block)
+            scores = self.index_scores(q[rows], k, weights[rows], scale)
+            parts.append(self._attention.choose_best(scores, seen[rows], count))
+        return parts[0] if len(parts) == 1 else memory.array_module().concatenate(parts)
+
+    def index_scores(self, q: Array, k: Array, weights: Array, scale: float) -> Array:
+        """Return the sum over heads of weight * max(0, q.k * scale) [tokens, keys].
+
+        It is on the GPU, in float32 at least; in deterministic runs a numpy array.
+        """
+        if self.deterministic:
+            return super().index_scores(q, k, weights, scale)
+        q, k, weights = (self.wide(make_contiguous(x)) for x in (q, k, weights))
+        return self._attention.index_scores(q, k, weights, scale)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
         """Return q.k [heads, tokens, keys], scaled and soft-capped."""

@@ -52,12 +52,12 @@ class CupyRecurrent(CupyElements):
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
         Computed token by token in float32 at least, the reads rounded once. q and k are [tokens,
-        key_heads, key_dim], `decay` is a logarithm; a `state` of None is zeros. Keys of more than
-        256 numbers, and decays by channel, are computed on the host.
+        key_heads, key_dim], `decay` is a logarithm [tokens, heads], or [tokens, heads, key_dim] by
+        channel; a `state` of None is zeros. Keys of more than 256 numbers are computed on the host.
         """
         (tokens, key_heads, key_dim), (_, heads, value_dim) = k.shape, v.shape
         lane = next((n for n in LANE_KEYS if key_dim <= n * _WARP), None)
-        if lane is None or decay.ndim == 3:
+        if lane is None:
             return super().delta(q, k, v, decay, beta, state)
         read = self._empty(*v.shape)
         after = memory.array_module().empty((heads, key_dim, value_dim), self._wide)
@@ -65,7 +65,7 @@ class CupyRecurrent(CupyElements):
             make_contiguous(q),
             make_contiguous(k),
             make_contiguous(v),
-            self.wide(decay),
+            self.wide(make_contiguous(decay)),
             make_contiguous(beta),
         ]
         before = None if state is None else self.wide(state)
@@ -80,6 +80,7 @@ class CupyRecurrent(CupyElements):
             key_heads,
             key_dim,
             value_dim,
+            int(decay.ndim == 3),
             TINY,
             float(key_dim**-0.5),
         )

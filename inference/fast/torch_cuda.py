@@ -5,6 +5,7 @@ torch's own operations are used, weights are decoded on the CPU, and `facts` say
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,11 @@ from aprfmt.inference.fast.torch_graphs import TorchGraphMaker
 from aprfmt.inference.fast.torch_pending import TorchPending
 from aprfmt.inference.fast.torch_products import TorchProducts
 from aprfmt.inference.fast.torch_weights import HALVES, Uploader, current_stream
+from aprfmt.inference.masks import Causal, Mask
 from aprfmt.tensors.stats import Stats, compute_stats
+
+# Products of an indexer's queries and keys that are in memory at the same time.
+MOST_PRODUCTS = 1 << 26
 
 
 def kernels_problem() -> str:
@@ -125,6 +130,10 @@ class CudaBackend(TorchProducts):
         """
         self._refuse_in_recording("numbers are brought to the device")
         return super().array(x)
+
+    def constant(self, x: Numbers) -> Array:
+        """Return a small array on the device, rounded to the dtype; equal ones are placed once."""
+        return self._constant(x, self._type)
 
     def to_numpy(self, x: Array) -> Numbers:
         """Return a numpy array on the host; a numpy array is returned unchanged.
@@ -302,9 +311,11 @@ class CudaBackend(TorchProducts):
     def _mask(self, heads: Heads) -> Array:
         """Return the mask [tokens, keys] on the device.
 
-        A causal one is computed there, once per pass and kind. Others are copied; in a recorded
-        pass they must have been copied before the recording began.
+        A causal one is computed there, once per pass and kind. Others are copied, if they are not
+        on the device; in a recorded pass they must have been copied before the recording began.
         """
+        if heads.device_mask is not None:
+            return heads.device_mask
         if heads.causal is None:
             brought = super()._mask
             if self.recording is None:
@@ -323,6 +334,57 @@ class CudaBackend(TorchProducts):
             seen = places <= query
             masks[key] = seen if window is None else seen & (places > query - window)
         return masks[key]
+
+    def limit_keys(self, heads: Heads, chosen: Mask | Array) -> Heads:
+        """Return `heads` whose queries look only where `chosen` [tokens, keys] is True too."""
+        if not isinstance(chosen, torch.Tensor):
+            return super().limit_keys(heads, chosen)
+        limited = self._mask(heads) & chosen.to(self._device)
+        return replace(heads, causal=None, device_mask=limited)
+
+    def chosen_keys(
+        self,
+        q: Array,
+        k: Array,
+        weights: Array,
+        mask: Mask,
+        *,
+        scale: float,
+        count: int,
+        causal: Causal | None,
+    ) -> Mask | Array:
+        """Return the mask [tokens, keys] of the keys that an indexer chooses, on the device.
+
+        Deterministic runs choose on the host.
+        """
+        if self.deterministic:
+            return super().chosen_keys(q, k, weights, mask, scale=scale, count=count, causal=causal)
+        seen = self._mask(Heads(mask, scale, None, None, "float32", causal))
+        parts = []
+        for start in range(0, len(mask), self.query_block):
+            rows = slice(start, start + self.query_block)
+            scores = self.index_scores(q[rows], k, weights[rows], scale)
+            shown = scores.masked_fill(~seen[rows] | scores.isnan(), -torch.inf)
+            order = shown.argsort(dim=-1, descending=True, stable=True)[:, :count]
+            parts.append(torch.zeros_like(seen[rows]).scatter_(-1, order, True) & seen[rows])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def index_scores(self, q: Array, k: Array, weights: Array, scale: float) -> Array:
+        """Return the sum over heads of weight * max(0, q.k * scale) [tokens, keys].
+
+        It is on the device, in float32 at least; in deterministic runs a numpy array.
+        """
+        if self.deterministic:
+            return super().index_scores(q, k, weights, scale)
+        queries, keys = self.wide(q).swapaxes(0, 1), self.wide(k)[:, 0].T
+        factors = self.wide(weights).T[:, :, None]
+        total = factors.new_zeros(queries.shape[1], keys.shape[1])
+        some = max(1, MOST_PRODUCTS // total.numel())  # heads at a time
+        for start in range(0, len(queries), some):
+            heads = slice(start, start + some)
+            products = (queries[heads] @ keys).mul_(scale).relu_()
+            total += products.mul_(factors[heads]).sum(0)
+        return total
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return attention [tokens, heads, value_dim] of q over k and v.

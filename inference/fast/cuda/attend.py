@@ -19,6 +19,8 @@ from aprfmt.inference.fast.cuda.ops import GROUP, SHARED_LIMIT, Ops
 MANY_QUERIES = 256
 # Queries whose scores are in memory at the same time.
 QUERY_BLOCK = 512
+# Products of an indexer's queries and keys that are in memory at the same time.
+MOST_PRODUCTS = 1 << 26
 
 
 class Attention:
@@ -42,6 +44,8 @@ class Attention:
 
     def mask(self, heads: Heads) -> Array:
         """Return the mask [tokens, keys] as uint8 on the GPU; the layers of a pass share it."""
+        if heads.device_mask is not None:
+            return heads.device_mask
         recording = self._brought.recording
         if recording is not None:
             if heads.causal is None:
@@ -179,6 +183,59 @@ class Attention:
         self._ops.launch_over("scale", count, place, place, count, float(heads.scale))
         if heads.softcap is not None:
             self._ops.launch_over("softcap", count, place, place, count, float(heads.softcap))
+        return out
+
+    def index_scores(self, q: Array, k: Array, weights: Array, scale: float) -> Array:
+        """Return an indexer's scores [tokens, keys], float32 at least.
+
+        They are the sum over heads of weight * max(0, q.k * scale). q [tokens, heads, d], k [keys,
+        1, d] and `weights` [tokens, heads] are contiguous and float32 at least.
+        """
+        (tokens, heads, d), keys = q.shape, len(k)
+        arrays, wide = memory.array_module(), self._wide.name
+        total = arrays.empty((tokens, keys), wide)
+        some = min(heads, max(1, MOST_PRODUCTS // max(1, int(total.size))))  # heads at a time
+        products, item = arrays.empty((some, tokens, keys), wide), self._wide.itemsize
+        for start in range(0, heads, some):
+            batch = min(some, heads - start)
+            gemm.multiply_strided(
+                wide,
+                memory.pointer(q) + start * d * item,
+                memory.pointer(k),
+                memory.pointer(products),
+                rows=tokens,
+                columns=keys,
+                depth=d,
+                turned=True,
+                strides=(heads * d, d, keys),
+                batch=batch,
+                steps=(d, 0, tokens * keys),
+            )
+            self._ops.launch_over(
+                "index_scores",
+                int(total.size),
+                memory.pointer(products),
+                memory.pointer(weights) + start * item,
+                memory.pointer(total),
+                int(total.size),
+                keys,
+                heads,
+                batch,
+                int(start > 0),
+                float(scale),
+            )
+        return total
+
+    def choose_best(self, scores: Array, mask: Array, count: int) -> Array:
+        """Return the uint8 mask [tokens, keys] of the `count` highest scores of each row.
+
+        `scores` [tokens, keys] are float32 at least, `mask` is uint8. Only keys that it shows are
+        chosen. Of equal scores the first are.
+        """
+        tokens, keys = scores.shape
+        out = memory.array_module().empty((tokens, keys), "uint8")
+        places = (memory.pointer(x) for x in (scores, mask, out))
+        self._ops.launch("choose_best", (tokens,), *places, int(keys), min(count, int(keys)))
         return out
 
     def probs(self, scores: Array, heads: Heads) -> Array:

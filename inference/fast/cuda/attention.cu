@@ -117,3 +117,58 @@ KERNEL attend(const T* q, const T* k, const T* v, const u8* mask, const T* sinks
   __syncthreads();
   mix_row(row, v + kv * dv, kv_heads * dv, first, last, out + (token * heads + head) * dv, dv);
 }
+
+// An indexer's scores [tokens, keys]: the sum over `heads` of products [heads, tokens, keys] of weight *
+// max(0, product * scale). `weights` [tokens, every] begin with the first of these heads; `add`: y holds
+// the sum of earlier heads.
+KERNEL index_scores(const W* products, const W* weights, W* y, i64 count, i64 keys, i64 every, i64 heads, i64 add,
+                    double scale) {
+  OVER(i, count) {
+    const W* own = weights + i / keys * every;
+    W sum = add ? y[i] : (W)0;
+    for (i64 head = 0; head < heads; head++) {
+      W product = products[head * count + i] * (W)scale;
+      sum += (product > 0 ? product : (W)0) * own[head];
+    }
+    y[i] = sum;
+  }
+}
+
+// Whole numbers in the order of the floats, all above zero, both zeros alike; zero for NaN.
+__device__ __forceinline__ u64 in_order(float x) {
+  u32 bits = __float_as_uint(x == 0 ? 0.0f : x);
+  return x != x ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ u64 in_order(double x) {
+  u64 bits = (u64)__double_as_longlong(x == 0 ? 0.0 : x);
+  return x != x ? 0 : bits >> 63 ? ~bits : bits | 1ull << 63;
+}
+// The mask of each row's `count` highest scores of those that `mask` shows, of equal ones the first. A block
+// takes one row. The count-th highest score is found bit by bit, then how many keys may equal it.
+KERNEL choose_best(const W* scores, const u8* mask, u8* y, i64 keys, i64 count) {
+  __shared__ W room[GROUP / WARP];
+  i64 start = (i64)blockIdx.x * keys;
+  scores += start, mask += start, y += start;
+  u64 least = 0;
+  for (int bit = (int)sizeof(W) * 8 - 1; bit >= 0; bit--) {
+    u64 trial = least | 1ull << bit;
+    W found = 0;
+    for (i64 j = threadIdx.x; j < keys; j += GROUP) found += mask[j] && in_order(scores[j]) >= trial;
+    if (group_sum(found, room) >= (W)count) least = trial;
+  }
+  W above = 0;
+  for (i64 j = threadIdx.x; j < keys; j += GROUP) above += mask[j] && in_order(scores[j]) > least;
+  W left = (W)count - group_sum(above, room);
+  i64 stop = 0;  // keys before it that equal the least score are chosen
+  for (int bit = 62; bit >= 0; bit--) {
+    i64 trial = stop | (i64)1 << bit;
+    if (trial > keys) continue;
+    W equal = 0;
+    for (i64 j = threadIdx.x; j < trial; j += GROUP) equal += mask[j] && in_order(scores[j]) == least;
+    if (group_sum(equal, room) <= left) stop = trial;
+  }
+  for (i64 j = threadIdx.x; j < keys; j += GROUP) {
+    u64 at = in_order(scores[j]);
+    y[j] = mask[j] && (at > least || (at == least && j < stop));
+  }
+}

@@ -25,10 +25,11 @@ KERNEL decay(const T* a, const T* rate, const T* shift, W* y, i64 count, i64 hea
 }
 
 // A warp keeps one column of a head's state [key_dim, value_dim]: its lanes have every 32nd key's
-// number, N each. Block x of a head has columns from GROUP / WARP * x on. `before` may be null.
+// number, N each. Block x of a head has columns from GROUP / WARP * x on. `before` may be null. The decay g
+// is one number a head, or key_dim of them where `each`.
 template <int N> __device__ __forceinline__ void rule(
     const T* q, const T* k, const T* v, const W* g, const T* beta, const W* before, T* y, W* after, i64 tokens,
-    i64 key_heads, i64 key_dim, i64 value_dim, double tiny, double scale) {
+    i64 key_heads, i64 key_dim, i64 value_dim, i64 each, double tiny, double scale) {
   i64 head = blockIdx.y, heads = gridDim.y, lane = threadIdx.x % WARP;
   i64 column = (i64)blockIdx.x * (GROUP / WARP) + threadIdx.x / WARP;
   if (column >= value_dim) return;
@@ -50,12 +51,14 @@ template <int N> __device__ __forceinline__ void rule(
       keys += key[n] * key[n];
       queries += query[n] * query[n];
     }
-    W kept = exp_of(g[value]), strength = widen(beta[value]), wanted = widen(v[value * value_dim + column]);
+    W kept = each ? (W)1 : exp_of(g[value]);
+    W strength = widen(beta[value]), wanted = widen(v[value * value_dim + column]);
     keys = (W)1 / root(warp_sum(keys) + (W)tiny);
     queries = (W)scale / root(warp_sum(queries) + (W)tiny);
 #pragma unroll
     for (int n = 0; n < N; n++) {
       key[n] *= keys;
+      if (each && there[n]) kept = exp_of(g[value * key_dim + lane + n * WARP]);
       state[n] *= kept;
       along += key[n] * state[n];
     }
@@ -74,8 +77,9 @@ template <int N> __device__ __forceinline__ void rule(
 }
 #define DELTA(N)                                                                                               \
   KERNEL delta##N(const T* q, const T* k, const T* v, const W* g, const T* beta, const W* before, T* y,        \
-                  W* after, i64 tokens, i64 key_heads, i64 key_dim, i64 value_dim, double tiny, double scale) { \
-    rule<N>(q, k, v, g, beta, before, y, after, tokens, key_heads, key_dim, value_dim, tiny, scale);           \
+                  W* after, i64 tokens, i64 key_heads, i64 key_dim, i64 value_dim, i64 each, double tiny,      \
+                  double scale) {                                                                              \
+    rule<N>(q, k, v, g, beta, before, y, after, tokens, key_heads, key_dim, value_dim, each, tiny, scale);     \
   }
 DELTA(1)
 DELTA(2)

@@ -19,6 +19,7 @@ from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.fast import graphs
+from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.inference.fast.cupy_experts import CupyMaths
 from aprfmt.inference.fast.graphs import PassGraphs
@@ -35,11 +36,17 @@ from tests.inference.judge import backend, judged, rel
 from tests.inference.test_blocked import HYPER
 from tests.models import IDS
 
-FEW = ("gemma2 float32", "qwen3_5 bfloat16", "mixtral float32", "bloom float32")
-NAMES = ("gemma2", "qwen3_5", "bloom", "llama", "cohere2", "mamba", "falcon_h1", "nemotron_h")
+FEW = (
+    "gemma2 float32", "qwen3_5 bfloat16", "mixtral float32", "bloom float32", "mamba2 float32",
+    "gemma4 float32", "kimi_linear float32", "minimax float32", "deepseek_v32 float32",
+)  # fmt: skip
+NAMES = (
+    "gemma2", "qwen3_5", "bloom", "llama", "cohere2", "mamba", "mamba2", "falcon_h1", "nemotron_h",
+    "gemma4", "gemma3n",
+)  # fmt: skip
 EXPERTS = (
     "mixtral", "gpt_oss", "deepseek_v3", "phimoe", "llama4", "qwen3_next", "nemotron_h_moe",
-    "granite_hybrid_moe",
+    "granite_hybrid_moe", "kimi_linear", "minimax", "deepseek_v32", "glm_moe_dsa",
 )  # fmt: skip
 # Weights of float32 stay that where the arithmetic has 16 bits: such experts are the host's.
 RECORDED = [
@@ -87,6 +94,20 @@ def test_bits_are_equal_recorded_or_not(machine: Any, case: str) -> None:
             others = session.logits(OTHERS)
     for found, expected in zip(replayed, (plain, others, plain), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@on("name", ("mamba2", "gemma4", "deepseek_v32"), (*NAMES, *EXPERTS))
+def test_prefills_are_recorded(machine: Any, name: str) -> None:
+    """Into a cache, the last row's logits: of states alone, and where layers run on that row only."""
+    with open_model(judged(name).folder) as model:
+        with Session.open(model, CupyBackend("cuda", "float32")) as session:
+            given = (IDS, IDS, IDS, OTHERS, IDS)
+            found = [np.array(session.prefill(ids), copy=True) for ids in given]
+            recorded(session)
+        with Session.open(model, CupyBackend("cuda", "float32")) as session:
+            others = np.asarray(session.prefill(OTHERS))
+    for each, expected in zip(found[1:], (found[0], found[0], others, found[0]), strict=True):
+        np.testing.assert_array_equal(each, expected)
 
 
 @on("name", ("gemma2", "bloom", "mixtral"), (*NAMES, *EXPERTS, "gemma3", "phi3"))
@@ -191,13 +212,21 @@ def test_traces_are_recorded_too(machine: Any, name: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-13), ("float32", 2e-6)])
 @pytest.mark.parametrize("key_dim", [5, 40, 64, 130, 256, 257])
-def test_the_delta_rule(machine: Any, dtype: str, bound: float, key_dim: int) -> None:
-    """In two pieces, the second from the first one's state; more than 256 keys on the host."""
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_the_delta_rule(
+    machine: Any, dtype: str, bound: float, key_dim: int, by_channel: bool
+) -> None:
+    """In two pieces, the second from the first one's state; more than 256 keys on the host.
+
+    The state decays by head, or by channel of the key.
+    """
     random, b = np.random.default_rng(key_dim), CupyBackend("cuda", dtype)
     tokens, key_heads, heads, value_dim = 13, 2, 6, 11
+    key_heads = heads if by_channel else key_heads
     q, k = random.standard_normal((2, tokens, key_heads, key_dim))
     v = random.standard_normal((tokens, heads, value_dim))
-    decay, beta = -random.random((tokens, heads)), random.random((tokens, heads))
+    shape = (tokens, heads, key_dim) if by_channel else (tokens, heads)
+    decay, beta = -random.random(shape), random.random((tokens, heads))
     wanted, last = delta_rule(q, k, v, decay, beta, None, steps=True)
     found, state = [], None
     for part in (slice(0, 5), slice(5, tokens)):
@@ -206,6 +235,46 @@ def test_the_delta_rule(machine: Any, dtype: str, bound: float, key_dim: int) ->
         found.append(b.to_numpy(read))
     assert rel(np.concatenate(found), wanted) < bound
     assert rel(b.to_numpy(state), last) < bound
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("count", [1, 3, 64, 300, 2000])
+def test_an_indexer_chooses_what_the_host_chooses(
+    machine: Any, monkeypatch: MonkeyPatch, dtype: str, count: int
+) -> None:
+    """Few kinds of keys and no fraction, so that many scores are equal, in every order of sums.
+
+    Rows see none, some or all keys; heads and queries are computed in several rounds.
+    """
+    monkeypatch.setattr("aprfmt.inference.fast.cuda.attend.MOST_PRODUCTS", 9000)
+    random, b = np.random.default_rng(count), CupyBackend("cuda", dtype)
+    monkeypatch.setattr(b, "query_block", 4)
+    tokens, keys, heads = 9, 700, 5
+    q, k = random.integers(-2, 3, (tokens, heads, 6)), random.integers(-1, 2, (keys, 1, 6))
+    weights = random.integers(-2, 3, (tokens, heads))
+    mask = random.random((tokens, keys)) < np.linspace(0, 1, tokens)[:, None]
+    placed = [b.array(x.astype(np.float64)) for x in (q, k, weights)]
+    found, wanted = (
+        each.to_numpy(
+            each.chosen_keys(
+                placed[0], placed[1], placed[2], mask, scale=0.5, count=count, causal=None
+            )
+        )
+        != 0
+        for each in (b, CupyBackend("cuda", dtype, deterministic=True))
+    )
+    np.testing.assert_array_equal(found, wanted)
+    assert (found.sum(1) == np.minimum(mask.sum(1), count)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_scores_that_are_no_numbers_are_chosen_last(machine: Any, dtype: str) -> None:
+    b = CupyBackend("cuda", dtype)
+    scores = np.array([[np.nan, 1, -np.inf, 2, np.inf, 2, np.nan, -0.0, 0.0]])
+    mask = np.ones(scores.shape, np.uint8)
+    for count, wanted in ((1, [4]), (2, [3, 4]), (5, [1, 3, 4, 5, 7]), (7, [1, 2, 3, 4, 5, 7, 8])):
+        found = b._attention.choose_best(b.array(scores), memory.copy_to_gpu(mask), count)
+        assert np.flatnonzero(b.to_numpy(found)[0]).tolist() == wanted, count
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
