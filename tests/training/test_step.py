@@ -15,6 +15,7 @@ from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.errors import AprfmtError
 from aprfmt.training import judge
+from aprfmt.training import step as step_module
 from aprfmt.training.memory import estimate_step
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
@@ -509,3 +510,106 @@ def test_a_number_read_from_some_elements_is_judged_by_the_others(
     assert [guess.cause for guess in found.guesses] == ["x"]
     assert [len(one) for one in asked] == [200, 100]
     assert asked[1] | shown[0] == set(before) and not asked[1] & shown[0]
+
+
+class Numbers:
+    """A weight of float32 by rows, as a file gives it."""
+
+    encoding = "F32"
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.shape = values, values.shape
+
+    def rows(self, start: int, stop: int) -> Any:
+        return self.values[start:stop]
+
+    def chunks(self, size: int) -> Iterator[tuple[int, int, Any]]:
+        yield 0, len(self.values), self.values
+
+    def drop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rows", [40, 4000])
+@pytest.mark.parametrize("known", [(), ("first",), ("second",), ("first", "second")])
+def test_moments_of_a_sample_are_those_of_its_elements(known: tuple[str, ...], rows: int) -> None:
+    rng = np.random.default_rng(4)
+    before, after, gradient, first, second = rng.normal(size=(5, rows, 64)).astype(np.float32)
+    held = judge.Held(
+        gradient=judge.RowReader(Numbers(gradient).rows),
+        first=judge.RowReader(Numbers(first).rows) if "first" in known else None,
+        second=judge.RowReader(Numbers(second).rows) if "second" in known else None,
+    )
+    parameter: Any = SimpleNamespace(
+        key="k", vector=False, before=Numbers(before), after=Numbers(after)
+    )
+    case = judge._sample(parameter, held, False)
+    numbers = np.unique(case.rows)
+    assert len(case.before) == (rows * 64 if rows == 40 else len(numbers) * 64)
+    assert len(numbers) < rows or rows == 40
+    assert case.gradient is not None and (case.moments is None) == (not known)
+    for found, whole in ((case.before, before), (case.after, after), (case.gradient, gradient)):
+        assert np.array_equal(found, whole[numbers].reshape(-1))
+    for name, whole in (("first", first), ("second", second)):
+        kept = getattr(case.moments, name, None)
+        assert (kept is not None) is (name in known)
+        assert kept is None or np.array_equal(kept, whole[numbers].reshape(-1))
+
+
+def _adafactors() -> dict[str, Callable[[Any], Any]]:
+    import torch
+
+    def ours(**options: Any) -> Callable[[Any], Any]:
+        from transformers.optimization import Adafactor
+
+        return lambda weight: Adafactor([weight], lr=0.01, relative_step=False, **options)
+
+    return {
+        "torch": lambda weight: torch.optim.Adafactor([weight], lr=0.01, weight_decay=0.0),
+        "torch, large": lambda weight: torch.optim.Adafactor([weight], lr=3.0, weight_decay=0.0),
+        "transformers": ours(scale_parameter=False),
+        "transformers, scaled": ours(scale_parameter=True),
+        "transformers, clipped": ours(scale_parameter=True, clip_threshold=0.5),
+        "transformers, small": ours(scale_parameter=True, eps=(1e-30, 0.9)),
+    }
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["torch", "torch, large", "transformers", "transformers, scaled", "transformers, clipped",
+     "transformers, small"],
+)  # fmt: skip
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_rate_of_adafactor_is_what_its_norms_make_of_it(label: str, steps: int) -> None:
+    """Its step is the gradient by the root of the second moment, times the rate found here."""
+    torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    if label.startswith("transformers"):
+        pytest.importorskip("transformers", reason="NOT-RUN: transformers is not installed")
+    generator = torch.Generator().manual_seed(7)
+    weight = torch.nn.Parameter(torch.randn(6, 8, generator=generator) * 0.3)
+    optimizer = _adafactors()[label](weight)
+    for _ in range(steps):
+        before = weight.detach().double().numpy().copy()
+        weight.grad = torch.randn(6, 8, generator=generator)
+        optimizer.step()
+    (state,) = optimizer.state.values()
+    if label.startswith("torch"):
+        row, column = state["row_var"].double(), state["col_var"].double()
+        second = (row @ column / row.mean()).numpy()
+    else:
+        row, column = state["exp_avg_sq_row"].double(), state["exp_avg_sq_col"].double()
+        second = ((row / row.mean())[:, None] * column[None]).numpy()
+    gradient = weight.grad.double().numpy()
+    stage: Any = SimpleNamespace(
+        state=SimpleNamespace(group_of=lambda name: optimizer.param_groups[0])
+    )
+    parameter: Any = SimpleNamespace(names=("w",), before=Numbers(before), after=Numbers(before))
+    held = judge.Held(
+        gradient=judge.RowReader(Numbers(gradient).rows),
+        second=judge.RowReader(Numbers(second).rows),
+    )
+    lr = optimizer.param_groups[0]["lr"]
+    recipe = Recipe("adafactor", lr=lr, step=steps)
+    found = step_module._Step._adafactor_recipe(stage, parameter, recipe, held)
+    made = before - found.relative * lr * gradient / np.sqrt(second)
+    assert np.allclose(made, weight.detach().double().numpy(), rtol=1e-5, atol=1e-6)
