@@ -22,6 +22,7 @@ from aprfmt.diagnosis import (
     quantities,
     tensors,
     unread,
+    walk,
 )
 from aprfmt.diagnosis.answers import Solution, layer_scopes
 from aprfmt.diagnosis.nextstep import missing_points
@@ -463,3 +464,100 @@ def test_lines_of_one_kind_are_counted_where_there_are_several() -> None:
     _, several, one = (line for line, _ in titled_lines("evidence", rows))
     assert several == "  L0.attn_q: 3 rows differ (and 1 more like this)"
     assert one == "  the head is tied"
+
+
+@pytest.mark.parametrize("label", ["A", "B"])
+def test_a_side_that_is_read_with_a_restored_key_is_compared_in_its_place(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: Any = SimpleNamespace(
+        stated=["later"], evidence=["more"], made={}, checked=["tokens", models._NO_PASS]
+    )
+    compared: list[Any] = []
+
+    def compare(*given: Any) -> Any:
+        compared.extend(given)
+        return found
+
+    monkeypatch.setattr(models, "compare_models", compare)
+    whole: Any = ("made", "finding", "error")
+    made: Any = models._compare_with_repaired(cast(Any, "good"), whole, label, None)
+    assert made is found
+    assert compared == (["made", "good", None] if label == "A" else ["good", "made", None])
+    assert (found.stated, found.evidence) == (["finding", "later"], ["error", "more"])
+    assert found.made == {label: "made"}
+    assert found.checked == ["tokens", f"forward pass: {label} with the key that lets it be read"]
+
+
+@pytest.mark.parametrize("nonfinite", ["", "L1.attn_out"])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("unknown", [{}, {"kq-0": "its scale is not known"}])
+def test_what_a_saved_trace_lacks_is_said_of_its_side(
+    nonfinite: str, held: bool, unknown: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = SimpleNamespace(
+        records={"embd": 0, "logits": 0}, run={"model": "m.gguf", "unknown": unknown},
+        nonfinite=nonfinite, recorded_values=lambda key: 1 if held else None,
+    )  # fmt: skip
+    said: list[tuple[Any, ...]] = []
+    levels = SimpleNamespace(not_checked=[])
+    stage: Any = SimpleNamespace(
+        ids=None, stack=None, levels=levels, model_of=lambda side: None,
+        add_evidence=lambda *given: said.append(given),
+        _store_trace=lambda side, given: trace,
+    )  # fmt: skip
+    monkeypatch.setattr(walk, "open_side_trace", lambda *given: trace)
+    monkeypatch.setattr(walk, "backend_name", lambda given: "")
+    walk.Walk._load_trace(stage, cast(Any, SimpleNamespace(label="B")))
+    assert said[0] == ("identity", "B: a trace of 2 points from m.gguf")
+    assert [one for one in said[1:]] == (
+        [("forward", f"B has a NaN or an infinity, first at {nonfinite}", nonfinite)]
+        if nonfinite
+        else []
+    )
+    assert ("B: holds statistics, no values" in levels.not_checked) is not held
+    assert [row for row in levels.not_checked if "kq-0" in row] == (
+        ["B: kq-0: its scale is not known"] if unknown else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        ([1.0, 0.5, 0.0], [1.0, 0.5, 0.0], 0.0),
+        ([1.0, 0.5, 0.0], [1.0, 0.5, 0.1], math.inf),
+        ([1.0, 0.5, 0.0], [1.0, 0.75, 0.0], 0.5),
+        ([1.0, 0.5, 0.1], [1.0, 0.5, 0.0], 1.0),
+        ([1.0, 0.5], [1.0, 0.5, 0.0], math.inf),
+    ],
+)
+def test_pairs_that_turn_in_neither_model_are_the_same(
+    one: list[float], other: list[float], apart: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rope over a part of a head, as some models store it: the other frequencies are zero."""
+    made = {"a": np.array(one), "b": np.array(other)}
+    monkeypatch.setattr(quantities, "rotation_of_layer", lambda hp, layer: "default")
+    monkeypatch.setattr(
+        quantities,
+        "compute_frequencies",
+        lambda hp, kind, length: SimpleNamespace(inv_freq=made[hp["of"]], factor=1.0),
+    )
+    assert quantities._frequency_distance({"of": "a"}, {"of": "b"}, 0, 8) == apart
+
+
+@pytest.mark.parametrize("tokens", [7, 8, 9])
+@pytest.mark.parametrize("equal", [False, True])
+def test_what_differs_behind_the_longest_probe_is_not_reached(tokens: int, equal: bool) -> None:
+    """The length is that of the shortest sequence in which the difference shows."""
+    left: list[str] = []
+    row = SimpleNamespace(equal=equal, length=8, says="the masks differ")
+    pair: Any = SimpleNamespace(
+        quantities={1: [row]},
+        levels=SimpleNamespace(
+            findings=[SimpleNamespace(cause=cause) for cause in ("rope_theta", "sliding_window")],
+            coverage=SimpleNamespace(not_reached=left),
+        ),
+    )
+    model_pair.ModelPair._add_unreached_quantities(pair, tokens)
+    says = f"sliding_window: the masks differ; the longest probe has {tokens} tokens"
+    assert left == ([says] if tokens < 8 and not equal else [])
