@@ -12,10 +12,10 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from aprfmt.errors import BackendUnavailableError, OutputError
-from aprfmt.fleet import ray_tasks
+from aprfmt.fleet import questions, ray_tasks
 from aprfmt.fleet import workers as workers_module
 from aprfmt.fleet.answer_lines import RowFacts, encode_answer
-from aprfmt.fleet.model_search import FleetModel
+from aprfmt.fleet.model_search import FleetModel, file_identity
 from aprfmt.fleet.results import Results, check_parquet, read_parquet
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, make_row
@@ -232,3 +232,42 @@ def test_a_process_that_is_lost_costs_the_one_answer_it_was_at(
     lost = [row["found"] for row in rows if row["found"] != "answered"]
     assert len(lost) == (why is not None) and (why is None or why in lost[0])
     assert {row["outcome"] for row in rows} == {ERROR}
+
+
+DIGEST = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "blob"),
+    [(f"blobs/{DIGEST}", True), (f"files/{DIGEST}", False), ("blobs/m.gguf", False)],
+)
+def test_only_what_a_cache_names_by_its_digest_is_known_by_its_name(
+    name: str, blob: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir()
+    found = []
+    for data in (b"one", b"two"):
+        path.write_bytes(data)
+        os.utime(path, ns=(5, 5))
+        found.append(file_identity(path))
+    assert (found[0] == found[1]) is blob
+    assert found[0].startswith(f"{DIGEST} 3" if blob else "3 5 ")
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_digests_say_how_many_tensors_cannot_be_read(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"key": f"t{i}", "encoding": "F32", "shape": (2,), "names": ("t",),
+         "raw": [] if i < lost else [DIGEST], "decoded": None if i < lost else DIGEST}
+        for i in range(3)
+    ]  # fmt: skip
+    monkeypatch.setattr(questions, "tensor_rows", lambda model: rows)
+    monkeypatch.setattr(questions, "_stored_bytes", lambda model, names: 8)
+    answer = questions.tensor_digests(cast(Any, SimpleNamespace(model=None)))
+    assert answer.outcome == ("NOT_RUN" if lost == 3 else "PASS")
+    assert answer.found == "3 tensors" + (f", {lost} cannot be read" if lost else "")
+    assert answer.details is not None
+    assert [row[4] is None for row in answer.details["tensors"]] == [i < lost for i in range(3)]
