@@ -14,13 +14,17 @@ from aprfmt import diagnosis
 from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
 from aprfmt.diagnosis import (
+    accumulated_rounding,
     configuration_keys,
     direct,
     examine,
+    found,
     model_pair,
     models,
+    nextstep,
     quantities,
     tensors,
+    tokens,
     unread,
     walk,
 )
@@ -561,3 +565,72 @@ def test_what_differs_behind_the_longest_probe_is_not_reached(tokens: int, equal
     model_pair.ModelPair._add_unreached_quantities(pair, tokens)
     says = f"sliding_window: the masks differ; the longest probe has {tokens} tokens"
     assert left == ([says] if tokens < 8 and not equal else [])
+
+
+@pytest.mark.parametrize(
+    ("example", "probed", "shown", "ends"),
+    [
+        (
+            ("x is [1, 2]", "x is [3]"), True, True,
+            "; first shown by x is [1, 2] in A, [3] in B",
+        ),
+        ((), False, False, "; texts could not be encoded on both sides, so that none was tried"),
+        ((), True, False, "; no probe text and no conversation shows it"),
+        ((), True, True, ""),
+    ],
+)  # fmt: skip
+def test_a_difference_of_tokenizers_says_what_shows_it(
+    example: tuple[str, ...], probed: bool, shown: bool, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_set_command", lambda model, mend: f"set {mend}")
+    monkeypatch.setattr(tokens, "_difference_proof", lambda one: None)
+    one: Any = SimpleNamespace(
+        says="a merge is missing", example=example, probed=probed, shown=shown, cause="merges",
+        where=("B",), before=0.5, after=0.0, name="merges", a=3, b=2, mend=("k=v",),
+    )  # fmt: skip
+    found = tokens._token_finding(one, cast(Any, None))
+    assert found.says == f"a merge is missing{ends}"
+    assert found.exercised == ("shows" if shown else "not_exercised")
+    assert (found.values, found.next) == ({"merges": {"a": 3, "b": 2}}, "set ('k=v',)")
+
+
+@pytest.mark.parametrize("kind", ["model", "trace"])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("written", ["", "aprfmt convert A B"])
+def test_b_is_written_again_or_its_tensors_are_compared(
+    written: str, trained: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nextstep, "diff_tensors_command", lambda asked, finding: "aprfmt diff")
+    monkeypatch.setattr(nextstep, "rewrite_command", lambda *given: written)
+    monkeypatch.setattr(nextstep, "matrix_encodings", lambda model: {})
+    monkeypatch.setattr(nextstep, "overflows_encoding", lambda values, theirs: False)
+    monkeypatch.setattr(nextstep, "has_trained_head", lambda *given: False)
+    side = SimpleNamespace(kind=kind, model=SimpleNamespace(metadata={}), path="A")
+    asked: Any = SimpleNamespace(a=side, b=side, trained=trained)
+    finding: Any = SimpleNamespace(cause="x", values={})
+    found = nextstep.rewrite_b_command(asked, finding)
+    assert found == (
+        "" if kind == "trace" else "aprfmt diff" if trained else written or "aprfmt diff"
+    )
+
+
+@pytest.mark.parametrize("verdict", ["same", "not_comparable", "bug", "undecided"])
+def test_without_a_finding_only_equality_is_sure(verdict: str) -> None:
+    told: Any = SimpleNamespace(lead=None, verdict=verdict)
+    sure = found.Diagnosis.confidence.fget(told)  # type: ignore[attr-defined]
+    assert sure == ("confirmed" if verdict in ("same", "not_comparable") else "unconfirmed")
+    told.lead = SimpleNamespace(confidence="ambiguous")
+    assert found.Diagnosis.confidence.fget(told) == "ambiguous"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-3, math.inf, math.nan])
+def test_a_point_without_rounding_or_beyond_all_has_no_bound_of_its_own(
+    off: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accumulated_rounding, "_experts_may_flip", lambda *given: False)
+    monkeypatch.setattr(accumulated_rounding, "_is_concentrated", lambda view: 0.0)
+    monkeypatch.setattr(accumulated_rounding, "_rounding_distance", lambda view, twin: off)
+    view: Any = SimpleNamespace(key="L1.out")
+    bounds = accumulated_rounding._long_point_bounds([view], cast(Any, 0), cast(Any, 0), "float32")
+    wanted = {"L1.out": accumulated_rounding.TIMES * 1e-3} if off == 1e-3 else {}
+    assert bounds == wanted
