@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from aprfmt.adapters import answer_merge, convert_merged
 from aprfmt.adapters.placing import _prefix_rules
+from aprfmt.model import open_model
 from tests.adapters.golden import write
 from tests.cli.run import aprfmt as command
 
@@ -141,3 +143,23 @@ def test_the_remedy_is_a_command_that_writes_the_adapter_by_other_names(tmp_path
     words, out = shlex.split(said[1]), tmp_path / "named"
     done = command(*(str(out) if word == "OUT" else word for word in words))
     assert done.code == 0 and (out / "adapter_model.safetensors").is_file(), done.err
+
+
+@pytest.mark.parametrize("layers", [(), (0,), (0, 1)])
+@pytest.mark.parametrize("case", ["plain", "saved"])
+def test_tensors_of_an_adapter_that_no_merge_uses_are_not_compared(
+    case: str, layers: tuple[int, ...], tmp_path: Path
+) -> None:
+    """What loaders compute is in old adapters; what PEFT stores whole (modules_to_save) is used."""
+    planted = [f"{P}model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in layers]
+    base, adapter, _ = write(tmp_path, case)
+    merged = tmp_path / "merged"
+    convert_merged(base, merged, adapter, to="safetensors")
+    changed(adapter, lambda held: held | {name: np.ones(3, np.float32) for name in planted})
+    with open_model(base) as one, open_model(merged) as other:
+        answer, _ = answer_merge(one, other, adapter)
+    left = {row.name: row for row in answer.left if row.side == "the adapter"}
+    assert set(left) == set(planted)
+    for row in left.values():
+        assert (row.kind, row.state) == ("adapter tensor", "only in A")
+    assert answer.pronounced().exit == (1 if planted else 0)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from aprfmt.arch import element_moves
-from aprfmt.arch.layout_steps import RowsPermuted
+from aprfmt.arch.joining_steps import Split, Stacked
+from aprfmt.arch.layout_steps import HalvesExchanged, RowsPermuted
 
 STEPS = (RowsPermuted("n_heads"), RowsPermuted("n_kv_heads"))
 CASES = list(product(((24, 3), (48, 2)), (2, 3), (1, 2), (False, True)))
@@ -67,3 +68,36 @@ def test_a_step_that_cannot_be_a_key_is_asked_each_time() -> None:
         (RowsPermuted("n_heads"),), [[(8, 1)]], {"n_heads": 2}, False
     )
     assert len(element_moves._chains) == 1
+
+
+# Steps of which one joins or divides tensors, and the shapes of the tensors that they end with.
+JOINED: dict[str, tuple[tuple[Any, ...], list[tuple[int, ...]]]] = {
+    "stacked, then divided": ((Stacked("n"), Split(("n", "m"), axis=1)), [(2, 2, 4), (2, 3, 4)]),
+    "stacked, then permuted": ((Stacked("n", axis=1), RowsPermuted("n")), [(8, 2, 3)]),
+    "stacked, then exchanged": ((Stacked("n"), HalvesExchanged()), [(2, 3, 4)]),
+}
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("label", JOINED)
+def test_steps_that_join_and_divide_tensors_are_chained_both_ways(label: str, back: bool) -> None:
+    """Each step has other tensors, of other sizes, than the one before it."""
+    (steps, shapes), sizes = JOINED[label], {"n": 2, "m": 3}
+    arrays: Any = [np.zeros(shape, np.int64) for shape in shapes]
+    before: list[list[tuple[int, ...]]] = []
+    for step in reversed(steps):
+        arrays = step.apply(arrays, sizes)
+        before.insert(0, [each.shape for each in arrays])
+    first = [np.arange(each.size).reshape(each.shape) + 1000 * i for i, each in enumerate(arrays)]
+    last: Any = first
+    for step in steps:
+        last = step.undo(last, sizes)
+    moves = element_moves.chain_steps(steps, before, sizes, back=back)
+    assert moves is not None and [each.shape for each in last] == shapes
+    source, target = (last, first) if back else (first, last)
+    flat = [each.reshape(-1) for each in source]
+    found = [
+        [int(x) for move in runs for x in flat[move.source][move.start : move.start + move.count]]
+        for runs in moves
+    ]
+    assert found == [each.reshape(-1).tolist() for each in target]

@@ -10,6 +10,12 @@ import pytest
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.hyperparameters import read_hyper
+from aprfmt.arch.layer_kinds import (
+    read_layer_numbers,
+    read_layer_period,
+    write_indices,
+    write_period,
+)
 from aprfmt.arch.spec import Facts, HyperParams
 from aprfmt.errors import ArchError
 
@@ -118,3 +124,26 @@ def test_widths_and_the_head_are_transformers(keys: dict[str, Any]) -> None:
     found = hyper("lfm2", **given)
     assert found["ffn_size"] == model.model.layers[0].feed_forward.w1.out_features
     assert found["tied_embeddings"] == config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("layers", [1, 4, 8])
+@pytest.mark.parametrize("start", [0, 1, 3])
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_a_period_that_is_written_is_read_as_the_same_layers(
+    step: int, start: int, layers: int
+) -> None:
+    on = tuple(i % step == start for i in range(layers))
+    written = write_period("period", "offset")(on, {})
+    assert set(written) == {"period", "offset"}
+    facts = Facts("hf", written, {}, names="hf")
+    found = read_layer_period("period", "offset", (99, 98))(facts, {"n_layers": layers})
+    assert found == (on, "period")
+
+
+@pytest.mark.parametrize("on", [(), (0,), (1, 3), (0, 1, 2, 3)])
+def test_numbers_of_layers_that_are_written_are_read_as_the_same(on: tuple[int, ...]) -> None:
+    layers = tuple(i in on for i in range(4))
+    written = write_indices("layers")(layers, {})
+    assert written == {"layers": list(on)}
+    found = read_layer_numbers("layers")(Facts("hf", written, {}, names="hf"), {"n_layers": 4})
+    assert found == (layers, "layers")

@@ -20,6 +20,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from aprfmt.cli.hex import block_row
+from aprfmt.codecs import codec
 from tests.cli.run import Done, aprfmt
 from tests.conversion.folders import float_bytes, llama_folder, tensors_of, write_mixed
 
@@ -411,3 +413,24 @@ def test_gates_are_counted_and_so_are_checks_in_them(plain: Path) -> None:
         if gate["outcome"] == "FAIL":
             bad = sum(check["outcome"] == "FAIL" for check in gate["checks"])
             assert said[gate["name"]][-2:] == [str(bad), str(len(gate["checks"]))]
+
+
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q8_0", "Q4_K", "Q6_K"])
+def test_fields_of_a_block_are_its_bytes_and_its_first_eight_numbers(encoding: str) -> None:
+    """Fields lie one behind the other, and a field's numbers are those numpy reads there."""
+    layout = codec(encoding).layout
+    assert layout is not None and layout.names and layout.fields
+    raw = np.random.default_rng(3).integers(0, 60, layout.itemsize, dtype=np.uint8).tobytes()
+    row = block_row(encoding, raw, 2, 100)
+    assert "".join(field["bytes"] for field in row["fields"]) == raw.hex() == row["bytes"]
+    assert [field["name"] for field in row["fields"]] == list(layout.names)
+    assert (row["block"], row["offset"]) == (2, 100)
+    for field in row["fields"]:
+        kind = layout.fields[field["name"]][0].base
+        numbers = np.frombuffer(bytes.fromhex(field["bytes"]), kind)
+        assert field["value"] == numbers[:8].tolist()
+    assert max(len(field["bytes"]) for field in row["fields"]) > 16  # one has more than are shown
+    theirs = gguf.quants.dequantize(
+        np.frombuffer(raw, np.uint8), gguf.GGMLQuantizationType[encoding]
+    )
+    assert row["values"] == theirs.reshape(-1).tolist()

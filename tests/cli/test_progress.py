@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -192,3 +193,32 @@ def test_a_pipe_and_quiet_see_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
         line.doing("comparing")
         line.end()
         assert err.getvalue() == ""
+
+
+COUNTED = {
+    "convert": ["MODEL", "OUT"],
+    "quantize": ["MODEL", "OUT", "--type", "Q8_0"],
+    "inspect": ["MODEL", "--html", "PAGE", "--stats"],
+    "hash": ["MODEL"],
+    "validate": ["MODEL"],
+    "diff": ["MODEL", "MODEL", "-v"],
+    "tensors": ["MODEL", "--stats"],
+    "scan": ["MODEL", "-o", "ROWS", "--checks", "layout"],
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_progress_grows_up_to_all(
+    name: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        render.ProgressLine, "__call__", lambda self, done, total: seen.append((done, total))
+    )
+    places = {"MODEL": demo_model, "OUT": tmp_path / "out.gguf", "PAGE": tmp_path / "page.html",
+              "ROWS": tmp_path / "rows.jsonl"}  # fmt: skip
+    assert aprfmt(name, *(places.get(word, word) for word in COUNTED[name])).code == 0
+    assert seen
+    for total, calls in groupby(seen, key=lambda row: row[1]):  # one after the other
+        done = [each for each, _ in calls]
+        assert done == sorted(done) and done[0] >= 0 and done[-1] == total

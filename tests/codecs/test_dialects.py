@@ -228,6 +228,20 @@ def test_refusals_say_what_was_found(
         decode_weight(DIALECTS[name], stored, config)
 
 
+@pytest.mark.parametrize("grid", [(3, 2), (2, 3), (1, 4), (4, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_a_grid_of_scales_that_is_of_no_allowed_tile_is_refused(
+    grid: tuple[int, int], dtype: str
+) -> None:
+    """A weight of 256 x 256 has 2 x 2 scales of tiles of 128, and 256 x 8 of tiles of 1 x 32."""
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    weight = torch.zeros((256, 256)).to(torch.float8_e4m3fn)
+    stored = parts(weight=weight, weight_scale_inv=np.ones(grid, dtype))
+    says = rf"has shape \[{grid[0]}, {grid[1]}\], expected \[2, 2\] for tiles of 128 x 128"
+    with pytest.raises(CodecError, match=says):
+        decode_weight(dialect_of(config), stored, config)
+
+
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(UnsupportedError, match="'hqq'"):
         dialect_of({"quant_method": "hqq"})

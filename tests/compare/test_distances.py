@@ -266,3 +266,18 @@ def test_a_number_in_the_place_of_a_zero_is_no_rounding(name: str, tmp_path: Pat
         with open_model(paths[0]) as one, open_model(paths[1]) as other:
             verdicts.append(diff_models(one, other, explain=False).tensors[0].verdict)
     assert verdicts == ["WITHIN", "DIFFERENT"]
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("other", ["float64", "float16", "int32"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("how", ["equal", "near"])
+def test_arrays_of_two_types_are_measured_as_numpy_does(how: str, turned: bool, other: str) -> None:
+    """The kernel takes float32 on both sides only."""
+    x, y = hard(5, 4099, how)
+    wide = y.astype(other)
+    pair = (wide, x) if turned else (x, wide)
+    ours, theirs = (measured(*pair, 0.25, by_kernel) for by_kernel in (True, False))
+    assert all(getattr(ours, name) == getattr(theirs, name) for name in (*EXACT, *SUMS))
+    apart = np.abs(x.astype(np.float64) - wide.astype(np.float64))
+    assert ours.changed == np.count_nonzero(apart) and ours.max_abs == apart.max()

@@ -14,14 +14,19 @@ from aprfmt import diagnosis
 from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
 from aprfmt.diagnosis import (
+    accumulated_rounding,
     configuration_keys,
     direct,
     examine,
+    found,
     model_pair,
     models,
+    nextstep,
     quantities,
     tensors,
+    tokens,
     unread,
+    walk,
 )
 from aprfmt.diagnosis.answers import Solution, layer_scopes
 from aprfmt.diagnosis.nextstep import missing_points
@@ -463,3 +468,169 @@ def test_lines_of_one_kind_are_counted_where_there_are_several() -> None:
     _, several, one = (line for line, _ in titled_lines("evidence", rows))
     assert several == "  L0.attn_q: 3 rows differ (and 1 more like this)"
     assert one == "  the head is tied"
+
+
+@pytest.mark.parametrize("label", ["A", "B"])
+def test_a_side_that_is_read_with_a_restored_key_is_compared_in_its_place(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: Any = SimpleNamespace(
+        stated=["later"], evidence=["more"], made={}, checked=["tokens", models._NO_PASS]
+    )
+    compared: list[Any] = []
+
+    def compare(*given: Any) -> Any:
+        compared.extend(given)
+        return found
+
+    monkeypatch.setattr(models, "compare_models", compare)
+    whole: Any = ("made", "finding", "error")
+    made: Any = models._compare_with_repaired(cast(Any, "good"), whole, label, None)
+    assert made is found
+    assert compared == (["made", "good", None] if label == "A" else ["good", "made", None])
+    assert (found.stated, found.evidence) == (["finding", "later"], ["error", "more"])
+    assert found.made == {label: "made"}
+    assert found.checked == ["tokens", f"forward pass: {label} with the key that lets it be read"]
+
+
+@pytest.mark.parametrize("nonfinite", ["", "L1.attn_out"])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("unknown", [{}, {"kq-0": "its scale is not known"}])
+def test_what_a_saved_trace_lacks_is_said_of_its_side(
+    nonfinite: str, held: bool, unknown: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = SimpleNamespace(
+        records={"embd": 0, "logits": 0}, run={"model": "m.gguf", "unknown": unknown},
+        nonfinite=nonfinite, recorded_values=lambda key: 1 if held else None,
+    )  # fmt: skip
+    said: list[tuple[Any, ...]] = []
+    levels = SimpleNamespace(not_checked=[])
+    stage: Any = SimpleNamespace(
+        ids=None, stack=None, levels=levels, model_of=lambda side: None,
+        add_evidence=lambda *given: said.append(given),
+        _store_trace=lambda side, given: trace,
+    )  # fmt: skip
+    monkeypatch.setattr(walk, "open_side_trace", lambda *given: trace)
+    monkeypatch.setattr(walk, "backend_name", lambda given: "")
+    walk.Walk._load_trace(stage, cast(Any, SimpleNamespace(label="B")))
+    assert said[0] == ("identity", "B: a trace of 2 points from m.gguf")
+    assert [one for one in said[1:]] == (
+        [("forward", f"B has a NaN or an infinity, first at {nonfinite}", nonfinite)]
+        if nonfinite
+        else []
+    )
+    assert ("B: holds statistics, no values" in levels.not_checked) is not held
+    assert [row for row in levels.not_checked if "kq-0" in row] == (
+        ["B: kq-0: its scale is not known"] if unknown else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        ([1.0, 0.5, 0.0], [1.0, 0.5, 0.0], 0.0),
+        ([1.0, 0.5, 0.0], [1.0, 0.5, 0.1], math.inf),
+        ([1.0, 0.5, 0.0], [1.0, 0.75, 0.0], 0.5),
+        ([1.0, 0.5, 0.1], [1.0, 0.5, 0.0], 1.0),
+        ([1.0, 0.5], [1.0, 0.5, 0.0], math.inf),
+    ],
+)
+def test_pairs_that_turn_in_neither_model_are_the_same(
+    one: list[float], other: list[float], apart: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rope over a part of a head, as some models store it: the other frequencies are zero."""
+    made = {"a": np.array(one), "b": np.array(other)}
+    monkeypatch.setattr(quantities, "rotation_of_layer", lambda hp, layer: "default")
+    monkeypatch.setattr(
+        quantities,
+        "compute_frequencies",
+        lambda hp, kind, length: SimpleNamespace(inv_freq=made[hp["of"]], factor=1.0),
+    )
+    assert quantities._frequency_distance({"of": "a"}, {"of": "b"}, 0, 8) == apart
+
+
+@pytest.mark.parametrize("tokens", [7, 8, 9])
+@pytest.mark.parametrize("equal", [False, True])
+def test_what_differs_behind_the_longest_probe_is_not_reached(tokens: int, equal: bool) -> None:
+    """The length is that of the shortest sequence in which the difference shows."""
+    left: list[str] = []
+    row = SimpleNamespace(equal=equal, length=8, says="the masks differ")
+    pair: Any = SimpleNamespace(
+        quantities={1: [row]},
+        levels=SimpleNamespace(
+            findings=[SimpleNamespace(cause=cause) for cause in ("rope_theta", "sliding_window")],
+            coverage=SimpleNamespace(not_reached=left),
+        ),
+    )
+    model_pair.ModelPair._add_unreached_quantities(pair, tokens)
+    says = f"sliding_window: the masks differ; the longest probe has {tokens} tokens"
+    assert left == ([says] if tokens < 8 and not equal else [])
+
+
+@pytest.mark.parametrize(
+    ("example", "probed", "shown", "ends"),
+    [
+        (
+            ("x is [1, 2]", "x is [3]"), True, True,
+            "; first shown by x is [1, 2] in A, [3] in B",
+        ),
+        ((), False, False, "; texts could not be encoded on both sides, so that none was tried"),
+        ((), True, False, "; no probe text and no conversation shows it"),
+        ((), True, True, ""),
+    ],
+)  # fmt: skip
+def test_a_difference_of_tokenizers_says_what_shows_it(
+    example: tuple[str, ...], probed: bool, shown: bool, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_set_command", lambda model, mend: f"set {mend}")
+    monkeypatch.setattr(tokens, "_difference_proof", lambda one: None)
+    one: Any = SimpleNamespace(
+        says="a merge is missing", example=example, probed=probed, shown=shown, cause="merges",
+        where=("B",), before=0.5, after=0.0, name="merges", a=3, b=2, mend=("k=v",),
+    )  # fmt: skip
+    found = tokens._token_finding(one, cast(Any, None))
+    assert found.says == f"a merge is missing{ends}"
+    assert found.exercised == ("shows" if shown else "not_exercised")
+    assert (found.values, found.next) == ({"merges": {"a": 3, "b": 2}}, "set ('k=v',)")
+
+
+@pytest.mark.parametrize("kind", ["model", "trace"])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("written", ["", "aprfmt convert A B"])
+def test_b_is_written_again_or_its_tensors_are_compared(
+    written: str, trained: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nextstep, "diff_tensors_command", lambda asked, finding: "aprfmt diff")
+    monkeypatch.setattr(nextstep, "rewrite_command", lambda *given: written)
+    monkeypatch.setattr(nextstep, "matrix_encodings", lambda model: {})
+    monkeypatch.setattr(nextstep, "overflows_encoding", lambda values, theirs: False)
+    monkeypatch.setattr(nextstep, "has_trained_head", lambda *given: False)
+    side = SimpleNamespace(kind=kind, model=SimpleNamespace(metadata={}), path="A")
+    asked: Any = SimpleNamespace(a=side, b=side, trained=trained)
+    finding: Any = SimpleNamespace(cause="x", values={})
+    found = nextstep.rewrite_b_command(asked, finding)
+    assert found == (
+        "" if kind == "trace" else "aprfmt diff" if trained else written or "aprfmt diff"
+    )
+
+
+@pytest.mark.parametrize("verdict", ["same", "not_comparable", "bug", "undecided"])
+def test_without_a_finding_only_equality_is_sure(verdict: str) -> None:
+    told: Any = SimpleNamespace(lead=None, verdict=verdict)
+    sure = found.Diagnosis.confidence.fget(told)  # type: ignore[attr-defined]
+    assert sure == ("confirmed" if verdict in ("same", "not_comparable") else "unconfirmed")
+    told.lead = SimpleNamespace(confidence="ambiguous")
+    assert found.Diagnosis.confidence.fget(told) == "ambiguous"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-3, math.inf, math.nan])
+def test_a_point_without_rounding_or_beyond_all_has_no_bound_of_its_own(
+    off: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accumulated_rounding, "_experts_may_flip", lambda *given: False)
+    monkeypatch.setattr(accumulated_rounding, "_is_concentrated", lambda view: 0.0)
+    monkeypatch.setattr(accumulated_rounding, "_rounding_distance", lambda view, twin: off)
+    view: Any = SimpleNamespace(key="L1.out")
+    bounds = accumulated_rounding._long_point_bounds([view], cast(Any, 0), cast(Any, 0), "float32")
+    wanted = {"L1.out": accumulated_rounding.TIMES * 1e-3} if off == 1e-3 else {}
+    assert bounds == wanted

@@ -1,18 +1,21 @@
 """Parts of a scan, each by itself; the cluster is one of ours, which runs nothing at once."""
 
+import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from aprfmt.errors import BackendUnavailableError, OutputError
-from aprfmt.fleet import ray_tasks
+from aprfmt.fleet import questions, ray_tasks
+from aprfmt.fleet import workers as workers_module
 from aprfmt.fleet.answer_lines import RowFacts, encode_answer
-from aprfmt.fleet.model_search import FleetModel
+from aprfmt.fleet.model_search import FleetModel, file_identity
 from aprfmt.fleet.results import Results, check_parquet, read_parquet
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, make_row
@@ -178,3 +181,93 @@ def test_a_table_without_pyarrow_is_refused_before_anything_is_asked(
     with pytest.raises(OutputError, match=says):
         list(read_parquet(tmp_path / "rows.parquet"))
     check_parquet(tmp_path / "rows.jsonl")
+
+
+class Answering:
+    """A process that answers a task at once; the first ends, or is silent, at its second name."""
+
+    first: ClassVar[list[str]] = []
+
+    def __init__(self, limits: Limits, heard: Any) -> None:
+        self.heard, self.tasks, self.done, self.until = heard, list[Task](), 0, math.inf
+        self.fate = self.first.pop() if self.first else ""
+        self.process = SimpleNamespace(kill=lambda: None)
+
+    def takes(self, task: Task) -> bool:
+        return not self.tasks
+
+    def give(self, task: Task) -> None:
+        self.tasks.append(task)
+        self.done = 0
+        self.heard.put((self, b"answers"))
+        if self.fate == "ends":
+            self.heard.put((self, b""))
+
+    def messages(self, some: bytes) -> Iterator[Any]:
+        for name in self.tasks[0].names[: 1 if self.fate else None] if some else ():
+            self.done += 1
+            yield encode_answer(make_row(self.tasks[0], name, None, why="answered"))
+        if not self.fate:
+            self.tasks.clear()
+        if self.fate == "is silent":
+            self.until = 0.0
+
+    def end(self) -> int:
+        return -9
+
+
+@pytest.mark.parametrize(
+    ("fate", "why"), [("", None), ("ends", "ended with -9"), ("is silent", "--unit-time")]
+)
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])
+def test_a_process_that_is_lost_costs_the_one_answer_it_was_at(
+    fate: str, why: str | None, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Answering, "first", [fate] if fate else [])
+    monkeypatch.setattr(workers_module, "_Worker", Answering)
+    task = Task(subject("m"), names)
+    with Workers(1, LIMITS) as workers:
+        rows = [json.loads(answer.line) for answer in workers.answers(iter([task]))]
+    assert [row["check"] for row in rows] == list(names)
+    lost = [row["found"] for row in rows if row["found"] != "answered"]
+    assert len(lost) == (why is not None) and (why is None or why in lost[0])
+    assert {row["outcome"] for row in rows} == {ERROR}
+
+
+DIGEST = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "blob"),
+    [(f"blobs/{DIGEST}", True), (f"files/{DIGEST}", False), ("blobs/m.gguf", False)],
+)
+def test_only_what_a_cache_names_by_its_digest_is_known_by_its_name(
+    name: str, blob: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir()
+    found = []
+    for data in (b"one", b"two"):
+        path.write_bytes(data)
+        os.utime(path, ns=(5, 5))
+        found.append(file_identity(path))
+    assert (found[0] == found[1]) is blob
+    assert found[0].startswith(f"{DIGEST} 3" if blob else "3 5 ")
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_digests_say_how_many_tensors_cannot_be_read(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"key": f"t{i}", "encoding": "F32", "shape": (2,), "names": ("t",),
+         "raw": [] if i < lost else [DIGEST], "decoded": None if i < lost else DIGEST}
+        for i in range(3)
+    ]  # fmt: skip
+    monkeypatch.setattr(questions, "tensor_rows", lambda model: rows)
+    monkeypatch.setattr(questions, "_stored_bytes", lambda model, names: 8)
+    answer = questions.tensor_digests(cast(Any, SimpleNamespace(model=None)))
+    assert answer.outcome == ("NOT_RUN" if lost == 3 else "PASS")
+    assert answer.found == "3 tensors" + (f", {lost} cannot be read" if lost else "")
+    assert answer.details is not None
+    assert [row[4] is None for row in answer.details["tensors"]] == [i < lost for i in range(3)]

@@ -9,6 +9,7 @@ import pytest
 
 from aprfmt.errors import ConversionError, FormatError, UsageError
 from aprfmt.formats import open_source
+from aprfmt.formats.apr import shards
 from aprfmt.formats.apr.reader import open_source as open_apr
 from tests.formats.apr_files import METADATA, AprFile, Tensor
 from tests.formats.apr_writing import check, info, write
@@ -238,3 +239,16 @@ def test_a_half_written_set_is_refused(model: list[Path]) -> None:
     for path in (model[0], model[-1]):
         with pytest.raises(FormatError, match="interrupted"):
             open_apr(path)
+
+
+@pytest.mark.parametrize("limit", ["MAX_COUNT", "MAX_SHARDS"])
+def test_a_manifest_may_list_as_many_as_its_limit(
+    limit: str, model: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = json.loads(model[-1].read_text())
+    count = said["tensor_count" if limit == "MAX_COUNT" else "shard_count"]
+    monkeypatch.setattr(shards, limit, count)
+    assert len(shards.parse_manifest(said, model[-1])) == said["shard_count"]
+    monkeypatch.setattr(shards, limit, count - 1)
+    with pytest.raises(FormatError, match=f"{count}"):
+        shards.parse_manifest(said, model[-1])

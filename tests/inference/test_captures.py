@@ -533,3 +533,17 @@ def test_a_pickle_that_would_run_is_no_capture(tmp_path: Path) -> None:
     (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
     done = aprfmt("trace", tiny_folder("llama"), "--map", tmp_path / "cut.pt", "--ids", TEXT)
     assert done.code == 2 and "cut.pt" in done.err and done.err.count("\n") == 1
+
+
+def test_an_array_of_a_file_may_be_as_large_as_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = npy(tmp_path / "d", {"k": np.ones(300, np.float32)})
+    size = (folder / "k.npy").stat().st_size
+    for room in (0, 1):
+        monkeypatch.setattr(captures, "MAX_MEMBER", size + room)
+        with open_captures(folder) as found:
+            assert found.shapes["k"] == (300,)
+    monkeypatch.setattr(captures, "MAX_MEMBER", size - 1)
+    with pytest.raises(FormatError, match=f"{size} bytes; at most {size - 1} of an array"):
+        open_captures(folder).__enter__()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aprfmt.errors import BackendUnavailableError, UsageError
+from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.device import choose_device, parse_run, split_run
 
 NO_GPU = not torch.cuda.is_available()
@@ -81,3 +82,19 @@ def test_a_deterministic_backend_has_one_thread_unless_told(run: str) -> None:
         assert choice.open(deterministic=True).facts()["threads"] == 1
     finally:
         choice.open(threads=before)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("before", ["highest", "high", "medium"])
+def test_products_have_the_precision_that_was_asked_for(before: str, tf32: bool) -> None:
+    """Whatever another program part left: torch's setting is of the whole process."""
+    kept = torch.get_float32_matmul_precision()
+    try:
+        backend = TorchBackend("cpu", "float32", tf32=tf32)
+        for _ in range(2):
+            torch.set_float32_matmul_precision(before)
+            backend.at(0)
+            assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
+        assert backend.facts()["tf32"] is tf32
+    finally:
+        torch.set_float32_matmul_precision(kept)

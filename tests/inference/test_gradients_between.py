@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from aprfmt.cli import render
+from aprfmt.cli.step import output
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import Batch, read_batch
 from aprfmt.inference.gradients.backend import GradientBackend
 from aprfmt.inference.gradients.between import GradientRun, gradients_between
 from aprfmt.model import Model, open_model
+from aprfmt.training.between import RunGradients, RunsReport
 from tests.inference.gradient_judge import write_batch
 from tests.models import save_tiny
 
@@ -123,3 +126,25 @@ class _OtherExperts(GradientBackend):
 
     def router_numbers(self, x: Any) -> Any:
         return -super().router_numbers(x)
+
+
+@pytest.mark.parametrize("update", [None, 0.25])
+@pytest.mark.parametrize(
+    ("wrong", "flips", "says"),
+    [
+        (None, (), "within what rounding explains"),
+        ("L1.attn_q", (), "wrong first at L1.attn_q, 3 gradients in all"),
+        ("L1.attn_q", ("L0.experts", "L1.experts"), "other experts at 2 points: not judged"),
+    ],
+)
+def test_a_run_is_one_line_with_its_loss_and_its_step(
+    wrong: str | None, flips: tuple[str, ...], says: str, update: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    lines: list[str] = []
+    monkeypatch.setattr(render, "say", lambda text, style="": lines.append(text))
+    run = RunGradients("cpu:bfloat16", 2.5, wrong, 3 if wrong else 0, flips, update)
+    output.show_runs(RunsReport("m", None, 2.25, (run,), (), (), ()), verbose=False)
+    (line,) = (each for each in lines if each.startswith("  cpu:bfloat16: loss 2.500000"))
+    assert says in line and ("first step is 0.25 from" in line) is (update is not None)
+    assert any("loss 2.250000 nats per label" in each for each in lines)

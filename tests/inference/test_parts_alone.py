@@ -20,7 +20,7 @@ from aprfmt.errors import BackendUnavailableError, FormatError, UnsupportedError
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _align_labels
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.engines.graph import GraphReader
+from aprfmt.inference.engines.graph import GraphReader, NodePoint
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
 from aprfmt.inference.engines.rank_joining import JoinedArray, _join_by_dims
@@ -381,3 +381,28 @@ def test_a_member_that_zipfile_cannot_read_is_named(fault: str, tmp_path: Path) 
     with ExitStack() as stack, pytest.raises(UnsupportedError) as caught:
         NpzFile(path, stack).read("a")
     assert str(caught.value).startswith(f"{path}: 'a")
+
+
+@pytest.mark.parametrize("first", ["experts", "expert_w"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_chosen_experts_are_recorded_with_their_weights_by_size(first: str, width: int) -> None:
+    """Neither alone, whichever node comes first; weights of another shape are not theirs."""
+    given: list[tuple[Any, ...]] = []
+    reader: Any = SimpleNamespace(
+        _routed={}, _to_point_shape=lambda point, layer, values: values,
+        collector=SimpleNamespace(
+            add=lambda *at, rank: given.append((*at[:2], at[2].tolist(), rank))
+        ),
+    )  # fmt: skip
+    values = {
+        "experts": np.array([[7, 3], [1, 2]]),
+        "expert_w": np.array([[0.25, 0.75], [0.5, 0.5]])[:, :width],
+    }
+    for at, point in enumerate((first, *({"experts", "expert_w"} - {first}))):
+        GraphReader._add_routed(reader, NodePoint(point, 4, 2), values[point])
+        assert bool(given) == (at == 1 and width == 2)
+    if width == 2:  # the first of equal ones stays first
+        assert given == [
+            ("experts", 4, [[3, 7], [1, 2]], 0),
+            ("expert_w", 4, [[0.75, 0.25], [0.5, 0.5]], 2),
+        ]

@@ -92,3 +92,35 @@ def test_a_close_group_counts_as_a_margin() -> None:
 def test_an_unknown_router_is_refused() -> None:
     with pytest.raises(ArchError, match="router 'dice' is not known"):
         choose_experts(np.zeros((1, 2)), None, {"router": "dice"})
+
+
+@pytest.mark.parametrize(
+    ("router", "score", "tiny_sum"),
+    [
+        ("sigmoid_bias", "sigmoid", 1e-20),
+        ("sigmoid_bias_eps", "sigmoid", 1e-6),
+        ("sqrtsoftplus_bias", "sqrtsoftplus", 1e-20),
+        ("sigmoid", "sigmoid", 0.0),
+        ("fixed", "sqrtsoftplus", 1e-20),
+    ],
+)
+@pytest.mark.parametrize("level", [-3.0, -40.0, -95.0])
+def test_scores_that_are_nearly_zero_have_a_finite_sum(
+    router: str, score: str, tiny_sum: float, level: float
+) -> None:
+    """What is added to the sum is transformers' own of each model: it shows at small scores."""
+    logits = torch.tensor([[level, level - 1, level + 0.5, level - 2]], dtype=torch.float64)
+    scores = {
+        "sigmoid": torch.sigmoid(logits),
+        "sqrtsoftplus": torch.nn.functional.softplus(logits, threshold=1000.0).sqrt(),
+    }[score]
+    hp = {
+        "router": "sqrtsoftplus_bias" if router == "fixed" else router, "n_experts_used": 2,
+        "routed_scale": 1.5, "norm_topk": True, "n_expert_groups": 1, "n_expert_groups_used": 1,
+    }  # fmt: skip
+    fixed = np.array([[2, 0]]) if router == "fixed" else None
+    found = choose_experts(logits.numpy(), None, hp, fixed=fixed)
+    assert found.experts.tolist() == [[2, 0]]
+    best = scores[0, [2, 0]]
+    wanted = best / (best.sum() + tiny_sum) * 1.5
+    np.testing.assert_allclose(found.weights[0], wanted.numpy(), rtol=1e-12)

@@ -96,6 +96,10 @@ def test_a_wrong_index_is_one_finding_and_is_made_anew(
     with open_model(bad, damaged=True) as model:
         (relation,) = model.relations
         assert relation.kind == "index" and says in relation.says
+        shown = relation.to_json()["examples"]
+        assert isinstance(shown, list) and len(shown) <= 2 <= relation.count + 1
+        for stored, read in shown:  # all that are kept are shown
+            assert f"{stored} for {read}" in relation.examples_text
         assert len(model) == 50 and not model.damage and not model.resolution.missing
     report = aprfmt.diff(good, bad)
     assert (report.counts["SAME_BYTES"], report.exit_code()) == (50, 1)

@@ -385,3 +385,18 @@ def test_a_kind_is_placed_where_two_files_of_one_model_type_differ(
     row = compare_tokens(folder_model(demo_model), folder_model(bad)).findings[0]
     assert row.cause == "tokenizer_model"
     assert set(row.where) == {"tokenizer.json: pre_tokenizer", "tokenizer.json: decoder"}
+
+
+@pytest.mark.parametrize("plain", [94, 400, 401, 500, 1000])
+@pytest.mark.parametrize(("blank", "kind"), [("\u0120", "bpe"), ("\u2581", "spm")])
+def test_a_kind_shows_from_four_blanks_or_one_piece_in_a_hundred_on(
+    blank: str, kind: str, plain: int
+) -> None:
+    enough = max(4, plain // 100)
+    for count in (enough - 1, enough):
+        pieces = [f"{blank}{i}" for i in range(count)] + [f"p{i}" for i in range(plain - count)]
+        assert kind_of_pieces(pieces, [1] * plain) == (kind if count == enough else "")
+        # Control tokens and bytes are no pieces: they count on neither side.
+        assert kind_of_pieces([f"{blank}x"] * 9 + pieces, [3] * 9 + [1] * plain) == (
+            kind if count == enough else ""
+        )

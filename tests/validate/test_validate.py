@@ -6,6 +6,8 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from aprfmt.base.protocols import TensorInfo
 from aprfmt.checks import table, validate
 from aprfmt.checks.file import scales
 from aprfmt.checks.file.faulty_writers import FAULTS, WriterFault
-from aprfmt.checks.file.stated_facts import file_types
+from aprfmt.checks.file.stated_facts import check_file_type, file_types
 from aprfmt.checks.file.value_pass import WINDOW, block_windows
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
@@ -388,3 +390,26 @@ def test_a_check_of_matrices_counts_them(layers: int, tmp_path: Path) -> None:
     report = package.validate(llama_folder(tmp_path / "m", "F32", layers=layers))
     (found,) = [check.found for check in report.checks if check.name == "filled"]
     assert found.startswith(f"{7 * layers + 2} matrices")
+
+
+# llama-quant.cpp, tensor_type_fallback: what a row gets whose length is no multiple of 256.
+FALLBACKS = {
+    "IQ2_XXS": "IQ4_NL", "IQ2_XS": "IQ4_NL", "IQ3_XXS": "IQ4_NL", "IQ3_S": "IQ4_NL",
+    "IQ2_S": "IQ4_NL", "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL", "IQ4_XS": "IQ4_NL",
+    "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claimed", FALLBACKS)
+def test_a_file_whose_rows_all_fell_back_is_of_its_type(claimed: str) -> None:
+    stored: Any = [SimpleNamespace(shape=(4, 32), encoding=FALLBACKS[claimed])]
+    number = next(key for key, name in file_types().items() if name == claimed)
+    model: Any = SimpleNamespace(
+        format="gguf", values=lambda: stored, path=Path("m.gguf"),
+        metadata={"general.file_type": number, "general.quantization_version": 2},
+    )  # fmt: skip
+    context: Any = SimpleNamespace(model=model, where="m.gguf")
+    assert not check_file_type(context).findings
+    stored[0].encoding = "Q8_1"
+    (found,) = check_file_type(context).findings
+    assert f"no tensor is {claimed}" in found.found

@@ -1,0 +1,150 @@
+"""What commands print, part by part, of facts made for it.
+
+Seen red: each of the lines left out, and every condition of one turned around.
+"""
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aprfmt.cli import check_output, logprobs, render
+from aprfmt.cli.inspect import output as inspect_output
+from aprfmt.cli.trace import dumped_arrays
+from tests.cli.run import aprfmt
+
+
+@pytest.mark.parametrize("saved", [None, "b.json"])
+@pytest.mark.parametrize("other", [None, "other.gguf"])
+@pytest.mark.parametrize("skipped", [(), ("speed", "parity")])
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_the_answer_of_qa_ends_with_what_is_next(
+    code: int, skipped: tuple[str, ...], other: str | None, saved: str | None
+) -> None:
+    failed = SimpleNamespace(name="loops", where="p1", found="a loop", expected="none", todo="look")
+    gates = [SimpleNamespace(name="golden", outcome="FAIL" if code == 1 else "PASS",
+                             failed=[failed] * (code == 1))]  # fmt: skip
+    gates += [SimpleNamespace(name=name, outcome="NOT_RUN", failed=[]) for name in skipped]
+    report: Any = SimpleNamespace(
+        gates=gates, exit_code=code, subject=Path("a model.gguf"),
+        pronounced=SimpleNamespace(says="the verdict"),
+    )  # fmt: skip
+    lines = check_output.gates_answer(report, saved, other)
+    assert lines[0] == ("the verdict", {0: "good", 1: "bad", 2: "warn"}[code])
+    texts = [text for text, _ in lines[1:]]
+    wanted = []
+    if code == 1:
+        wanted.append("  golden: loops (p1): a loop; expected none; look")
+    if skipped:
+        wanted.append("not run: speed, parity")
+    if saved:
+        wanted.append("baseline written to b.json")
+    assert texts[: len(wanted)] == wanted
+    rest = texts[len(wanted) :]
+    assert len(rest) == (code != 0)
+    if code:
+        assert rest[0].startswith("next: aprfmt ") and "'a model.gguf'" in rest[0]
+        assert ("other.gguf" in rest[0]) is (other is not None)
+
+
+@pytest.mark.parametrize("bits", [False, True])
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_log_probabilities_are_said_equal_or_by_their_distances(code: int, bits: bool) -> None:
+    numbers = {"max_difference": 0.5, "mean_abs_difference": 0.25, "mean_kl": 0.125, "max_kl": 1.0}
+    table: Any = SimpleNamespace(
+        bits=bits, scaled=0.1, tolerance=SimpleNamespace(rel_l2=0.2), to_json=lambda: numbers
+    )
+    verdict: Any = SimpleNamespace(says="agrees", exit=code)
+    text, style = logprobs.headline(table, verdict)
+    if bits:
+        assert (text, style) == ("agrees; log-probabilities: every bit equal", "good")
+        return
+    said = "agrees; log-probabilities: max 0.5, mean 0.25, KL mean 0.125 max 1 nats"
+    assert text.startswith(said) and style == ("bad" if code else "good")
+    assert text[len(said) :] == ("" if code else "; 0.1 of the logits' spread, 0.2 allowed")
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize(
+    ("level", "key", "printed"),
+    [("warning", "trailing_bytes", "warned"), ("note", "remark", "warned"), ("note", "x", "said")],
+)
+def test_notes_of_a_file_are_warnings_or_said_with_verbose(
+    level: str, key: str, printed: str, verbose: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, ...]] = []
+    for name in ("_print_file", "_print_hyperparameters", "_print_warnings", "_print_encodings"):
+        monkeypatch.setattr(inspect_output, name, lambda *given: None)
+    monkeypatch.setattr(render, "warn", lambda text, key: told.append(("warned", text, key)))
+    monkeypatch.setattr(render, "say", lambda text, style="": told.append(("said", text)))
+    monkeypatch.setattr(render, "line", lambda text, style="": told.append(("line", text)))
+    monkeypatch.setattr(render, "print_pairs", lambda rows: None)
+    body: Any = {
+        "summary": {"line": "m: llama", "kind": "model"}, "architecture": "llama", "tokenizer": {},
+        "notes": [{"level": level, "key": key, "where": "m.gguf", "text": "8 bytes follow"}],
+    }  # fmt: skip
+    inspect_output.show(body, verbose=verbose, metadata=False, full=False)
+    assert told[0] == ("said", "m: llama")
+    assert (("line", "more: -v, --metadata") in told) is not verbose
+    found = [row for row in told if any("8 bytes follow" in text for text in row)]
+    if printed == "warned":
+        assert found == [("warned", "m.gguf: 8 bytes follow", key)]
+    else:
+        assert found == ([("said", "note: m.gguf: 8 bytes follow")] if verbose else [])
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_line_that_stays_erases_the_progress_first(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(render, "progress_wanted", lambda: terminal)
+    monkeypatch.setattr(render.STATUS, "_shown", 5)
+    render.ProgressLine("scan").say("one of two")
+    assert err.getvalue() == ("\r     \rscan: one of two\n" if terminal else "")
+    assert render.STATUS._shown == (0 if terminal else 5)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_the_status_is_not_written_over_progress(
+    counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times the thread wakes up; what counts says more than what is being done."""
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    status = render.StatusLine()
+    status._text, status._counted = "diff: opening", counted
+    wakes = iter([False, False, True])
+    ended: Any = SimpleNamespace(wait=lambda pause: next(wakes), is_set=lambda: False)
+    status._write_periodically(ended, 0.0)
+    assert err.getvalue().count("diff: opening") == (0 if counted else 2)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "exit-codes", "DIFFERENT", "logits"])
+def test_explain_prints_every_text_that_it_finds(name: str) -> None:
+    rows = aprfmt("explain", name, "--json").json["found"]
+    out = aprfmt("explain", name).out
+    assert rows and out.count("\n") >= 2 * len(rows)
+    flat = " ".join(out.split())
+    for row in rows:
+        assert f"{row['name']} ({row['section']})" in out
+        assert " ".join(row["text"].split()) in flat
+
+
+@pytest.mark.parametrize("why", [None, "", "its shape is of no point"])
+def test_why_an_array_is_no_point_stands_in_its_row(
+    why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: list[Any] = []
+    monkeypatch.setattr(render, "table", lambda rows, *given: tables.append(list(rows)))
+    monkeypatch.setattr(render, "line", lambda text: tables.append(text))
+    row = {"name": "x", "shape": [2], "key": None} | ({} if why is None else {"why": why})
+    for file in ("", "m.map.json"):
+        dumped_arrays.show_mapping({"names": [row], "file": file})
+    ((cells,), again, line) = tables
+    assert cells == again[0] == ("x", "[2]", "-", "", "", "-", why or "")
+    assert line.startswith("mapping: m.map.json (correct it")

@@ -1,0 +1,146 @@
+"""Parts of a comparison, each by itself.
+
+Seen red: no distance of an infinite norm, a repaired file without its ending, the shape of a record
+that keeps the size of its cut rows, a copy's value shown for the original's, and a sample whose
+equality is said without its doubt.
+"""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.cli import diff
+from aprfmt.errors import FormatError
+from aprfmt.measure import trace_rows
+from aprfmt.measure.distances import relative_share
+from aprfmt.measure.named_causes import fixed_name
+from aprfmt.measure.records import FieldDiff
+from aprfmt.measure.sampling import DifferingRange, SampleReport
+from aprfmt.measure.texts import _stored_tokenizer
+from aprfmt.measure.trace_rows import TraceOnSharedRows
+
+
+@pytest.mark.parametrize(
+    ("distance", "norm", "share"),
+    [
+        (0.0, 0.0, 0.0), (0.0, math.inf, 0.0), (2.0, 4.0, 0.5), (2.0, 0.0, math.inf),
+        (2.0, math.inf, math.inf), (math.inf, 4.0, math.inf), (2.0, math.nan, math.inf),
+    ],
+)  # fmt: skip
+def test_a_share_of_no_norm_or_an_infinite_one_is_infinite(
+    distance: float, norm: float, share: float
+) -> None:
+    assert relative_share(distance, norm) == share
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "fixed"),
+    [
+        ("m.gguf", False, "m-fixed.gguf"),
+        ("m", False, "m-fixed"),
+        ("m.v2", True, "m.v2-fixed"),
+        ("a model.apr", False, "'a model-fixed.apr'"),
+    ],
+)
+def test_a_repaired_copy_keeps_its_ending(
+    name: str, folder: bool, fixed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    path.mkdir() if folder else path.touch()
+    assert fixed_name(path) == fixed
+    if folder:
+        monkeypatch.chdir(path)
+        assert fixed_name(Path(".")) == fixed
+
+
+class Recorded:
+    """A trace of logits at some positions."""
+
+    def __init__(self, positions: tuple[int, ...], width: int = 3) -> None:
+        self.values = np.arange(100 * width, dtype=np.float32).reshape(100, width)[list(positions)]
+        self.record = SimpleNamespace(
+            key="logits", point="logits", shape=self.values.shape, positions=positions, dtype="F32"
+        )
+
+    def find_record(self, key: str) -> Any:
+        return self.record if key == "logits" else None
+
+    def recorded_values(self, key: str) -> Any:
+        return self.values if key == "logits" else None
+
+    def values_mask(self, key: str) -> Any:
+        return self.values > 4 if key == "logits" else None
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "kept"),
+    [
+        ((0, 1, 2), (1, 2), (1, 2)),
+        ((0, 1, 2), (0, 1, 2), (0, 1, 2)),
+        ((5, 3), (3, 4, 5), (3, 5)),
+        ((0, 1), (2, 3), (0, 1)),  # nothing is shared: nothing is cut
+    ],
+)
+def test_logits_are_cut_to_the_positions_that_both_have(
+    mine: tuple[int, ...], theirs: tuple[int, ...], kept: tuple[int, ...]
+) -> None:
+    a: Any = Recorded(mine)
+    cut = TraceOnSharedRows(a, Recorded(theirs))  # type: ignore[arg-type]
+    record, values, mask = (
+        cut.find_record("logits"), cut.recorded_values("logits"), cut.values_mask("logits"),
+    )  # fmt: skip
+    wanted = Recorded(kept).values
+    assert record is not None and values is not None and mask is not None
+    assert tuple(record.shape) == values.shape == mask.shape == wanted.shape
+    assert tuple(record.positions or ()) == kept and np.array_equal(values, wanted)
+    assert np.array_equal(mask, wanted > 4)
+    assert cut.find_record("embd") is None and cut.recorded_values("embd") is None
+    assert trace_rows.CHOSEN
+
+
+def test_a_tokenizer_that_cannot_be_read_has_nothing_stored() -> None:
+    class Carried:
+        @property
+        def files(self) -> Any:
+            raise FormatError("damaged")
+
+    metadata = {"tokenizer.ggml.tokens": np.array([1, 2]), "general.name": "x"}
+    model: Any = SimpleNamespace(carried=Carried(), metadata=metadata)
+    assert _stored_tokenizer(model) == {}
+    files = {"tokenizer.json": "{}", "vocab.txt": "a", "merges.txt": "b", "config.json": "c"}
+    model.carried = SimpleNamespace(files=files)
+    assert _stored_tokenizer(model) == {
+        "tokenizer.json": "{}", "vocab.txt": "a", "merges.txt": "b",
+        "tokenizer.ggml.tokens": [1, 2],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("decisive", [False, True])
+@pytest.mark.parametrize("size", [3, diff.LONGEST, diff.LONGEST + 1])
+def test_a_field_shows_the_value_of_either_side(size: int, decisive: bool) -> None:
+    field = FieldDiff("rope_theta", "a" * size, "b" * size, decisive=decisive)
+    (row,) = diff._field_rows([field])
+    for side in "ab":
+        whole = side * size
+        shown = whole if size <= diff.LONGEST else whole[: diff.LONGEST - 3] + "..."
+        assert row[side] == shown
+    said = f"rope_theta: {'a' * size} | {'b' * size}"
+    assert row["whole"] == (said if decisive else "")
+
+
+@pytest.mark.parametrize("differing", [0, 1])
+@pytest.mark.parametrize("ranges", [0, 4])
+def test_equality_of_a_sample_is_said_with_its_doubt(
+    ranges: int, differing: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tuple(DifferingRange("x", 0, 8, 1) for _ in range(differing))
+    diff.show_samples(SampleReport("a", "b", 1, ranges, 9, 4, 9, 2, found, (), ()))
+    out = " ".join(capsys.readouterr().out.split())
+    assert ("diff without --sample reads everything" in out) is not bool(differing)
+    assert ("fewer than" in out) is (ranges > 0 and not differing)
+    assert "2 tensors are equal by the digests" in out
+    assert ("x: byte 1 differs" in out) is bool(differing)

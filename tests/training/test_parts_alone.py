@@ -1,0 +1,155 @@
+"""Parts of the explanation of a training step, each by itself.
+
+Seen red: moments of a sample left out, Adafactor's rate without the parameter's scale, gradients
+called clipped that are larger than the norm, and sums of an update exchanged.
+"""
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.training.optimizers import Recipe
+from aprfmt.training import judge
+from aprfmt.training import step as step_module
+from aprfmt.training.update import Sums
+
+
+class Numbers:
+    """A weight of float32 by rows, as a file gives it."""
+
+    encoding = "F32"
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.shape = values, values.shape
+
+    def rows(self, start: int, stop: int) -> Any:
+        return self.values[start:stop]
+
+    def chunks(self, size: int) -> Iterator[tuple[int, int, Any]]:
+        yield 0, len(self.values), self.values
+
+    def drop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rows", [40, 4000])
+@pytest.mark.parametrize("known", [(), ("first",), ("second",), ("first", "second")])
+def test_moments_of_a_sample_are_those_of_its_elements(known: tuple[str, ...], rows: int) -> None:
+    rng = np.random.default_rng(4)
+    before, after, gradient, first, second = rng.normal(size=(5, rows, 64)).astype(np.float32)
+    held = judge.Held(
+        gradient=judge.RowReader(Numbers(gradient).rows),
+        first=judge.RowReader(Numbers(first).rows) if "first" in known else None,
+        second=judge.RowReader(Numbers(second).rows) if "second" in known else None,
+    )
+    parameter: Any = SimpleNamespace(
+        key="k", vector=False, before=Numbers(before), after=Numbers(after)
+    )
+    case = judge._sample(parameter, held, False)
+    numbers = np.unique(case.rows)
+    assert len(case.before) == (rows * 64 if rows == 40 else len(numbers) * 64)
+    assert len(numbers) < rows or rows == 40
+    assert case.gradient is not None and (case.moments is None) == (not known)
+    for found, whole in ((case.before, before), (case.after, after), (case.gradient, gradient)):
+        assert np.array_equal(found, whole[numbers].reshape(-1))
+    for name, whole in (("first", first), ("second", second)):
+        kept = getattr(case.moments, name, None)
+        assert (kept is not None) is (name in known)
+        assert kept is None or np.array_equal(kept, whole[numbers].reshape(-1))
+
+
+def _adafactors() -> dict[str, Callable[[Any], Any]]:
+    import torch
+
+    def ours(**options: Any) -> Callable[[Any], Any]:
+        from transformers.optimization import Adafactor
+
+        return lambda weight: Adafactor([weight], lr=0.01, relative_step=False, **options)
+
+    return {
+        "torch": lambda weight: torch.optim.Adafactor([weight], lr=0.01, weight_decay=0.0),
+        "torch, large": lambda weight: torch.optim.Adafactor([weight], lr=3.0, weight_decay=0.0),
+        "transformers": ours(scale_parameter=False),
+        "transformers, scaled": ours(scale_parameter=True),
+        "transformers, clipped": ours(scale_parameter=True, clip_threshold=0.5),
+        "transformers, small": ours(scale_parameter=True, eps=(1e-30, 0.9)),
+    }
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["torch", "torch, large", "transformers", "transformers, scaled", "transformers, clipped",
+     "transformers, small"],
+)  # fmt: skip
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_rate_of_adafactor_is_what_its_norms_make_of_it(label: str, steps: int) -> None:
+    """Its step is the gradient by the root of the second moment, times the rate found here."""
+    torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    if label.startswith("transformers"):
+        pytest.importorskip("transformers", reason="NOT-RUN: transformers is not installed")
+    generator = torch.Generator().manual_seed(7)
+    weight = torch.nn.Parameter(torch.randn(6, 8, generator=generator) * 0.3)
+    optimizer = _adafactors()[label](weight)
+    for _ in range(steps):
+        before = weight.detach().double().numpy().copy()
+        weight.grad = torch.randn(6, 8, generator=generator)
+        optimizer.step()
+    (state,) = optimizer.state.values()
+    if label.startswith("torch"):
+        row, column = state["row_var"].double(), state["col_var"].double()
+        second = (row @ column / row.mean()).numpy()
+    else:
+        row, column = state["exp_avg_sq_row"].double(), state["exp_avg_sq_col"].double()
+        second = ((row / row.mean())[:, None] * column[None]).numpy()
+    gradient = weight.grad.double().numpy()
+    stage: Any = SimpleNamespace(
+        state=SimpleNamespace(group_of=lambda name: optimizer.param_groups[0])
+    )
+    parameter: Any = SimpleNamespace(names=("w",), before=Numbers(before), after=Numbers(before))
+    held = judge.Held(
+        gradient=judge.RowReader(Numbers(gradient).rows),
+        second=judge.RowReader(Numbers(second).rows),
+    )
+    lr = optimizer.param_groups[0]["lr"]
+    recipe = Recipe("adafactor", lr=lr, step=steps)
+    found = step_module._Step._adafactor_recipe(stage, parameter, recipe, held)
+    made = before - found.relative * lr * gradient / np.sqrt(second)
+    assert np.allclose(made, weight.detach().double().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.7, 0.7123])
+@pytest.mark.parametrize("before", [None, 0.5, 3.0])
+@pytest.mark.parametrize("cause", ["gradient_factor", "other"])
+def test_gradients_of_a_usual_norm_are_clipped_ones_if_theirs_was_larger(
+    cause: str, before: float | None, bound: float
+) -> None:
+    """A norm that no trainer clips to, or that is not below the gradients' own, says nothing."""
+    differs = judge.Judgement("differs", guesses=(SimpleNamespace(cause=cause),))  # type: ignore[arg-type]
+    stage: Any = SimpleNamespace(
+        compared={"w": step_module._Compared(found=differs)}, notes=[], recipe=None,
+        _computed_norm=lambda: before,
+    )  # fmt: skip
+    step_module._Step._accept_clipping(stage, bound)
+    clipped = before == 3.0 and bound != 0.7123 and cause == "gradient_factor"
+    assert stage.compared["w"].found.verdict == ("agrees" if clipped else "differs")
+    assert [f"norm {bound:g}; it was 3" in note for note in stage.notes] == [True] * clipped
+
+
+def test_sums_of_an_update_are_those_of_its_elements() -> None:
+    rng = np.random.default_rng(8)
+    before = rng.normal(size=(9, 40))
+    after = before + rng.normal(size=before.shape) * (rng.random(before.shape) < 0.3)
+    after[2, 3], before[4, 5] = np.nan, np.inf
+    sums = Sums()
+    for start in range(0, 9, 4):
+        sums.add(before[start : start + 4], after[start : start + 4], "F32")
+    finite = np.isfinite(before) & np.isfinite(after)
+    change = (after - before)[finite]
+    found = sums.facts()
+    assert (found.elements, found.moved) == (360, int(np.count_nonzero(change)))
+    assert found.nonfinite == 2 and found.one_step == 0 < found.moved
+    assert found.norm == pytest.approx(np.linalg.norm(change))
+    assert found.largest == np.abs(change).max()
