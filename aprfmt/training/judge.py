@@ -415,15 +415,20 @@ NOTHING = 1e-6
 LEFT = 32.0
 
 
-def judge_gradient(case: GradientCase, rounding: float | None = None) -> Judgement:
+def judge_gradient(
+    case: GradientCase, rounding: float | None = None, *, stated: bool = False, floor: float = 0.0
+) -> Judgement:
     """Return the verdict on a trainer's gradient against the computed one, with its mistakes.
 
     `guesses` are the mistakes that give it. A number that is fitted is found on one half of the
     elements and judged on the other. `rounding` is the L2 distance that the trainer's arithmetic
-    alone makes of this gradient. "not compared" where that, or arithmetic in few bits, may explain
-    the difference.
+    alone makes of this gradient. "not compared" where that may explain the difference, or
+    arithmetic in few bits, unless it is `stated` what the trainer computes in. Two gradients whose
+    norms are up to `floor` are zero but for rounding.
     """
     if case.right:
+        return Judgement("agrees", whole=True)
+    if floor and max(np.linalg.norm(case.given), np.linalg.norm(case.computed)) <= floor:
         return Judgement("agrees", whole=True)
     if rounding is not None:
         apart = float(np.linalg.norm(case.given - case.computed))
@@ -444,7 +449,7 @@ def judge_gradient(case: GradientCase, rounding: float | None = None) -> Judgeme
             if guess.right(case) and (row.whole or guess.right(second)):
                 found.append(guess)
     why = f"the gradient is {case.distance:.3g} from the one computed here"
-    if not found and case.rounded:
+    if not found and case.rounded and not stated:
         why += ", which arithmetic in few bits leaves: --trained-in bfloat16 says that it was"
         return Judgement("not compared", why, whole=True)
     return Judgement("differs", why, tuple(found), True)

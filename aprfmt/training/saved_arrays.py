@@ -30,6 +30,7 @@ from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
 from aprfmt.formats import open_source
 from aprfmt.formats.pytorch.layout import recognise
 from aprfmt.inference.engines.captures import Captures, open_captures
+from aprfmt.inference.gradients.given_points import point_names
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.model import Model
 from aprfmt.model.patterns import similar_names
@@ -62,7 +63,8 @@ class Placed:
 class SavedArrays:
     """Arrays of one kind (gradients, first moments) of all parameters, read when asked for.
 
-    `unplaced` are the names of arrays that belong to no parameter.
+    `unplaced` are the names of arrays that belong to no parameter, and `points` those of capture
+    points: {name without what trainers add: name}.
     """
 
     held: Mapping[str, Captures]  # name -> the file that has it
@@ -70,6 +72,7 @@ class SavedArrays:
     placed: Mapping[str, Placed]
     hyper: Mapping[str, Value]
     unplaced: tuple[str, ...] = ()
+    points: Mapping[str, str] = field(default_factory=dict)
     _kept: "OrderedDict[tuple[str, ...], list[NDArray[Any]]]" = field(default_factory=OrderedDict)
 
     def __contains__(self, key: str) -> bool:
@@ -89,6 +92,19 @@ class SavedArrays:
         if noise <= UNIT["F32"]:
             noise = max(noise, precision_of(self.values(parameter, place)))
         return RowReader(partial(self._rows, parameter, place), noise)
+
+    def point(self, name: str) -> NDArray[Any]:
+        """Return the array of a capture point by its name in `points`."""
+        stored = self.points[name]
+        return self.held[stored].read(self.own[stored])
+
+    @property
+    def point_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """{name in `points`: shape} of the arrays of capture points."""
+        return {
+            name: tuple(self.held[stored].shapes[self.own[stored]])
+            for name, stored in self.points.items()
+        }
 
     def _rows(self, parameter: Parameter, place: Placed, start: int, stop: int) -> F64:
         """Return rows [start, stop) of a parameter's array seen as [rows, last axis], float64."""
@@ -224,15 +240,21 @@ def open_gradients(
     model: Model,
     stack: ExitStack,
     rules: Sequence[Rename] = (),
+    base: Model | None = None,
 ) -> SavedArrays:
     """Return the gradients that a trainer saved; UsageError where none is of this model.
 
-    `model` is the one before the step, or the adapter. `rules` are the user's renames; files are
-    closed with `stack`.
+    `model` is the one before the step, or the adapter, `base` the model whose capture points
+    gradients may be of, too. `rules` are the user's renames; files are closed with `stack`.
     """
     arrays = open_arrays(paths, stack)
     placed, left = place_names(tuple(arrays), parameters, model, rules)
-    if not placed:
+    points = {}
+    if left and base is not None:
+        plain = {plain_name(name): name for name in left}
+        points = {each: plain[each] for each in point_names(plain, base)}
+        left = tuple(name for name in left if name not in points.values())
+    if not placed and not points:
         known = [row.names[0] for row in parameters]
         first = next(iter(arrays), "")
         raise UsageError(
@@ -246,6 +268,7 @@ def open_gradients(
         placed,
         hyper_of(model),
         left,
+        points=points,
     )
 
 

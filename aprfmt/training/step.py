@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from aprfmt.causes.training.optimizers import (
 from aprfmt.causes.training.step_size import SLACK
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
+from aprfmt.inference.batch import read_batch
+from aprfmt.inference.gradients.given_points import read_points
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, short_keys
@@ -51,6 +54,7 @@ from aprfmt.training.judge import (
     share_given,
 )
 from aprfmt.training.parameters import Parameter, pair_parameters
+from aprfmt.training.points import ZERO, ComparedPoints, compare_points
 from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep, UpdateFacts
 from aprfmt.training.saved_arrays import (
     OptimizerState,
@@ -112,13 +116,13 @@ def explain_step(
         given = None
         if grads:
             paths = [Path(each) for each in grads]
-            given = open_gradients(paths, found.rows, before, stack, rename)
+            given = open_gradients(paths, found.rows, before, stack, rename, base)
         state = None
         if optimizer_state is not None:
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename, later)
         # What the given gradients are compared with.
-        checker = None
+        checker, points, loaded = None, None, None
         if differences:
             if batch is None or given is None:
                 raise UsageError(
@@ -132,6 +136,9 @@ def explain_step(
                 )
             checker = stack.enter_context(open_differences(base, Path(batch)))
         elif batch is not None:
+            if given is not None and given.points:
+                loaded = read_batch(Path(batch), int(base.hyper["vocab_size"]))
+                points = read_points(base, loaded, given.point_shapes, given.point)
             own_adapter = None if adapter is None else Path(adapter)
             computed, facts = compute_gradients(
                 base,
@@ -140,6 +147,7 @@ def explain_step(
                 device=device,
                 dtype=dtype,
                 trained_in=trained_in or _few_bits(given, found.rows),
+                points=() if points is None else points.values.keys(),
             )
         step = _Step(
             before,
@@ -153,14 +161,51 @@ def explain_step(
             trained_in,
             checker,
         )
+        report = step.report(later is not None)
+        if points is not None and loaded is not None and isinstance(computed, Computed):
+            report = _with_points(
+                report,
+                base,
+                compare_points(
+                    base,
+                    loaded,
+                    points,
+                    computed,
+                    trained_in=trained_in,
+                    right_parameters=step.right_parameters,
+                ),
+            )
+        elif given is not None and given.points:
+            why = "no --batch says what they are"
+            if differences:
+                why = "--check-gradients checks those of parameters; leave it out"
+            missing = [NotCompared("point", name, "unreadable", why) for name in given.points]
+            report = replace(report, left=tuple(missing))
         return replace(
-            step.report(later is not None),
+            report,
             model=str(model),
             after=None if after is None else str(after),
             adapter=None if adapter is None else str(adapter),
-            left=(*found.left, *step.left),
+            left=(*found.left, *step.left, *report.left),
             accept=tuple(accept),
         )
+
+
+def _with_points(report: StepReport, base: Model, found: ComparedPoints) -> StepReport:
+    """Return a report with the gradients of capture points, and the operation that they name."""
+    notes, causes = list(report.notes), list(report.causes)
+    if found.scale != 1.0:
+        notes.append(
+            f"the gradients of all points are {found.scale:.6g} times the computed ones, as under "
+            "a loss scale; those of the parameters are not, and the points are compared without it"
+        )
+    if found.first:
+        stored = {row.key: (row.name,) for row in found.points}
+        one = _named("backward_operation", found.says, found.first, stored, None)
+        causes.append(one)
+    return replace(
+        report, points=found.points, left=found.left, causes=tuple(causes), notes=tuple(notes)
+    )
 
 
 BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
@@ -224,6 +269,12 @@ class _Step:
                 "numbers of the state were told by the steps that their moments make, and by the "
                 "order of layers"
             )
+
+    @property
+    def right_parameters(self) -> bool:
+        """Whether gradients of parameters were given, and all that were compared agree."""
+        found = [one.found for one in self.compared.values() if one.found is not None]
+        return bool(found) and all(one.verdict == "agrees" for one in found)
 
     def report(self, updates: bool) -> StepReport:
         """Return the report; `updates`: there is a checkpoint after the step to compare with."""
@@ -764,9 +815,21 @@ class _Step:
         case = self._gradient_case(parameter, computed)
         if not np.isfinite(case.given).all():
             return replace(found, why="")
-        judged = judge_gradient(case, computed.rounding(key))
+        judged = judge_gradient(
+            case,
+            computed.rounding(key),
+            stated=self.trained_in is not None,
+            floor=ZERO * self._largest_norm,
+        )
         nothing = judged.verdict == "agrees" and case.distance > 1  # rounding of zero on both sides
         return _Compared(found.facts, None if nothing else case.distance, judged)
+
+    @cached_property
+    def _largest_norm(self) -> float:
+        """The norm of the largest computed gradient, 0.0 without any."""
+        assert self.computed is not None
+        each = (self.computed.gradient(key) for key in self.computed.keys)
+        return max((float(np.linalg.norm(values)) for values in each), default=0.0)
 
     def _gradient_case(self, parameter: Parameter, computed: ComputedGradients) -> GradientCase:
         """Return the pair of a parameter's given gradient and the computed one, as matrices."""

@@ -107,11 +107,11 @@ def test_one_part_of_a_tied_gradient_is_named(part: str, tmp_path: Path) -> None
 
 
 def test_every_cause_of_a_step_has_its_fault() -> None:
-    """Those of adapters stand in tests of their own, others in the judged steps."""
+    """Those of adapters and of points stand in tests of their own, others in the judged steps."""
     every = (*FAULTS, *GRADIENT_FAULTS, *judged_steps.FAULTS, *judged_steps.RELATIVES)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
-    assert seeded | {"adapter_half_frozen", "adapter_frozen"} == rows
+    assert seeded | {"adapter_half_frozen", "adapter_frozen", "backward_operation"} == rows
 
 
 @pytest.mark.parametrize("name", GRADIENT_INNOCENTS)

@@ -5,19 +5,17 @@ clipping in the wrong place, terms added to the loss, reductions over some ranks
 What is right stands in each row, written before the row was first run.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
-from tests.models import IDS, tiny
+from tests.models import tiny
 from tests.training import judged_steps
 from tests.training.judged_steps import (
     LAST,
@@ -66,7 +64,8 @@ def z_loss(model: Any, batch: Batch) -> torch.Tensor:
     """Add 0.01 times the square of the logarithm of the softmax's denominator."""
     logits, labels = logits_and_labels(model, batch)
     z = logits.logsumexp(-1).square().mean()
-    return functional.cross_entropy(logits, labels) + 1e-2 * z
+    found: torch.Tensor = functional.cross_entropy(logits, labels) + 1e-2 * z
+    return found
 
 
 def smoothed(model: Any, batch: Batch) -> torch.Tensor:
@@ -540,7 +539,7 @@ def lora_of_bfloat16(folder: Path) -> dict[str, Any]:
             if "lora_" in name:
                 p.normal_(0, 0.1)
     grads = {n: g for n, g in backward(model, batch).items() if "lora_" in n}
-    model.save_pretrained(folder / "adapter")
+    model.save_pretrained(str(folder / "adapter"))
     return given | with_gradients(folder, grads) | {"adapter": folder / "adapter"}
 
 
