@@ -14,7 +14,13 @@ from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
 from aprfmt.causes.training.case import COARSE, StepGuess
-from aprfmt.causes.training.clipping import clip_factor
+from aprfmt.causes.training.clipping import (
+    CLIPS,
+    Clipping,
+    clip_factor,
+    scaled_bound,
+    value_clipping,
+)
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import CHANCE, lost_decay
 from aprfmt.causes.training.optimizers import (
@@ -25,7 +31,7 @@ from aprfmt.causes.training.optimizers import (
     parse_recipe,
     parse_settings,
 )
-from aprfmt.causes.training.step_size import SLACK
+from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import read_batch
@@ -45,7 +51,6 @@ from aprfmt.training.computed import BatchNumbers as BatchNumbers
 from aprfmt.training.computed import Computed, compute_gradients
 from aprfmt.training.differences import DifferenceChecker, open_differences
 from aprfmt.training.judge import (
-    CLIPS,
     Held,
     Judgement,
     RowReader,
@@ -712,12 +717,24 @@ class _Step:
             self.compared[key] = replace(self.compared[key], found=judged, why="")
 
     def _accept_clipping(self, norm: float) -> None:
-        """Set given gradients to "agrees" if they are the computed ones clipped to a usual norm.
+        """Set given gradients to "agrees" if they are the computed ones clipped to a usual bound.
 
-        `norm` is that of all given gradients. A note then says so; returns nothing.
+        `norm` is that of all given gradients. A note then says so. Clipped under a loss scale, they
+        are set to that mistake. Returns nothing.
         """
         held = [one.found for one in self.compared.values() if one.found is not None]
         before = self._computed_norm()
+        if self.computed is not None and any(one.verdict == "differs" for one in held):
+            by_key = {row.key: row for row in self.parameters}
+            cases = {
+                key: self._gradient_case(by_key[key], self.computed)
+                for key, one in self.compared.items()
+                if one.found is not None
+            }
+            clipping = value_clipping(cases)
+            if clipping is not None:
+                self._accept_clipped(clipping, max(abs(x.computed).max() for x in cases.values()))
+                return
         bounds = (
             *CLIPS,
             *(() if self.recipe is None or not self.recipe.clip else (self.recipe.clip,)),
@@ -726,18 +743,38 @@ class _Step:
         if bound is None and norm:  # a bound is a number that somebody wrote
             written = float(f"{norm:.1g}")
             bound = written if abs(norm - written) <= 1e-5 * written else None
-        if bound is None or before is None or norm >= before or not held:
+        if before is None or norm >= before or not held:
             return
         causes = [{guess.cause for guess in one.guesses} for one in held]
         if not all("gradient_factor" in each for each in causes):
             return
-        for key, one in self.compared.items():
-            if one.found is not None:
-                agreed = Judgement("agrees", whole=True)
-                self.compared[key] = replace(one, found=agreed)
-        self.notes.append(
-            f"the gradients are those of after clipping to the norm {bound:g}; it was {before:.4g}"
-        )
+        if bound is not None:
+            self._accept_clipped(Clipping("norm", bound), before)
+            return
+        # A factor that is a power of two by itself is a loss scale or ranks.
+        scaled = scaled_bound(norm, bounds)
+        if scaled is not None and simple_value(norm / before, SLACK * norm / before) is None:
+            self._accept_clipped(Clipping("norm", *scaled), before)
+
+    def _accept_clipped(self, clipping: Clipping, before: float) -> None:
+        """Set all compared gradients to "agrees", or to the mistake of a clipping under a scale.
+
+        `before` is the norm, or the largest element, that was clipped.
+        """
+        keys = [key for key, one in self.compared.items() if one.found is not None]
+        if clipping.scale != 1.0:
+            says = f"{clipping.says}: it was {before:.4g} without the scale"
+            guess = BackwardGuess("clip_before_unscale", says)
+            self._accept_mistake(guess, keys, ())
+            return
+        for key in keys:
+            agreed = Judgement("agrees", whole=True)
+            self.compared[key] = replace(self.compared[key], found=agreed)
+        if clipping.by == "norm":
+            text = f"clipping to the norm {clipping.bound:g}; it was {before:.4g}"
+        else:
+            text = f"clipping each element to {clipping.bound:g}; the largest was {before:.4g}"
+        self.notes.append(f"the gradients are those of after {text}")
 
     def _explained(
         self, parameter: Parameter, updates: bool, norm: float | None
@@ -1043,8 +1080,11 @@ class _Step:
                 "(decay_on=matrices says that they should not)"
             )
         bounds = {one.clipped for one in judged.values() if one.clipped is not None}
-        for bound in sorted(bounds):
-            self.notes.append(f"the gradients given were clipped to the norm {bound:g} in the step")
+        for by, bound in sorted(bounds):
+            what = "the gradients given were clipped to the norm"
+            if by == "value":
+                what = "each element of the gradients given was clipped to"
+            self.notes.append(f"{what} {bound:g} in the step")
 
 
 class BackwardFound(GradientGuess):
@@ -1116,7 +1156,9 @@ def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
             found["nesterov"] = value is True
         elif name in CALLED and isinstance(value, int | float) and not isinstance(value, bool):
             found[CALLED[name]] = float(value)
-    return {name: value for name, value in found.items() if name not in ("step", "clip")}
+    return {
+        name: value for name, value in found.items() if name not in ("step", "clip", "clip_value")
+    }
 
 
 def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> ArrayFacts:

@@ -292,6 +292,7 @@ THREAD_FAULTS = (
         "tied_halved",
         "the gradient of the tied table is half: averaged over its two uses",
         gradient_step("gpt2", change=scaled(0.5, lambda n, _: "wte" in n)),
+        cause="gradient_factor",
         named="gradient_factor.*1/2|gradient_tied",
         where="token_embd",
     ),
@@ -299,6 +300,7 @@ THREAD_FAULTS = (
         "first_denominator",
         "all micro-batches are divided by the labels of the first",
         gradient_step("llama", loss_by(first_denominator)),
+        cause="gradient_factor",
         named="gradient_factor|denominator",
         where=".",
     ),
@@ -306,6 +308,7 @@ THREAD_FAULTS = (
         "first_row_twice",
         "the first micro-batch is counted twice",
         gradient_step("llama", loss_by(first_row_twice)),
+        cause="samples_weighted",
         named="sample",
         where=".",
     ),
@@ -313,6 +316,7 @@ THREAD_FAULTS = (
         "norms_not_unscaled",
         "the loss scale 65536 is taken off matrices, not off norms",
         gradient_step("llama", change=scaled(65536.0, lambda _, g: g.ndim < 2)),
+        cause="gradient_factor",
         named="gradient_factor.*65536",
         where=NORM,
     ),
@@ -320,6 +324,7 @@ THREAD_FAULTS = (
         "clipped_before_unscale",
         "clipped to 1 while the loss scale 1024 was on: the norm is 1/1024",
         gradient_step("llama", change=clipped_scaled),
+        cause="clip_before_unscale",
         named="clip",
         where=".",
     ),
@@ -327,15 +332,46 @@ THREAD_FAULTS = (
         "each_clipped",
         "every parameter is clipped by its own norm",
         taken(sgd, "sgd:lr=0.1,clip=0.05", before_step=each_clipped),
+        cause="clip_by_tensor",
         named="clip",
         at=".",
     ),
     JudgedStep(
         "clipped_by_value",
-        "elements are clipped to 0.003; nobody said so",
-        taken(sgd, "sgd:lr=0.1", before_step=by_value(0.003)),
+        "each element is clipped to 0.003, not the norm of all to 1",
+        taken(sgd, "sgd:lr=0.1,clip=1", before_step=by_value(0.003)),
+        cause="clip_by_value",
         named=r"clip.*0\.003",
         at=".",
+    ),
+    JudgedStep(
+        "value_not_clipped",
+        "elements should be clipped to 0.003 and are not",
+        taken(sgd, "sgd:lr=0.1,clip_value=0.003"),
+        cause="clip_missing",
+        named=r"clip_missing.*0\.003",
+        at=".",
+    ),
+    JudgedStep(
+        "value_clipped_before_unscale",
+        "elements are clipped to 1 while the loss scale 1024 is on",
+        gradient_step("llama", change=lambda grads: at_bound(2.0**-10)(grads)),
+        cause="clip_before_unscale",
+        named="clip_before_unscale.*each element.*1024",
+        where=".",
+    ),
+    JudgedStep(
+        "value_clipped_but_one_dead",
+        "elements are clipped to 0.003, and the keys of layer 1 have no gradient",
+        gradient_step(
+            "llama",
+            change=lambda grads: at_bound(0.003)(
+                scaled(0.0, lambda n, _: "layers.1.self_attn.k_proj" in n)(grads)
+            ),
+        ),
+        cause="gradient_zero",
+        named="gradient_zero",
+        where=r"L1\.attn_k\.weight",
     ),
     JudgedStep(
         "rank_stabilized_unsaid",
@@ -355,6 +391,7 @@ THREAD_FAULTS = (
         "decayed_without_rate",
         "the decay is not multiplied by the rate",
         rule_step(decayed_without_rate, f"{RULE},step=1"),
+        cause="decay_factor",
         named="decay",
         where=".",
     ),
@@ -369,6 +406,7 @@ THREAD_FAULTS = (
         "second_not_corrected",
         "the second moment is not corrected",
         rule_step(counted(1, second=False), f"{RULE},step=1"),
+        cause="bias_correction",
         named="bias_correction",
         where=".",
     ),
@@ -385,6 +423,7 @@ THREAD_FAULTS = (
         gradient_step(
             "llama", change=scaled(0.5, lambda n, _: "embed_tokens" in n or ".layers.0." in n)
         ),
+        cause="gradient_factor",
         named="gradient_factor.*1/2",
         where=r"^(token_embd|L0\.)",
     ),
@@ -455,6 +494,7 @@ THREAD_FAULTS = (
         "embedding_not_scaled",
         "the table's gradient lacks the root of the width, by which its rows are multiplied",
         gradient_step("gemma2", change=scaled(64**-0.5, lambda n, _: "embed_tokens" in n)),
+        cause="gradient_factor",
         named="gradient_factor",
         where="token_embd",
     ),
@@ -476,7 +516,7 @@ def left_padded() -> Batch:
     batch = batch_of()
     ids = batch["input_ids"].clone()
     mask, labels = torch.ones_like(ids), ids.clone()
-    mask[1, :6], labels[1, :6] = 0, -100
+    mask[1, :6], labels[1, :7] = 0, -100  # the first token is predicted by padding
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
@@ -580,6 +620,16 @@ THREAD_INNOCENTS = (
         "saved_in_bfloat16",
         "gradients of float32, saved in bfloat16",
         changed_files(lambda grads: {n: g.bfloat16() for n, g in grads.items()}),
+    ),
+    JudgedStep(
+        "value_clipped_in_the_step",
+        "each element clipped to 0.003, which nothing says",
+        taken(sgd, "sgd:lr=0.1", before_step=by_value(0.003)),
+    ),
+    JudgedStep(
+        "value_clipped_as_stated",
+        "each element clipped as stated",
+        taken(sgd, "sgd:lr=0.1,clip_value=0.003", before_step=by_value(0.003)),
     ),
     JudgedStep("value_clipped", "gradients clipped by value", changed_files(at_bound(0.003))),
     JudgedStep("norm_clipped", "gradients clipped by norm", changed_files(normed)),
