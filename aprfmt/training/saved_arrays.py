@@ -9,6 +9,7 @@ Source of the names of states: torch.optim's state_dict (`state`, `param_groups`
 `state1` and `state2`, optax's `mu` and `nu`, transformers' Adafactor.
 """
 
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -256,7 +257,9 @@ def open_gradients(
         left = tuple(name for name in left if name not in points.values())
     if not placed and not points:
         known = [row.names[0] for row in parameters]
-        first = next(iter(arrays), "")
+        if not arrays:
+            raise FormatError(f"{paths[0]}: holds no array; expected gradients by parameter")
+        first = next(iter(arrays))
         raise UsageError(
             f"{paths[0]}: holds no gradient of {model.path}: {first!r} is no parameter of it; near "
             f"names: {', '.join(similar_names(first, known)) or known[0]}; --rename OLD=NEW "
@@ -282,6 +285,7 @@ LARGEST = ("max_exp_avg_sq",)  # of amsgrad, which divides by it in place of the
 CODES = ("uint8", "int8")  # of states of 8 bits: places in a table, times the largest of a block
 _BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)  # elements of a block in bitsandbytes
 _AROUND = ("state", "optimizer", "optimizer_state", "optimizer_state_dict", "opt_state", "optim")
+_RATES = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening")
 _GROUP = re.compile(r"(?:^|\.)param_groups\.(\d+)\.(\w+)$")
 
 
@@ -346,7 +350,11 @@ def open_state(
     is no such state, UsageError for that of another model.
     """
     arrays = open_arrays([path], stack)
-    values = _single_values(path)
+    values = dict(_single_values(path))
+    for name in [name for name in arrays if _GROUP.search(name)]:  # torch's rates may be tensors
+        held, own = arrays.pop(name)
+        if int(np.prod(held.shapes[own], dtype=np.int64)) == 1:
+            values[name] = np.asarray(held.read(own)).reshape(-1)[0].item()
     # Sort the arrays by kind: {kind: {parameter: array}}, and collect the step counts.
     kinds = ("first", "second", "largest", "rows", "columns")
     parts: dict[str, dict[str, str]] = {kind: {} for kind in kinds}
@@ -355,7 +363,7 @@ def open_state(
     for name in tuple(arrays):
         owner, kind = _split_state(name)
         if kind == "step":
-            steps.add(int(np.asarray(arrays[name][0].read(name)).reshape(-1)[0]))
+            steps.add(_whole_step(path, name, arrays[name][0].read(arrays[name][1])))
         elif kind and arrays[name][0].dtypes[arrays[name][1]] in CODES:
             coded.append(owner)
             decoded = _coded_state(name, arrays)
@@ -373,9 +381,10 @@ def open_state(
         parts["second"][owner] = name
     for name, value in values.items():
         if name.rpartition(".")[2] in ("step", "count") and isinstance(value, int | float):
-            steps.add(int(value))
+            steps.add(_whole_step(path, name, value))
     # Refuse what is no state, or one that cannot be used.
     groups = _groups(values)
+    _check_groups(path, groups)
     if not parts["first"] and not parts["second"] and not coded and (arrays or not groups):
         raise FormatError(
             f"{path}: holds no optimizer's state: no array is named exp_avg, exp_avg_sq or "
@@ -531,6 +540,35 @@ def _groups(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         if match is not None:
             found.setdefault(int(match[1]), {})[match[2]] = value
     return tuple(found[number] for number in sorted(found))
+
+
+def _whole_step(path: Path, name: str, value: Any) -> int:
+    """Return a step count; FormatError for one that is no whole number from 0 on."""
+    numbers = np.asarray(value, np.float64).reshape(-1)
+    found = float(numbers[0]) if numbers.size else math.nan
+    if not math.isfinite(found) or found < 0 or found != int(found):
+        raise FormatError(f"{path}: {name} is {found:g}; expected a whole number of at least 0")
+    return int(found)
+
+
+def _check_groups(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise FormatError for a rate that is not finite or below 0, or betas that are not two."""
+    for number, group in enumerate(groups):
+        for key, value in group.items():
+            numbers = value if key == "betas" and isinstance(value, list) else [value]
+            if key == "betas" and len(numbers) != 2:
+                raise FormatError(
+                    f"{path}: betas of parameter group {number} are {numbers}; expected two numbers"
+                )
+            if key not in _RATES or value is None or (key == "eps" and isinstance(value, list)):
+                continue  # Adafactor has two of epsilon, and may make its rate itself
+            for each in numbers:
+                plain = isinstance(each, int | float) and not isinstance(each, bool)
+                if not (plain and math.isfinite(each) and each >= 0):
+                    raise FormatError(
+                        f"{path}: {key} of parameter group {number} is {each!r}; expected a finite "
+                        "number of at least 0"
+                    )
 
 
 def _order_of_indices(
