@@ -266,7 +266,8 @@ def step(
 
     `model` is the checkpoint before the step and `after` the one after it; with `adapter` they are
     the base and the adapters. `grads` are the step's gradients as files, held against those of
-    `batch`, which torch computes on `device` in `dtype`; `trained_in` is the trainer's arithmetic,
+    `batch`, which torch computes on `device` in `dtype`; they are of parameters, or of capture
+    points. `trained_in` is the trainer's arithmetic,
     where it is not that of the weights. `optimizer` is `adamw:lr=2e-4,wd=0.1,step=1`,
     `optimizer_state` what the trainer saved of it. The result has `.exit_code`, `.tensors`,
     `.causes`, `.norms` and `.to_json()`. Raises UsageError where a file is of another model, or

@@ -150,10 +150,12 @@ def compute_gradients(
     device: str = "cpu",
     dtype: str = "float64",
     trained_in: str | None = None,
-) -> tuple[ComputedGradients, BatchNumbers]:
+    points: Collection[str] = (),
+) -> tuple["Computed", BatchNumbers]:
     """Return (the gradients of a batch's mean loss over its labels, the batch's numbers).
 
-    Raises UsageError where the memory of the device does not suffice.
+    `points` are the keys of the capture points whose gradients are wanted too. Raises UsageError
+    where the memory of the device does not suffice.
     """
     with explaining_missing_torch():
         from aprfmt.inference.gradients.memory import gradient_memory
@@ -167,7 +169,9 @@ def compute_gradients(
         held: Activations = "all"
         if free is not None:
             for held in ("all", "layer"):
-                memory = gradient_memory(base, loaded, dtype=dtype, pairs=pairs, activations=held)
+                memory = gradient_memory(
+                    base, loaded, dtype=dtype, pairs=pairs, activations=held, points=points
+                )
                 if memory.peak <= FREE_SHARE * free:
                     break
             else:
@@ -177,13 +181,19 @@ def compute_gradients(
                     "float32"
                 )
         result = batch_gradients(
-            base, loaded, device=device, dtype=dtype, pairs=pairs, activations=held
+            base, loaded, device=device, dtype=dtype, pairs=pairs, activations=held, points=points
         )
         lower = trained_in or dtype_of(base)
         rounded = None
         if lower != dtype:
             rounded = batch_gradients(
-                base, loaded, device=device, dtype=lower, pairs=pairs, activations=held
+                base,
+                loaded,
+                device=device,
+                dtype=lower,
+                pairs=pairs,
+                activations=held,
+                points=points,
             )
         scales = {pair.scale for pair in pairs}
 

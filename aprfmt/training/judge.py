@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aprfmt.causes.training.case import FEWEST, LONG, SIZES, USUAL, Fit, StepCase, StepGuess
-from aprfmt.causes.training.clipping import clip_factor
+from aprfmt.causes.training.clipping import CLIPS, VALUES, clip_factor
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import CHANCE, arrived, decay_counts, swallowed
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
@@ -73,9 +73,9 @@ class Judgement:
     to all elements, `signs` that the signs of the step were not known. `step` is the size of the
     usual element's step, `decay` the share of the weight that was taken away, `arrived` the share
     of the expected update that is there. `shows` says whether the stored type is fine enough for
-    the step to be seen, `decays_all` that a vector decays where that was not said, `clipped` the
-    norm that the gradients were clipped to where that was not said. `decay_counts`: see
-    `lost_updates.decay_counts`.
+    the step to be seen, `decays_all` that a vector decays where that was not said, `clipped` what
+    the gradients were clipped to where that was not said: ("norm" or "value", the bound).
+    `decay_counts`: see `lost_updates.decay_counts`.
     """
 
     verdict: Judged
@@ -88,7 +88,7 @@ class Judgement:
     signs: bool = False
     shows: bool = True
     decays_all: bool = False
-    clipped: float | None = None
+    clipped: tuple[str, float | None] | None = None
     decay_counts: tuple[int, int] = (0, 0)
 
 
@@ -132,7 +132,10 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
             return _explained(parameter, one, held, sample, fit)
         found = _judged_whole(parameter, one, held, signs, fit)
         every = _decays_all(recipe, one, fits)
-        clipped = one.clip if tried else None
+        clipped = None
+        if tried:
+            by_value = one.clip_value is not None and recipe.clip_value is None
+            clipped = ("value", one.clip_value) if by_value else ("norm", one.clip)
         return replace(found, decays_all=every, clipped=clipped, signs=signs)
     found = _explained(parameter, fits[0][0], held, sample, fits[0][1])
     for one, fit in fits[1:]:  # another meaning of what was stated
@@ -195,11 +198,8 @@ def _clipped(recipe: Recipe, held: Held) -> Recipe:
     return changed(recipe, scale=recipe.scale * clip_factor(recipe.clip, norm))
 
 
-CLIPS = (0.1, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)  # norms that trainers clip to
-
-
 def _clippings(recipe: Recipe, held: Held, case: StepCase) -> list[tuple[Recipe, Fit]]:
-    """Return (recipe, fit) for each usual clipping norm that gives the step.
+    """Return (recipe, fit) for each usual clipping, by norm or by value, that gives the step.
 
     [] if a norm was stated, or no gradient is known.
     """
@@ -211,6 +211,13 @@ def _clippings(recipe: Recipe, held: Held, case: StepCase) -> list[tuple[Recipe,
         for bound in CLIPS
         if bound < norm
     ]
+    largest = 0.0 if case.gradient is None else float(np.abs(case.gradient).max(initial=0.0))
+    if recipe.clip_value is None and not recipe.row.sizes:
+        # The bound is the longest step over the rate, if it is one that somebody wrote.
+        longest = float(np.abs(case.change).max(initial=0.0)) / recipe.lr if recipe.lr else 0.0
+        written = float(f"{longest:.2g}")
+        bounds = dict.fromkeys((written, *VALUES))
+        tried += [changed(recipe, clip_value=bound) for bound in bounds if 0 < bound < largest]
     return [(one, fit) for one in tried if (fit := case.fit(one)) is not None and fit.right]
 
 
@@ -415,15 +422,20 @@ NOTHING = 1e-6
 LEFT = 32.0
 
 
-def judge_gradient(case: GradientCase, rounding: float | None = None) -> Judgement:
+def judge_gradient(
+    case: GradientCase, rounding: float | None = None, *, stated: bool = False, floor: float = 0.0
+) -> Judgement:
     """Return the verdict on a trainer's gradient against the computed one, with its mistakes.
 
     `guesses` are the mistakes that give it. A number that is fitted is found on one half of the
     elements and judged on the other. `rounding` is the L2 distance that the trainer's arithmetic
-    alone makes of this gradient. "not compared" where that, or arithmetic in few bits, may explain
-    the difference.
+    alone makes of this gradient. "not compared" where that may explain the difference, or
+    arithmetic in few bits, unless it is `stated` what the trainer computes in. Two gradients whose
+    norms are up to `floor` are zero but for rounding.
     """
     if case.right:
+        return Judgement("agrees", whole=True)
+    if floor and max(np.linalg.norm(case.given), np.linalg.norm(case.computed)) <= floor:
         return Judgement("agrees", whole=True)
     if rounding is not None:
         apart = float(np.linalg.norm(case.given - case.computed))
@@ -444,7 +456,7 @@ def judge_gradient(case: GradientCase, rounding: float | None = None) -> Judgeme
             if guess.right(case) and (row.whole or guess.right(second)):
                 found.append(guess)
     why = f"the gradient is {case.distance:.3g} from the one computed here"
-    if not found and case.rounded:
+    if not found and case.rounded and not stated:
         why += ", which arithmetic in few bits leaves: --trained-in bfloat16 says that it was"
         return Judgement("not compared", why, whole=True)
     return Judgement("differs", why, tuple(found), True)

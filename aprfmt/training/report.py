@@ -70,6 +70,23 @@ class TensorStep:
 
 
 @dataclass(frozen=True)
+class PointStep:
+    """The gradient of one capture point, dL/d(point), against the one computed of the batch.
+
+    `name` is the array that it was read from, `norm` that of the computed gradient, `distance` how
+    far the given one is from it, relative L2; None where that is zero or not finite. `why` says
+    what differs, or why it was not compared.
+    """
+
+    key: str
+    name: str
+    norm: float
+    distance: float | None
+    verdict: Judged
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Norms:
     """The norm over all gradients: those that were given, and those computed here."""
 
@@ -83,7 +100,7 @@ class StepReport:
 
     `optimizer` is the recipe that the step was compared with, None without one. `notes` are
     sentences about what was found and is no fault. `loss` is that of the batch in nats, None
-    without one.
+    without one. `points` are gradients of capture points, backward from the loss.
     """
 
     model: str
@@ -98,6 +115,7 @@ class StepReport:
     computed_on: str | None = None
     notes: tuple[str, ...] = ()
     accept: tuple[str, ...] = ()
+    points: tuple[PointStep, ...] = ()
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -121,13 +139,17 @@ class StepReport:
         compared = counts["agrees"] + counts["differs"]
         left = (*self.left, *self._open())
         detail = f"{counts['differs']} differ" if counts["differs"] else ""
+        held = {"tensors": (compared, len(self.tensors))}
+        wrong = sum(row.verdict == "differs" for row in self.points)
+        if self.points:
+            known = sum(row.verdict != "not compared" for row in self.points)
+            held["gradients of points"] = (known, len(self.points))
+        if wrong:
+            detail = ", ".join(filter(None, (detail, f"{wrong} of points differ")))
         return pronounce(
             WORDS,
             Compared(
-                bool(counts["differs"]) or bool(self.causes),
-                {"tensors": (compared, len(self.tensors))},
-                left,
-                detail,
+                bool(counts["differs"]) or bool(self.causes) or bool(wrong), held, left, detail
             ),
             accept,
         )
@@ -161,6 +183,7 @@ class StepReport:
             "norms": asdict(self.norms),
             "causes": [row.to_json() for row in self.causes],
             "tensors": [asdict(row) for row in self.tensors],
+            "points": [asdict(row) for row in self.points],
             "not_compared": [asdict(row) for row in found.not_compared],
             "notes": list(self.notes),
             **found.to_json(),

@@ -9,6 +9,7 @@ Source of the names of states: torch.optim's state_dict (`state`, `param_groups`
 `state1` and `state2`, optax's `mu` and `nu`, transformers' Adafactor.
 """
 
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
 from aprfmt.formats import open_source
 from aprfmt.formats.pytorch.layout import recognise
 from aprfmt.inference.engines.captures import Captures, open_captures
+from aprfmt.inference.gradients.given_points import point_names
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.model import Model
 from aprfmt.model.patterns import similar_names
@@ -62,7 +64,8 @@ class Placed:
 class SavedArrays:
     """Arrays of one kind (gradients, first moments) of all parameters, read when asked for.
 
-    `unplaced` are the names of arrays that belong to no parameter.
+    `unplaced` are the names of arrays that belong to no parameter, and `points` those of capture
+    points: {name without what trainers add: name}.
     """
 
     held: Mapping[str, Captures]  # name -> the file that has it
@@ -70,6 +73,7 @@ class SavedArrays:
     placed: Mapping[str, Placed]
     hyper: Mapping[str, Value]
     unplaced: tuple[str, ...] = ()
+    points: Mapping[str, str] = field(default_factory=dict)
     _kept: "OrderedDict[tuple[str, ...], list[NDArray[Any]]]" = field(default_factory=OrderedDict)
 
     def __contains__(self, key: str) -> bool:
@@ -89,6 +93,19 @@ class SavedArrays:
         if noise <= UNIT["F32"]:
             noise = max(noise, precision_of(self.values(parameter, place)))
         return RowReader(partial(self._rows, parameter, place), noise)
+
+    def point(self, name: str) -> NDArray[Any]:
+        """Return the array of a capture point by its name in `points`."""
+        stored = self.points[name]
+        return self.held[stored].read(self.own[stored])
+
+    @property
+    def point_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """{name in `points`: shape} of the arrays of capture points."""
+        return {
+            name: tuple(self.held[stored].shapes[self.own[stored]])
+            for name, stored in self.points.items()
+        }
 
     def _rows(self, parameter: Parameter, place: Placed, start: int, stop: int) -> F64:
         """Return rows [start, stop) of a parameter's array seen as [rows, last axis], float64."""
@@ -224,17 +241,25 @@ def open_gradients(
     model: Model,
     stack: ExitStack,
     rules: Sequence[Rename] = (),
+    base: Model | None = None,
 ) -> SavedArrays:
     """Return the gradients that a trainer saved; UsageError where none is of this model.
 
-    `model` is the one before the step, or the adapter. `rules` are the user's renames; files are
-    closed with `stack`.
+    `model` is the one before the step, or the adapter, `base` the model whose capture points
+    gradients may be of, too. `rules` are the user's renames; files are closed with `stack`.
     """
     arrays = open_arrays(paths, stack)
     placed, left = place_names(tuple(arrays), parameters, model, rules)
-    if not placed:
+    points = {}
+    if left and base is not None:
+        plain = {plain_name(name): name for name in left}
+        points = {each: plain[each] for each in point_names(plain, base)}
+        left = tuple(name for name in left if name not in points.values())
+    if not placed and not points:
         known = [row.names[0] for row in parameters]
-        first = next(iter(arrays), "")
+        if not arrays:
+            raise FormatError(f"{paths[0]}: holds no array; expected gradients by parameter")
+        first = next(iter(arrays))
         raise UsageError(
             f"{paths[0]}: holds no gradient of {model.path}: {first!r} is no parameter of it; near "
             f"names: {', '.join(similar_names(first, known)) or known[0]}; --rename OLD=NEW "
@@ -246,6 +271,7 @@ def open_gradients(
         placed,
         hyper_of(model),
         left,
+        points=points,
     )
 
 
@@ -259,6 +285,7 @@ LARGEST = ("max_exp_avg_sq",)  # of amsgrad, which divides by it in place of the
 CODES = ("uint8", "int8")  # of states of 8 bits: places in a table, times the largest of a block
 _BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)  # elements of a block in bitsandbytes
 _AROUND = ("state", "optimizer", "optimizer_state", "optimizer_state_dict", "opt_state", "optim")
+_RATES = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening")
 _GROUP = re.compile(r"(?:^|\.)param_groups\.(\d+)\.(\w+)$")
 
 
@@ -323,7 +350,11 @@ def open_state(
     is no such state, UsageError for that of another model.
     """
     arrays = open_arrays([path], stack)
-    values = _single_values(path)
+    values = dict(_single_values(path))
+    for name in [name for name in arrays if _GROUP.search(name)]:  # torch's rates may be tensors
+        held, own = arrays.pop(name)
+        if int(np.prod(held.shapes[own], dtype=np.int64)) == 1:
+            values[name] = np.asarray(held.read(own)).reshape(-1)[0].item()
     # Sort the arrays by kind: {kind: {parameter: array}}, and collect the step counts.
     kinds = ("first", "second", "largest", "rows", "columns")
     parts: dict[str, dict[str, str]] = {kind: {} for kind in kinds}
@@ -332,7 +363,7 @@ def open_state(
     for name in tuple(arrays):
         owner, kind = _split_state(name)
         if kind == "step":
-            steps.add(int(np.asarray(arrays[name][0].read(name)).reshape(-1)[0]))
+            steps.add(_whole_step(path, name, arrays[name][0].read(arrays[name][1])))
         elif kind and arrays[name][0].dtypes[arrays[name][1]] in CODES:
             coded.append(owner)
             decoded = _coded_state(name, arrays)
@@ -350,9 +381,10 @@ def open_state(
         parts["second"][owner] = name
     for name, value in values.items():
         if name.rpartition(".")[2] in ("step", "count") and isinstance(value, int | float):
-            steps.add(int(value))
+            steps.add(_whole_step(path, name, value))
     # Refuse what is no state, or one that cannot be used.
     groups = _groups(values)
+    _check_groups(path, groups)
     if not parts["first"] and not parts["second"] and not coded and (arrays or not groups):
         raise FormatError(
             f"{path}: holds no optimizer's state: no array is named exp_avg, exp_avg_sq or "
@@ -508,6 +540,35 @@ def _groups(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         if match is not None:
             found.setdefault(int(match[1]), {})[match[2]] = value
     return tuple(found[number] for number in sorted(found))
+
+
+def _whole_step(path: Path, name: str, value: Any) -> int:
+    """Return a step count; FormatError for one that is no whole number from 0 on."""
+    numbers = np.asarray(value, np.float64).reshape(-1)
+    found = float(numbers[0]) if numbers.size else math.nan
+    if not math.isfinite(found) or found < 0 or found != int(found):
+        raise FormatError(f"{path}: {name} is {found:g}; expected a whole number of at least 0")
+    return int(found)
+
+
+def _check_groups(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise FormatError for a rate that is not finite or below 0, or betas that are not two."""
+    for number, group in enumerate(groups):
+        for key, value in group.items():
+            numbers = value if key == "betas" and isinstance(value, list) else [value]
+            if key == "betas" and len(numbers) != 2:
+                raise FormatError(
+                    f"{path}: betas of parameter group {number} are {numbers}; expected two numbers"
+                )
+            if key not in _RATES or value is None or (key == "eps" and isinstance(value, list)):
+                continue  # Adafactor has two of epsilon, and may make its rate itself
+            for each in numbers:
+                plain = isinstance(each, int | float) and not isinstance(each, bool)
+                if not (plain and math.isfinite(each) and each >= 0):
+                    raise FormatError(
+                        f"{path}: {key} of parameter group {number} is {each!r}; expected a finite "
+                        "number of at least 0"
+                    )
 
 
 def _order_of_indices(

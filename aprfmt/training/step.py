@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
 from aprfmt.causes.training.case import COARSE, StepGuess
-from aprfmt.causes.training.clipping import clip_factor
+from aprfmt.causes.training.clipping import (
+    CLIPS,
+    Clipping,
+    clip_factor,
+    scaled_bound,
+    value_clipping,
+)
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import CHANCE, lost_decay
 from aprfmt.causes.training.optimizers import (
@@ -24,9 +31,11 @@ from aprfmt.causes.training.optimizers import (
     parse_recipe,
     parse_settings,
 )
-from aprfmt.causes.training.step_size import SLACK
+from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
+from aprfmt.inference.batch import read_batch
+from aprfmt.inference.gradients.given_points import read_points
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, short_keys
@@ -42,7 +51,6 @@ from aprfmt.training.computed import BatchNumbers as BatchNumbers
 from aprfmt.training.computed import Computed, compute_gradients
 from aprfmt.training.differences import DifferenceChecker, open_differences
 from aprfmt.training.judge import (
-    CLIPS,
     Held,
     Judgement,
     RowReader,
@@ -51,6 +59,7 @@ from aprfmt.training.judge import (
     share_given,
 )
 from aprfmt.training.parameters import Parameter, pair_parameters
+from aprfmt.training.points import ZERO, ComparedPoints, compare_points
 from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep, UpdateFacts
 from aprfmt.training.saved_arrays import (
     OptimizerState,
@@ -112,13 +121,13 @@ def explain_step(
         given = None
         if grads:
             paths = [Path(each) for each in grads]
-            given = open_gradients(paths, found.rows, before, stack, rename)
+            given = open_gradients(paths, found.rows, before, stack, rename, base)
         state = None
         if optimizer_state is not None:
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename, later)
         # What the given gradients are compared with.
-        checker = None
+        checker, points, loaded = None, None, None
         if differences:
             if batch is None or given is None:
                 raise UsageError(
@@ -132,6 +141,9 @@ def explain_step(
                 )
             checker = stack.enter_context(open_differences(base, Path(batch)))
         elif batch is not None:
+            if given is not None and given.points:
+                loaded = read_batch(Path(batch), int(base.hyper["vocab_size"]))
+                points = read_points(base, loaded, given.point_shapes, given.point)
             own_adapter = None if adapter is None else Path(adapter)
             computed, facts = compute_gradients(
                 base,
@@ -140,6 +152,7 @@ def explain_step(
                 device=device,
                 dtype=dtype,
                 trained_in=trained_in or _few_bits(given, found.rows),
+                points=() if points is None else points.values.keys(),
             )
         step = _Step(
             before,
@@ -153,14 +166,51 @@ def explain_step(
             trained_in,
             checker,
         )
+        report = step.report(later is not None)
+        if points is not None and loaded is not None and isinstance(computed, Computed):
+            report = _with_points(
+                report,
+                base,
+                compare_points(
+                    base,
+                    loaded,
+                    points,
+                    computed,
+                    trained_in=trained_in,
+                    right_parameters=step.right_parameters,
+                ),
+            )
+        elif given is not None and given.points:
+            why = "no --batch says what they are"
+            if differences:
+                why = "--check-gradients checks those of parameters; leave it out"
+            missing = [NotCompared("point", name, "unreadable", why) for name in given.points]
+            report = replace(report, left=tuple(missing))
         return replace(
-            step.report(later is not None),
+            report,
             model=str(model),
             after=None if after is None else str(after),
             adapter=None if adapter is None else str(adapter),
-            left=(*found.left, *step.left),
+            left=(*found.left, *step.left, *report.left),
             accept=tuple(accept),
         )
+
+
+def _with_points(report: StepReport, base: Model, found: ComparedPoints) -> StepReport:
+    """Return a report with the gradients of capture points, and the operation that they name."""
+    notes, causes = list(report.notes), list(report.causes)
+    if found.scale != 1.0:
+        notes.append(
+            f"the gradients of all points are {found.scale:.6g} times the computed ones, as under "
+            "a loss scale; those of the parameters are not, and the points are compared without it"
+        )
+    if found.first:
+        stored = {row.key: (row.name,) for row in found.points}
+        one = _named("backward_operation", found.says, found.first, stored, None)
+        causes.append(one)
+    return replace(
+        report, points=found.points, left=found.left, causes=tuple(causes), notes=tuple(notes)
+    )
 
 
 BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
@@ -224,6 +274,12 @@ class _Step:
                 "numbers of the state were told by the steps that their moments make, and by the "
                 "order of layers"
             )
+
+    @property
+    def right_parameters(self) -> bool:
+        """Whether gradients of parameters were given, and all that were compared agree."""
+        found = [one.found for one in self.compared.values() if one.found is not None]
+        return bool(found) and all(one.verdict == "agrees" for one in found)
 
     def report(self, updates: bool) -> StepReport:
         """Return the report; `updates`: there is a checkpoint after the step to compare with."""
@@ -661,12 +717,24 @@ class _Step:
             self.compared[key] = replace(self.compared[key], found=judged, why="")
 
     def _accept_clipping(self, norm: float) -> None:
-        """Set given gradients to "agrees" if they are the computed ones clipped to a usual norm.
+        """Set given gradients to "agrees" if they are the computed ones clipped to a usual bound.
 
-        `norm` is that of all given gradients. A note then says so; returns nothing.
+        `norm` is that of all given gradients. A note then says so. Clipped under a loss scale, they
+        are set to that mistake. Returns nothing.
         """
         held = [one.found for one in self.compared.values() if one.found is not None]
         before = self._computed_norm()
+        if self.computed is not None and any(one.verdict == "differs" for one in held):
+            by_key = {row.key: row for row in self.parameters}
+            cases = {
+                key: self._gradient_case(by_key[key], self.computed)
+                for key, one in self.compared.items()
+                if one.found is not None
+            }
+            clipping = value_clipping(cases)
+            if clipping is not None:
+                self._accept_clipped(clipping, max(abs(x.computed).max() for x in cases.values()))
+                return
         bounds = (
             *CLIPS,
             *(() if self.recipe is None or not self.recipe.clip else (self.recipe.clip,)),
@@ -675,18 +743,38 @@ class _Step:
         if bound is None and norm:  # a bound is a number that somebody wrote
             written = float(f"{norm:.1g}")
             bound = written if abs(norm - written) <= 1e-5 * written else None
-        if bound is None or before is None or norm >= before or not held:
+        if before is None or norm >= before or not held:
             return
         causes = [{guess.cause for guess in one.guesses} for one in held]
         if not all("gradient_factor" in each for each in causes):
             return
-        for key, one in self.compared.items():
-            if one.found is not None:
-                agreed = Judgement("agrees", whole=True)
-                self.compared[key] = replace(one, found=agreed)
-        self.notes.append(
-            f"the gradients are those of after clipping to the norm {bound:g}; it was {before:.4g}"
-        )
+        if bound is not None:
+            self._accept_clipped(Clipping("norm", bound), before)
+            return
+        # A factor that is a power of two by itself is a loss scale or ranks.
+        scaled = scaled_bound(norm, bounds)
+        if scaled is not None and simple_value(norm / before, SLACK * norm / before) is None:
+            self._accept_clipped(Clipping("norm", *scaled), before)
+
+    def _accept_clipped(self, clipping: Clipping, before: float) -> None:
+        """Set all compared gradients to "agrees", or to the mistake of a clipping under a scale.
+
+        `before` is the norm, or the largest element, that was clipped.
+        """
+        keys = [key for key, one in self.compared.items() if one.found is not None]
+        if clipping.scale != 1.0:
+            says = f"{clipping.says}: it was {before:.4g} without the scale"
+            guess = BackwardGuess("clip_before_unscale", says)
+            self._accept_mistake(guess, keys, ())
+            return
+        for key in keys:
+            agreed = Judgement("agrees", whole=True)
+            self.compared[key] = replace(self.compared[key], found=agreed)
+        if clipping.by == "norm":
+            text = f"clipping to the norm {clipping.bound:g}; it was {before:.4g}"
+        else:
+            text = f"clipping each element to {clipping.bound:g}; the largest was {before:.4g}"
+        self.notes.append(f"the gradients are those of after {text}")
 
     def _explained(
         self, parameter: Parameter, updates: bool, norm: float | None
@@ -764,9 +852,21 @@ class _Step:
         case = self._gradient_case(parameter, computed)
         if not np.isfinite(case.given).all():
             return replace(found, why="")
-        judged = judge_gradient(case, computed.rounding(key))
+        judged = judge_gradient(
+            case,
+            computed.rounding(key),
+            stated=self.trained_in is not None,
+            floor=ZERO * self._largest_norm,
+        )
         nothing = judged.verdict == "agrees" and case.distance > 1  # rounding of zero on both sides
         return _Compared(found.facts, None if nothing else case.distance, judged)
+
+    @cached_property
+    def _largest_norm(self) -> float:
+        """The norm of the largest computed gradient, 0.0 without any."""
+        assert self.computed is not None
+        each = (self.computed.gradient(key) for key in self.computed.keys)
+        return max((float(np.linalg.norm(values)) for values in each), default=0.0)
 
     def _gradient_case(self, parameter: Parameter, computed: ComputedGradients) -> GradientCase:
         """Return the pair of a parameter's given gradient and the computed one, as matrices."""
@@ -980,8 +1080,11 @@ class _Step:
                 "(decay_on=matrices says that they should not)"
             )
         bounds = {one.clipped for one in judged.values() if one.clipped is not None}
-        for bound in sorted(bounds):
-            self.notes.append(f"the gradients given were clipped to the norm {bound:g} in the step")
+        for by, bound in sorted(bounds):
+            what = "the gradients given were clipped to the norm"
+            if by == "value":
+                what = "each element of the gradients given was clipped to"
+            self.notes.append(f"{what} {bound:g} in the step")
 
 
 class BackwardFound(GradientGuess):
@@ -1053,7 +1156,9 @@ def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
             found["nesterov"] = value is True
         elif name in CALLED and isinstance(value, int | float) and not isinstance(value, bool):
             found[CALLED[name]] = float(value)
-    return {name: value for name, value in found.items() if name not in ("step", "clip")}
+    return {
+        name: value for name, value in found.items() if name not in ("step", "clip", "clip_value")
+    }
 
 
 def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> ArrayFacts:

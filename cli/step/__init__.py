@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     multiple=True,
     type=options.NamedPath(),
     metavar="FILE",
-    help="Gradients of the step, by parameter: safetensors, npz or .pt; several files.",
+    help="Gradients of the step, by parameter or capture point: safetensors, npz or .pt.",
 )
 @click.option(
     "--batch",

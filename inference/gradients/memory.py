@@ -1,5 +1,6 @@
 """What a backward pass takes, said before it runs: shapes alone, on torch's meta device."""
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -96,7 +97,7 @@ def gradient_memory(
     held = made.weights.holder.placed_tensors()
     known = {x.untyped_storage()._cdata for x in (*held, *factors.values())}
     size = ITEM_SIZES[dtype]
-    roles = sum(made.weights[role].n_rows * made.weights[role].n_columns for role in model.roles)
+    roles = sum(math.prod(made.weights[role].shape) for role in model.roles)
     trains = sum(x.numel() for x in (*leaves.leaves.values(), *factors.values()))
     trains_held = sum(x.numel() for x in factors.values())
     saved = _stage_bytes(made, longest, known, activations)

@@ -143,6 +143,7 @@ RECORDS: tuple[Record, ...] = (
     ),
     Record("step", "properties/dry_run", "training.memory:StepMemory"),
     Record("step", "properties/norms", "training.report:Norms"),
+    Record("step", "properties/points/items", "training.report:PointStep"),
     Record("step", "properties/tensors/items", "training.report:TensorStep"),
     Record("tensors", "properties/tensors/items", "cli.tensors:TensorRow"),
     Record(

@@ -13,13 +13,13 @@ import pytest
 from aprfmt.causes import causes_of, modules_of
 from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe
-from aprfmt.errors import AprfmtError
+from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.training import judge
 from aprfmt.training.memory import estimate_step
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
-from tests.training import adapters, judged_steps
+from tests.training import adapters, judged_steps, thread_steps
 from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
@@ -107,11 +107,12 @@ def test_one_part_of_a_tied_gradient_is_named(part: str, tmp_path: Path) -> None
 
 
 def test_every_cause_of_a_step_has_its_fault() -> None:
-    """Those of adapters stand in tests of their own, others in the judged steps."""
-    every = (*FAULTS, *GRADIENT_FAULTS, *judged_steps.FAULTS, *judged_steps.RELATIVES)
+    """Those of adapters and of points stand in tests of their own, others in the judged steps."""
+    judged = (*judged_steps.FAULTS, *judged_steps.RELATIVES, *thread_steps.THREAD_FAULTS)
+    every = (*FAULTS, *GRADIENT_FAULTS, *judged)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
-    assert seeded | {"adapter_half_frozen", "adapter_frozen"} == rows
+    assert seeded | {"adapter_half_frozen", "adapter_frozen", "backward_operation"} == rows
 
 
 @pytest.mark.parametrize("name", GRADIENT_INNOCENTS)
@@ -232,6 +233,65 @@ def test_bad_input_is_one_line(given: dict[str, str], says: str, files: dict[str
     with pytest.raises(AprfmtError) as found:
         explain_step(files["before"], **read)  # type: ignore[arg-type]
     assert re.search(says, str(found.value)) and "\n" not in str(found.value)
+
+
+def state_of(folder: Path, group: dict[str, Any], step: float = 1.0) -> Path:
+    """Write torch's state of AdamW with other settings of its group, or another count."""
+    import torch
+
+    names = list(weights())
+    held = {
+        number: {
+            "step": torch.tensor(step),
+            "exp_avg": torch.from_numpy(gradients(1)[name]) * (1 - B1),
+            "exp_avg_sq": torch.from_numpy(gradients(1)[name]) ** 2 * (1 - B2),
+        }
+        for number, name in enumerate(names)
+    }
+    own = {"lr": LR, "betas": (B1, B2), "eps": EPS, "weight_decay": 0.0}
+    own |= {"params": list(range(len(names))), "param_names": names}
+    path = folder / "state.pt"
+    torch.save({"state": held, "param_groups": [own | group]}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("group", "step", "says"),
+    [
+        ({"lr": "fast"}, 1.0, "lr of parameter group 0 is 'fast'; expected a finite number"),
+        ({"lr": float("nan")}, 1.0, "lr of parameter group 0 is nan; expected a finite number"),
+        ({"weight_decay": -1.0}, 1.0, "weight_decay of parameter group 0 is -1.0; expected"),
+        ({"betas": (0.9,)}, 1.0, r"betas of parameter group 0 are \[0.9\]; expected two numbers"),
+        ({"betas": (0.9, float("inf"))}, 1.0, "betas of parameter group 0 is inf; expected"),
+        ({}, -1.0, "step is -1; expected a whole number of at least 0"),
+        ({}, float("nan"), "step is nan; expected a whole number"),
+        ({}, 1.5, "step is 1.5; expected a whole number"),
+    ],
+)
+def test_a_state_that_no_optimizer_has_is_one_line(
+    group: dict[str, Any], step: float, says: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Seen red: a division by zero, and a beta of 0.999 where none was given."""
+    state = state_of(tmp_path, group, step)
+    with pytest.raises(FormatError) as found:
+        explain_step(files["before"], after=files["after"], optimizer_state=state)
+    assert re.search(says, str(found.value)) and "\n" not in str(found.value)
+
+
+def test_a_rate_that_is_a_tensor_is_read(tmp_path: Path) -> None:
+    import torch
+
+    after = stepped(lambda w, g: right(w, g, wd=0.0))
+    made = [save(tmp_path / name, w, "F32") for name, w in (("a", weights()), ("b", after))]
+    state = state_of(tmp_path, {"lr": torch.tensor(LR)})
+    report = explain_step(made[0], after=made[1], optimizer_state=state)
+    assert report.exit_code == 0, report.pronounced.says
+
+
+def test_a_file_without_arrays_is_one_line(files: dict[str, Path], tmp_path: Path) -> None:
+    empty = save_arrays(tmp_path / "empty.npz", {})
+    with pytest.raises(FormatError, match="holds no array; expected gradients by parameter"):
+        explain_step(files["before"], grads=[empty])
 
 
 def test_a_gradient_with_nan_is_a_difference(files: dict[str, Path], tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ CAUSE_ROWS = (
         "In the last wrong layer the router has no gradient, and the experts are right.",
         _MADE,
     ),
+    Cause(
+        "backward_operation",
+        "gradient",
+        "bug",
+        "The backward of one operation is wrong.",
+        "Backward from the loss, the gradient of what the operation reads is the first wrong one "
+        "of the capture points, and those of all that is made of it are right.",
+        "Nothing makes it again: the place is found, not what the operation does.",
+        most="located",
+    ),
 )
 _INSIDE = ("attn_output", "ffn")  # reached before the inside of attention
 

@@ -1,9 +1,14 @@
 """Gradients that were clipped otherwise than stated."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis, round_to
+from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import Recipe, changed
 from aprfmt.causes.training.step_size import SLACK, measured_factor
 
@@ -32,7 +37,87 @@ CAUSE_ROWS = (
         "The step has the square of the factor.",
         "The step clipped twice gives every weight.",
     ),
+    Cause(
+        "clip_by_value",
+        "update",
+        "bug",
+        "Each element of the gradients was clipped, and not the norm of all of them.",
+        "Elements up to a bound are as they were, and larger ones are the bound.",
+        "The step of the elements clipped to the bound gives every weight.",
+    ),
+    Cause(
+        "clip_before_unscale",
+        "gradient",
+        "bug",
+        "The gradients were clipped while the loss scale was on: the bound is divided by it.",
+        "The norm of all gradients, or the largest of all elements, is a usual bound over a power "
+        "of two.",
+        "The computed gradients clipped to it are the given ones; nothing else says the scale.",
+        most="explained",
+    ),
 )
+CLIPS = (0.1, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)  # norms that trainers clip to
+VALUES = (1e-3, 3e-3, 5e-3, 0.01, 0.03, 0.05, *CLIPS)  # and values of elements
+SCALES = tuple(float(1 << power) for power in range(7, 25))  # of a loss, in float16
+SAME = 1e-5  # how far a bound over a loss scale may be off
+AT_BOUND = 8  # elements at least that have to be at the bound of a clipping by value
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How gradients were clipped after they were right: `by` the norm of all, or each element.
+
+    `bound` is what it was clipped to, and `scale` the loss scale that was on then, 1.0 for none.
+    """
+
+    by: Literal["norm", "value"]
+    bound: float
+    scale: float = 1.0
+
+    @property
+    def says(self) -> str:
+        """What was clipped, and to what."""
+        what = "the norm of all gradients" if self.by == "norm" else "each element"
+        over = f" while a loss scale of {self.scale:g} was on" if self.scale != 1 else ""
+        return f"{what} was clipped to {self.bound:g}{over}"
+
+
+def scaled_bound(bound: float, usual: Collection[float]) -> tuple[float, float] | None:
+    """Return (usual bound, loss scale) whose quotient is a bound; None for no such.
+
+    Several pairs have the same quotient: 1 is taken before other bounds.
+    """
+    for each in sorted(usual, key=lambda one: one != 1.0):
+        for scale in SCALES:
+            if abs(bound * scale - each) <= SAME * each:
+                return each, scale
+    return None
+
+
+def value_clipping(cases: Mapping[str, GradientCase]) -> Clipping | None:
+    """Return the clipping by value that makes all given gradients of the computed ones.
+
+    `cases` are all pairs by key. None where an element is above the bound, too few are at it, or a
+    gradient is another one than the computed one clipped.
+    """
+    if not cases:
+        return None
+    bound = max(float(np.abs(each.given).max(initial=0.0)) for each in cases.values())
+    if not bound or not np.isfinite(bound):
+        return None
+    there = sum(int((np.abs(each.given) >= bound * (1 - SAME)).sum()) for each in cases.values())
+    if there < AT_BOUND:
+        return None
+    for each in cases.values():
+        if not each.near(each.given, np.clip(each.computed, -bound, bound)):
+            return None
+    # A bound is a number that somebody wrote; in types of few bits any is near one of two digits.
+    for kind, digits in (("F32", 2), ("BF16", 1), ("F16", 1)):
+        written = float(f"{bound:.{digits}g}")
+        if abs(bound - float(round_to(np.array([written]), kind)[0])) <= 1e-9 * bound:
+            return Clipping("value", written)
+    found = scaled_bound(bound, VALUES)
+    return None if found is None else Clipping("value", *found)
 
 
 def clip_factor(bound: float, norm: float) -> float:
@@ -50,10 +135,20 @@ def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     size of the gradient.
     """
     norm, own = case.others.get("norm"), case.others.get("own_norm")
+    if recipe.clip_value is not None and case.gradient is not None and not case.signs:
+        largest = float(np.abs(case.gradient).max(initial=0.0))
+        if largest > recipe.clip_value * (1 + SLACK):
+            says = f"no element was clipped, and some are above the bound {recipe.clip_value:g}"
+            yield StepGuess("clip_missing", says, changed(recipe, clip_value=None))
     if recipe.clip is None or norm is None or own is None or case.gradient is None:
         return
     if recipe.row.sizes or case.signs:
         return  # the size of the gradient is not in the step
+    largest = float(np.abs(case.gradient).max(initial=0.0))
+    for bound in dict.fromkeys((recipe.clip, *VALUES)):
+        if bound < largest:
+            says = f"each element was clipped to {bound:g}, not the norm of all"
+            yield StepGuess("clip_by_value", says, changed(recipe, scale=1.0, clip_value=bound))
     right = clip_factor(recipe.clip, norm)
     if right < 1 - SLACK:
         says = (
@@ -71,7 +166,7 @@ def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 HYPOTHESES = (
     StepHypothesis(
-        ("clip_missing", "clip_by_tensor", "clip_twice"),
+        ("clip_missing", "clip_by_tensor", "clip_twice", "clip_by_value"),
         otherwise,
         40,
         "factors that follow from norms, before a fitted one",

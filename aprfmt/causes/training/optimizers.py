@@ -28,10 +28,10 @@ class Recipe:
     """An optimizer with its settings, and where one departs from its rule, how.
 
     `step` is the number of this step from 1, None where it is not known. `clip` is the largest norm
-    of all gradients, None where they are not clipped. `decay_on` says what decays: all parameters,
-    or matrices alone (no norm and no bias); "" where that is not said. `b1` and `b2` are the decay
-    rates of the moments, `wd` the weight decay, `eps` the number added to the denominator. `sign`
-    is -1 where the step goes up the gradient.
+    of all gradients and `clip_value` the largest element, None where they are not clipped.
+    `decay_on` says what decays: all parameters, or matrices alone (no norm and no bias); "" where
+    that is not said. `b1` and `b2` are the decay rates of the moments, `wd` the weight decay, `eps`
+    the number added to the denominator. `sign` is -1 where the step goes up the gradient.
     """
 
     name: str = "adamw"
@@ -45,6 +45,7 @@ class Recipe:
     nesterov: bool = False
     step: int | None = None
     clip: float | None = None
+    clip_value: float | None = None
     decay_on: Literal["", "all", "matrices"] = ""
     relative: float = 1.0  # of the rate: what Adafactor's norms make of it for one parameter
     # Departures from the rule, one field for each kind of mistake.
@@ -83,6 +84,8 @@ class Recipe:
             wanted["step"] = self.step
         if self.clip is not None:
             wanted["clip"] = self.clip
+        if self.clip_value is not None:
+            wanted["clip_value"] = self.clip_value
         if self.decay_on:
             wanted["decay_on"] = self.decay_on
         said = ",".join(f"{name}={_plain(value)}" for name, value in wanted.items())
@@ -251,6 +254,7 @@ CALLED: Mapping[str, str] = {
     "step": "step",
     "clip": "clip",
     "max_grad_norm": "clip",
+    "clip_value": "clip_value",
     "decay_on": "decay_on",
 }
 
@@ -285,7 +289,7 @@ def parse_settings(text: str) -> dict[str, Any]:
             f"--optimizer {text!r}: no optimizer {name!r}; known: {', '.join(OPTIMIZERS)}"
         )
     values: dict[str, Any] = {}
-    used = ("lr", "wd", "step", "clip", "decay_on", *OPTIMIZERS[name].settings)
+    used = ("lr", "wd", "step", "clip", "clip_value", "decay_on", *OPTIMIZERS[name].settings)
     for part in filter(None, (each.strip() for each in rest.split(","))):
         key, found, value = part.partition("=")
         field = CALLED.get(key.strip().lower())
@@ -320,7 +324,7 @@ def _setting(text: str, field: str, value: str) -> Any:
         number = math.nan
     most = {"b1": 1.0, "b2": 1.0, "momentum": 1.0}.get(field, math.inf)
     least = 1 if field == "step" else 0
-    positive = field in ("lr", "clip")
+    positive = field in ("lr", "clip", "clip_value")
     above = number > 0 if positive else number >= least
     if not (above and number < most and math.isfinite(number)):
         raise UsageError(
@@ -355,6 +359,8 @@ def update_of(
     """
     decays = recipe.decays(vector)
     gradient = None if gradient is None else recipe.scale * gradient
+    if gradient is not None and recipe.clip_value is not None:
+        gradient = np.clip(gradient, -recipe.clip_value, recipe.clip_value)
     rate = recipe.wd * recipe.decay_factor if decays else 0.0
     coupled = recipe.adds_decay_to_gradient
     if coupled and rate:
