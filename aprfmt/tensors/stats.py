@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Elements handled at a time: their float64 copies stay in the second-level cache.
 CHUNK = 1 << 16
+# Elements of a part of `compute_stats_of_parts`, as native kernels join them.
+PART = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,29 @@ def compute_stats(values: Any, threads: int = 1) -> Stats:
     """Return the statistics of a numpy array; they do not depend on `threads`."""
     accumulator = Accumulator(threads)
     accumulator.add(values)
+    return accumulator.result()
+
+
+def compute_stats_of_parts(parts: Iterable[Any]) -> Stats:
+    """Return the statistics of contiguous float32 pieces, as of one array that they make up.
+
+    The result is that of `compute_stats` to the bit. Each piece but the last has PART elements, and
+    is used before the next is taken. ValueError for a longer one, or one after a shorter.
+    """
+    accumulator, native = Accumulator(), native_kernels()
+    total: Moments | None = None
+    count = 0
+    for part in parts:
+        if part.size > PART or count % PART:
+            raise ValueError(f"a piece of {part.size} elements after {count}; expected {PART}")
+        count += part.size
+        if native is None:
+            accumulator.add(part)
+        else:
+            found = native.stats(part)
+            total = found if total is None else total.joined(found)
+    if total is not None:
+        accumulator.add_stats(_from_moments(count, total))
     return accumulator.result()
 
 

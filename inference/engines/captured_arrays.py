@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.captures import StoredBytes, read_array_file
+from aprfmt.inference.engines.tiles import Tiles
 
 Numbers = NDArray[Any]
 # Files of this many arrays and fewer are opened anew for each: a dump may have 100,000 of them.
@@ -28,6 +29,7 @@ class ArrayFile:
     values: Mapping[str, Any]
     _read: Callable[[str], Numbers]
     _stored: Callable[[str], StoredBytes | None]
+    _tiles: Callable[[str], Tiles | None]
 
     @property
     def lists(self) -> dict[str, list[Any]]:
@@ -41,6 +43,10 @@ class ArrayFile:
     def stored(self, name: str) -> Callable[[], StoredBytes | None]:
         """Return a function without arguments that gives the array's stored bytes, or None."""
         return lambda: self._stored(name)
+
+    def tiles(self, name: str) -> Tiles | None:
+        """Return the array's blocks, or None where it has to be read as a whole."""
+        return self._tiles(name)
 
 
 class ArrayFiles:
@@ -62,7 +68,7 @@ class ArrayFiles:
             forms = {name: one.form for name in names if (one := held.stored(name)) is not None}
             if len(names) > _FEW:
                 self._stack.enter_context(own.pop_all())
-                return ArrayFile(path, names, held.values, held.read, held.stored)
+                return ArrayFile(path, names, held.values, held.read, held.stored, held.tiles)
 
         def read(name: str) -> Numbers:
             """Return the array of this name; the file is opened again."""
@@ -85,4 +91,4 @@ class ArrayFiles:
 
             return StoredBytes(forms[name], windows) if name in forms else None
 
-        return ArrayFile(path, names, held.values, read, stored)
+        return ArrayFile(path, names, held.values, read, stored, lambda name: None)

@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.dump_names import SHAPES_FILE
-from aprfmt.codecs import decode
+from aprfmt.codecs import decode, native_kernels
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import open_source
 from aprfmt.formats.bounded_json import load_file
-from aprfmt.formats.mapped_file import open_regular
+from aprfmt.formats.mapped_file import in_mapped_file, open_regular, read_in_windows
 from aprfmt.formats.pytorch.layout import is_zip, recognise
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
+from aprfmt.inference.engines.tiles import Tiles
 from aprfmt.model.sidecar_files import file_row
 
 Numbers = NDArray[Any]
@@ -38,7 +39,8 @@ _OF_MODELS = ("config.json", "params.json", "model_index.json")
 RAW = ("float32", "float16", "float64", "int32", "int64", "bfloat16")  # dtypes of a .bin
 
 
-WINDOW = 1 << 20  # bytes of an array that are looked at together
+# Bytes of an array that are looked at together: those of two ranks fit a core's own cache.
+WINDOW = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,17 @@ def _no_bytes(name: str) -> StoredBytes | None:
     return None
 
 
+def _no_tiles(name: str) -> Tiles | None:
+    """Return None: every array is read as a whole."""
+    return None
+
+
 @dataclass(frozen=True)
 class Captures:
     """Arrays by the engine's names, in the order of the file. `read` gives one of them.
 
-    `stored` gives an array's stored bytes, None where they are compressed or computed.
+    `stored` gives an array's stored bytes, None where they are compressed or computed. `tiles`
+    gives one whose blocks can be read by themselves: it holds what `read` returns, on two axes.
     """
 
     path: Path
@@ -76,6 +84,7 @@ class Captures:
     facts: Mapping[str, Any] = field(default_factory=dict)  # of a dump: ranks, passes, remarks
     alone: bool = False  # a file of torch.save that is one tensor
     stored: Callable[[str], StoredBytes | None] = _no_bytes
+    tiles: Callable[[str], Tiles | None] = _no_tiles
 
     @property
     def ids(self) -> list[int] | None:
@@ -191,6 +200,7 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
             dtypes={"": dtype},
             read=lambda _: found.read(path.stem),
             stored=lambda _: found.stored(path.stem),
+            tiles=lambda _: found.tiles(path.stem),
         )
     return found
 
@@ -386,6 +396,7 @@ def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
 INTEGERS: Mapping[str, str] = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
+_SINGLE = ("F32", "F16", "BF16")  # encodings of one number after another, read as float32
 FLOATS: Mapping[str, str] = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
 }  # fmt: skip
@@ -429,13 +440,41 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
         tensor = source.tensors[names[name]]
 
         def windows() -> Generator[memoryview, None, None]:
-            """Yield the tensor's bytes."""
+            """Yield the tensor's bytes, read into one buffer: mapping pages costs more."""
+            place = tensor.lies() if in_mapped_file(tensor) else None
+            if place is not None:
+                yield from read_in_windows(place[0], place[1], tensor.info.nbytes, WINDOW)
+                return
             for start in range(0, tensor.info.nbytes, WINDOW):
                 stop = min(start + WINDOW, tensor.info.nbytes)
                 yield tensor.raw(start, stop)
                 tensor.drop(start, stop)
 
         return StoredBytes(tensor.info.encoding, windows)
+
+    def tiles(name: str) -> Tiles | None:
+        """Return the blocks of this name; None where its rows are not float rows in the file."""
+        tensor = source.tensors[names[name]]
+        encoding, shape = tensor.info.encoding, tensor.info.shape
+        one = len(shape) == 2 or (len(shape) == 3 and shape[0] == 1)
+        if encoding not in _SINGLE or not one or not math.prod(shape) or not in_mapped_file(tensor):
+            return None
+        width, size = shape[-1], tensor.info.nbytes // math.prod(shape)
+
+        def fill(row: int, column: int, out: Numbers) -> None:
+            """Fill `out` from the file's rows, whose pages are released."""
+            first, last = row * width * size, (row + len(out)) * width * size
+            try:
+                held, native = tensor.raw(first, last), native_kernels()
+                if native is None or not native.decode_rows(encoding, held, width, column, out):
+                    values = decode(encoding, held, (len(out), width))
+                    out[...] = values[:, column : column + out.shape[1]]
+            except AprfmtError as error:
+                raise FormatError(f"{path}: {name}: {error}") from error
+            finally:
+                tensor.drop(first, last)
+
+        return Tiles(shape[-2], width, fill)
 
     # Describe every tensor; values are read later.
     infos = {name: source.tensors[own].info for name, own in names.items()}
@@ -447,7 +486,9 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
     values = source.metadata if pickled else {}
     shapes = {name: row.shape for name, row in infos.items()}
     alone = pickled and list(source.tensors) == [ALONE]
-    return Captures(path, shapes, dtypes, read, (), ids, values, alone=alone, stored=stored)
+    return Captures(
+        path, shapes, dtypes, read, (), ids, values, alone=alone, stored=stored, tiles=tiles
+    )
 
 
 def _names_without_stem(paths: list[str], stem: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from aprfmt.inference.trace import Positions, Record, Trace, ValueStore, order_s
 from aprfmt.measure.tolerances import weights_class
 from aprfmt.model import Model
 from aprfmt.tensors.digest import decoded_sha256
-from aprfmt.tensors.stats import compute_stats
+from aprfmt.tensors.stats import Stats, compute_stats
 
 Numbers = NDArray[Any]
 # Points with an axis of heads, and the hyperparameter that counts them.
@@ -147,19 +148,10 @@ class Collector:
         several values, the one with the lowest rank is recorded, of equal ranks the last. `seen` is
         a mask of the values that exist (a printed text leaves most out); None: all of them.
         """
-        # Leave out points that are not wanted, and values of a worse source.
-        own = key_name(point, layer)
-        key = self.record_key(own)
-        if key is None or (self._wanted is not None and key not in self._wanted):
-            return
-        if self._again is not None:
-            if (own, rank) != self._again:
-                return
-        elif self._ranks.get(key, rank) < rank or (key != own and key in self.records):
+        key = self._take(point, layer, rank)
+        if key is None:
             return
         # Keep only the rows of logits, then the positions, that are asked for.
-        self._ranks[key] = rank
-        self._origins[key] = own, rank
         axis = 1 if POINTS[point].rows == "scores" else 0
         count = int(values.shape[axis])
         there = self._row_positions(point, count, rows)
@@ -176,22 +168,83 @@ class Collector:
             there = tuple(there[row] for row in kept)
         # Store the values and their statistics.
         values = narrow_values(values)
-        target = POINTS[self.known[key].point.name if self.known else point].name
-        record = Record(
-            target,
-            self.known[key].layer if self.known else layer,
-            tuple(values.shape),
-            there,
-            self._dtype,
-            None,
-            self._device,
-            compute_stats(values) if self._again is None and (seen is None or seen.all()) else None,
-            decoded_sha256(values) if self._hashes and seen is None else None,
-        )
+        known = self._again is None and (seen is None or seen.all())
+        stats = compute_stats(values) if known else None
+        record = self._record(key, point, layer, tuple(values.shape), there, stats)
+        if self._hashes and seen is None:
+            record = replace(record, sha256=decoded_sha256(values))
         self.records[key] = record
         if seen is not None:
             self.seen.store(key, seen)
         self._spool.keep(record, values)
+
+    @property
+    def takes_unread(self) -> bool:
+        """Whether `add_unread` can be used: all rows are recorded, and nothing but statistics."""
+        everything = self._positions == "all" and self._logits_rows == "all"
+        return everything and self._again is None and not self._hashes
+
+    def add_unread(
+        self,
+        point: str,
+        layer: int,
+        shape: tuple[int, ...],
+        stats: Stats,
+        *,
+        rows: Sequence[int] | None = None,
+        rank: int = 0,
+    ) -> None:
+        """Record a point of which the values stay where they are, by their shape and statistics.
+
+        As `add`, for floats of 32 bits, with a store that does not need values; only where
+        `takes_unread`.
+        """
+        key = self._take(point, layer, rank)
+        if key is None:
+            return
+        there = self._row_positions(point, shape[0], rows)
+        self.records[key] = self._record(key, point, layer, shape, there, stats)
+        self._spool.keep(self.records[key], np.empty(0, np.float32))
+
+    def _take(self, point: str, layer: int, rank: int) -> str | None:
+        """Return the key under which a value is recorded, noting where it is from.
+
+        None for a point that is not wanted, and for values of a worse source than others.
+        """
+        own = key_name(point, layer)
+        key = self.record_key(own)
+        if key is None or (self._wanted is not None and key not in self._wanted):
+            return None
+        if self._again is not None:
+            if (own, rank) != self._again:
+                return None
+        elif self._ranks.get(key, rank) < rank or (key != own and key in self.records):
+            return None
+        self._ranks[key] = rank
+        self._origins[key] = own, rank
+        return key
+
+    def _record(
+        self,
+        key: str,
+        point: str,
+        layer: int,
+        shape: tuple[int, ...],
+        there: tuple[int, ...] | None,
+        stats: Stats | None,
+    ) -> Record:
+        """Return the record of a point's values, `there` the positions of its rows."""
+        known = self.known.get(key)
+        return Record(
+            POINTS[point if known is None else known.point.name].name,
+            layer if known is None else known.layer,
+            shape,
+            there,
+            self._dtype,
+            None,
+            self._device,
+            stats,
+        )
 
     def for_reading_again(self, key: str, store: ValueStore) -> "Collector":
         """Return a collector that puts the values of one record into `store`, without statistics.

@@ -317,6 +317,7 @@ def _gather_arrays(
                         below,
                         dims,
                         file.stored(stored),
+                        file.tiles(stored),
                     ),
                 )
             )
@@ -444,7 +445,9 @@ def _join_pass(
         if not kept:
             continue
         whole[name] = {
-            at: JoinedArray(name, one.shape, one.dtype, one.read, "whole", one.stored)
+            at: JoinedArray(
+                name, one.shape, one.dtype, one.read, "whole", one.stored, tiles=one.tiles
+            )
             for at, one in kept.items()
         }
         try:

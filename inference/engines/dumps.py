@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.garbage_collector import pause_collector
+from aprfmt.base.memory import keep_freed
 from aprfmt.errors import FormatError
 from aprfmt.inference.capture import key_name, point_instances
 from aprfmt.inference.engines.captures import Captures, open_captures
@@ -40,9 +42,12 @@ def open_dump(
     FormatError for what is damaged, a rank that is missing, or an unclear sequence.
     """
     widths_of = _widths_by_name(model)
+    keep_freed()  # one array after another takes the place of the last
     with ExitStack() as stack:
         if is_dump(path):
-            yield _captures_of_sequence(path, read_dump(path, stack, widths_of), ids, widths_of)
+            with pause_collector():
+                dump = read_dump(path, stack, widths_of)
+            yield _captures_of_sequence(path, dump, ids, widths_of)
             return
         captures = stack.enter_context(open_captures(path))
         batch = _batch_as_pass(captures)
@@ -77,7 +82,11 @@ def _batch_as_pass(captures: Captures) -> Pass | None:
     def captured_array(name: str) -> JoinedArray:
         """Return a captured array by its name, unread."""
         return JoinedArray(
-            name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
+            name,
+            captures.shapes[name],
+            captures.dtypes[name],
+            lambda: captures.read(name),
+            tiles=captures.tiles(name),
         )
 
     # Several sequences: treat the arrays as one pass of a dump.
@@ -103,7 +112,11 @@ def _split_joined_modules(captures: Captures, widths_of: WidthsOf) -> Captures:
     def captured_array(name: str) -> JoinedArray:
         """Return a captured array by its name, unread."""
         return JoinedArray(
-            name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
+            name,
+            captures.shapes[name],
+            captures.dtypes[name],
+            lambda: captures.read(name),
+            tiles=captures.tiles(name),
         )
 
     made, _ = split_joined({name: captured_array(name) for name in captures.shapes}, {}, parts)
@@ -112,6 +125,7 @@ def _split_joined_modules(captures: Captures, widths_of: WidthsOf) -> Captures:
         shapes={name: one.shape for name, one in made.items()},
         dtypes={name: one.dtype for name, one in made.items()},
         read=lambda name: made[name].read(),
+        tiles=lambda name: made[name].tiles,
     )
 
 
@@ -143,6 +157,7 @@ def _captures_of_sequence(
         rows,
         left,
         _dump_facts(dump, found, named.notes),
+        tiles=lambda name: arrays[name].tiles,
     )
 
 

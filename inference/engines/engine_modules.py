@@ -5,6 +5,7 @@ The stream behind a layer is their sum. A norm that runs in place writes into bo
 that a hook which did not copy holds the next norm's result and the stream itself.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.inference.engines.rank_joining import JoinedArray
+from aprfmt.inference.engines.tiles import add_up
 
 Numbers = NDArray[Any]
 # Ends of names, as vLLM and SGLang call a module, and what transformers calls its result. Sources:
@@ -30,7 +32,7 @@ JOINED: Mapping[str, tuple[str, ...]] = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 _HIDDEN, _RESIDUAL = ".0", ".1"
-_ROWS_SEEN = 256  # rows of a layer, evenly spaced, that show whether a norm wrote into it
+_ROWS_SEEN = 64  # rows of a layer, evenly spaced, that show whether a norm wrote into it
 _STRAIGHT = 1e-3  # relative distance of ratios from a product of rows and columns
 
 
@@ -122,8 +124,12 @@ def split_joined(
             if len(names) == 1:
                 made[whole] = replace(array, name=whole)
             else:
-                read = last_read.part(array, widths, number)
-                made[whole] = JoinedArray(whole, shape, array.dtype, read, array.how)
+                if array.tiles is None:
+                    read, tiles = last_read.part(array, widths, number), None
+                else:
+                    tiles = array.tiles.columns(sum(widths[:number]), width)
+                    read = tiles.reader(shape)
+                made[whole] = JoinedArray(whole, shape, array.dtype, read, array.how, tiles=tiles)
             if name in rows:
                 own[whole] = rows[name]
     return made, own
@@ -207,7 +213,19 @@ def add_residual(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
         x, y = hidden.read(), residual.read()
         return x.astype(np.float64 if x.dtype == np.float64 else np.float32) + y
 
-    return JoinedArray(hidden.name, hidden.shape, hidden.dtype, read, hidden.how)
+    if hidden.tiles is None or residual.tiles is None:
+        return JoinedArray(hidden.name, hidden.shape, hidden.dtype, read, hidden.how)
+    tiles = add_up([hidden.tiles, residual.tiles])
+    reader = tiles.reader(hidden.shape)
+    return JoinedArray(hidden.name, hidden.shape, hidden.dtype, reader, hidden.how, tiles=tiles)
+
+
+def _rows_seen(array: JoinedArray) -> Numbers:
+    """Return at most _ROWS_SEEN rows of an array, evenly spaced."""
+    if array.tiles is not None:
+        return array.tiles.some_rows(-(-array.tiles.rows // _ROWS_SEEN) or 1)
+    values = array.read().reshape(-1, array.shape[-1])
+    return values[:: -(-len(values) // _ROWS_SEEN) or 1]
 
 
 def is_normed(hidden: JoinedArray, residual: JoinedArray) -> bool:
@@ -216,10 +234,7 @@ def is_normed(hidden: JoinedArray, residual: JoinedArray) -> bool:
     False too where that cannot be seen: fewer than two rows or columns, values that are not finite,
     or a row of zeros in `residual`.
     """
-    x = hidden.read().reshape(-1, hidden.shape[-1])
-    y = residual.read().reshape(x.shape)
-    some = slice(None, None, -(-len(x) // _ROWS_SEEN) or 1)
-    x, y = np.asarray(x[some], np.float64), np.asarray(y[some], np.float64)
+    x, y = (np.asarray(_rows_seen(one), np.float64) for one in (hidden, residual))
     if min(x.shape) < 2 or not np.isfinite(x).all() or not np.isfinite(y).all():
         return False
     # Normalise the residual, and fit the weight of each column.
@@ -228,6 +243,11 @@ def is_normed(hidden: JoinedArray, residual: JoinedArray) -> bool:
         return False
     normed = y / scale
     weight = np.sum(x * normed, axis=0) / np.maximum(np.sum(normed * normed, axis=0), 1e-30)
-    size = float(np.linalg.norm(x))
     bound = 2.0**-6 if hidden.dtype in ("bfloat16", "float16") else _STRAIGHT
-    return size > 0 and float(np.linalg.norm(x - normed * weight)) <= bound * size
+    size, off = _norm(x), _norm(x - normed * weight)
+    return size > 0 and off <= bound * size
+
+
+def _norm(values: Numbers) -> float:
+    """Return the Euclidean norm of float64 values, without waking the threads of a BLAS."""
+    return math.sqrt(float(np.sum(values * values)))

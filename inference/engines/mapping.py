@@ -300,7 +300,9 @@ def _add_by_name(
         rows = captures.rows.get(name)
         key = find_key(name)
         if key is None:
-            modules.for_collector(into).add(name, captures.read(name), rows)
+            reader, tiles = modules.for_collector(into), captures.tiles(name)
+            if tiles is None or not reader.add_unread(name, tiles, rows):
+                reader.add(name, captures.read(name), rows)
             return
         try:
             values = into.cut_to_vocabulary(

@@ -23,6 +23,8 @@ from aprfmt.inference.engines.collect import (
     pairs_to_halves,
     split_heads,
 )
+from aprfmt.inference.engines.parts import has_vocabulary_axis
+from aprfmt.inference.engines.tiles import Tiles
 from aprfmt.inference.points import Name, Point
 
 Numbers = NDArray[Any]
@@ -215,6 +217,48 @@ class ModuleReader:
         if not any(taken):
             self._collector.unknown[key] = "the model has no such point"
 
+    def add_unread(self, key: str, tiles: Tiles, rows: Sequence[int] | None = None) -> bool:
+        """Record one key's values without having them in memory; return whether that was done.
+
+        False, with nothing recorded, where a point is not all of the values in their order, or
+        they decide something: `add` does it then, and records what this one would. The arguments
+        are those of `add`, `tiles` for the values.
+        """
+        collector = self._collector
+        found: list[tuple[str, int, tuple[int, ...], int]] = []
+        for reading in self.modules.read(key):
+            if not self._is_meant(reading):
+                continue
+            shape = self._plain_shape(reading, tiles)
+            if shape is None:
+                return False
+            found.append((reading.point.name, reading.layer, shape, reading.rank))
+        if not found or not collector.takes_unread:
+            return False
+        stats = tiles.stats()
+        for point, layer, shape, rank in found:
+            collector.add_unread(point, layer, shape, stats, rows=rows, rank=rank)
+            if point in ("q", "k"):
+                self._lengths[f"{layer}.{point}"] = tiles.rows
+        return True
+
+    def _plain_shape(self, reading: ModuleReading, tiles: Tiles) -> tuple[int, ...] | None:
+        """Return the shape of a point that is all of an array in its order; None if it is not."""
+        point, shape, collector = reading.point.name, (tiles.rows, tiles.width), self._collector
+        if self._compressed or reading.name.part not in ("", "scaled"):
+            return None
+        if point == "expert_w" or POINTS[point].rows == "scores":
+            return None
+        if has_vocabulary_axis(point) and collector.hp is not None:
+            return shape if tiles.width == int(collector.hp["vocab_size"]) else None
+        if point not in HEADED:
+            return shape
+        heads = collector.heads(point, reading.layer)
+        turned = reading.name.text in TURNED and self._adjacent
+        if not heads or tiles.width % heads or heads == tiles.rows or turned:
+            return None
+        return (tiles.rows, heads, tiles.width // heads)
+
     def _joined_copies(self, values: Numbers) -> Numbers:
         """Return stream copies [n, 1, tokens, hidden] as [tokens, n * hidden]; others unchanged.
 
@@ -232,12 +276,8 @@ class ModuleReader:
         names = [key_name(reading.point.name, reading.layer) for reading in readings]
         return any(self._collector.record_key(name) is not None for name in names)
 
-    def _add(self, reading: ModuleReading, values: Numbers, rows: Sequence[int] | None) -> bool:
-        """Record the part of a value that is one point; return whether the model has the point.
-
-        Raises ValueError for the value of more than one sequence.
-        """
-        # Leave out readings that this model cannot mean.
+    def _is_meant(self, reading: ModuleReading) -> bool:
+        """Return whether a reading is one that this model can mean."""
         point, layer, name = reading.point.name, reading.layer, reading.name
         collector = self._collector
         if point in ("embd", "embd_scaled") and (name.part == "scaled") != bool(self._scaled):
@@ -245,8 +285,17 @@ class ModuleReader:
         mixture = self.modules.is_mixture(layer)
         if name.text == "mlp" and not collector.known and (point == "moe_out") != mixture:
             return False
-        if collector.known and collector.record_key(key_name(point, layer)) is None:
+        return not collector.known or collector.record_key(key_name(point, layer)) is not None
+
+    def _add(self, reading: ModuleReading, values: Numbers, rows: Sequence[int] | None) -> bool:
+        """Record the part of a value that is one point; return whether the model has the point.
+
+        Raises ValueError for the value of more than one sequence.
+        """
+        if not self._is_meant(reading):
             return False
+        point, layer, name = reading.point.name, reading.layer, reading.name
+        collector = self._collector
         # Cut a joined result to the point's columns.
         part = "gate" if self._gated and point == "q" else name.part
         if part in ("qkv", "halves", "heads", "tail", "gate", "groups", "ssm"):

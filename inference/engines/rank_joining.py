@@ -9,7 +9,7 @@ up where what follows is equal on all ranks.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from aprfmt.errors import FormatError
 from aprfmt.inference.engines.captures import StoredBytes
 from aprfmt.inference.engines.parts import finite_distance
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
+from aprfmt.inference.engines.tiles import Tiles, add_up, place_below, place_beside
 from aprfmt.tensors.memory_compare import bytes_equal
 
 Numbers = NDArray[Any]
@@ -52,6 +53,7 @@ class DumpedArray:
     origin: str
     dims: str = ""
     stored: Callable[[], StoredBytes | None] = _no_bytes
+    tiles: Tiles | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class JoinedArray:
     """A whole array; `how` says how its ranks' parts were put together.
 
     `read_parts` returns the parts of a joined result such as qkv_proj, each an array of its own.
+    `tiles` holds what `read` returns where blocks of it can be read.
     """
 
     name: str
@@ -84,6 +87,7 @@ class JoinedArray:
     how: Layout = "whole"
     stored: Callable[[], StoredBytes | None] = _no_bytes
     read_parts: Callable[[], list[Numbers]] | None = None
+    tiles: Tiles | None = None
 
 
 @dataclass(frozen=True)
@@ -244,7 +248,7 @@ def _take_replicated(
         if apart > NEAR or values.dtype.kind in "iub" or nonfinite:
             unequal.append(Unequal(name, axis, (ranks[0], rank), apart, nonfinite))
             break
-    return JoinedArray(name, first.shape, first.dtype, first.read, "replicated", first.stored)
+    return replace(first, name=name, how="replicated", read_parts=None)
 
 
 def _unlike_first(rows: Sequence[JoinedArray]) -> Iterator[int]:
@@ -309,7 +313,15 @@ def sum_ranks(name: str, rows: Sequence[JoinedArray]) -> JoinedArray:
             total = total + row.read()
         return total
 
-    return JoinedArray(name, rows[0].shape, rows[0].dtype, read, "partial")
+    tiles = _tiles_of(rows)
+    whole = add_up(tiles) if tiles else None
+    return JoinedArray(name, rows[0].shape, rows[0].dtype, read, "partial", tiles=whole)
+
+
+def _tiles_of(rows: Sequence[JoinedArray]) -> list[Tiles]:
+    """Return the ranks' tiles; [] where a rank's array has to be read as a whole."""
+    found = [row.tiles for row in rows if row.tiles is not None]
+    return found if len(found) == len(rows) else []
 
 
 def _join_by_dims(name: str, rows: Sequence[JoinedArray], said: Division) -> JoinedArray:
@@ -377,7 +389,11 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
         assert made is not None
         return made
 
-    return JoinedArray(name, tuple(shape), rows[0].dtype, read, how)
+    tiles, behind = _tiles_of(rows), len(shape) - 1 - at
+    if not tiles or behind > 1:
+        return JoinedArray(name, tuple(shape), rows[0].dtype, read, how)
+    whole = place_below(tiles) if behind else place_beside(tiles)
+    return JoinedArray(name, tuple(shape), rows[0].dtype, whole.reader(shape), how, tiles=whole)
 
 
 def _join_columns(
@@ -431,6 +447,13 @@ def _join_columns(
         return found[0] if len(found) == 1 else np.concatenate(found, axis=-1)
 
     shape = (*rows[0].shape[:at], sum(width for width, _ in parts))
+    tiles = _tiles_of(rows)
+    if tiles and max(copies) == 1 and at == len(rows[0].shape) - 1:
+        # Nothing is there twice: of each part the ranks' columns follow one another.
+        own = list(zip(starts, sizes, strict=False))
+        joined = place_beside([one.columns(*share) for share in own for one in tiles])
+        reader = joined.reader(shape)
+        return JoinedArray(name, shape, rows[0].dtype, reader, "columns", tiles=joined)
     return JoinedArray(name, shape, rows[0].dtype, read, "columns", read_parts=read_parts)
 
 

@@ -18,6 +18,7 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.dump_folders import Dump, Pass
 from aprfmt.inference.engines.rank_joining import JoinedArray
+from aprfmt.inference.engines.tiles import Tiles, place_below
 
 Numbers = NDArray[Any]
 _SHOWN = 4  # sequences, tokens or names in a message
@@ -461,6 +462,9 @@ def _rows_of(
         return made
 
     first = taken[0].array
+    tiles = _tiles_of_rows(taken)
+    if tiles is not None and inner != (tiles.width,):
+        tiles = None
     apart = first.read_parts if len(taken) == 1 and len(inner) == 1 else None
 
     def read_parts() -> list[Numbers]:
@@ -476,6 +480,7 @@ def _rows_of(
             read,
             first.how,
             read_parts=None if apart is None else read_parts,
+            tiles=tiles,
         ),
         tuple(positions_of[order].tolist()),
     )
@@ -488,6 +493,22 @@ class _Taken:
     array: JoinedArray
     positions: NDArray[np.int64]
     rows: NDArray[np.int64]
+
+
+def _tiles_of_rows(taken: Sequence[_Taken]) -> Tiles | None:
+    """Return the blocks of all rows, pass by pass, each of which has later positions.
+
+    None unless the rows of each pass, and their positions, follow one another.
+    """
+    found: list[Tiles] = []
+    for one in taken:
+        whole = one.array.tiles
+        if whole is None or np.any(np.diff(one.positions) <= 0) or np.any(np.diff(one.rows) != 1):
+            return None
+        if found and found[0].width != whole.width:
+            return None
+        found.append(whole.row_range(int(one.rows[0]), one.rows.size))
+    return found[0] if len(found) == 1 else place_below(found)
 
 
 def _pass_tokens(one: Pass) -> int:

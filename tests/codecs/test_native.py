@@ -282,3 +282,46 @@ def test_the_first_nan_or_infinity_is_found() -> None:
             x[at] = value
             assert native.first_not_finite(x) == at
         x[:] = 1
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("first, count", [(0, 37), (0, 5), (31, 6), (9, 17), (36, 1), (3, 0)])
+def test_columns_of_rows_are_decoded_into_rows_apart(encoding: str, first: int, count: int) -> None:
+    rows, columns = 5, 37
+    size = ENCODINGS[encoding].type_size
+    raw = np.random.default_rng(3).integers(0, 256, rows * columns * size, np.uint8).tobytes()
+    whole = codecs.decode(encoding, raw, (rows, columns))
+    place = np.full((rows, count + 8), 7, np.float32)
+    assert native.decode_rows(encoding, raw, columns, first, place[:, 3 : 3 + count])
+    wanted = np.full_like(place, 7)
+    wanted[:, 3 : 3 + count] = whole[:, first : first + count]
+    assert place.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize(
+    "columns, first, shape, bytes_of_raw",
+    [
+        (4, 0, (2, 4), 15), (4, 0, (2, 4), 17), (4, 1, (2, 4), 16), (4, -1, (2, 2), 16),
+        (4, 5, (2, 0), 16), (-4, 0, (2, 4), 16), (4, 0, (3, 4), 16), (1 << 62, 0, (4, 4), 16),
+        (4, 0, (8,), 16), (4, 0, (1, 2, 4), 16),
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_fit_are_refused(
+    columns: int, first: int, shape: tuple[int, ...], bytes_of_raw: int
+) -> None:
+    out = np.zeros(shape, np.float32)
+    with pytest.raises(CodecError, match="BF16: "):
+        native.decode_rows("BF16", bytes(bytes_of_raw), columns, first, out)
+    assert not out.any()
+
+
+def test_rows_of_blocks_and_of_other_outputs_are_refused() -> None:
+    assert not native.decode_rows("Q8_0", bytes(34), 32, 0, np.zeros((1, 32), np.float32))
+    for out in (np.zeros((2, 4), np.float64), np.zeros((4, 2), np.float32).T):
+        with pytest.raises(CodecError, match="rows of float32"):
+            native.decode_rows("BF16", bytes(16), 4, 0, out)
+    held = np.zeros((2, 4), np.float32)
+    held.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        native.decode_rows("BF16", bytes(16), 4, 0, held)

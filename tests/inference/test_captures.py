@@ -16,6 +16,7 @@ from aprfmt.inference.engines.mapping import load_mapped, read_mapping
 from aprfmt.inference.engines.opening import open_trace, trace_kind
 from aprfmt.inference.engines.proposing import propose_mapping
 from aprfmt.inference.trace_file import load_trace
+from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
 from tests.diagnose.engines import tiny_folder, trace
 from tests.models import IDS
@@ -62,6 +63,30 @@ def test_every_layout_comes_back_into_ours() -> None:
         assert np.array_equal(apply_layout(given, chain, PointLayout((7, 3, 4), 7), "x"), values), (
             chain
         )
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_query_shows_the_axis_of_heads_among_as_many_tokens(
+    heads_first: bool, tmp_path: Path
+) -> None:
+    """Four tokens and four heads: only the query before rope tells which axis is which."""
+    torch = pytest.importorskip("torch")
+    found = own()
+    query, turned = found["L0.q"][:4], found["L0.q_rope"][:4]
+    assert query.shape[:2] == (4, 4)
+    held = turned.swapaxes(0, 1) if heads_first else turned
+    path = tmp_path / "d.pt"
+    torch.save(
+        {
+            "input_ids": torch.tensor(IDS[:4]),
+            "model.layers.0.self_attn.q_proj": torch.tensor(query.reshape(4, -1)),
+            "model.layers.0#q_rope": torch.tensor(np.ascontiguousarray(held)),
+        },
+        path,
+    )
+    with open_model(tiny_folder("llama")) as model, open_trace(path, None, model) as trace_:
+        assert not trace_.run["unknown"]
+        assert np.array_equal(np.asarray(trace_.recorded_values("L0.q_rope")), turned)
 
 
 def test_arrays_are_mapped_by_values_layouts_and_rows(tmp_path: Path) -> None:

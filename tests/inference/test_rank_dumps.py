@@ -21,11 +21,12 @@ from aprfmt.inference.engines.dump_folders import read_dump
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
 from aprfmt.inference.engines.rank_joining import PointWidths
+from aprfmt.inference.engines.tiles import Tiles
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.traces import compare_traces, rounding_ratios
 from aprfmt.model import open_model
-from aprfmt.tensors.stats import compute_stats
+from aprfmt.tensors.stats import Stats, compute_stats
 from tests.cli.run import aprfmt
 from tests.diagnose.engines import broken, tiny_folder
 from tests.inference.engine_dumps import batch, columns, dumper, hook_passes, modules, rows, state
@@ -409,6 +410,60 @@ STEPS: dict[str, Writer] = {
     "packed": packed,
     "lengths": lengths,
 }
+
+
+# Dumps in files of many arrays, whose rows follow one another in every pass.
+BY_BLOCKS = (
+    "tensor", "shared key heads", "pipeline", "sequence", "data", "expert",
+    "decode", "chunked", "continuous",
+)  # fmt: skip
+
+
+def in_dtype(folder: Path, dtype: str) -> None:
+    """Store the floats of every .pt file below a folder as another dtype."""
+    for path in folder.rglob("*.pt"):
+        held = torch.load(path, weights_only=True)
+        torch.save(_cast(held, getattr(torch, dtype)), path)
+
+
+def _cast(held: Any, dtype: Any) -> Any:
+    if isinstance(held, dict):
+        return {name: _cast(value, dtype) for name, value in held.items()}
+    if isinstance(held, list | tuple):
+        return type(held)(_cast(value, dtype) for value in held)
+    floats = isinstance(held, torch.Tensor) and held.is_floating_point()
+    return held.to(dtype) if floats else held
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("form", [*LAYOUTS, *STEPS])
+def test_blocks_give_what_whole_arrays_give(
+    form: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, base, tokens = LAYOUTS.get(form) or (STEPS[form], "llama", 29)
+    folder = write(tmp_path / "d")
+    in_dtype(folder, dtype)
+    found: list[Any] = []
+    counted: list[Tiles] = []
+    stats = Tiles.stats
+
+    def count(one: Tiles) -> Stats:
+        counted.append(one)
+        return stats(one)
+
+    monkeypatch.setattr(Tiles, "stats", count)
+    for encodings in (captures._SINGLE, ()):
+        monkeypatch.setattr(captures, "_SINGLE", encodings)
+        with opened(folder, base, tokens) as trace:
+            values = {key: trace.fetch(key) for key in trace.records}
+            found.append((dict(trace.records), trace.run["unknown"], trace.run["dump"], values))
+    (*said, held), (*expected, wanted) = found
+    assert said == expected
+    assert held.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert held[key].dtype == value.dtype and held[key].shape == value.shape, key
+        assert held[key].tobytes() == value.tobytes(), key
+    assert bool(counted) == (form in BY_BLOCKS)
 
 
 @pytest.mark.parametrize("form", STEPS)

@@ -11,14 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aprfmt.codecs import native_kernels
-from aprfmt.tensors.stats import CHUNK, Accumulator, compute_stats, merge_stats
+from aprfmt.tensors.stats import (
+    CHUNK,
+    PART,
+    Accumulator,
+    compute_stats,
+    compute_stats_of_parts,
+    merge_stats,
+)
 
 
 @pytest.fixture(params=["native", "numpy"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run everything by the kernel, where it is built, and by the numpy reference."""
     if request.param == "numpy":
-        monkeypatch.setattr("aprfmt.codecs.native_kernels", lambda: None)
+        monkeypatch.setattr("aprfmt.tensors.stats.native_kernels", lambda: None)
     elif native_kernels() is None:
         pytest.skip("NOT-RUN: the extension is not built")
 
@@ -98,3 +105,19 @@ def test_more_than_one_chunk_is_joined() -> None:
 
 def test_json_says_which_divisor() -> None:
     assert compute_stats(np.ones(3)).to_json()["std_divisor"] == "n"
+
+
+@pytest.mark.parametrize("odd", [None, np.nan, np.inf, 0.0, -0.0])
+@pytest.mark.parametrize("count", [0, 1, PART - 1, PART, PART + 1, 3 * PART + 77])
+def test_pieces_give_the_statistics_of_the_whole(count: int, odd: float | None) -> None:
+    x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+    if odd is not None:
+        x[count // 2 :] = odd
+    found = compute_stats_of_parts(x[at : at + PART] for at in range(0, count, PART))
+    assert repr(found) == repr(compute_stats(x))  # to the bit, NaN and the sign of zero included
+
+
+@pytest.mark.parametrize("sizes", [(PART + 1,), (5, 5), (PART, 5, PART)])
+def test_pieces_of_other_sizes_are_refused(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"expected {PART}"):
+        compute_stats_of_parts(np.ones(size, np.float32) for size in sizes)

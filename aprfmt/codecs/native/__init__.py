@@ -27,7 +27,8 @@ __all__ = [
     "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "changes", "changes_of", "check",
     "decode_across",
     "decode_coded",
-    "decode_packed", "distances", "encode_coded", "first_not_finite", "force", "halves", "matmul",
+    "decode_packed", "decode_rows", "distances", "encode_coded", "first_not_finite", "force",
+    "halves", "matmul",
     "matmuls",
     "number", "products", "recode_packed", "recodes", "regroup", "stats", "stats_of",
     "stream_fill", "turn", "walk_strings",
@@ -222,6 +223,22 @@ def recodes(encoding: str) -> bool:
     """
     row = ENCODINGS[encoding]
     return row.block_size == 1 and encoding in KERNELS and (encoding, "fused") in ENCODERS
+
+
+def decode_rows(encoding: str, raw: Any, columns: int, first: int, out: "Array") -> bool:
+    """Fill `out` [rows, n] with n elements from `first` on of each row of `columns` in `raw`.
+
+    `out` is float32, its rows may lie apart. Returns False, and fills nothing, for an encoding that
+    does not store single elements or has no kernel, and in a build without this one. Raises
+    CodecError where lengths do not fit.
+    """
+    kernel = getattr(_kernels, "decode_rows", None)
+    if kernel is None or ENCODINGS[encoding].block_size != 1 or encoding not in KERNELS:
+        return False
+    if encoding not in _DECODERS:
+        return False
+    kernel(_DECODERS[encoding][0], raw, columns, first, out)
+    return True
 
 
 def recode_packed(encoding: str, out: Any, *weight: Any) -> tuple[int, int, int]:

@@ -42,6 +42,55 @@ done:
     return result;
 }
 
+PyDoc_STRVAR(decode_rows_doc,
+             "decode_rows(index, raw, columns, first, out)\n\n"
+             "Fill float32 `out` [rows, n], whose rows may be apart, with elements `first` to "
+             "`first` + n of each row of\n"
+             "`columns` elements in `raw`. For encodings of single elements.");
+
+static PyObject *py_decode_rows(PyObject *module, PyObject *args) {
+    Py_ssize_t index, columns, first, size = 0;
+    PyObject *raw_object, *out_object, *result = NULL;
+    buffers held = {.used = 0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "nOnnO", &index, &raw_object, &columns, &first, &out_object)) {
+        return NULL;
+    }
+    const decoder *row = aprfmt_decoder_at(index);
+    const uint8_t *raw = row ? aprfmt_hold(&held, raw_object, 0, &size) : NULL;
+    if (!raw) goto done;
+    Py_buffer *out = &held.view[held.used];
+    if (PyObject_GetBuffer(out_object, out, PyBUF_STRIDED) < 0) goto done;
+    held.used++;
+    if (row->block_size != 1) {
+        aprfmt_error("%s: has blocks of %u elements; rows are cut for single ones", row->name,
+                     row->block_size);
+        goto done;
+    }
+    if (out->ndim != 2 || out->itemsize != 4 || (uintptr_t)out->buf % 4 ||
+        (out->shape[1] > 1 && out->strides[1] != 4) || out->strides[0] % 4) {
+        aprfmt_error("%s: expected rows of float32, each in one piece", row->name);
+        goto done;
+    }
+    const Py_ssize_t rows = out->shape[0], count = out->shape[1];
+    const Py_ssize_t bytes = (Py_ssize_t)row->type_size;
+    if (columns < 0 || first < 0 || count > columns || first > columns - count ||
+        (columns && rows > PY_SSIZE_T_MAX / bytes / columns) || size != rows * columns * bytes) {
+        aprfmt_error("%s: found %zd bytes for %zd rows of %zd elements, of which %zd from %zd on "
+                     "are wanted",
+                     row->name, size, rows, columns, count, first);
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS for (Py_ssize_t r = 0; r < rows && count; r++) {
+        float *to = (float *)((char *)out->buf + r * out->strides[0]);
+        row->decode[0](raw + (r * columns + first) * bytes, to, (size_t)count);
+    }
+    Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
+done:
+    aprfmt_release(&held);
+    return result;
+}
+
 PyDoc_STRVAR(decode_apr_q8_doc, "decode_apr_q8(raw, out, stream=-1)\n\n"
                                 "Fill float32 `out` from APR_Q8: a float32 scale, then an int8 for "
                                 "each element. `stream` is\n"
@@ -282,6 +331,7 @@ done:
 
 PyMethodDef APRFMT_DECODING[] = {
     {"decode", py_decode, METH_VARARGS, decode_doc},
+    {"decode_rows", py_decode_rows, METH_VARARGS, decode_rows_doc},
     {"decode_apr_q8", py_decode_apr_q8, METH_VARARGS, decode_apr_q8_doc},
     {"decode_coded", py_decode_coded, METH_VARARGS, decode_coded_doc},
     {"moments", py_moments, METH_VARARGS, moments_doc},

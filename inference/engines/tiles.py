@@ -1,0 +1,128 @@
+"""Blocks of rows and columns of an array that a file, or many ranks' files, hold in parts.
+
+A block is decoded from the files into the place where it is wanted: neither the array as a whole
+nor one rank's part of it is in memory before.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.tensors.stats import PART, Stats, compute_stats_of_parts
+
+Numbers = NDArray[Any]
+_TOGETHER = 1 << 21  # elements that are read together for a whole array
+_COUNTED = 1 << 20  # and for its statistics: they stay in the last-level cache
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """An array [rows, width] of float32 of which any block can be read.
+
+    `fill(row, column, out)` fills float32 `out` [n, m] with n rows from `row` on, of each the m
+    elements from `column` on. It raises FormatError where the file is damaged.
+    """
+
+    rows: int
+    width: int
+    fill: Callable[[int, int, Numbers], None]
+
+    def read(self) -> Numbers:
+        """Return the whole array [rows, width]."""
+        made = np.empty((self.rows, self.width), np.float32)
+        for first, last in self._row_ranges(_TOGETHER):
+            self.fill(first, 0, made[first:last])
+        return made
+
+    def reader(self, shape: Sequence[int]) -> Callable[[], Numbers]:
+        """Return a function that reads the whole array in a shape of as many elements."""
+        return lambda: self.read().reshape(shape)
+
+    def some_rows(self, step: int) -> Numbers:
+        """Return every `step`-th row, from the first on."""
+        wanted = range(0, self.rows, step)
+        made = np.empty((len(wanted), self.width), np.float32)
+        for place, row in enumerate(wanted):
+            self.fill(row, 0, made[place : place + 1])
+        return made
+
+    def columns(self, first: int, width: int) -> "Tiles":
+        """Return the `width` columns from `first` on."""
+        return Tiles(self.rows, width, lambda row, column, out: self.fill(row, first + column, out))
+
+    def row_range(self, first: int, rows: int) -> "Tiles":
+        """Return the `rows` rows from `first` on."""
+        return Tiles(rows, self.width, lambda row, column, out: self.fill(first + row, column, out))
+
+    def stats(self) -> Stats:
+        """Return the statistics of all values, equal to those of the array read as a whole."""
+        return compute_stats_of_parts(self._parts())
+
+    def _parts(self) -> Iterator[Numbers]:
+        """Yield the elements in order, PART at a time, each valid until the next."""
+        ahead = max(1, min(_COUNTED // max(self.width, 1), self.rows))
+        buffer = np.empty(PART + ahead * self.width, np.float32)
+        held = 0
+        for first, last in self._row_ranges(_COUNTED):
+            stop = held + (last - first) * self.width
+            self.fill(first, 0, buffer[held:stop].reshape(last - first, self.width))
+            held, used = stop, 0
+            while held - used >= PART:
+                yield buffer[used : used + PART]
+                used += PART
+            buffer[: held - used] = buffer[used:held].copy()
+            held -= used
+        if held:
+            yield buffer[:held]
+
+    def _row_ranges(self, elements: int) -> Iterator[tuple[int, int]]:
+        """Yield (first, last) of row ranges of about so many elements."""
+        step = max(1, elements // max(self.width, 1))
+        for first in range(0, self.rows, step):
+            yield first, min(first + step, self.rows)
+
+
+def place_beside(parts: Sequence[Tiles]) -> Tiles:
+    """Return arrays of as many rows side by side."""
+    starts = list(accumulate((part.width for part in parts), initial=0))
+
+    def fill(row: int, column: int, out: Numbers) -> None:
+        """Fill `out` from each part that has some of its columns."""
+        for part, start in zip(parts, starts, strict=False):
+            first, last = max(column, start), min(column + out.shape[1], start + part.width)
+            if first < last:
+                part.fill(row, first - start, out[:, first - column : last - column])
+
+    return Tiles(parts[0].rows, starts[-1], fill)
+
+
+def place_below(parts: Sequence[Tiles]) -> Tiles:
+    """Return arrays of one width one below the other."""
+    starts = list(accumulate((part.rows for part in parts), initial=0))
+
+    def fill(row: int, column: int, out: Numbers) -> None:
+        """Fill `out` from each part that has some of its rows."""
+        for part, start in zip(parts, starts, strict=False):
+            first, last = max(row, start), min(row + len(out), start + part.rows)
+            if first < last:
+                part.fill(first - start, column, out[first - row : last - row])
+
+    return Tiles(starts[-1], parts[0].width, fill)
+
+
+def add_up(parts: Sequence[Tiles]) -> Tiles:
+    """Return the sum of arrays of one size, added in their order in float32."""
+
+    def fill(row: int, column: int, out: Numbers) -> None:
+        """Fill `out` with the first part, then add each other one."""
+        parts[0].fill(row, column, out)
+        more = np.empty(out.shape, np.float32)
+        for part in parts[1:]:
+            part.fill(row, column, more)
+            out += more
+
+    return Tiles(parts[0].rows, parts[0].width, fill)

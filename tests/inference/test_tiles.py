@@ -1,0 +1,128 @@
+"""Blocks of arrays that are stored in parts, against numpy's slices of the whole.
+
+Seen red: a part's first column taken for the block's, rows of the second part counted from the
+first, a sum without its last part, the statistics without the last rows.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from aprfmt.errors import FormatError
+from aprfmt.inference.engines.dump_folders import Dump, Pass
+from aprfmt.inference.engines.rank_joining import JoinedArray
+from aprfmt.inference.engines.sequences import align
+from aprfmt.inference.engines.tiles import Tiles, add_up, place_below, place_beside
+from aprfmt.tensors.stats import PART, compute_stats
+
+F32 = NDArray[np.float32]
+
+
+def tiles_of(values: F32) -> Tiles:
+    """Return the blocks of an array in memory."""
+
+    def fill(row: int, column: int, out: F32) -> None:
+        block = values[row : row + out.shape[0], column : column + out.shape[1]]
+        assert block.shape == out.shape and row >= 0 and column >= 0
+        out[...] = block
+
+    rows, width = values.shape
+    return Tiles(rows, width, fill)
+
+
+def drawn(rows: int, width: int, seed: int = 0) -> F32:
+    return np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+
+
+A, B, C = drawn(7, 5), drawn(7, 5, 1), drawn(7, 5, 2)
+WIDE, LONG = drawn(7, 11, 3), drawn(4, 5, 4)
+MADE: dict[str, tuple[Tiles, F32]] = {
+    "beside": (place_beside([tiles_of(A), tiles_of(WIDE)]), np.hstack([A, WIDE])),
+    "below": (place_below([tiles_of(A), tiles_of(LONG), tiles_of(B)]), np.vstack([A, LONG, B])),
+    "sum": (add_up([tiles_of(A), tiles_of(B), tiles_of(C)]), A + B + C),
+    "columns": (tiles_of(WIDE).columns(3, 6), WIDE[:, 3:9]),
+    "rows": (tiles_of(WIDE).row_range(2, 4), WIDE[2:6]),
+    "columns of both": (
+        place_beside([tiles_of(A), tiles_of(WIDE)]).columns(4, 3), np.hstack([A, WIDE])[:, 4:7]
+    ),
+    "parts beside each other, interleaved": (
+        place_beside([tiles_of(A).columns(0, 2), tiles_of(B).columns(0, 2),
+                      tiles_of(A).columns(2, 3), tiles_of(B).columns(2, 3)]),
+        np.hstack([A[:, :2], B[:, :2], A[:, 2:], B[:, 2:]]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_every_block_is_that_of_the_whole(kind: str) -> None:
+    tiles, whole = MADE[kind]
+    assert (tiles.rows, tiles.width) == whole.shape
+    for top in range(tiles.rows):
+        for left in range(tiles.width):
+            for bottom in range(top + 1, tiles.rows + 1):
+                for right in range(left + 1, tiles.width + 1):
+                    out = np.full((bottom - top, right - left), np.nan, np.float32)
+                    tiles.fill(top, left, out)
+                    assert np.array_equal(out, whole[top:bottom, left:right])
+    assert np.array_equal(tiles.read(), whole)
+    assert np.array_equal(tiles.reader((1, *whole.shape))(), whole[None])
+    assert np.array_equal(tiles.some_rows(3), whole[::3])
+
+
+@pytest.mark.parametrize(
+    "rows, width",
+    [(1, 1), (3, PART), (2, PART + 1), (300, 2048), (1300, 1000), (5, 1 << 20), (3, 1_500_001)],
+)
+def test_statistics_are_those_of_the_whole(rows: int, width: int) -> None:
+    x = drawn(rows, width)
+    assert repr(tiles_of(x).stats()) == repr(compute_stats(x))
+
+
+def of_pass(values: F32, step: int, positions: list[int], mask: list[int]) -> Pass:
+    """Return a pass of one array "x", with the positions of its tokens."""
+
+    def array(name: str, held: NDArray[Any], tiles: Tiles | None = None) -> JoinedArray:
+        return JoinedArray(name, held.shape, str(held.dtype), lambda: held, tiles=tiles)
+
+    batch = {
+        "ids": array("input_ids", np.array(positions)[None] + 1),
+        "positions": array("positions", np.array(positions)[None]),
+        "mask": array("attention_mask", np.array(mask)[None]),
+        "lengths": array("seq_lens", np.array([len(positions)])),
+    }
+    return Pass(step, 0, {"x": array("x", values, tiles_of(values))}, batch)
+
+
+@pytest.mark.parametrize(
+    "passes, in_blocks",
+    [
+        ([([0, 1, 2, 3], [1, 1, 1, 1])], True),
+        ([([0, 0, 1, 2], [0, 1, 1, 1])], True),  # padded on the left
+        ([([0, 1, 2, 2], [1, 1, 1, 0])], True),
+        ([([0, 0, 1, 2], [1, 0, 1, 1])], False),  # padded inside
+        ([([0, 2, 1, 3], [1, 1, 1, 1])], False),  # chunks of context parallelism
+        ([([0, 1, 2], [1, 1, 1]), ([3], [1]), ([4], [1])], True),
+        ([([0, 1, 5, 6], [1, 1, 1, 1]), ([7, 8], [1, 1])], None),  # tokens are in no pass
+    ],
+)
+def test_rows_of_passes_come_in_the_order_of_positions(
+    passes: list[tuple[list[int], list[int]]], in_blocks: bool | None
+) -> None:
+    made, wanted = [], dict[int, F32]()
+    for step, (positions, mask) in enumerate(passes):
+        values = drawn(len(positions), 6, step)
+        wanted |= {at: values[row] for row, at in enumerate(positions) if mask[row]}
+        made.append(of_pass(values, step, positions, mask))
+    dump = Dump(tuple(made), {}, {})
+    if in_blocks is None:
+        with pytest.raises(FormatError, match="in no pass"):
+            align(dump, None)
+        return
+    found = align(dump, None).arrays["x"]
+    expected = np.array([wanted[at] for at in sorted(wanted)])
+    assert np.array_equal(found.read(), expected)
+    assert (found.tiles is not None) == in_blocks
+    if found.tiles is not None:
+        assert np.array_equal(found.tiles.read(), expected)
