@@ -449,7 +449,7 @@ _MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Branch]] = 
     "short_conv": (run_short_conv, replace(_ATTENTION, role="shortconv.out_proj")),
     "mamba": (run_mamba, replace(_ATTENTION, role="ssm_out")),
     "mamba2": (run_mamba2, replace(_ATTENTION, role="ssm_out")),
-    "lightning": (run_lightning, replace(_ATTENTION, role="ssm_out")),
+    "lightning": (run_lightning, _ATTENTION),
 }
 _COMPRESSED = compressed_attention, replace(_ATTENTION, role="attn_output_b")
 _MLP = _Branch(

@@ -529,7 +529,6 @@ EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
 WITHOUT_GGUF = (
     "lfm3",
     "olmo_hybrid",
-    "minimax",
     "opt",
     "opt_350m",
     "apertus",

@@ -101,7 +101,12 @@ ROWS: Mapping[str, ArchRow] = {
     "kimi_linear": _alias_row(
         "kimi_linear KimiLinearForCausalLM", "kimi-linear", "kimi_linear kimi-linear"
     ),
-    "minimax": _alias_row("minimax MiniMaxForCausalLM", ""),
+    "minimax": _alias_row(
+        "minimax MiniMaxForCausalLM minimax_text_01 MiniMaxText01ForCausalLM minimax_m1 "
+        "MiniMaxM1ForCausalLM",
+        "minimax-01",
+        "minimax minimax-01",
+    ),
     "minimax_m3_vl": _alias_row(
         "minimax_m3_vl_text MiniMaxM3VLForCausalLM minimax_m3_vl "
         "MiniMaxM3SparseForConditionalGeneration MiniMaxM3SparseForCausalLM",

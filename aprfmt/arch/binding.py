@@ -11,7 +11,7 @@ from aprfmt.arch.layout_steps import Transposed
 from aprfmt.arch.mlx_layout import mlx_bindings
 from aprfmt.arch.name_templates import NO_MODEL, NameIndex, expand_template
 from aprfmt.arch.name_templates import detect_style as detect_style
-from aprfmt.arch.size_expressions import size_of
+from aprfmt.arch.size_expressions import needs_hold, size_of
 from aprfmt.arch.spec import ArchSpec, Binding, role_key, split_key
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -226,8 +226,8 @@ def groups_for(
 ) -> list[BoundGroup]:
     """Return the stored tensors that contain these role keys in a style, in execution order.
 
-    Each role goes to the first binding whose roles are all in `roles`. Raises ArchError listing
-    the roles that have no name in this style.
+    Each role goes to the first binding whose roles are all in `roles` and whose `needs` holds.
+    Raises ArchError listing the roles that have no name in this style.
     """
     bindings = spec.bindings.get(style, ())
     wanted = set(roles)
@@ -246,7 +246,12 @@ def groups_for(
         # A binding of several roles is used only if all of them are wanted.
         for binding in bindings:
             keys = tuple(role_key(layer, other) for other in binding.roles)
-            if role in binding.roles and wanted.issuperset(keys) and done.isdisjoint(keys):
+            if (
+                role in binding.roles
+                and wanted.issuperset(keys)
+                and done.isdisjoint(keys)
+                and needs_hold(binding.needs, layer, hp)
+            ):
                 groups.append(BoundGroup(binding, layer, _written_names(binding, layer, hp), keys))
                 done.update(keys)
                 break

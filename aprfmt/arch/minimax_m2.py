@@ -52,9 +52,12 @@ _TENSORS, _BINDINGS = make_tables(
 )
 
 
-def _rope_rules() -> tuple[HyperRule, ...]:
-    """Return the rules for rope; published configs say `rotary_dim` for the rotated elements."""
-    rows = {rule.name: rule for rule in rope_rules(RopeDefaults(theta=5e6, partial=1.0))}
+def rotary_dim_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
+    """Return the rules for rope; published configs say `rotary_dim` for the rotated elements.
+
+    `rope` says where the architecture differs from others.
+    """
+    rows = {rule.name: rule for rule in rope_rules(rope)}
     usual: Any = rows["rope_dim"].read["hf"]
 
     def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
@@ -80,7 +83,7 @@ MINIMAX_M2 = ArchSpec(
         hyper_rules.context_length(196608),
         hyper_rules.tied_embeddings(shown=False),
         hyper_rules.fixed("qk_norm", True),
-        *_rope_rules(),
+        *rotary_dim_rules(RopeDefaults(theta=5e6, partial=1.0)),
         *moe.expert_count_rules(256, 8, "num_local_experts num_experts"),
         moe.expert_size_rule("intermediate_size"),
         moe.all_moe_layers_rule(),

@@ -293,7 +293,8 @@ MINIMAX_M3_VL = full_spec(
     ),
     ignored=frozenset(
         """hidden_act rotary_dim router_jitter_noise router_aux_loss_coef output_router_logits
-        n_shared_experts scoring_func use_routing_bias use_qk_norm qk_norm_type""".split()
+        n_shared_experts scoring_func use_routing_bias use_qk_norm qk_norm_type
+        expert_shared_count leading_dense_block_count""".split()
     ),
     mixed=_mixed,
 )

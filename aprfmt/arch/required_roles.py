@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from aprfmt.arch.binding import ExecutionOrder, Shape
-from aprfmt.arch.size_expressions import shape_of, size_of
+from aprfmt.arch.size_expressions import needs_hold, shape_of, size_of
 from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -26,16 +26,7 @@ def is_required(
 
     Values in `demanded` replace those in `hp`; `layer` None is for roles outside the layers.
     """
-    if rule.needs == "optional":
-        return False
-    for condition in filter(None, (part.strip() for part in rule.needs.split("&"))):
-        name = condition.removeprefix("!")
-        value = demanded[name] if name in demanded else hp[name]
-        if isinstance(value, tuple) and layer is not None:
-            value = value[layer]
-        if bool(value) is condition.startswith("!"):
-            return False
-    return True
+    return rule.needs != "optional" and needs_hold(rule.needs, layer, hp, demanded)
 
 
 def expected_roles(

@@ -6,6 +6,8 @@ from functools import cache
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
+_NONE: Mapping[str, Value] = {}
+
 
 @cache
 def expression_terms(expression: str) -> tuple[tuple[str, ...], ...]:
@@ -37,3 +39,22 @@ def size_of(expression: str, hp: Mapping[str, Value]) -> int:
 def shape_of(expressions: Sequence[str], hp: Mapping[str, Value]) -> tuple[int, ...]:
     """Return the shape that a TensorRule's expressions stand for; ArchError as in `size_of`."""
     return tuple(size_of(expression, hp) for expression in expressions)
+
+
+def needs_hold(
+    needs: str, layer: int | None, hp: Mapping[str, Value], demanded: Mapping[str, Value] = _NONE
+) -> bool:
+    """Return whether the conditions of a row of a tensor table hold in a layer.
+
+    They are hyperparameters joined by "&", each true, or false behind "!"; "": no condition. Of one
+    value a layer that of `layer` counts, which is None outside the layers. Values in `demanded`
+    replace those in `hp`.
+    """
+    for condition in filter(None, (part.strip() for part in needs.split("&"))):
+        name = condition.removeprefix("!")
+        value = demanded[name] if name in demanded else hp[name]
+        if isinstance(value, tuple) and layer is not None:
+            value = value[layer]
+        if bool(value) is condition.startswith("!"):
+            return False
+    return True

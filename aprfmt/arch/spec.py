@@ -297,14 +297,16 @@ class Binding:
 
     `stored` are name templates ({L} layer, {E} expert: one template with {E} stands for all
     experts in order); together they hold `roles`. Steps run in order from stored to logical. All
-    bindings of a role are read; the first one is used for writing. `elements` is the hyperparameter
-    that says by layer which numbers {E} takes, where they are not 0, 1, 2 and so on.
+    bindings of a role are read; the first one whose `needs` holds is used for writing (as a
+    TensorRule's; "": in every layer). `elements` is the hyperparameter that says by layer which
+    numbers {E} takes, where they are not 0, 1, 2 and so on.
     """
 
     stored: tuple[str, ...]
     roles: tuple[str, ...]
     steps: tuple[LayoutStep, ...] = ()
     elements: str = ""
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,11 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
         "index_head_dim": 64, "hc_mult": 4,
     },
+    "minimax": {
+        "rms_norm_eps": 1e-6,
+        **{f"{part}_{kind}_factor": 1.5 if kind == "alpha" else 1.0
+           for part in ("full_attn", "linear_attn", "mlp") for kind in ("alpha", "beta")},
+    },
     "minimax_m3_vl": {
         "shared_intermediate_size": 24, "swiglu_limit": 7.0, "swiglu_alpha": 1.702,
         "mlp_layer_types": ["dense", *["sparse"] * 3],
@@ -137,6 +142,7 @@ BECAUSE: Mapping[str, str] = {
     ),
     "deepseek_v4": "it ends the process where there are not 4 streams, or an indexer's heads have "
     "10 elements: here they have 64",
+    "minimax": "it has one factor for all streams, and one epsilon for all norms",
     "minimax_m3_vl": "it clamps at 7, has a shared expert as wide as some others, and indexers in "
     "all layers with experts, after the dense ones",
     "falcon_mamba": "it normalises time steps, B and C by the model's epsilon, "

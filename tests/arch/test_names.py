@@ -46,6 +46,19 @@ NEWER = {
             *(f"{of}_compressor_{part}" for of in ("attn", "indexer") for part in _COMPRESSOR),
         },
     ),
+    "minimax-01": (
+        _WHOLE,
+        {
+            *(name for name in _BLOCK if not name.endswith("shexp") and name != "exp_probs_b"),
+            "attn_q",
+            "attn_k",
+            "attn_v",
+            "attn_output",
+            "attn_qkv",
+            "attn_gate",
+            "attn_norm_2",
+        },
+    ),
     "minimax-m3": (
         _WHOLE,
         {

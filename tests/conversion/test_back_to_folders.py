@@ -28,6 +28,8 @@ def test_fused_and_turned_tensors_come_back(name: str, form: str, tmp_path: Path
     if (name, form) == ("kimi_linear", "gguf"):  # its dense MLPs are written as published files
         dense = re.compile(r"block_sparse_moe(\.(gate|up|down)_proj)")
         before = {dense.sub(r"mlp\1", k): v for k, v in before.items()}
+    if (name, form) == ("minimax", "gguf"):  # its buffers of decays are computed
+        before = {k: v for k, v in before.items() if not k.endswith(("_decay", "slope_rate"))}
     assert {k: v.shape for k, v in before.items()} == {k: v.shape for k, v in after.items()}
     assert all((after[key] == value).all() for key, value in before.items())
 

@@ -78,3 +78,44 @@ def test_an_old_config_is_read_as_transformers_reads_it(
             found = session.logits(IDS)
     assert rel(found, expected) < 1e-12
     assert np.isfinite(found).all()
+
+
+# Keys of the files that MiniMax published -> those of transformers.
+PUBLISHED = {
+    f"layernorm_{part}_{kind}": f"{name}_{kind}_factor"
+    for part, name in (
+        ("full_attention", "full_attn"), ("linear_attention", "linear_attn"), ("mlp", "mlp"),
+    )
+    for kind in ("alpha", "beta")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", ["minimax_text_01", "minimax_m1"])
+def test_minimaxs_own_config_is_read_as_transformers_one(model_type: str, tmp_path: Path) -> None:
+    """The keys of MiniMax-Text-01's config.json, on the same weights.
+
+    Seen red: `attn_type_list` and the factors not looked at.
+    """
+    save_tiny("minimax", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    with open_model(tmp_path) as opened, Session.open(opened, backend("numpy:float64")) as session:
+        expected = session.logits(IDS)
+    kinds = config.pop("layer_types")
+    config |= {key: config.pop(name) for key, name in PUBLISHED.items()}
+    config |= {
+        "model_type": model_type,
+        "architectures": ["MiniMaxText01ForCausalLM"],
+        "attn_type_list": [int(kind == "full_attention") for kind in kinds],
+        "rope_theta": config.pop("rope_parameters")["rope_theta"],
+        "postnorm": True,
+        "shared_intermediate_size": 0,
+        "shared_moe_mode": "sigmoid",
+    }
+    path.write_text(json.dumps(config))
+    with open_model(tmp_path) as opened, Session.open(opened, backend("numpy:float64")) as session:
+        np.testing.assert_array_equal(session.logits(IDS), expected)
+        assert opened.resolution.report.unknown == ()
+    path.write_text(json.dumps(config | {"rotary_dim": 6}))
+    with open_model(tmp_path) as opened:
+        assert opened.hyper["rope_dim"] == 6
