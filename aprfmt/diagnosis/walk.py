@@ -25,7 +25,7 @@ from aprfmt.diagnosis.probes import ChosenProbes
 from aprfmt.diagnosis.prompt import hidden_causes, id_mismatch_sentence
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
 from aprfmt.diagnosis.stored_names import stored_names_of_places
-from aprfmt.diagnosis.unread import architecture_name
+from aprfmt.diagnosis.unread import architecture_name, refusal_reason
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.capture import point_instances
@@ -206,7 +206,7 @@ class Walk:
         model, run = sides[0].model, sides[1]
         if [side.kind for side in sides] != ["model", "trace"] or self.reference is None:
             return False
-        if model is None or self._has_same_model():
+        if model is None or self._has_same_model() or refusal_reason(self.reference):
             return False
         self._load_trace(run)
         if self.levels.reason or self._settle_ids() or self.ids is None:
