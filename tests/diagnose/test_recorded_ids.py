@@ -4,6 +4,7 @@ The runs are transformers' own. Seen red: such ids were taken as given, and ever
 was called rounding.
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,29 @@ def test_ids_given_to_a_trace_of_ours_lack_nothing(tmp_path: Path) -> None:
         given = ",".join(map(str, ids))
         assert run.aprfmt("trace", folder, "--payload", "--ids", given, "-o", path).code == 0
         assert diagnose(str(folder), str(path)).kind == kind
+
+
+@pytest.mark.parametrize("beside", [(), ("config.json", "tokenizer.json")])
+def test_a_folder_with_one_npz_is_the_run(beside: tuple[str, ...], tmp_path: Path) -> None:
+    """Seen red: the folder was a model without weights, for every command."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(recorded(DEMO, text_ids(), "held"), folder / "run.npz")
+    for name in beside:
+        shutil.copy(DEMO / name, folder / name)
+    found = diagnose(str(DEMO), str(folder))
+    assert found.kind == "precision" and found.points
+    assert run.aprfmt("trace", DEMO, "--load", folder).code == 0
+    says = "captures of a run (run.npz); compare them with the model that ran: aprfmt diagnose"
+    for command in ("inspect", "validate"):
+        done = run.aprfmt(command, folder)
+        assert done.code == 2 and f"{says} MODEL {folder / 'run.npz'}" in done.err
+    # Of several nobody knows which; a model's own folder stays one.
+    shutil.copy(folder / "run.npz", folder / "again.npz")
+    done = run.aprfmt("diagnose", DEMO, folder)
+    assert done.code == 2 and "captures of a run (again.npz, run.npz)" in done.err
+    (folder / "again.npz").rename(folder / "weights.npz")
+    assert diagnose(str(DEMO), str(folder)).kind == "precision"
+    shutil.copy(DEMO / "model.safetensors", folder)
+    shutil.copy(DEMO / "config.json", folder)
+    assert diagnose(str(DEMO), str(folder)).checked[0] != found.checked[0]
