@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.accessed_keys import AccessedKeys, NotSettledError, PartialHyperParams
 from aprfmt.arch.carried_hyperparameters import CARRIED, STYLES, read_aprfmt_key
-from aprfmt.arch.other_keys import IGNORED, KNOWN
+from aprfmt.arch.other_keys import CAUSAL_KEY, IGNORED, KNOWN
 from aprfmt.arch.spec import (
     HYPER_NAMES,
     MISSING,
@@ -88,6 +88,7 @@ def read_hyper(
     `subject` (a path) begins every message. A value of a wrong kind raises ArchError, as does a
     hyperparameter without a value and without a default; `complete=False` leaves the latter out.
     """
+    require_causal_mask(spec, facts, subject)
     reader = _Reader(spec, facts, subject)
     for rule in spec.hyper:
         try:
@@ -99,6 +100,24 @@ def read_hyper(
         elif complete:
             raise ArchError(f"{subject}: {_missing_value_text(rule, facts)}")
     return HyperParams(reader.rows, subject), reader.report()
+
+
+def require_causal_mask(spec: ArchSpec, facts: Facts, subject: str) -> None:
+    """Raise ArchError where config.json asks a causal architecture for attention that is not.
+
+    transformers' masks look both ways where `is_causal` is false, in every model that makes one.
+    """
+    if facts.style != "hf" or spec.block.attends != "causal":
+        return
+    inner = facts.values.get(spec.section) if spec.section else None
+    for prefix, values in ((f"{spec.section}.", inner), ("", facts.values)):
+        if isinstance(values, Mapping) and values.get(CAUSAL_KEY) is not None:
+            if not values[CAUSAL_KEY]:
+                raise ArchError(
+                    f"{subject}: {prefix}{CAUSAL_KEY}: attention is bidirectional; expected a "
+                    "causal model"
+                )
+            return
 
 
 def _missing_value_text(rule: HyperRule, facts: Facts) -> str:

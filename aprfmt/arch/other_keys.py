@@ -82,6 +82,9 @@ class KeyRow:
     keys: str
 
 
+CAUSAL_KEY = "is_causal"
+# Keys of config.json that turn the causal mask off.
+MASK_KEYS = (CAUSAL_KEY, "use_bidirectional_attention")
 _GENERATION = "transformers' GenerationConfig took these over; generate() reads them, no forward"
 # Keys that change the forward pass of no architecture. Keys of towers (`vision_config`) are those
 # of another table: the ledger reads them by it.
@@ -121,6 +124,10 @@ ROWS: Mapping[str, tuple[KeyRow, ...]] = {
             diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
             no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
             remove_invalid_values exponential_decay_length_penalty""",
+        ),
+        KeyRow(
+            "without effect", "transformers' masks: true is the default, and false is refused",
+            CAUSAL_KEY,
         ),
         KeyRow(
             "without effect", "transformers' models of this kind have neither mode",

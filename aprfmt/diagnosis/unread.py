@@ -1,8 +1,11 @@
 """Finds the lost or changed key of a configuration that cannot be read, by a good one."""
 
+import json
 import math
+import shlex
 from dataclasses import replace
 
+from aprfmt.arch.other_keys import MASK_KEYS
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import hyper_causes
@@ -15,6 +18,7 @@ from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
 from aprfmt.model.config_paths import GONE, Key, read_with_changes, value_at_path
@@ -42,13 +46,18 @@ def read_with_restored_key(
     if bad.folder.config is None:
         return None
     apart = differing_keys(good.config, bad.folder.config)
-    for path, value in [one for one in apart if one[1] is not GONE][:_MOST]:
+    tried = [one for one in apart if one[1] is not GONE or one[0][-1] in MASK_KEYS]
+    for path, value in tried[:_MOST]:
         made = read_with_changes(bad, {path: value})
         cause = _cause_of_key(good, path)
         if cause and not (
             refusal_reason(made) or misfit_reason(made) or absent_layers_reason(made)
         ):
-            return made, _key_finding(good, made, path, cause, label), Evidence("config", error)
+            return (
+                made,
+                _key_finding(good, bad, made, path, cause, label),
+                Evidence("config", error),
+            )
     return None
 
 
@@ -105,10 +114,12 @@ def absent_layers_reason(model: Model) -> str:
     return f"{model.path}: {key} is {count}, and {len(there)} layers have tensors"
 
 
-def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Finding:
+def _key_finding(
+    good: Model, bad: Model, made: Model, path: Key, cause: str, label: str
+) -> Finding:
     """Return the finding of one key that was lost or changed, confirmed if the logits agree.
 
-    `made` is the faulty model read with `good`'s key at `path`, `label` its side.
+    `made` is the faulty model `bad` read with `good`'s key at `path`, `label` its side.
     """
     # Whether the restored key makes all hyperparameters equal, and the logits.
     equal = all(
@@ -119,11 +130,14 @@ def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) ->
     key = ".".join(path)
     name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
     other = "A" if label == "B" else "B"
-    value = value_at_path(good.config, path)
+    value, given = (value_at_path(values, path) for values in (good.config, bad.config))
+    stated = "not given" if value is None else repr(value)
+    own = "not given" if given is None else repr(given)
+    misfit = "asks for attention that is not causal" * (path[-1] in MASK_KEYS)
     return Finding(
         cause,
-        f"{label}'s configuration does not fit its tensors: {key} is {value} in {other} and "
-        f"missing or another in {label}; with {other}'s value it is read"
+        f"{label}'s configuration {misfit or 'does not fit its tensors'}: {key} is {stated} in "
+        f"{other} and {own} in {label}; with {other}'s value it is read"
         + ", and says the same"
         * equal,
         "config",
@@ -135,9 +149,20 @@ def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) ->
         away,
         f"logits of {other}'s weights under {label}'s configuration; before: there are none, "
         f"counted as 1; after: with {other}'s {key}",
-        {key: {other.lower(): value}},
+        {key: {other.lower(): value, label.lower(): given}},
         counted=True,
+        next=_key_command(bad, key, value),
         proof=unfitted_proof() if away <= bound else None,
+    )
+
+
+def _key_command(bad: Model, key: str, value: object) -> str:
+    """Return the `set` command that gives a folder's config.json a key, or takes it away (None)."""
+    assert bad.folder is not None
+    name = f"config.json:{key}"
+    word = f"{name}={json.dumps(value)}"
+    return set_command(
+        bad.folder.path, [shlex.quote(word) if value is not None else f"--remove {name}"]
     )
 
 
@@ -161,6 +186,8 @@ def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
 
 def _cause_of_key(model: Model, path: Key) -> str:
     """Return the name of the cause for a configuration key, by its path; "" if there is none."""
+    if path[-1] in MASK_KEYS:
+        return "mask"
     read = model.resolution.report.read
     for end in range(len(path), 0, -1):
         name = read.get(".".join(path[:end]))

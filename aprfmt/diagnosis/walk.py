@@ -23,9 +23,10 @@ from aprfmt.diagnosis.observed import differing_statistics
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.probes import ChosenProbes
 from aprfmt.diagnosis.prompt import hidden_causes, id_mismatch_sentence
+from aprfmt.diagnosis.recorded_ids import frame_finding, hidden_padding, without_leading_rows
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
 from aprfmt.diagnosis.stored_names import stored_names_of_places
-from aprfmt.diagnosis.unread import architecture_name
+from aprfmt.diagnosis.unread import architecture_name, refusal_reason
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.capture import point_instances
@@ -168,6 +169,7 @@ class Walk:
             return self.make_diagnosis(reason)
         if self.ids is None:
             return self._compare_without_ids()
+        self._judge_recorded_ids()
         try:
             if self._has_budget():
                 self._compare_passes()
@@ -206,7 +208,7 @@ class Walk:
         model, run = sides[0].model, sides[1]
         if [side.kind for side in sides] != ["model", "trace"] or self.reference is None:
             return False
-        if model is None or self._has_same_model():
+        if model is None or self._has_same_model() or refusal_reason(self.reference):
             return False
         self._load_trace(run)
         if self.levels.reason or self._settle_ids() or self.ids is None:
@@ -304,6 +306,32 @@ class Walk:
                 if max(self.ids) >= size:
                     return f"token id {max(self.ids)}; {side.label}'s embedding has {size} rows"
         return ""
+
+    def _judge_recorded_ids(self) -> None:
+        """Add findings on what stands around the text in recorded ids.
+
+        Padding that the rows behind it do not see is taken away from ids and traces.
+        """
+        sides = [
+            side
+            for side in (self.a, self.b)
+            if side.label in self.traces and records_token_ids(self.traces[side.label])
+        ]
+        if not sides or self.ids is None or len(sides) < len(self.traces):
+            return
+        model = self.model_of(sides[0])
+        hidden = hidden_padding(model, self.traces, self.ids, self._pass_dtype())
+        if hidden is not None:
+            count, finding = hidden
+            for label, trace in list(self.traces.items()):
+                self.traces[label] = without_leading_rows(trace, len(self.ids), count)
+            self.ids = self.ids[count:]
+            self.levels.stated.append(finding)
+        for side in sides:
+            chosen = "aprfmt" in self.traces[side.label].run  # a text's ids have their frame there
+            wrong = frame_finding(self.model_of(side), side.label, self.ids, chosen=chosen)
+            if wrong is not None:
+                self.levels.stated.append(wrong)
 
     def _compare_without_ids(self) -> Diagnosis:
         """Return the diagnosis of traces without token ids: compared point by point only."""

@@ -5,7 +5,7 @@ nothing outside the folder is opened.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +178,12 @@ def find_weights(folder: Path) -> Path:
         what = foreign_folder(folder)
         if what:
             raise UsageError(f"{folder}: {what}")
+        held = captured_files(folder)
+        if held:
+            raise UsageError(
+                f"{folder}: holds no model, but captures of a run ({_some_names(held)}); compare "
+                f"them with the model that ran: aprfmt diagnose MODEL {held[0]}"
+            )
         if (folder / "config.json").is_file():
             raise UsageError(
                 f"{folder}: holds config.json and no weights; expected {WEIGHTS}, or {INDEX} and "
@@ -188,6 +194,25 @@ def find_weights(folder: Path) -> Path:
         )
     names = ", ".join(path.name for path in found)
     raise UsageError(f"{folder}: holds several models ({names}); name one of them")
+
+
+def captured_files(folder: Path) -> list[Path]:
+    """Return the .npz files of a folder that has no weights beside them, sorted; else [].
+
+    `weights.npz` is no capture: MLX stored models so.
+    """
+    if not folder.is_dir() or (folder / INDEX).is_file() or (folder / PICKLED_INDEX).is_file():
+        return []
+    found = sorted(
+        path for path in folder.glob("*.npz") if path.is_file() and path.stem != "weights"
+    )
+    return found if found and not model_candidates(folder) and not pickled_weights(folder) else []
+
+
+def _some_names(paths: Sequence[Path]) -> str:
+    """Return the names of up to four files, and how many more there are."""
+    more = f", ... {len(paths) - 4} more" if len(paths) > 4 else ""
+    return ", ".join(path.name for path in paths[:4]) + more
 
 
 def _pipeline_text(folder: Path) -> str:

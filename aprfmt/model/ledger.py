@@ -442,9 +442,10 @@ class _LedgerBuilder:
         config = self.model.config
         if config is None:
             return
-        from aprfmt.arch.other_keys import known_rows
+        from aprfmt.arch.other_keys import CAUSAL_KEY, known_rows
 
         known = known_rows("hf")
+        causal = self.spec is None or self.spec.block.attends == "causal"
         inner = self.spec.section if self.spec is not None else ""
         cut_out = inner in _SECTIONS and isinstance(config.get(inner), Mapping)
         for path, value in key_paths(config):
@@ -465,6 +466,8 @@ class _LedgerBuilder:
                 said = unknown if known_row is None else (known_row.reading, known_row.source)
             if said[0] == "unread" and cut_out and not path.startswith(f"{inner}."):
                 said = "without effect", "of the whole model, of which this is a tower"
+            if parts[-1] == CAUSAL_KEY and causal and not value:
+                said = "unread", "attention that is not causal"
             yield Item("config key", path, said[0], said[1], value)
 
     def _tower_key_reading(self, path: str) -> tuple[Reading, str] | None:

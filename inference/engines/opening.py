@@ -15,6 +15,7 @@ from aprfmt.formats.pytorch.layout import is_zip, recognise
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import is_trace_file, load_trace
 from aprfmt.model import Model
+from aprfmt.model.hf_folder import captured_files
 
 Opener = Callable[[Path, "Sequence[int] | None", "Model | None"], AbstractContextManager[Trace]]
 _HEAD = 512  # bytes of a file that show what it is
@@ -30,6 +31,20 @@ def _is_npz(path: Path) -> bool:
     if path.suffix == ".npz":
         return True
     return head[:4] in (b"PK\x03\x04", b"PK\x05\x06") and not is_zip(head)
+
+
+def _holds_npz(folder: Path) -> bool:
+    """Return whether a folder has one .npz file and nothing that is a model's weights."""
+    return len(captured_files(folder)) == 1
+
+
+def _load_held(
+    folder: Path, ids: Sequence[int] | None, model: Model | None
+) -> AbstractContextManager[Trace]:
+    """Return the trace of the one .npz file that a folder holds."""
+    from aprfmt.inference.engines.npz import load_npz
+
+    return load_npz(captured_files(folder)[0], ids, model)
 
 
 def _is_pickled(path: Path) -> bool:
@@ -67,7 +82,7 @@ def _first_bytes(path: Path) -> bytes:
 
 def _is_model_folder(path: Path) -> bool:
     """Return whether a folder is a model's by its config.json, and has no captured array."""
-    if not (path / "config.json").is_file():
+    if not (path / "config.json").is_file() or captured_files(path):
         return False
     try:
         names = [each.name for each in path.iterdir()]
@@ -111,6 +126,7 @@ TRACES: Mapping[str, TraceKind] = {
         (".csv", ".json"),
     ),
     "aprt": TraceKind(LazyFunction("aprfmt.inference.aprt:is_aprt"), _load_aprt, (), folder=True),
+    "folder of an npz": TraceKind(_holds_npz, _load_held, (), folder=True),
     "npz": TraceKind(_is_npz, LazyFunction(_ENGINES + "npz:load_npz")),
     "pt": TraceKind(_is_pickled, LazyFunction(_ENGINES + "mapping:load_arrays")),
     "aprfmt": TraceKind(is_trace_file, lambda path, ids, model: load_trace(path)),

@@ -105,10 +105,12 @@ def test_tables_name_causes_of_the_one_table() -> None:
     assert len(computed) > 20 and computed <= proposed
 
 
-# Causes of training steps (tests/training) and of the ranks of a dump (inference/test_rank_dumps).
+# Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps) and
+# of recorded ids (test_recorded_ids).
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "ranks_differ",
     "shard_order",
+    "visible_padding",
 }
 USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in
 

@@ -47,6 +47,9 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 Array = NDArray[Any]
+NOT_CAUSAL = (
+    "attention is not causal: queries see later tokens, as with is_causal false in config.json"
+)
 
 
 def _query_key_products(case: Mismatch, call: OperationCall) -> Array:
@@ -430,21 +433,12 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
             if any(np.array_equal(pattern, chunk_mask(0, n, n, size)) for size in sizes):
                 return  # chunks, of another size or not
         if (pattern & ~_causal_mask(case)).any():
-            says = (
-                "is not causal: queries see later tokens"
-                if pattern.all()
-                else ("lets some queries see later tokens")
-            )
+            says = NOT_CAUSAL if pattern.all() else "attention lets some queries see later tokens"
         else:
-            says = "hides tokens that it should show"
-        yield Change("mask", f"attention {says}", ("mask",), attend_with_mask(pattern))
+            says = "attention hides tokens that it should show"
+        yield Change("mask", says, ("mask",), attend_with_mask(pattern))
         return
-    yield Change(
-        "mask",
-        "attention is not causal: queries see later tokens",
-        ("mask",),
-        attend_with_mask(np.ones((n, n), np.bool_)),
-    )
+    yield Change("mask", NOT_CAUSAL, ("mask",), attend_with_mask(np.ones((n, n), np.bool_)))
     # Without one, try no mask and one without the query's own token.
     own = _causal_mask(case) & ~np.eye(n, dtype=np.bool_)
     own[0, 0] = True

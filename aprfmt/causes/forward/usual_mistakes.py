@@ -12,6 +12,7 @@ import numpy as np
 
 from aprfmt.causes.forward import softmax
 from aprfmt.causes.forward.attention import (
+    NOT_CAUSAL,
     attend_with_mask,
     head_mapping_changes,
     score_scale_change,
@@ -248,7 +249,7 @@ def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     own = np.tril(np.ones((n, n), np.bool_), -1)
     own[0, 0] = True
     for says, mask in (
-        ("attention is not causal: queries see later tokens", np.ones((n, n), np.bool_)),
+        (NOT_CAUSAL, np.ones((n, n), np.bool_)),
         ("queries do not see their own token", own),
     ):
         yield UsualMistake(Change("mask", says, ("mask",), attend_with_mask(mask)))

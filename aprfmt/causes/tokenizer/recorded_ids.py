@@ -1,0 +1,143 @@
+"""What the token ids of a run say: what stands around the text, against the tokenizer's frame.
+
+A pass over wrong ids agrees with the model's pass over the same ids, so that no operation shows it.
+Ids that somebody chose are not judged: only where the rest is what the tokenizer makes of a text is
+anything missing from it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aprfmt.causes.row import Cause
+from aprfmt.errors import AprfmtError
+from aprfmt.tokenizer.base import Tokenizer
+
+CAUSE_ROWS = (
+    Cause(
+        "visible_padding", "capture", "bug",
+        "Padding before the text is attended to: the run has no attention mask, or drops it.",
+        "The recorded ids begin with padding, and the rows behind it are those of a pass that "
+        "sees it.",
+        "The pass over all ids, padding too, agrees with the run.",
+        next="nothing",
+    ),
+)  # fmt: skip
+
+FEWEST = 8  # ids of a text that are told from chosen ones
+
+
+@dataclass(frozen=True)
+class WrongIds:
+    """What is wrong with the ids of a run: the `cause`, a sentence, and the `right` ids.
+
+    `missing`: what the tokenizer puts there is not, which ids that somebody chose lack by right.
+    """
+
+    cause: str
+    says: str
+    right: tuple[int, ...]
+    missing: bool = False
+
+
+def leading_padding(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    """Return how many ids before the text are padding; 0 where they may begin a text.
+
+    One id that is BOS or an end as well is no padding, nor is what the tokenizer puts there.
+    """
+    pad = tokenizer.pad_id
+    count = next((at for at, i in enumerate(ids) if i != pad), len(ids))
+    if pad is None or count == len(ids) or pad in tokenizer.prefix_ids:
+        return 0
+    before = tokenizer.prefix_ids
+    if count > 1 or (before and tuple(ids[1:][: len(before)]) == before):
+        return count
+    begins = {tokenizer.bos_id, tokenizer.eos_id, *tokenizer.stop_ids, *_chat_begins(tokenizer)}
+    return 0 if pad in begins else count
+
+
+def _chat_begins(tokenizer: Tokenizer) -> list[int]:
+    """Return the id that a chat begins with by the template, in a list; [] where none says it."""
+    try:
+        return tokenizer.chat([{"role": "user", "content": "a"}])[1][:1]
+    except AprfmtError:
+        return []
+
+
+def wrong_frame(tokenizer: Tokenizer, ids: Sequence[int]) -> WrongIds | None:
+    """Return what is wrong around the text of recorded ids; None where nothing is.
+
+    A beginning that stands there twice is wrong in any text. One that is missing, or another's, is
+    wrong where the other ids are what the tokenizer makes of their own text, and no chat, of which
+    the template writes the beginning.
+    """
+    before = tokenizer.prefix_ids
+    ids = tuple(ids)
+    size = len(before)
+    # Twice: by the tokenizer and again by a template or an engine.
+    first = before or (
+        (tokenizer.bos_id,) if tokenizer.bos_id not in (None, tokenizer.pad_id) else ()
+    )
+    if first and ids[: len(first)] == first and ids[len(first) : 2 * len(first)] == first:
+        many = next(
+            n for n in range(2, len(ids) + 2)
+            if ids[n * len(first) : (n + 1) * len(first)] != first
+        )  # fmt: skip
+        return WrongIds(
+            "add_bos",
+            f"the recorded ids begin with {_names(tokenizer, first)} {_times(many)}; "
+            + (
+                "the tokenizer puts it once"
+                if before
+                else "no text begins so: the chat template and the engine put it"
+            ),
+            ids[(many - 1) * len(first) :],
+        )
+    if not before or ids[:size] == before or len(ids) < FEWEST:
+        return None
+    # Missing: the rest has to be the tokenizer's own.
+    if _is_own_text(tokenizer, ids):
+        return WrongIds(
+            "add_bos",
+            f"the recorded ids are those of a text without {_names(tokenizer, before)}, which the "
+            "tokenizer puts before it",
+            (*before, *ids),
+            missing=True,
+        )
+    other, rest = ids[:size], ids[size:]
+    special = {i for role, i in tokenizer.ids.items() if role != "bos"}
+    own = set(other) <= special and _is_own_text(tokenizer, rest)
+    if own and not set(other) & {*_chat_begins(tokenizer)}:
+        return WrongIds(
+            "frame",
+            f"the recorded ids begin with {_names(tokenizer, other)} where the tokenizer puts "
+            f"{_names(tokenizer, before)}",
+            (*before, *rest),
+            missing=True,
+        )
+    return None
+
+
+def _is_own_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    """Return whether ids are what the tokenizer makes of the text that they stand for."""
+    if len(ids) < FEWEST or tokenizer.engine.is_control(ids[0]):
+        return False
+    ends = next(
+        (n for n, i in enumerate(ids) if tokenizer.engine.is_control(i)), len(ids)
+    )  # an end behind the text is the run's own
+    text = tokenizer.decode(ids[:ends])
+    return ends >= FEWEST and tuple(tokenizer.encode(text, add_special=False)) == tuple(ids[:ends])
+
+
+def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return ", ".join(f"{i} ({tokenizer.token(i)})" for i in ids)
+
+
+def _times(many: int) -> str:
+    return "twice" if many == 2 else f"{many} times"
+
+
+def padding_sentence(tokenizer: Tokenizer, ids: Sequence[int], count: int) -> str:
+    """Return the words for `count` ids of padding that a run's ids begin with."""
+    which = f"{ids[0]} ({tokenizer.token(ids[0])})"
+    many = "an id" if count == 1 else f"{count} ids"
+    return f"the recorded ids begin with {many} of padding, {which}"

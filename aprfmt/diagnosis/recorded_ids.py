@@ -1,0 +1,148 @@
+"""Findings on the token ids that a trace recorded: their frame, and padding before the text."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.tokenizer.recorded_ids import leading_padding, padding_sentence, wrong_frame
+from aprfmt.errors import AprfmtError
+from aprfmt.inference.points import POINTS
+from aprfmt.inference.record import Record
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import run_shadow_pass
+from aprfmt.inference.trace import Trace
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import cap_proof, unfitted_proof
+from aprfmt.model import Model
+from aprfmt.tokenizer.base import Tokenizer
+
+_MOST_IDS = 64  # of a command
+# The axes of a point's values that count tokens, by the meaning of its rows.
+_AXES = {"tokens": (0,), "logits": (0,), "keys": (0,), "scores": (1, 2)}
+
+
+def tokenizer_of(model: Model | None) -> Tokenizer | None:
+    """Return a model's tokenizer; None where it has none that can be read."""
+    try:
+        return None if model is None else model.tokenizer
+    except AprfmtError:
+        return None
+
+
+def frame_finding(
+    model: Model | None, label: str, ids: Sequence[int], *, chosen: bool = False
+) -> Finding | None:
+    """Return the finding on what stands around the text of a side's recorded ids; None if right.
+
+    `model` is the one that the run is of, `label` the side. Padding that the run attends to counts:
+    hidden padding has been taken away before. Of `chosen` ids nothing is missing.
+    """
+    tokenizer = tokenizer_of(model)
+    if tokenizer is None or model is None:
+        return None
+    wrong = wrong_frame(tokenizer, ids)
+    wrong = None if chosen and wrong is not None and wrong.missing else wrong
+    padding = 0 if wrong is not None else leading_padding(tokenizer, ids)
+    if wrong is None and not padding:
+        return None
+    if wrong is None:
+        cause, right = "visible_padding", tuple(ids[padding:])
+        says = f"{padding_sentence(tokenizer, ids, padding)}, and the run attends to it"
+    else:
+        cause, says, right = wrong.cause, wrong.says, wrong.right
+    given = ",".join(map(str, right[:_MOST_IDS]))
+    command = f"aprfmt trace {model.path} --payload --ids {given}"
+    return Finding(
+        cause,
+        f"{label}: {says}",
+        "capture",
+        "bug",
+        ("input_ids",),
+        True,
+        values={"ids": {"right": list(right), label.lower(): list(ids)}},
+        side=label,
+        next=command if len(right) <= _MOST_IDS else "",
+        proof=cap_proof(
+            unfitted_proof(len(ids)),
+            "explained" if wrong is not None and wrong.missing else "confirmed",
+        ),
+    )
+
+
+def hidden_padding(
+    model: Model | None, traces: Mapping[str, Trace], ids: Sequence[int], dtype: str
+) -> tuple[int, Finding] | None:
+    """Return (count, finding) of padding before the text that no later row of a trace sees.
+
+    None where there is none, or the rows behind it are not those of a pass without it.
+    """
+    tokenizer = tokenizer_of(model)
+    count = 0 if tokenizer is None else leading_padding(tokenizer, ids)
+    if model is None or tokenizer is None or not count:
+        return None
+    compared = 0
+    for trace in traces.values():
+        cut = without_leading_rows(trace, len(ids), count)
+        patched = PatchedModel.unpatched(model, ids[count:], dtype)
+        found = run_shadow_pass(patched, RecordedTrace(cut, tuple(ids[count:]), {}))
+        patched.weights.close()
+        if found.flagged or not found.compared_count:
+            return None
+        compared += found.compared_count
+    says = f"{padding_sentence(tokenizer, ids, count)}, which the rows behind it do not see; these "
+    return count, Finding(
+        "capture_rows",
+        f"{says}{len(ids) - count} rows are those of a pass without it",
+        "capture",
+        "same",
+        ("input_ids",),
+        True,
+        residual_after=0.0,
+        of="the rows behind the padding",
+        proof=unfitted_proof(compared),
+    )
+
+
+def without_leading_rows(trace: Trace, tokens: int, count: int) -> Trace:
+    """Return a trace without the rows of its first `count` of `tokens` tokens.
+
+    Points whose values do not have a row for each token are left out.
+    """
+    kept = dict(_cut_records(trace, tokens, count))
+
+    def fetch(key: str) -> NDArray[Any] | None:
+        """Return the values of the rows that are left."""
+        values = trace.fetch(key)
+        return None if values is None else _cut(key, values, tokens, count)
+
+    run = {**trace.run, "ids": list(_ids(trace)[count:])}
+    return replace(trace, run=run, records=kept, fetch=fetch)
+
+
+def _cut_records(trace: Trace, tokens: int, count: int) -> Iterator[tuple[str, Record]]:
+    """Yield (key, record) of each point that has a row for every token, without the first rows."""
+    for key, record in trace.records.items():
+        values = trace.fetch(key)
+        cut = None if values is None else _cut(key, values, tokens, count)
+        if cut is not None:
+            yield key, replace(record, shape=cut.shape, positions=None, stats=None, sha256=None)
+
+
+def _cut(key: str, values: NDArray[Any], tokens: int, count: int) -> NDArray[Any] | None:
+    """Return values without the rows of the first tokens; None where they have other rows."""
+    row = POINTS.get(key.rpartition(".")[2])
+    axes = () if row is None else _AXES.get(row.rows, ())
+    if not axes or any(axis >= values.ndim or values.shape[axis] != tokens for axis in axes):
+        return None
+    return np.asarray(values)[
+        tuple(slice(count if at in axes else 0, None) for at in range(values.ndim))
+    ]
+
+
+def _ids(trace: Trace) -> list[int]:
+    found = trace.run.get("ids")
+    return [int(i) for i in found] if isinstance(found, list | tuple) else []
