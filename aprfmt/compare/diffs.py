@@ -98,7 +98,7 @@ class DiffReport(Tabular):
         """Every cause as a NamedCause: relations first, then what tensors show."""
         rows = [
             Finding(
-                "tensor_names" if one.relation.kind != "axes" else "transpose",
+                one.cause,
                 f"{one.side.upper()}: {one.relation.says}{one.relation.examples_text}",
                 "tensor",
                 "bug",
