@@ -535,7 +535,7 @@ def command(
     if not only and patterns:
         only = ("tensors",)
     render.STATUS.doing(f"comparing {a} and {b}")
-    with render.ProgressLine("diff") as progress:
+    with render.ProgressLine("diff", then="explaining what differs") as progress:
         report = diff(
             a,
             b,
