@@ -18,7 +18,6 @@ SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
 Level = Literal["pass", "warning", "fail", "error", "not run"]
-EQUAL = ("SAME_BYTES", "SAME_VALUES")
 DAMAGED = "damage"
 
 
@@ -91,20 +90,18 @@ def cases_of_scan(body: Mapping[str, Any]) -> list[ReportCase]:
 
 
 def cases_of_diff(
-    body: Mapping[str, Any], differing: Mapping[str, int], accept: Collection[str]
+    body: Mapping[str, Any], differing: Mapping[str, int], tensors: Collection[str]
 ) -> list[ReportCase]:
     """Return a ReportCase for each tensor of `diff`, differing section, and damage of a file.
 
     `body` is what `--json` prints. `differing` is {section: number of its differing fields that
-    make the exit code 1}. `accept` holds "within" where a difference within the encoding's bound
-    passes.
+    make the exit code 1}, `tensors` are the keys of the tensors that do.
     """
     file = body["b"]
-    equal = (*EQUAL, "WITHIN") if "within" in accept else EQUAL
     found = [ReportCase(DAMAGED, one["where"], "error", one["text"]) for one in body["damage"]]
     for row in body["tensors"]:
         verdict = row["verdict"]
-        level: Level = "pass" if verdict in equal else "fail"
+        level: Level = "fail" if row["key"] in tensors else "pass"
         if verdict == "UNREADABLE":
             level = "error"
         text = f"{verdict}: {row['cause']}".removesuffix(": ")

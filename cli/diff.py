@@ -130,14 +130,15 @@ def _report_cases(
     """Return the cases of a CI report, the verdict last."""
     from aprfmt.cli.ci_reports import append_verdict_case, cases_of_diff
 
-    cases = cases_of_diff(body, report.count_differing_fields(accept), accept)
+    differing = {*report.differing_tensors(accept)}
+    cases = cases_of_diff(body, report.count_differing_fields(accept), differing)
     return append_verdict_case(cases, code, report.b)
 
 
-def render_page(report: DiffReport, code: int) -> str:
-    """Return the HTML page of a report; `code` is the exit code."""
+def render_page(report: DiffReport, body: Mapping[str, object], code: int) -> str:
+    """Return the HTML page of a report; `body` is what `--json` prints, `code` the exit code."""
     fields = ("hyperparameters", "tokenizer", "metadata")
-    found = report.to_json() | {name: _field_rows(getattr(report, name)) for name in fields}
+    found = {**body} | {name: _field_rows(getattr(report, name)) for name in fields}
     data = {
         "code": code,
         "command": shlex.join(["aprfmt", "diagnose", report.a, report.b]) if code == 1 else None,
@@ -534,7 +535,7 @@ def command(
     if not only and patterns:
         only = ("tensors",)
     render.STATUS.doing(f"comparing {a} and {b}")
-    with render.ProgressLine("diff") as progress:
+    with render.ProgressLine("diff", then="explaining what differs") as progress:
         report = diff(
             a,
             b,
@@ -552,8 +553,8 @@ def command(
     code = found.exit
     for note in report.notes:
         render.warn(note, "comparison")
-    body = report.to_json()
-    add_page(body, html, force, lambda: render_page(report, code))
+    body = report.to_json(accept)
+    add_page(body, html, force, lambda: render_page(report, body, code))
     report_damage(report.damage)
     return render.emit(
         body,

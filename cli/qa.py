@@ -114,7 +114,7 @@ def command(
     with render.ProgressLine("qa") as bar:
         report = qa.run(
             request.model,
-            progress=lambda gate, done, total: bar(done, total),
+            progress=lambda gate, done, total: bar(done, total, gate),
             choice=request.choice,
             also=others,
             arch=where.arch,

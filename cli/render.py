@@ -363,7 +363,7 @@ class StatusLine:
     erases it first (`clear`), or ends it for good (`end`). In a pipe nothing is written.
     """
 
-    DELAY = 0.5  # seconds before it is first written: a quick command shows nothing
+    DELAY = 0.3  # seconds before it is first written: a quick command shows nothing
     EVERY = 1.0  # seconds between two times
 
     def __init__(self) -> None:
@@ -373,13 +373,14 @@ class StatusLine:
         self._ended.set()
         self._what = self._text = ""
         self._shown = 0  # characters of the line on the terminal now
-        self._counted = False  # a part that is done was written: that says more
+        self._counted = ""  # what was written of a part that is done, which says more
+        self._wrote = 0.0  # when, in seconds of time.monotonic
 
     def begin(self, what: str, doing: str) -> None:
         """Start to show, after DELAY, that command `what` is `doing` something, until `end`."""
         if not progress_wanted():
             return
-        self._what, self._text, self._counted = what, f"{what}: {doing}", False
+        self._what, self._text, self._counted = what, f"{what}: {doing}", ""
         self._ended = threading.Event()
         arguments = self._ended, time.monotonic()
         threading.Thread(
@@ -390,13 +391,22 @@ class StatusLine:
         """Set the text that says what the command is doing; no effect after `end`."""
         with self._lock:
             if not self._ended.is_set():
-                self._text, self._counted = f"{self._what}: {text}", False
+                self._text, self._counted = f"{self._what}: {text}", ""
 
-    def counts(self, text: str, done: bool = False) -> None:
-        """Write a progress text over the line; until `done` the thread does not overwrite it."""
+    def counts(self, text: str, now: float) -> None:
+        """Write a progress text over the line; it stays until `counted` or `doing`.
+
+        The thread adds the time to it where no other follows for EVERY seconds. `now` is in
+        seconds of time.monotonic.
+        """
         with self._lock:
-            self._counted = not done
+            self._counted, self._wrote = text, now
             self._write(text)
+
+    def counted(self) -> None:
+        """Let the thread say again what the command is doing: all parts are done."""
+        with self._lock:
+            self._counted = ""
 
     def clear(self) -> None:
         """Erase the line; its thread may write it again."""
@@ -415,15 +425,21 @@ class StatusLine:
     def _write_periodically(self, ended: threading.Event, began: float) -> None:
         """Write the line with the time taken, again and again until `ended` is set.
 
-        `began` is in seconds of time.monotonic. While progress is shown nothing is written.
+        `began` is in seconds of time.monotonic. While progress goes on nothing is written.
         """
         pause = self.DELAY
         while not ended.wait(pause):
             pause = self.EVERY
             with self._lock:
-                if not ended.is_set() and not self._counted:
-                    took = duration_text(time.monotonic() - began)
-                    self._write(f"{escape(self._text)}, {took}")
+                now = time.monotonic()
+                took = duration_text(now - began)
+                if ended.is_set():
+                    return
+                if not self._counted:
+                    after = f", {took}" if now - began >= 1 else ""
+                    self._write(f"{escape(self._text)}{after}")
+                elif now - self._wrote >= self.EVERY:
+                    self._write(self._counted.replace(" ", f" {took} ", 1))  # before the bar
 
     def _write(self, text: str) -> None:
         """Write a text over the line, cut to the terminal's width."""
@@ -464,20 +480,32 @@ def with_status_line(function: F) -> F:
 class ProgressLine:
     """Callback (done, total) that shows progress on stderr, on a terminal, after a second."""
 
-    def __init__(self, what: str, unit: str = "") -> None:
-        """Start the clock; `what` names the work, and with the unit "bytes" sizes are shown."""
-        self._what, self._unit = what, unit
+    def __init__(self, what: str, unit: str = "", then: str = "") -> None:
+        """Start the clock; `what` names the work, and with the unit "bytes" sizes are shown.
+
+        `then` says what the command does after the last part.
+        """
+        self._what, self._unit, self._then = what, unit, then
         self._on = progress_wanted()
         self._began = self._last = time.monotonic()
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int, doing: str = "") -> None:
         """Show the part that is done, time left, and with the unit "bytes" sizes and rate.
 
-        It writes at most ten times a second.
+        `doing` names what is done now. It writes at most ten times a second.
         """
-        now = time.monotonic()
-        if not self._on or now - self._began < 1 or now - self._last < 0.1:
+        if not self._on:
             return
+        now, last = time.monotonic(), done >= total
+        if now - self._began >= 1 and (last or now - self._last >= 0.1):
+            self._show(done, total, now, f", {doing}" if doing else "")
+        if last:
+            if self._then:
+                STATUS.doing(self._then)
+            STATUS.counted()
+
+    def _show(self, done: int, total: int, now: float, after: str) -> None:
+        """Write the line, with `after` behind it; `now` is in seconds of time.monotonic."""
         self._last = now
         from aprfmt.cli import terminal
 
@@ -488,7 +516,7 @@ class ProgressLine:
             colour=not os.environ.get("NO_COLOR"),
             encoding=getattr(sys.stderr, "encoding", None) or "utf-8",
         )
-        STATUS.counts(f"{self._what} {drawn} {said}", done >= total)
+        STATUS.counts(f"{self._what} {drawn} {said}{after}", now)
 
     def say(self, text: str) -> None:
         """Print a line that stays, on a terminal only."""

@@ -7,6 +7,7 @@ from aprfmt.causes import CAUSES
 from aprfmt.causes.row import Cause
 from aprfmt.measure.records import FieldDiff, TensorDiff
 from aprfmt.model import Model
+from aprfmt.model.relations import Relation
 
 CAUSE_ROWS = (
     Cause(
@@ -45,6 +46,34 @@ SIZES = (
     "lightning_layers", "hash_layers", "output_groups", "output_rank", "output_group_size",
     "hc_streams",
 )  # fmt: skip
+
+
+# A relation's kind -> the cause that it is; all others are tensor_names.
+_CAUSE_OF_RELATION = {
+    "axes": "transpose",
+    "keys": "config_sizes",
+    "modules": "packing_claim",
+    "claims": "packing_claim",
+}
+
+
+def relation_cause(relation: Relation, model: Model) -> str:
+    """Return the name of the cause that a Relation is; `model` is the side that it speaks of.
+
+    A key of the configuration is the cause of its hyperparameter.
+    """
+    cause = _CAUSE_OF_RELATION.get(relation.kind, "tensor_names")
+    if relation.kind != "keys":
+        return cause
+    # A GGUF's key may be read together with a configuration inside it: the table knows both.
+    spelled = {f"{{arch}}.{key.partition('.')[2]}" for key in relation.where}
+    spelled |= {*relation.where}
+    named = (
+        hyper_causes().get(rule.name)
+        for rule in model.spec.hyper
+        if any(not spelled.isdisjoint(keys) for keys in rule.keys.values())
+    )
+    return next(filter(None, named), cause)
 
 
 @cache

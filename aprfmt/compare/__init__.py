@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from aprfmt.measure.alignment import Alignment, TensorPair, align_models, number
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import contradicted_values, has_trained_head
 from aprfmt.measure.prefetch import BytePrefetch
-from aprfmt.measure.records import DifferenceImage, FieldDiff, TensorDiff
+from aprfmt.measure.records import DifferenceImage, FieldDiff, SideRelation, TensorDiff
 from aprfmt.measure.texts import (
     GENERATION_ITEM,
     TOKENIZER_ITEM,
@@ -222,7 +222,7 @@ def diff_models(
         tuple(dict.fromkeys((*a.damage, *b.damage))),
         template_diff(a, b) if spoken else (),
         differing_generation_keys(a, b) if spoken else (),
-        alignment.relations,
+        _with_causes(alignment.relations, {"a": a, "b": b}),
         tokens.verdicts,
         asked,
         left,
@@ -241,6 +241,19 @@ def diff_models(
             if has_trained_head(each, a, b)
         ),
         tuple(not_tried),
+    )
+
+
+def _with_causes(
+    relations: Sequence[SideRelation], sides: Mapping[str, Model]
+) -> tuple[SideRelation, ...]:
+    """Return the relations, each with the cause that it is."""
+    if not relations:
+        return ()
+    from aprfmt.causes.hyperparameters import relation_cause
+
+    return tuple(
+        replace(one, cause=relation_cause(one.relation, sides[one.side])) for one in relations
     )
 
 

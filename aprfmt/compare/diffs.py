@@ -34,6 +34,7 @@ from aprfmt.model.ledger import (
     APART,
     LATE,
     NO_PART,
+    SIDES,
     Compared,
     Ledger,
     NotCompared,
@@ -41,6 +42,7 @@ from aprfmt.model.ledger import (
     Surplus,
     VerdictWords,
     acceptance_predicate,
+    one_sided_tensors,
     pronounce,
 )
 
@@ -96,7 +98,7 @@ class DiffReport(Tabular):
         """Every cause as a NamedCause: relations first, then what tensors show."""
         rows = [
             Finding(
-                "tensor_names" if one.relation.kind != "axes" else "transpose",
+                one.cause,
                 f"{one.side.upper()}: {one.relation.says}{one.relation.examples_text}",
                 "tensor",
                 "bug",
@@ -139,6 +141,19 @@ class DiffReport(Tabular):
         if any(overflows_encoding(one.values, theirs) for one in self.findings):
             theirs = {}
         return rewrite_command(self.a, self.b, mine, theirs, self.file_type)
+
+    @cached_property
+    def unlisted_tensors(self) -> tuple[NotCompared, ...]:
+        """The tensors on one side only that no table lists, as items that were not compared."""
+        if self.ledgers is None:
+            return ()
+        of_a, of_b = (
+            one_sided_tensors(
+                (row.key for row in self.tensors if row.verdict == f"ONLY_IN_{side}"), side, ledger
+            )
+            for side, ledger in zip(SIDES, self.ledgers, strict=True)
+        )
+        return (*of_a, *of_b)
 
     @property
     def _one_sided_share(self) -> float:
@@ -196,6 +211,19 @@ class DiffReport(Tabular):
             found["tokenizer"] = max(found["tokenizer"], apart)
         return {name: count for name, count in found.items() if count}
 
+    def differing_tensors(self, accept: Collection[str] = ()) -> Sequence[str]:
+        """Return the keys of the tensors that count as different, in order.
+
+        `accept`: "within" takes WITHIN for equal, an `unread:PATTERN` a tensor that one side alone
+        has and no table lists.
+        """
+        fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
+        taken = acceptance_predicate(accept)
+        accepted = {row.name for row in self.unlisted_tensors if taken(row)}
+        return [
+            row.key for row in self.tensors if row.verdict not in fine and row.key not in accepted
+        ]
+
     def __repr__(self) -> str:
         found = (f"{count} {verdict}" for verdict, count in self.counts.items() if count)
         return short_repr(self, f"{self.a} and {self.b}", ", ".join(found))
@@ -230,10 +258,10 @@ class DiffReport(Tabular):
         `accept`: "within" takes WITHIN for equal, `unread:PATTERN` accepts items that were not
         compared.
         """
-        # What counts as equal, with what the user accepted.
-        fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
+        # What counts as different, after what the user accepted.
         apart = self.count_differing_fields(accept)
-        values = bool(apart) or any(tensor.verdict not in fine for tensor in self.tensors)
+        alone = {row.name for row in self.unlisted_tensors}
+        values = bool(apart) or not alone.issuperset(self.differing_tensors(accept))
         # How much was compared: tensors, or the other sections.
         done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
         late = sum(row.kind == "tensor" and row.state == LATE for row in self.not_compared)
@@ -256,7 +284,7 @@ class DiffReport(Tabular):
         if apart and self.asked:
             fields = "; ".join(f"{name}: {count}" for name, count in apart.items())
             said.append(f"fields that differ: {fields}")
-        left = (*self.not_compared, *unreadable, *broken)
+        left = (*self.not_compared, *self.unlisted_tensors, *unreadable, *broken)
         words = WORDS if values or not self.relations else _ELSEWHERE
         differs = values or bool(self.relations)
         return pronounce(words, Compared(differs, counts, left, ", ".join(said)), accept)
@@ -313,18 +341,18 @@ class DiffReport(Tabular):
             ],
         ).html()
 
-    def to_json(self) -> dict[str, object]:
-        """Return plain data for `--json`."""
-        found = self.pronounced()
+    def to_json(self, accept: Collection[str] = ()) -> dict[str, object]:
+        """Return plain data for `--json`, with the verdict after what `accept` takes for equal."""
+        found = self.pronounced(accept)
         ledgers = zip("ab", self.ledgers or (), strict=False)
         return {
             "a": self.a,
             "b": self.b,
             "verdict": found.word,
-            "equal": self.equal,
+            "equal": found.exit == 0,
             "says": found.says,
             "causes": [row.to_json() for row in self.causes],
-            "next": list(self.next),
+            "next": list(self.next) if found.exit or self.equal else [],
             "not_compared": [asdict(row) for row in found.not_compared],
             "ledger": {side: each.to_json() for side, each in ledgers},
             "counts": dict(self.counts),
@@ -339,4 +367,5 @@ class DiffReport(Tabular):
             "template": list(self.template),
             "generation": [asdict(row) for row in self.generation],
             **({} if self.beside is None else {"beside": asdict(self.beside)}),
+            **found.to_json(),
         }

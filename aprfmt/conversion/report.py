@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Note
+from aprfmt.errors import UsageError
 from aprfmt.model.ledger import Compared, Pronounced, VerdictWords, pronounce
 
 if TYPE_CHECKING:
@@ -106,7 +107,10 @@ class ConversionReport:
             counts = {"things of the source": (len(entries), len(entries))}
         left = () if self.accounted is None else self.accounted.left
         scope = f": {', '.join(kinds) or 'no tensors'}"
-        return pronounce(_VERIFIED, Compared(False, counts, left, scope=scope), accept)
+        try:
+            return pronounce(_VERIFIED, Compared(False, counts, left, scope=scope), accept)
+        except UsageError as error:
+            raise UsageError(f"{error}; {self.target} is written and verified") from None
 
     @property
     def lossless(self) -> bool:

@@ -1,7 +1,7 @@
 """The records of a diagnosis: findings, evidence, points and the Diagnosis itself."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from aprfmt.base.data_frames import Row, Tabular
@@ -28,7 +28,7 @@ KINDS: Mapping[DivergenceKind, str] = {
     "same": "same", "precision": "precision", "derived": "derived",
     "not_exercised": "differs, not exercised", "bug": "bug", "not_comparable": "not comparable",
 }  # fmt: skip
-EXIT: Mapping[DivergenceKind, int] = {
+EXIT: Mapping[DivergenceKind, Literal[0, 1, 2]] = {
     "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
 }  # fmt: skip
 DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
@@ -151,7 +151,8 @@ class Diagnosis(Tabular):
         # That nothing at all was compared is `reason`: where it is "", something was.
         compared = Compared(differs, {"levels": (max(1, len(self.checked)),) * 2}, self.left)
         words = VerdictWords("same" if differs else found, KINDS[found])
-        return pronounce(words, compared, self.accept)
+        # Where the comparison ended early, no item was listed that a pattern could match.
+        return pronounce(words, compared, () if self.reason else self.accept)
 
     @property
     def lead(self) -> Finding | None:
@@ -225,7 +226,7 @@ class Diagnosis(Tabular):
         return self.verdict
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self) -> Literal[0, 1, 2]:
         """0 for same or precision, 1 for bug, derived or not exercised, 2 for not comparable."""
         return EXIT[self.kind]
 
@@ -285,7 +286,8 @@ class Diagnosis(Tabular):
         at = f", first seen at {lead.first}" if lead.first else ""
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
-        return f"{words}: {name}{known} - {says}{at}{also}{others}{self._remainder_clause()}"
+        left = f"{self._remainder_clause()}{self._accepted_clause()}"
+        return f"{words}: {name}{known} - {says}{at}{also}{others}{left}"
 
     def _untrained_clause(self) -> str:
         """Return the end of a sentence naming what a derived model's training does not explain.
@@ -304,9 +306,13 @@ class Diagnosis(Tabular):
 
     def _not_compared_clause(self) -> str:
         """Return the end of a sentence about items not compared or accepted as such; "" if none."""
+        return items_clause(self.pronounced.not_compared) + self._accepted_clause()
+
+    def _accepted_clause(self) -> str:
+        """Return the end of a sentence about accepted items; "" if none."""
         left = self.pronounced.not_compared
         taken = [row for row in self.left if row not in left]
-        return items_clause(left) + items_clause(taken, "; accepted, not compared")
+        return items_clause(taken, "; accepted, not compared")
 
     @property
     def proven(self) -> str:
@@ -349,6 +355,9 @@ class Diagnosis(Tabular):
     def to_json(self) -> dict[str, Any]:
         """Return plain data: the verdict's fields first, then findings, evidence and points."""
         lead = self.lead
+        spoken = replace(
+            self.pronounced, word=KINDS[self.kind], says=self.sentence, exit=self.exit_code
+        )
         return {
             "verdict": self.verdict,
             "cause": self.cause,
@@ -364,7 +373,8 @@ class Diagnosis(Tabular):
             "complete": self.complete,
             "remainder": self.remainder,
             "coverage": self.coverage.to_json(),
-            "not_compared": [asdict(row) for row in self.left],
+            "not_compared": [asdict(row) for row in spoken.not_compared],
+            **spoken.to_json(),
             "ledger": {
                 side: each.to_json() for side, each in zip("ab", self.ledgers or (), strict=False)
             },

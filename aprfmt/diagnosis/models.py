@@ -62,7 +62,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
         return found
     # Compare the files; each level may end the comparison with a reason.
     report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"), budget=budget)
-    found.stated += relation_findings(report, {"A": a, "B": b})
+    found.stated += relation_findings(report)
     _compare_identity(a, b, report, found)
     if found.reason:
         return found
@@ -83,16 +83,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     return found
 
 
-# A relation's kind -> the cause that it is.
-_CAUSE_OF = {
-    "axes": "transpose",
-    "keys": "config_sizes",
-    "modules": "packing_claim",
-    "claims": "packing_claim",
-}
-
-
-def relation_findings(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[Finding]:
+def relation_findings(report: DiffReport) -> Iterator[Finding]:
     """Yield a finding for each Relation under which only one side is read.
 
     Confirmed where with the relation fewer than half of the tensors are on one side only.
@@ -101,16 +92,11 @@ def relation_findings(report: DiffReport, sides: Mapping[str, Model]) -> Iterato
     after = lacking / max(1, len(report.tensors))
     for one in report.relations:
         side = one.side.upper()
-        cause = _CAUSE_OF.get(one.relation.kind, "tensor_names")
-        if one.relation.kind == "keys":
-            hyper = sides[side].hyper
-            named = (hyper_causes().get(n) for n in hyper if hyper.of(n).key in one.relation.where)
-            cause = next(filter(None, named), cause)
         yield Finding(
-            cause,
+            one.cause,
             f"{side}: {one.relation.says}{one.relation.examples_text}",
             "tensor",
-            CAUSES[cause].verdict,
+            CAUSES[one.cause].verdict,
             one.relation.where,
             after < 0.5,
             "",

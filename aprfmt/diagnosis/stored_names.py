@@ -26,7 +26,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     """
     # The causes that `diff` names, each with its remedy.
     report = diff_models(a, b, only=("tensors", "tokenizer"))
-    findings = list(relation_findings(report, {"A": a, "B": b}))
+    findings = list(relation_findings(report))
     mends = {one.cause: one.remedy.command for one in report.causes if one.remedy is not None}
     findings += [
         replace(finding, next=finding.next or mends.get(finding.cause, ""))

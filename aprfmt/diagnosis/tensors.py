@@ -20,7 +20,7 @@ from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.draft import is_draft_head
-from aprfmt.model.ledger import Kind, NotCompared, State, make_ledger
+from aprfmt.model.ledger import OF_TENSORS, SIDES, make_ledger, one_sided_tensors
 
 PADDED = "padded_vocabulary"
 SHOWN = 4  # errors of tensors that cannot be read
@@ -187,8 +187,9 @@ def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Le
 
     Left out are codes of packed weights that do not decode.
     """
-    for label in ("ONLY_IN_A", "ONLY_IN_B"):
-        side, name = label[-1], a.spec.name
+    name = a.spec.name
+    for side in SIDES:
+        label = f"ONLY_IN_{side}"
         unread = (a if side == "A" else b).unread
         codes = {tensor.name for tensor in unread.tensors} if unread else set()
         # Roles of a pass are judged elsewhere, and codes of undecoded weights too.
@@ -215,14 +216,8 @@ def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Le
             Touched(),
         )
         # What no table lists may carry meaning: the verdict names it, unless it is accepted.
-        kinds: tuple[Kind, ...] = ("tensor",)
-        unlisted = {item.name for item in make_ledger(a if side == "A" else b, kinds).unread}
-        state: State = "only in A" if side == "A" else "only in B"
-        found.left += tuple(
-            NotCompared("tensor", key, state, f"{name} does not read it")
-            for key in keys
-            if key in unlisted
-        )
+        ledger = make_ledger(a if side == "A" else b, OF_TENSORS)
+        found.left += one_sided_tensors(keys, side, ledger, f"{name} does not read it")
         found.not_checked.append(
             f"{shown}: only in {side}, and no part of {name}; what another engine makes of it is "
             "not known"

@@ -161,10 +161,14 @@ class FieldDiff:
 
 @dataclass(frozen=True, slots=True)
 class SideRelation:
-    """A Relation under which one side ("a" or "b") is read and the other is not."""
+    """A Relation under which one side ("a" or "b") is read and the other is not.
+
+    `cause` is the name of the cause that it is.
+    """
 
     side: str
     relation: Relation
+    cause: str = "tensor_names"
 
     def to_json(self) -> dict[str, object]:
         """Return plain data."""

@@ -8,7 +8,7 @@ for, and no tensor then.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from aprfmt.arch import ARCHS
 from aprfmt.arch.aliases import CALLED
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
-from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
 from aprfmt.model.sidecar_files import FOLDER, file_row
@@ -74,6 +74,8 @@ State = Literal[
     "equal", "unequal", "only in A", "only in B", "unreadable", "not reached", "unread",
     "no counterpart",
 ]  # fmt: skip
+Side = Literal["A", "B"]
+SIDES: tuple[Side, ...] = get_args(Side)
 LATE: State = "not reached"  # a budget ended before it
 OPEN: frozenset[State] = frozenset({"unreadable", LATE})  # nothing is known
 APART: frozenset[State] = frozenset({"unequal", "only in A", "only in B"})
@@ -928,6 +930,9 @@ def array_items(kind: Kind, names: Collection[str], why: str = "") -> tuple[NotC
     return tuple(NotCompared(kind, name, "unread", why) for name in names)
 
 
+_UNREAD = "unread:"  # what a pattern of --accept begins with
+
+
 def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
     """Return a function that says whether an item is accepted by one of the `unread:PATTERN`s.
 
@@ -936,8 +941,7 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
     """
     from aprfmt.model.patterns import spelling_predicate
 
-    begin = "unread:"
-    wanted = [each.removeprefix(begin) for each in patterns if each.startswith(begin)]
+    wanted = [each.removeprefix(_UNREAD) for each in patterns if each.startswith(_UNREAD)]
 
     def accept(row: NotCompared) -> bool:
         """Return whether a pattern matches the item's name, its kind, or both joined."""
@@ -947,14 +951,42 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
     return accept
 
 
+def _refuse_unmatched(patterns: Collection[str], rows: Sequence[NotCompared]) -> None:
+    """Raise UsageError for an `unread:PATTERN` that matches none of the items not compared."""
+    from aprfmt.model.patterns import similar_names
+
+    for each in patterns:
+        if each.startswith(_UNREAD) and not any(map(acceptance_predicate([each]), rows)):
+            near = similar_names(each.removeprefix(_UNREAD), [row.name for row in rows])
+            raise UsageError(
+                f"--accept {each}: no item that was not compared matches; "
+                + (f"near names: {', '.join(near)}" if near else "there is none")
+            )
+
+
+def one_sided_tensors(
+    names: Iterable[str], side: Side, ledger: Ledger, why: str = ""
+) -> tuple[NotCompared, ...]:
+    """Return the tensors of `names` that no table lists, as items on one side only.
+
+    `names` are tensors that only `side` has, `ledger` is that side's. Those that a table lists are
+    left out: what they are to a model is known.
+    """
+    unlisted = {item.name for item in ledger.unread if item.kind == "tensor"}
+    state: State = "only in A" if side == "A" else "only in B"
+    return tuple(NotCompared("tensor", name, state, why) for name in names if name in unlisted)
+
+
 def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] = ()) -> Pronounced:
     """Return the verdict over what was compared. Every command's verdict is made here.
 
     Exit code 1: a difference is established, or an item that can carry meaning is on one side
     only, or is unread and unequal. 2: there is none, but something that had to be compared could
     not be, or nothing was. 0: all that can carry meaning agrees; what is unread is byte for byte
-    equal, or accepted by `accept`, a list of `unread:PATTERN`.
+    equal, or accepted by `accept`, a list of `unread:PATTERN`. Raises UsageError for a pattern that
+    matches none of the items.
     """
+    _refuse_unmatched(accept, compared.left)
     # Sort what was not compared: accepted, differing, unreadable, equal, without effect.
     taken = acceptance_predicate(accept)
     passed = [row for row in compared.left if taken(row)]

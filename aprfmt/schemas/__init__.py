@@ -18,7 +18,7 @@ from typing import Any
 from aprfmt.errors import UsageError
 
 # command -> its number; all others have 1
-NUMBERS: Mapping[str, int] = {"diagnose": 2, "diff": 2, "qa": 2}
+NUMBERS: Mapping[str, int] = {"diagnose": 3, "diff": 3, "qa": 2}
 COMMON = "aprfmt.common.1.json"
 
 

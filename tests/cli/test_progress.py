@@ -154,6 +154,51 @@ def test_a_terminal_sees_what_is_done_before_the_first_result(
     assert not seen.split("\r")[-1].strip(), "the line was left on the terminal"
 
 
+class Pauses:
+    """The event that ends a status line's thread: `rounds` times it is not set."""
+
+    def __init__(self, rounds: int) -> None:
+        self.left = rounds
+
+    def wait(self, pause: float) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def is_set(self) -> bool:
+        return self.left < 0
+
+    def clear(self) -> None:
+        raise AssertionError("nobody begins again")
+
+
+def test_a_part_that_takes_long_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen red: 62 % for the 50 s in which differences were explained, a gate without its name."""
+    err, now = Terminal(), [100.0]
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr("aprfmt.cli.render.time.monotonic", lambda: now[0])
+    line = render.StatusLine()
+    monkeypatch.setattr(render, "STATUS", line)
+
+    def seen(rounds: int = 1) -> str:
+        begin = len(err.getvalue())
+        line._ended = Pauses(rounds)  # type: ignore[assignment]
+        line._write_periodically(line._ended, 100.0)
+        return click.unstyle(err.getvalue()[begin:]).strip()
+
+    with render.ProgressLine("diff", then="explaining what differs") as progress:
+        line._what, line._text, line._ended = "diff", "diff: comparing", Pauses(99)  # type: ignore[assignment]
+        now[0] = 103.0
+        progress(1, 4, "blk.0.attn_q.weight")
+        assert " 25 %, 9 s left, blk.0.attn_q.weight" in err.getvalue()
+        assert seen() == ""  # a moment ago
+        now[0] = 105.0
+        assert seen().startswith("diff 5 s ━") and "blk.0.attn_q" in err.getvalue()
+        line._ended = Pauses(99)  # type: ignore[assignment]
+        progress(4, 4)
+        now[0] = 109.0
+        assert seen() == "diff: explaining what differs, 9 s"
+
+
 def test_every_command_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread begins before the function of the command is called, in all of them."""
     from importlib import import_module

@@ -35,7 +35,7 @@ def test_exit_codes_and_json(name: str) -> None:
     done = command("diagnose", a, b, "--json")
     body = done.json
     assert tuple(field for field in body if field in FIELDS) == FIELDS
-    assert body["schema"] == "aprfmt.diagnose/2" and body["exit"] == done.code
+    assert body["schema"] == "aprfmt.diagnose/3" and body["exit"] == done.code
     assert body["verdict"] == fault.verdict
     assert done.code == {"same": 0, "precision": 0, "bug": 1, "not_comparable": 2}[fault.verdict]
     assert body["ok"] is (done.code == 0)

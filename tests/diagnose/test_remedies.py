@@ -26,7 +26,7 @@ BY_FILE = [fault.name for fault in FILES if not fault.control]
 def written(command: str, b: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Run a command on a copy of B from an empty folder; return what it wrote, or the copy."""
     copy, empty = folder / "b" / b.name, folder / "empty"
-    empty.mkdir()
+    empty.mkdir(parents=True)
     if b.is_dir():
         shutil.copytree(b, copy)
     else:

@@ -5,6 +5,7 @@ capture's file taken for read, an unread tensor of an adapter taken for merged.
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -104,6 +105,69 @@ def test_a_conversion(case: str, tmp_path: Path) -> None:
         assert "--accept unread:PATTERN" in line.out
         taken = command("convert", path, tmp_path / "third.apr", "--accept", "unread:re:planted")
         assert taken.code == 0 and "accepted, not compared: " in taken.out
+
+
+# --- --accept: the same patterns of the same items everywhere -----------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("only_in", ["A", "B"])
+def test_diff_and_diagnose_accept_the_same(case: str, only_in: str, tmp_path: Path) -> None:
+    """Seen red: `diff` that counted a tensor of no table as a difference, whatever was accepted."""
+    make, plant, kind = CASES[case]
+    pair = [make(tmp_path / name) for name in ("planted", "clean")]
+    plant(pair[0], 1)
+    pair = pair if only_in == "A" else pair[::-1]
+    for name in ("diff", "diagnose"):
+        before = command(name, *pair, "--json")
+        rows = before.json["pronounced"]["not_compared"]
+        assert (before.code, [row["kind"] for row in rows]) == (1, [kind] * MANY)
+        assert {row["state"] for row in rows} == {f"only in {only_in}"}
+        for pattern in ("re:planted", kind, f"re:^{kind} .*planted"):
+            done = command(name, *pair, "--accept", f"unread:{pattern}", "--json")
+            said = done.json["pronounced"]
+            assert (done.code, said["exit"], said["not_compared"]) == (0, 0, []), (name, pattern)
+            assert f"accepted, not compared: {MANY} " in said["says"]
+        part = command(name, *pair, "--accept", f"unread:{rows[0]['name']}", "--json")
+        left = part.json["pronounced"]["not_compared"]
+        assert part.code == 1 and rows[0] not in left and left
+
+
+def test_a_report_for_ci_takes_what_is_accepted(tmp_path: Path) -> None:
+    make, plant, _ = CASES["folder tensors"]
+    a, b = (make(tmp_path / name) for name in "ab")
+    plant(b, 1)
+    for more, failures in (((), MANY + 1), (("--accept", "unread:planted"), 0)):
+        done = command("diff", a, b, *more, "--format", "junit")
+        assert done.out.count("<failure") == failures and done.code == bool(failures)
+
+
+UNMATCHED = ("--accept", "unread:of-no-item")
+
+
+@pytest.mark.parametrize("planted", [False, True])
+@pytest.mark.parametrize(
+    "args",
+    ["diff {a} {b}", "diagnose {a} {b}", "validate {b}", "qa {b} --only tensor-contract",
+     "convert {b} {out}/c.apr", "import {b} -o {out}/i.apr",
+     "export {g} -o {out}/e --to safetensors",
+     "quantize {b} {out}/q.gguf --type Q8_0", "split {b} {out}/s --max-shard-size 3M",
+     "merge {g} {out}/m.gguf", "set {g} general.name=x -o {out}/s.gguf"],
+)  # fmt: skip
+def test_a_pattern_that_matches_nothing_is_an_error(
+    args: str, planted: bool, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: a misspelt pattern that was silently without effect."""
+    b, g = tmp_path / "b", tmp_path / "g.gguf"
+    shutil.copytree(demo_model, b)
+    assert command("convert", demo_model, g, "--no-verify").code == 0
+    if planted:
+        (b / "planted.bin").write_bytes(b"x")
+    place = {"a": demo_model, "b": b, "g": g, "out": tmp_path}
+    done = command(*args.replace("", "").format(**place).split(), *UNMATCHED)
+    assert (done.code, done.err.count("--accept unread:of-no-item: no item")) == (2, 1), done
+    if planted and args.startswith(("diff", "diagnose", "validate")):
+        assert "near names: " in done.err and "planted.bin" in done.err
 
 
 @pytest.mark.parametrize("case", ["gguf keys", "gguf tensors"])

@@ -146,8 +146,8 @@ def test_a_field_of_an_accepted_item_does_not_count(demo_model: Path, tmp_path: 
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (less / name).unlink()
     only = ("diff", demo_model, less, "--only", "tokenizer")
-    assert command(*only, "--accept", "unread:generation config").code == 1
-    parts = ("--accept", "unread:part tokenizer", "--accept", "unread:tokenizer part*")
+    assert command(*only).code == 1
+    parts = ("--accept", "unread:part tokenizer")
     said = command(*only, *parts, "--json").json
     assert [row["item"] for row in said["tokenizer"]] == ["part tokenizer"]
     left = DiffReport(
