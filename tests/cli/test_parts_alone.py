@@ -117,7 +117,7 @@ def test_the_status_is_not_written_over_progress(
     err = io.StringIO()
     monkeypatch.setattr(sys, "stderr", err)
     status = render.StatusLine()
-    status._text, status._counted = "diff: opening", counted
+    status._text, status._counted = "diff: opening", "5 of 9" if counted else ""
     wakes = iter([False, False, True])
     ended: Any = SimpleNamespace(wait=lambda pause: next(wakes), is_set=lambda: False)
     status._write_periodically(ended, 0.0)

@@ -98,7 +98,7 @@ def test_bits_are_equal_recorded_or_not(machine: Any, case: str) -> None:
 
 @on("name", ("mamba2", "gemma4", "deepseek_v32"), (*NAMES, *EXPERTS))
 def test_prefills_are_recorded(machine: Any, name: str) -> None:
-    """Into a cache, the last row's logits: of states alone, and where layers run on that row only."""
+    """Into a cache, the last row's logits: states alone, and layers that run on that row only."""
     with open_model(judged(name).folder) as model:
         with Session.open(model, CupyBackend("cuda", "float32")) as session:
             given = (IDS, IDS, IDS, OTHERS, IDS)
