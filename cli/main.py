@@ -206,6 +206,9 @@ def main(argv: list[str] | None = None) -> None:
     raise SystemExit(code or 0)
 
 
+MOST = 4  # commands that one error names
+
+
 def _usage_line(error: click.ClickException) -> str:
     """Return a click error as one line, in plainer words and with the command's --help."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
@@ -216,7 +219,30 @@ def _usage_line(error: click.ClickException) -> str:
     options = [] if ctx is None else [name for p in ctx.command.params for name in p.opts]
     if text.startswith("Got unexpected extra argument") and "--prompt" in options:
         text += "; text for the model goes after --prompt"
+    if isinstance(error, click.NoSuchOption) and ctx is not None:
+        others = _commands_with_option(error.option_name, ctx)
+        if others:  # an option that exists says more than one of a similar name
+            more = f" and {len(others) - MOST} more" if len(others) > MOST else ""
+            has = "has" if len(others) == 1 else "have"
+            text = (
+                f"No such option {error.option_name!r}; {', '.join(others[:MOST])}{more} {has} it"
+            )
     return text + hint
+
+
+def _commands_with_option(name: str, ctx: click.Context) -> list[str]:
+    """Return the commands, as "aprfmt NAME", that have an option; all of them are imported.
+
+    `ctx` is the context of a command of the group.
+    """
+    root = ctx.find_root()
+    assert isinstance(root.command, click.Group)
+    found = []
+    for word in sorted(COMMANDS):
+        command = root.command.get_command(root, word)
+        if command is not None and any(name in each.opts for each in command.params):
+            found.append(f"{root.info_name} {word}")
+    return found
 
 
 def _report_error(args: list[str], error: Exception) -> int:

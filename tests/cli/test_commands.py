@@ -4,12 +4,14 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import click
 import pytest
 
 from aprfmt.attestation import WORDS
 from aprfmt.attestation.rederive import STATES
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.explain import find_topics
+from aprfmt.cli.main import group
 from aprfmt.cli.trace.output import COLUMNS
 from aprfmt.diagnosis.found import KINDS, DivergenceKind
 from aprfmt.errors import UsageError
@@ -136,6 +138,26 @@ def test_a_first_guess_is_answered_with_the_option_it_needs(tmp_path: Path) -> N
     assert done.code == 2 and "after --prompt" in done.err
     done = aprfmt("eval", file, "--ids", "1,2,3")
     assert re.match(r"(PASS|FAIL): \d+ passed", done.out)
+
+
+def test_an_option_of_other_commands_is_answered_with_these() -> None:
+    """Every option of every command, given to a command that has it not."""
+    context = click.Context(group, info_name="aprfmt")
+    having: dict[str, list[str]] = {}
+    for word in sorted(COMMANDS):
+        command = group.get_command(context, word)
+        assert command is not None
+        for name in {name for each in command.params for name in each.opts if name[:2] == "--"}:
+            having.setdefault(name, []).append(word)
+    assert len(having) > 100
+    for name, words in having.items():
+        for other in [word for word in sorted(COMMANDS) if word not in words][:1]:
+            done = aprfmt(other, name)
+            assert done.code == 2 and done.err.count("\n") == 1
+            shown = ", ".join(f"aprfmt {word}" for word in words[:4])
+            more = f" and {len(words) - 4} more" if len(words) > 4 else ""
+            has = "has" if len(words) == 1 else "have"
+            assert f"No such option '{name}'; {shown}{more} {has} it" in done.err
 
 
 @pytest.mark.parametrize("wished", ["GPTQ", "AWQ", "Q4_2"])
