@@ -5,14 +5,17 @@ a gate that fail nothing, a session asked for of a model whose tensors are not w
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aprfmt.base.registry import Registry
-from aprfmt.checks import CheckRow, Finding, NotRun, Result, table, validate
+from aprfmt.checks import CheckRow, Finding, NotRun, Result, check_runner, table, validate
 from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file import vocabulary
 from aprfmt.checks.gates import running as qa
+from aprfmt.checks.records import LISTED, list_names
 from aprfmt.errors import UsageError
 from tests.models import save_tiny
 from tests.qa.faults import tensors
@@ -131,3 +134,42 @@ def test_a_row_needs_what_there_is() -> None:
     said = "check 'x': needs 'files'; expected one of file, source, second_reader, model"
     with pytest.raises(UsageError, match=said):
         CheckRow("x", "nothing", f"{HERE}:odd", needs="files")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [0, 1, LISTED, LISTED + 1, LISTED + 4])
+@pytest.mark.parametrize("note", ["", "12 tensors"])
+def test_findings_of_a_repeated_check_are_one_line_of_the_first(
+    note: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that say the same are one; so many different ones are named."""
+    findings = [Finding(f"t{i}", f"is {i}", f"not {i}") for i in range(count)]
+    findings += [Finding("u", "is 0", "not 0")] * bool(count)
+    row = SimpleNamespace(name="x", formats=(), proves="all is well")
+    monkeypatch.setattr(check_runner, "CHECKS", (row,))
+    monkeypatch.setattr(
+        check_runner, "check_result", lambda row, context: (Result(note, findings), "")
+    )
+    context: Any = SimpleNamespace(model=SimpleNamespace(format="gguf"))
+    (found,) = check_runner.repeat_result(context, "x", "named")
+    said = [f"t{i}: is {i}" for i in range(count)]
+    if said:
+        said[0] = f"is 0 {list_names(['t0', 'u'])}"
+    assert found.found == ("; ".join([*filter(None, [note]), *said[:LISTED]]) or "none")
+    wanted = "; ".join(f"not {i}" for i in range(min(count, LISTED)))
+    assert (found.name, found.expected) == ("named", wanted or "all is well")
+
+
+@pytest.mark.parametrize("plain", [99, 100, 101])
+@pytest.mark.parametrize("format", ["gguf", "safetensors"])
+@pytest.mark.parametrize("word", ["<image_soft_token>", "hello"])
+def test_added_placeholders_behind_the_embedding_are_a_warning(
+    word: str, format: str, plain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where the words themselves are more than the rows, nor in GGUF, which has all."""
+    monkeypatch.setattr(vocabulary, "_embedding_rows", lambda ctx: (100, "embed"))
+    words = SimpleNamespace(tokens=["a"] * 100 + [word], own=True, plain=plain, where="w")
+    context: Any = SimpleNamespace(words=words, model=SimpleNamespace(format=format))
+    (found,) = vocabulary.check_size(context).findings
+    mild = word != "hello" and format != "gguf" and plain <= 100
+    assert found.level == ("warning" if mild else "fail")
+    assert f"{word!r} (100)" in found.found
