@@ -14,6 +14,7 @@ import pytest
 from aprfmt.cli import check_output, logprobs, render
 from aprfmt.cli.inspect import output as inspect_output
 from aprfmt.cli.trace import dumped_arrays
+from aprfmt.model import missing_path
 from tests.cli.run import aprfmt
 
 
@@ -148,3 +149,20 @@ def test_why_an_array_is_no_point_stands_in_its_row(
     ((cells,), again, line) = tables
     assert cells == again[0] == ("x", "[2]", "-", "", "", "-", why or "")
     assert line.startswith("mapping: m.map.json (correct it")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
+@pytest.mark.parametrize("near", [False, True])
+def test_a_path_of_no_model_names_at_most_three_others(
+    near: bool, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"llama-{i}.gguf" if near else f"{i}{i}{i}{i}.apr" for i in range(count)]
+    found = [tmp_path / name for name in names]
+    for path in found:
+        path.touch()
+    monkeypatch.setattr(missing_path, "model_candidates", lambda folder: found)
+    said = missing_path.missing_path_message(tmp_path / "llama.gguf")
+    assert said.startswith(f"{tmp_path / 'llama.gguf'}: no such file or folder")
+    assert sum(str(path) in said for path in found) == min(count, 3)
+    assert ("; near names: " in said) is (near and count > 0)
+    assert ("; models there: " in said) is (not near and count > 0)
