@@ -15,7 +15,9 @@ from aprfmt.tokenizer.carriers import scores_from_merges
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.hf_json import FLAGS, config_added_tokens
 from aprfmt.tokenizer.loading import _special_texts
+from aprfmt.tokenizer.stated import _plain_vocabulary
 from aprfmt.tokenizer.vocabulary import Vocabulary
+from tests.tokenizer.fake import fake
 
 
 def test_scores_fall_in_the_order_of_merges_then_of_ids() -> None:
@@ -117,3 +119,16 @@ def test_unknown_characters_in_a_row_are_one_token_of_sentencepiece(
     assert ids.count(0) == (0 if bytes_too else unknown)
     assert ids.count(tokens.index("a")) == ids.count(tokens.index("b")) == 1
     assert sum(i > 3 for i in ids) == (text.count("?") if bytes_too else 0)
+
+
+@pytest.mark.parametrize("eos", [0, 3, 4, 9])
+def test_an_id_that_no_token_has_is_no_special_one(eos: int) -> None:
+    """Of a kind of vocabulary that is not encoded with here, too."""
+    metadata = {
+        "tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a", "b", "c", "d"],
+        "tokenizer.ggml.eos_token_id": eos,
+    }  # fmt: skip
+    words = _plain_vocabulary(fake("gguf", metadata).carried, "rwkv")
+    assert list(words.tokens) == ["a", "b", "c", "d"] and len(words.types) == 4
+    assert dict(words.ids) == ({"eos": eos} if eos < 4 else {})
+    assert "eos" not in words.taken  # a stated id is not replaced by an engine's default
