@@ -4,6 +4,7 @@ Seen red: a row of another package in place of one of ours, a gate asked by `val
 a gate that fail nothing, a session asked for of a model whose tensors are not whole.
 """
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 from aprfmt.base.registry import Registry
 from aprfmt.checks import CheckRow, Finding, NotRun, Result, check_runner, table, validate
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.file import vocabulary
+from aprfmt.checks.file import stated_facts, vocabulary
 from aprfmt.checks.gates import running as qa
 from aprfmt.checks.records import LISTED, list_names
 from aprfmt.errors import UsageError
+from aprfmt.inference import loss
 from tests.models import save_tiny
 from tests.qa.faults import tensors
 from tests.validate import bases
@@ -173,3 +175,54 @@ def test_added_placeholders_behind_the_embedding_are_a_warning(
     mild = word != "hello" and format != "gguf" and plain <= 100
     assert found.level == ("warning" if mild else "fail")
     assert f"{word!r} (100)" in found.found
+
+
+@pytest.mark.parametrize("count", [None, 0, 12, 13])
+@pytest.mark.parametrize("shape", [None, [3, 4], [4, 3]])
+def test_counts_that_a_file_states_are_held_to_its_tensors(
+    shape: list[int] | None, count: int | None
+) -> None:
+    """Zero is what importers that stream leave: no statement."""
+    stated: dict[str, Any] = {} if count is None else {"param_count": count}
+    if shape is not None:
+        stated["tensor_shapes"] = {"w": shape}
+    tensor = SimpleNamespace(shape=(3, 4), info=SimpleNamespace(shape=(3, 4)))
+    model = SimpleNamespace(
+        metadata=stated, items=lambda: [("w", tensor)],
+        source=SimpleNamespace(tensors={"w": tensor}),
+    )  # fmt: skip
+    context: Any = SimpleNamespace(model=model, where="m.apr")
+    seen = bool(count) + (shape is not None)
+    if not seen:
+        with pytest.raises(NotRun, match="the file states no counts"):
+            stated_facts.check_counts(context)
+        return
+    found = stated_facts.check_counts(context)
+    assert found.found == f"{seen} statements"
+    wrong = [count] * (count == 13) + [shape] * (shape == [4, 3])
+    assert [one.found for one in found.findings] == [str(each) for each in wrong]
+
+
+@pytest.mark.parametrize("nats", [0.0, 0.5, 3.0, 5.0, math.nan, math.inf])
+@pytest.mark.parametrize("weights", ["trained", "random"])
+def test_bounds_of_a_loss_are_inside(weights: Any, nats: float) -> None:
+    vocab = 100
+    low, high = loss.RANDOM_BOUNDS
+    bounds = {
+        "trained": (loss.IMPLAUSIBLY_GOOD, math.log(vocab)),
+        "random": (low, high * math.log(vocab)),
+    }[weights]
+    for value in (nats, *bounds):
+        measured: Any = SimpleNamespace(
+            nats=value, tokens=3, vocab=vocab, uniform_loss=math.log(vocab)
+        )
+        found = {row.name: row.outcome for row in loss.assess_loss(measured, weights, "here")}
+        finite = math.isfinite(value)
+        assert (found["loss-finite"] == "PASS") is finite
+        for name, good in (
+            ("loss-not-zero", value != 0), ("loss-below-uniform", value <= bounds[1]),
+            ("loss-plausible", value >= bounds[0]),
+        ):  # fmt: skip
+            assert found[name] == ("NOT_RUN" if not finite else "PASS" if good else "FAIL")
+    nothing: Any = SimpleNamespace(nats=1.0, tokens=0, vocab=vocab, uniform_loss=4.6)
+    assert [row.name for row in loss.assess_loss(nothing, weights)] == ["loss-measured"]
