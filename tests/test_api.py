@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt import api
 from aprfmt.codecs import CODECS, encode
 from aprfmt.errors import UsageError
+from aprfmt.tokenizer import try_load_tokenizer
 from tests.conversion.folders import llama_folder, write_mixed
 
 ROWS = [
@@ -271,3 +273,19 @@ def test_a_model_of_no_known_architecture_shows_itself_too(tmp_path: Path) -> No
         assert "architecture not known" in repr(model) and "1 tensors" in repr(model)
         (tensor,) = model.values()
         assert "\x1b" not in repr(tensor)
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_the_token_that_ends_a_generation_is_no_part_of_it(
+    ignore: bool, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with aprfmt.open(demo_model) as model:
+        tokenizer = try_load_tokenizer(model)
+    assert tokenizer is not None
+    stop = min(tokenizer.stop_ids)
+    drawn = [1417, 362, stop, 258]
+    left = iter(drawn)
+    monkeypatch.setattr(api, "Sampler", lambda settings: lambda logits: next(left))
+    made = aprfmt.run(demo_model, ids=[1417], max_tokens=4, ignore_stop=ignore)
+    assert list(made.ids) == (drawn if ignore else drawn[:2])
+    assert made.stop == ("max_tokens" if ignore else "stop_token")

@@ -3,14 +3,14 @@
 import copy
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.arch import ARCHS, arch_names, rope_sections
+from aprfmt.arch import ARCHS, arch_names, gemma3n, rope_sections
 from aprfmt.arch.carried_hyperparameters import CARRIED
 from aprfmt.arch.hyperparameters import (
     expected_losses,
@@ -470,3 +470,18 @@ def test_a_scaling_of_windowed_layers_is_that_of_the_full_ones(
     else:
         found = rope.read_scaling(4096)
         assert found is not None and found[0] is not None and found[0]["factor"] == 2.0
+
+
+@pytest.mark.parametrize("own", [1, 2, 3])
+@pytest.mark.parametrize("windows", [(True, False, True, True), (True, True, False, True)])
+def test_a_layer_without_keys_of_its_own_needs_an_earlier_one_of_its_kind(
+    windows: tuple[bool, ...], own: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemma3n, "require_causal", lambda value, facts, hp: "a remark")
+    hp: Any = {gemma3n.OWN: tuple(i < own for i in range(4))}
+    lacking = next((i for i in range(own, 4) if windows[i] not in windows[:own]), None)
+    if lacking is None:
+        assert gemma3n._check_kv_sources(windows, cast(Any, None), hp) == "a remark"
+        return
+    with pytest.raises(ArchError, match=f"layer {lacking} has .* expected one of the first {own} "):
+        gemma3n._check_kv_sources(windows, cast(Any, None), hp)

@@ -9,11 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import pytest
 
-from aprfmt.cli import check_output, logprobs, render
+from aprfmt.cli import attest as attest_command
+from aprfmt.cli import check_output, demo, logprobs, output_format, render
+from aprfmt.cli import explain as explain_command
+from aprfmt.cli import hex as hex_command
+from aprfmt.cli.eval import batch as batch_command
 from aprfmt.cli.inspect import output as inspect_output
 from aprfmt.cli.trace import dumped_arrays
+from aprfmt.inference import reported
+from aprfmt.model import missing_path
 from tests.cli.run import aprfmt
 
 
@@ -148,3 +155,136 @@ def test_why_an_array_is_no_point_stands_in_its_row(
     ((cells,), again, line) = tables
     assert cells == again[0] == ("x", "[2]", "-", "", "", "-", why or "")
     assert line.startswith("mapping: m.map.json (correct it")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
+@pytest.mark.parametrize("near", [False, True])
+def test_a_path_of_no_model_names_at_most_three_others(
+    near: bool, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"llama-{i}.gguf" if near else f"{i}{i}{i}{i}.apr" for i in range(count)]
+    found = [tmp_path / name for name in names]
+    for path in found:
+        path.touch()
+    monkeypatch.setattr(missing_path, "model_candidates", lambda folder: found)
+    said = missing_path.missing_path_message(tmp_path / "llama.gguf")
+    assert said.startswith(f"{tmp_path / 'llama.gguf'}: no such file or folder")
+    assert sum(str(path) in said for path in found) == min(count, 3)
+    assert ("; near names: " in said) is (near and count > 0)
+    assert ("; models there: " in said) is (not near and count > 0)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1001, "1.0 kB"), (999_999, "1000.0 kB"),
+        (1_000_000, "1.0 MB"), (10**9, "1.0 GB"), (10**12, "1.0 TB"), (25 * 10**14, "2500.0 TB"),
+    ],
+)  # fmt: skip
+def test_a_size_is_said_in_the_unit_that_it_reaches(count: int, text: str) -> None:
+    assert render.size_text(count) == text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("form", ["human", "json", "agent"])
+def test_progress_is_for_people_at_a_terminal(
+    form: str, quiet: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: terminal))
+    monkeypatch.setattr(render, "is_flag_set", lambda flag: quiet)
+    monkeypatch.setattr(output_format, "answer_format", lambda: form)
+    assert render.progress_wanted() is (terminal and not quiet and form != "agent")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([True, False, True, True, False], "10110"), ([True] * 6, "True in all 6 layers"),
+        ([2, 2, 2, 2, 2], "2 in all 5 layers"), ([1, 2, 3, 4, 5], "[1, 2, 3, 4, 5]"),
+        ([True, False], "[True, False]"), ((1, 0, 1, 1, 0), "(1, 0, 1, 1, 0)"), (0.5, "0.5"),
+    ],
+)  # fmt: skip
+def test_a_value_of_each_layer_takes_one_cell(value: object, text: str) -> None:
+    assert inspect_output._value_cell(value) == text
+
+
+@pytest.mark.parametrize("part", ["bytes", "blocks", "fields"])
+def test_hex_prints_what_it_was_asked_for(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(render, "line", lambda text: printed.append("bytes"))
+    monkeypatch.setattr(hex_command, "_print_blocks", lambda body: printed.append("blocks"))
+    monkeypatch.setattr(hex_command, "_print_fields", lambda body: printed.append("fields"))
+    body: Any = {"bytes": {"bytes": "0001", "offset": 4}, "blocks": {"blocks": []},
+                 "fields": {"fields": []}}[part]  # fmt: skip
+    hex_command.show(body)
+    assert printed == [part]
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("written", [None, Path("s.json")])
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_an_attestation_is_printed_with_what_differs_and_what_is_next(
+    code: int, written: Path | None, verbose: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(render, "say", lambda text, style="": told.append((text, style)))
+    different = [("  t1: block 3 differs", "bad")] * (code == 1)
+    monkeypatch.setattr(attest_command, "_difference_lines", lambda found, verbose: different)
+    found: Any = SimpleNamespace(
+        pronounced=SimpleNamespace(says="the verdict", exit=code), base="a b", model="q.gguf"
+    )
+    attest_command.show(found, written, verbose)
+    texts = [text for text, _ in told]
+    assert texts[0] == "the verdict"
+    assert ("  t1: block 3 differs" in texts) is (code == 1)
+    assert ("  statement written to s.json" in texts) is (written is not None)
+    assert any("aprfmt diagnose 'a b' q.gguf" in text for text in texts) is (code == 1)
+
+
+def test_types_are_explained_with_their_numbers_in_gguf() -> None:
+    """gguf-py has the numbers; what GGUF has no number for says none."""
+    texts = explain_command._type_texts()
+    numbers = {kind.name.removeprefix("MOSTLY_"): int(kind) for kind in gguf.LlamaFileType}
+    known = {name: numbers[name] for name in texts if name in numbers}
+    asked = [name for name in known if "encoding its role asks for" in texts[name]]
+    assert len(asked) > 10
+    for name in asked:
+        assert texts[name].endswith(f" general.file_type {known[name]}."), texts[name]
+    assert not any("file_type" in text for name, text in texts.items() if name.startswith("GPTQ"))
+
+
+@pytest.mark.parametrize(
+    ("says", "todo"),
+    [
+        ("named", ["mean", "sum"]), ("likely", ["mean", "sum"]), ("ambiguous", []),
+        ("unmeasured", []), ("unexplained", []),
+    ],
+)  # fmt: skip
+def test_a_wrong_loss_has_the_remedy_of_its_first_explanation(
+    says: str, todo: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistakes = {name: SimpleNamespace(todo=f"mend {name}") for name in ("mean", "sum", "shift")}
+    monkeypatch.setattr(reported, "MISTAKES", mistakes)
+    answer: Any = SimpleNamespace(says=says, distinct_mistakes=(("mean", "sum"), ("shift",)))
+    found = batch_command.mistake_remedy(answer)
+    if todo:
+        assert found == "mend mean; mend sum"
+    else:
+        assert "mend" not in found and found
+
+
+@pytest.mark.parametrize("odd", [(), (1,), (0, 2)])
+def test_a_demo_whose_steps_end_otherwise_than_they_should_fails(
+    odd: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [
+        {"command": f"aprfmt step{i}", "exit": 2 if i in odd else i % 2, "expected": i % 2}
+        for i in range(3)
+    ]
+    monkeypatch.setattr(demo, "run_steps", lambda folder: steps)
+    done = aprfmt("demo", "--format", "agent")
+    assert done.code == (1 if odd else 0)
+    word = "FAIL" if odd else "PASS"
+    assert done.out.startswith(f"{word}: {3 - len(odd)} of 3 steps gave the exit code")
+    assert [f"aprfmt step{i}" in done.out for i in range(3)] == [i in odd for i in range(3)]

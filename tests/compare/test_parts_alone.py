@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 
 from aprfmt.cli import diff
+from aprfmt.diagnosis import models
 from aprfmt.errors import FormatError
 from aprfmt.measure import trace_rows
 from aprfmt.measure.distances import relative_share
-from aprfmt.measure.named_causes import fixed_name
+from aprfmt.measure.named_causes import fixed_name, short_keys
 from aprfmt.measure.records import FieldDiff
 from aprfmt.measure.sampling import DifferingRange, SampleReport
 from aprfmt.measure.texts import _stored_tokenizer
 from aprfmt.measure.trace_rows import TraceOnSharedRows
+from aprfmt.model import engine_state
 
 
 @pytest.mark.parametrize(
@@ -144,3 +146,52 @@ def test_equality_of_a_sample_is_said_with_its_doubt(
     assert ("fewer than" in out) is (ranges > 0 and not differing)
     assert "2 tensors are equal by the digests" in out
     assert ("x: byte 1 differs" in out) is bool(differing)
+
+
+@pytest.mark.parametrize("equal", [None, 0, 1])
+@pytest.mark.parametrize("published", [False, True])
+def test_rows_in_an_engines_order_are_told_of_their_file(
+    published: bool, equal: int | None
+) -> None:
+    """Once for all layers of a kind, and only where the first reading says the published order."""
+    held = np.arange(4, dtype=np.float32)
+
+    def reading(number: int) -> Any:
+        values = held if equal == number else held + 1
+        return SimpleNamespace(
+            parameter=SimpleNamespace(published=published),
+            published_tensors=lambda part, hyper: [values],
+        )
+
+    reader: Any = SimpleNamespace(_chosen={}, _hyper=None, _path=Path("s.pt"), notes=[])
+    part = SimpleNamespace(stored=("h.0.qkv", "h.1.qkv"))
+    readings: Any = [(reading(0), part), (reading(1), part)]
+    tensor: Any = SimpleNamespace(raw=lambda: memoryview(held.tobytes()))
+    for name in ("h.0.qkv", "h.0.qkv"):
+        found = engine_state._StateReader._choose_order(reader, name, tensor, readings)
+        assert found == (equal or 0)
+    assert len(reader.notes) == (equal == 1 and published)
+    for note in reader.notes:
+        assert (note.level, note.where, note.key) == ("note", "s.pt", "remark")
+        assert note.text.startswith("h.#.qkv: rows stand in the order of an engine's")
+    assert engine_state._StateReader._choose_order(reader, "x", tensor, readings[:1]) == 0
+
+
+@pytest.mark.parametrize("roles", [1, 3, 4, 5, 7])
+def test_four_roles_are_named_and_the_others_counted(roles: int) -> None:
+    keys = [f"L{layer}.r{i}.weight" for i in range(roles) for layer in (0, 1, 2, 5)]
+    text = short_keys([*keys, "output.weight"] if roles == 3 else keys)
+    for i in range(roles):
+        assert (f"r{i}.weight in layers 0" in text) is (i < 4)
+    assert ("output.weight" in text) is (roles == 3)
+    more = max(0, roles - 4)
+    assert text.endswith(f" and {more} more roles") is (more > 0)
+
+
+@pytest.mark.parametrize("scaling", [None, "linear", "yarn", "dynamic"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_only_dynamic_scaling_depends_on_the_length(turned: bool, scaling: str | None) -> None:
+    one: Any = SimpleNamespace(hyper={"rope_scaling": scaling and {"type": scaling}})
+    other: Any = SimpleNamespace(hyper={"rope_scaling": None})
+    pair = (other, one) if turned else (one, other)
+    assert models._differs_by_length(*pair) is (scaling == "dynamic")

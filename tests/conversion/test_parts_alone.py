@@ -5,6 +5,7 @@ import struct
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,10 +16,11 @@ import torch
 
 from aprfmt.adapters import placing
 from aprfmt.arch import ARCHS
+from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.base.protocols import Value
 from aprfmt.cli import hash_
 from aprfmt.compare import diff_models
-from aprfmt.conversion import Options, in_place, scheduling
+from aprfmt.conversion import Options, folder_edits, in_place, run, scheduling
 from aprfmt.conversion.edits import parse_json_value
 from aprfmt.conversion.metadata import bare_metadata
 from aprfmt.conversion.quantize_options import model_mixture
@@ -29,6 +31,7 @@ from aprfmt.formats.pytorch.zip_archive import _WIDE, _apply_zip64
 from aprfmt.model import manifest, open_model
 from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.ledger import Pronounced
+from aprfmt.recovery.byte_ranges import remaining_ranges
 from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile
 from tests.conversion.folders import float_bytes, llama_folder
 
@@ -259,3 +262,72 @@ def test_a_run_that_waits_for_the_folders_lock_sleeps(
         monkeypatch.setattr(time, "sleep", sleep)
         with temporary_files.lock_folder(tmp_path):
             assert slept and min(slept) > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "file"),
+    [
+        ("config.json:a", "config.json"), ("generation_config.json:a:b", "generation_config.json"),
+        ("config.json", None), ("other.json:a", None), ("a:config.json", None), ("a", None),
+    ],
+)  # fmt: skip
+def test_only_a_file_that_readers_have_begins_a_place(key: str, file: str | None) -> None:
+    edits: Any = SimpleNamespace(
+        _texts={folder_edits.CONFIG: "{}"}, folder="m", _path=lambda file, rest: [rest],
+        _existing_locations=lambda key: [], _home=lambda key: None, _near=lambda key: "near",
+    )  # fmt: skip
+    if file is None:
+        with pytest.raises(UsageError, match=f"{key}: stands in no file of m"):
+            folder_edits.FolderEdits._locations(edits, key)
+        return
+    (found,) = folder_edits.FolderEdits._locations(edits, key)
+    assert found.file == file and list(found.path) == [key.partition(":")[2]]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "block", "size"),
+    [("F32", 1, 4), ("BF16", 1, 2), ("Q4_0", 32, 18), ("Q4_K", 256, 144)],
+)
+@pytest.mark.parametrize("blocks", [1, 6])
+def test_an_estimate_counts_the_elements_that_it_encoded(
+    blocks: int, encoding: str, block: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block and bytes are llama.cpp's own of these types."""
+    made = iter([np.zeros(blocks * size, np.uint8)])
+    monkeypatch.setattr(run, "_encoded_chunks", lambda *given: made)
+    output: Any = SimpleNamespace(info=SimpleNamespace(encoding=encoding))
+    assert run.first_chunk(output, Options(), 1000) == blocks * block
+
+
+@pytest.mark.parametrize("every", [2, 6])
+@pytest.mark.parametrize("window", [None, 512])
+@pytest.mark.parametrize("change", [None, 0, 5])
+def test_windows_in_other_layers_are_a_loss_where_there_are_windows(
+    change: int | None, window: int | None, every: int
+) -> None:
+    layers = [(i + 1) % every != 0 for i in range(12)]
+    if change is not None:
+        layers[change] = not layers[change]
+    lost = pattern_loss(every)
+    hp = {"sliding_window": window, "window_layers": tuple(layers), "n_layers": 12}
+    assert bool(lost.applies(hp)) is (window is not None and change is not None)
+    assert f"all layers but one in {every}" in lost.consequence
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        [], [(0, 3)], [(2, 5)], [(2, 5), (5, 7)], [(1, 9), (2, 3)], [(4, 6), (0, 2)], [(7, 10)],
+        [(0, 10)], [(8, 15)],
+    ],
+)  # fmt: skip
+def test_what_is_left_of_a_file_is_every_byte_that_nothing_covers(
+    known: list[tuple[int, int]],
+) -> None:
+    found = remaining_ranges(known, 10)
+    covered = {i for start, stop in known for i in range(start, stop)}
+    assert [i for start, stop in found for i in range(start, stop)] == [
+        i for i in range(10) if i not in covered
+    ]
+    assert all(start < stop for start, stop in found)
+    assert all(one[1] < other[0] for one, other in pairwise(found))  # joined, in order

@@ -28,6 +28,7 @@ from aprfmt.diagnosis import (
     unread,
     walk,
 )
+from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis.answers import Solution, layer_scopes
 from aprfmt.diagnosis.nextstep import missing_points
 from aprfmt.diagnosis.probes import DifferingRows
@@ -634,3 +635,36 @@ def test_a_point_without_rounding_or_beyond_all_has_no_bound_of_its_own(
     bounds = accumulated_rounding._long_point_bounds([view], cast(Any, 0), cast(Any, 0), "float32")
     wanted = {"L1.out": accumulated_rounding.TIMES * 1e-3} if off == 1e-3 else {}
     assert bounds == wanted
+
+
+@pytest.mark.parametrize("explained", [False, True])
+@pytest.mark.parametrize("doubtful", [False, True])
+@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize("faint", [False, True])
+def test_a_divergence_is_told_with_what_explains_it_and_what_else_would(
+    faint: bool, others: int, doubtful: bool, explained: bool
+) -> None:
+    change = SimpleNamespace(cause="rope_theta", says="the base as in A")
+    answer = SimpleNamespace(change=change, then=None, layers=(3, 1), residual=0.25)
+    view = SimpleNamespace(
+        key="L1.q_rope", base="L1.q", residual=0.5, tolerance=0.1,
+        calls=[SimpleNamespace(op="rope"), SimpleNamespace(op="rope")],
+    )  # fmt: skip
+    divergence: Any = SimpleNamespace(
+        view=view, answer=answer if explained else None, likely="", faint=faint, tried=7,
+        doubtful=doubtful, others=[answer] * others,
+    )  # fmt: skip
+    found = [row.says for row in forward_words._divergence_evidence("B", divergence)]
+    wanted = [] if faint else ["B's own input through the model's rope is 0.5 from B's L1.q_rope"]
+    if not explained:
+        wanted.append("nothing in the table makes L1.q_rope agree, nor do 7 passes")
+    elif faint:
+        wanted.append("L1.q_rope is no further off than this run's arithmetic makes it, but not")
+    else:
+        wanted += ["rope_theta fits L1.q_rope loosely"] * doubtful
+        wanted.append(
+            "with this applied in layer 1, 3 alone - the base as in A - L1.q_rope is 0.25"
+        )
+        wanted += ["rope_theta explains it as well (the base as in A)"] * others
+    assert len(found) == len(wanted)
+    assert all(text.startswith(begin) for text, begin in zip(found, wanted, strict=True))

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -252,3 +253,24 @@ def test_a_manifest_may_list_as_many_as_its_limit(
     monkeypatch.setattr(shards, limit, count - 1)
     with pytest.raises(FormatError, match=f"{count}"):
         shards.parse_manifest(said, model[-1])
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "found"),
+    [
+        (0, 2, True), (1, 2, True), (2, 2, "expected 0 to 1"), (-1, 2, "expected 0 to 1"),
+        (0, 1, None), (0, None, None), ("0", 2, None), (True, 2, None),
+        (0, shards.MAX_SHARDS, True), (0, shards.MAX_SHARDS + 1, "expected 0 to"),
+    ],
+)  # fmt: skip
+def test_a_shards_number_is_one_of_its_set(number: Any, count: Any, found: Any) -> None:
+    sharding = {"shard_index": number, "shard_count": count}
+    parsed: Any = SimpleNamespace(metadata={"sharding": sharding}, where="m.apr")
+    if isinstance(found, str):
+        with pytest.raises(FormatError, match=found):
+            shards.shard_number_of(parsed)
+    else:
+        wanted = shards.ShardNumber(number, count) if found else None
+        assert shards.shard_number_of(parsed) == wanted
+    parsed.metadata = {}
+    assert shards.shard_number_of(parsed) is None

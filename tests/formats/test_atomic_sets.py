@@ -3,13 +3,15 @@
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aprfmt.errors import OutputError
-from aprfmt.formats import atomic, atomic_swap
+from aprfmt.formats import atomic, atomic_swap, cleanup, journal
 from aprfmt.formats.atomic import FileSet, complete_renames, pending_journals
 from tests.formats.publishing import SCENARIOS, Scenario
 
@@ -228,3 +230,38 @@ def test_nothing_written_is_nothing_published(tmp_path: Path) -> None:
     complete_renames(tmp_path)
     assert os.listdir(tmp_path) == []
     assert pending_journals(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize("end", ["published", "left by an error", "discarded"])
+def test_what_has_ended_is_no_longer_cleaned_up(end: str, tmp_path: Path) -> None:
+    """A set that is not ended is discarded by a signal; a later file of its name is not its own."""
+    files = FileSet()
+    with suppress(KeyError), files:
+        files.create(tmp_path / "x").write(b"one")
+        assert files in cleanup.OPEN
+        if end == "discarded":
+            files.discard()
+        elif end == "left by an error":
+            raise KeyError
+    assert files not in cleanup.OPEN
+    assert (tmp_path / "x").exists() is (end == "published")
+
+
+@pytest.mark.parametrize("fails", ["", "write", "fsync", "replace"])
+def test_a_journal_is_whole_or_leaves_nothing(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    lock: Any = SimpleNamespace(path=tmp_path, sync=lambda: None)
+    plan = journal.Journal(".aprfmt-journal-0123456789abcdef.json", [("a", "b")], ["c"], {"a": "1"})
+    if fails:
+        monkeypatch.setattr(os, fails, full)
+        with pytest.raises(OSError, match="No space left"):
+            journal._write_journal(lock, plan)
+        assert not list(tmp_path.iterdir())
+    else:
+        journal._write_journal(lock, plan)
+        (path,) = tmp_path.iterdir()
+        assert path.name == plan.name and path.read_bytes() == plan.dumps()

@@ -8,6 +8,7 @@ import struct
 import tarfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -261,3 +262,16 @@ def test_a_pickle_of_the_most_bytes_is_read(
     monkeypatch.setattr(storages, "MAX_PICKLE", size - 1)
     with pytest.raises(FormatError, match=f"at most {size - 1} are read"):
         open_source(path)
+
+
+@pytest.mark.parametrize(
+    "row", [None, 5, "abc", ("k",), ("k", 1), ("k", 1, 2, 3), (1.5, 1, 2), [1, 2, 3], (b"k", 1, 2)]
+)
+def test_a_tensor_of_a_tar_is_described_by_three_values(row: Any) -> None:
+    reader: Any = SimpleNamespace(
+        stream=lambda name: SimpleNamespace(where="m.tar: tensors"), count=lambda stream: 1,
+        load=lambda stream: row, storages={}, tensors={},
+    )  # fmt: skip
+    with pytest.raises(FormatError, match=r"m\.tar: tensors: a tensor is .*; it is damaged"):
+        storages._TarReader.read_tensors(reader)
+    assert not reader.tensors

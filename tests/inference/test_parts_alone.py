@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,10 +16,18 @@ from aprfmt.checks.gates.forward import judge_loss
 from aprfmt.checks.gates.golden import GoldenText
 from aprfmt.cli.parity.output import worst_points
 from aprfmt.codecs import native_kernels
-from aprfmt.errors import BackendUnavailableError, FormatError, UnsupportedError
+from aprfmt.errors import (
+    ArchError,
+    BackendUnavailableError,
+    FormatError,
+    UnsupportedError,
+    UsageError,
+)
+from aprfmt.inference import forward
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _align_labels
 from aprfmt.inference.device import parse_run
+from aprfmt.inference.engines import statistics
 from aprfmt.inference.engines.graph import GraphReader, NodePoint
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
@@ -32,7 +40,7 @@ from aprfmt.inference.fast.encoded import EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
 from aprfmt.inference.parity import operations
-from aprfmt.inference.parity.bundle import choose_bundle
+from aprfmt.inference.parity.bundle import HEADER, choose_bundle, parse_bundle, run_cell
 from aprfmt.inference.parity.matched import ThroughRows
 from aprfmt.inference.replay.recorded_trace import neighbour_keys
 from aprfmt.inference.rows import StoredRows
@@ -406,3 +414,63 @@ def test_chosen_experts_are_recorded_with_their_weights_by_size(first: str, widt
             ("experts", 4, [[3, 7], [1, 2]], 0),
             ("expert_w", 4, [[0.75, 0.25], [0.5, 0.5]], 2),
         ]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyError, TypeError, ValueError, IndexError])
+def test_a_reproduction_that_does_not_fit_its_operation_is_one_line(
+    error: type[Exception], tmp_path: Path
+) -> None:
+    def fails(backend: Any) -> Any:
+        raise error("a part")
+
+    def refuses(backend: Any) -> Any:
+        raise ArchError("no such role")
+
+    bundle: Any = SimpleNamespace(cell=SimpleNamespace(key="L1.attn_q", run=fails))
+    says = f"m: 'L1.attn_q' cannot be run from what the file holds: {error.__name__} "
+    with pytest.raises(FormatError, match=says):
+        run_cell(bundle, cast(Any, None), Path("m"))
+    bundle.cell.run = refuses
+    with pytest.raises(FormatError, match="m: no such role"):
+        run_cell(bundle, cast(Any, None), Path("m"))
+    bundle.cell.run = lambda backend: backend
+    assert run_cell(bundle, cast(Any, 5), Path("m")) == 5
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"schema": 0}', '{"schema": "aprfmt.bundle/999"}', "5"]
+)
+def test_a_header_of_another_schema_is_no_reproduction(text: str) -> None:
+    source: Any = SimpleNamespace(metadata={HEADER: text}, tensors={})
+    with pytest.raises(FormatError, match=r"m: .*: schema .*; expected "):
+        parse_bundle(source, Path("m"))
+
+
+@pytest.mark.parametrize("rows", [[0], [0, 2], [2], [], [3], [-1], [0, 3]])
+def test_rows_of_logits_are_those_of_the_pass(rows: list[int]) -> None:
+    hp: Any = {"vocab_size": 10}
+    if rows and 0 <= min(rows) and max(rows) < 3:
+        facts = forward._pass_facts(hp, [4, 5, 6], None, None, rows)
+        assert facts.logit_rows == tuple(rows) and facts.positions.tolist() == [0, 1, 2]
+    else:
+        with pytest.raises(UsageError, match="the pass has 3 tokens"):
+            forward._pass_facts(hp, [4, 5, 6], None, None, rows)
+    assert forward._pass_facts(hp, [4, 5], None, [7, 9], "all").logit_rows == (0, 1)
+    assert forward._pass_facts(hp, [4, 5], None, None, "last").logit_rows == (1,)
+    for places in ([0], [0, -1], [0, 1, 2]):
+        with pytest.raises(UsageError, match="positions for 2 tokens"):
+            forward._pass_facts(hp, [4, 5], None, places, "all")
+
+
+@pytest.mark.parametrize("room", [-1, 0, 1])
+def test_a_table_of_statistics_may_be_as_large_as_its_limit(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"name,mean\n")
+    monkeypatch.setattr(statistics, "MAX_BYTES", 10 + room)
+    if room < 0:
+        with pytest.raises(FormatError, match="10 bytes; at most 9 of a table are read"):
+            statistics._read_table(path)
+    else:
+        assert statistics._read_table(path) == b"name,mean\n"

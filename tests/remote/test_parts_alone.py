@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import RemoteError
-from aprfmt.remote import stream_hash, traffic
+from aprfmt.remote import remote_file, stream_hash, traffic
 from aprfmt.remote.buckets import BucketSite
 from aprfmt.remote.disk_cache import DiskCache
 from aprfmt.remote.hub import HubSite
@@ -245,3 +245,16 @@ def test_a_file_of_another_size_or_date_is_refused(size: int, tag: str, says: st
     with pytest.raises(RemoteError, match=says):
         RemoteObject.refuse_changed(held)
     return None
+
+
+def test_a_site_whose_answers_prove_nothing_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = ["https://a.b/x/y.gguf", "https://a.b/x/z.gguf", "https://c.d/q", "http://e.f:8/q"]
+    known = {
+        ("s", str(i)): SimpleNamespace(where=place, mixed=i != 2) for i, place in enumerate(places)
+    }
+    monkeypatch.setattr(remote_file, "_objects", known)
+    found = remote_file.unproven_sites()
+    assert [line.partition(":/ ")[0].split("/: ")[0] for line in found] == [
+        "https://a.b",
+        "http://e.f:8",
+    ]

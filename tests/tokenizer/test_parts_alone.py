@@ -9,12 +9,15 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer import engine_server, isolated, keys
+from aprfmt.tokenizer.build import tokenizer_json
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import scores_from_merges
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.hf_json import FLAGS, config_added_tokens
 from aprfmt.tokenizer.loading import _special_texts
+from aprfmt.tokenizer.stated import _plain_vocabulary
 from aprfmt.tokenizer.vocabulary import Vocabulary
+from tests.tokenizer.fake import fake
 
 
 def test_scores_fall_in_the_order_of_merges_then_of_ids() -> None:
@@ -98,3 +101,34 @@ def test_an_id_beyond_the_tokens_has_no_text() -> None:
     assert _special_texts(carried) == {"bos": "a", "eos": "b"}
     carried.metadata_value = lambda key: "ab"
     assert _special_texts(carried) == {}
+
+
+@pytest.mark.parametrize("bytes_too", [False, True])
+@pytest.mark.parametrize(("text", "unknown"), [("a?b", 1), ("a??b", 1), ("a?b??", 2)])
+def test_unknown_characters_in_a_row_are_one_token_of_sentencepiece(
+    text: str, unknown: int, bytes_too: bool
+) -> None:
+    """As LlamaTokenizer has it; with tokens for bytes there are no unknown characters."""
+    tokenizers = pytest.importorskip("tokenizers", reason="NOT-RUN: tokenizers is not installed")
+    extra = [f"<0x{i:02X}>" for i in range(256)] if bytes_too else []
+    tokens = ["<unk>", "a", "b", "\u2581", *extra]
+    types = [2, 1, 1, 1, *(6 for _ in extra)]
+    vocabulary = Vocabulary("spm", tokens, types, merges=[], ids={"unk": 0})
+    made = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary, "m")))
+    ids = made.encode(text, add_special_tokens=False).ids
+    assert ids.count(0) == (0 if bytes_too else unknown)
+    assert ids.count(tokens.index("a")) == ids.count(tokens.index("b")) == 1
+    assert sum(i > 3 for i in ids) == (text.count("?") if bytes_too else 0)
+
+
+@pytest.mark.parametrize("eos", [0, 3, 4, 9])
+def test_an_id_that_no_token_has_is_no_special_one(eos: int) -> None:
+    """Of a kind of vocabulary that is not encoded with here, too."""
+    metadata = {
+        "tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a", "b", "c", "d"],
+        "tokenizer.ggml.eos_token_id": eos,
+    }  # fmt: skip
+    words = _plain_vocabulary(fake("gguf", metadata).carried, "rwkv")
+    assert list(words.tokens) == ["a", "b", "c", "d"] and len(words.types) == 4
+    assert dict(words.ids) == ({"eos": eos} if eos < 4 else {})
+    assert "eos" not in words.taken  # a stated id is not replaced by an engine's default

@@ -4,16 +4,21 @@ Seen red: a row of another package in place of one of ours, a gate asked by `val
 a gate that fail nothing, a session asked for of a model whose tensors are not whole.
 """
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aprfmt.base.registry import Registry
-from aprfmt.checks import CheckRow, Finding, NotRun, Result, table, validate
+from aprfmt.checks import CheckRow, Finding, NotRun, Result, check_runner, table, validate
 from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file import stated_facts, vocabulary
 from aprfmt.checks.gates import running as qa
+from aprfmt.checks.records import LISTED, list_names
 from aprfmt.errors import UsageError
+from aprfmt.inference import loss
 from tests.models import save_tiny
 from tests.qa.faults import tensors
 from tests.validate import bases
@@ -131,3 +136,93 @@ def test_a_row_needs_what_there_is() -> None:
     said = "check 'x': needs 'files'; expected one of file, source, second_reader, model"
     with pytest.raises(UsageError, match=said):
         CheckRow("x", "nothing", f"{HERE}:odd", needs="files")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [0, 1, LISTED, LISTED + 1, LISTED + 4])
+@pytest.mark.parametrize("note", ["", "12 tensors"])
+def test_findings_of_a_repeated_check_are_one_line_of_the_first(
+    note: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that say the same are one; so many different ones are named."""
+    findings = [Finding(f"t{i}", f"is {i}", f"not {i}") for i in range(count)]
+    findings += [Finding("u", "is 0", "not 0")] * bool(count)
+    row = SimpleNamespace(name="x", formats=(), proves="all is well")
+    monkeypatch.setattr(check_runner, "CHECKS", (row,))
+    monkeypatch.setattr(
+        check_runner, "check_result", lambda row, context: (Result(note, findings), "")
+    )
+    context: Any = SimpleNamespace(model=SimpleNamespace(format="gguf"))
+    (found,) = check_runner.repeat_result(context, "x", "named")
+    said = [f"t{i}: is {i}" for i in range(count)]
+    if said:
+        said[0] = f"is 0 {list_names(['t0', 'u'])}"
+    assert found.found == ("; ".join([*filter(None, [note]), *said[:LISTED]]) or "none")
+    wanted = "; ".join(f"not {i}" for i in range(min(count, LISTED)))
+    assert (found.name, found.expected) == ("named", wanted or "all is well")
+
+
+@pytest.mark.parametrize("plain", [99, 100, 101])
+@pytest.mark.parametrize("format", ["gguf", "safetensors"])
+@pytest.mark.parametrize("word", ["<image_soft_token>", "hello"])
+def test_added_placeholders_behind_the_embedding_are_a_warning(
+    word: str, format: str, plain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where the words themselves are more than the rows, nor in GGUF, which has all."""
+    monkeypatch.setattr(vocabulary, "_embedding_rows", lambda ctx: (100, "embed"))
+    words = SimpleNamespace(tokens=["a"] * 100 + [word], own=True, plain=plain, where="w")
+    context: Any = SimpleNamespace(words=words, model=SimpleNamespace(format=format))
+    (found,) = vocabulary.check_size(context).findings
+    mild = word != "hello" and format != "gguf" and plain <= 100
+    assert found.level == ("warning" if mild else "fail")
+    assert f"{word!r} (100)" in found.found
+
+
+@pytest.mark.parametrize("count", [None, 0, 12, 13])
+@pytest.mark.parametrize("shape", [None, [3, 4], [4, 3]])
+def test_counts_that_a_file_states_are_held_to_its_tensors(
+    shape: list[int] | None, count: int | None
+) -> None:
+    """Zero is what importers that stream leave: no statement."""
+    stated: dict[str, Any] = {} if count is None else {"param_count": count}
+    if shape is not None:
+        stated["tensor_shapes"] = {"w": shape}
+    tensor = SimpleNamespace(shape=(3, 4), info=SimpleNamespace(shape=(3, 4)))
+    model = SimpleNamespace(
+        metadata=stated, items=lambda: [("w", tensor)],
+        source=SimpleNamespace(tensors={"w": tensor}),
+    )  # fmt: skip
+    context: Any = SimpleNamespace(model=model, where="m.apr")
+    seen = bool(count) + (shape is not None)
+    if not seen:
+        with pytest.raises(NotRun, match="the file states no counts"):
+            stated_facts.check_counts(context)
+        return
+    found = stated_facts.check_counts(context)
+    assert found.found == f"{seen} statements"
+    wrong = [count] * (count == 13) + [shape] * (shape == [4, 3])
+    assert [one.found for one in found.findings] == [str(each) for each in wrong]
+
+
+@pytest.mark.parametrize("nats", [0.0, 0.5, 3.0, 5.0, math.nan, math.inf])
+@pytest.mark.parametrize("weights", ["trained", "random"])
+def test_bounds_of_a_loss_are_inside(weights: Any, nats: float) -> None:
+    vocab = 100
+    low, high = loss.RANDOM_BOUNDS
+    bounds = {
+        "trained": (loss.IMPLAUSIBLY_GOOD, math.log(vocab)),
+        "random": (low, high * math.log(vocab)),
+    }[weights]
+    for value in (nats, *bounds):
+        measured: Any = SimpleNamespace(
+            nats=value, tokens=3, vocab=vocab, uniform_loss=math.log(vocab)
+        )
+        found = {row.name: row.outcome for row in loss.assess_loss(measured, weights, "here")}
+        finite = math.isfinite(value)
+        assert (found["loss-finite"] == "PASS") is finite
+        for name, good in (
+            ("loss-not-zero", value != 0), ("loss-below-uniform", value <= bounds[1]),
+            ("loss-plausible", value >= bounds[0]),
+        ):  # fmt: skip
+            assert found[name] == ("NOT_RUN" if not finite else "PASS" if good else "FAIL")
+    nothing: Any = SimpleNamespace(nats=1.0, tokens=0, vocab=vocab, uniform_loss=4.6)
+    assert [row.name for row in loss.assess_loss(nothing, weights)] == ["loss-measured"]
