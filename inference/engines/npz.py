@@ -103,7 +103,7 @@ class NpzFile:
         ):
             raise FormatError(
                 f"{self.path}: {_short_text(key)!r} declares {member.file_size} bytes in {packed}; "
-                f"expected at most {MAX_MEMBER}, and activations that compress less than "
+                f"expected at most {MAX_MEMBER}, and activations that compress at most "
                 f"1:{MAX_RATIO}"
             )
         return key

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from aprfmt.cli import demo, render
 from tests.cli.run import aprfmt, process
 from tests.conftest import ROOT
 
@@ -89,3 +90,39 @@ def test_what_cannot_be_done_is_one_line(args: tuple[str, ...], says: str, tmp_p
     done = aprfmt("demo", *(word.format(tmp_path) for word in args))
     assert done.code == 2 and says in done.err and done.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_every_step_says_what_it_is_for_and_gives_its_command(
+    wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step that ran is the first with another exit code than expected."""
+    ran: list[list[str]] = []
+
+    def run(group: object, args: list[str], silent: bool) -> int:
+        ran.append(args)
+        return 2 if wrong and len(ran) == 2 else steps[len(ran) - 1][2]
+
+    styles: dict[str, str] = {}
+    say = render.say
+
+    def note(text: str, *, style: str = "") -> None:
+        styles[text] = style
+        say(text, style=style)
+
+    monkeypatch.setattr(demo, "run_command", run)
+    monkeypatch.setattr(render, "say", note)
+    steps = demo.demo_steps(tmp_path / "out")
+    done = aprfmt("demo", "--out", tmp_path / "out")
+    assert done.code == int(wrong) and len(ran) == (2 if wrong else len(steps))
+    at = 0
+    for (why, args, _), mine in zip(steps, ran, strict=False):
+        assert mine == args
+        at = done.out.index(f"# {why}\n$ {demo.command_line(args)}\n", at)
+    ran.clear()
+    short = aprfmt("demo", "--out", tmp_path / "short", "--format", "agent")
+    count = "1 of 2" if wrong else f"{len(steps)} of {len(steps)}"
+    first, *rest = short.out.splitlines()
+    assert first.endswith(f": {count} steps gave the exit code that they should")
+    assert (first[:4], styles[first]) == (("FAIL", "bad") if wrong else ("PASS", "good"))
+    assert any(line.startswith("  exit 2, expected 0: aprfmt ") for line in rest) == wrong

@@ -6,6 +6,7 @@ Seen red: cells cut with an ellipsis, a name in brackets taken for a colour, ric
 import io
 import re
 import sys
+from collections.abc import Callable
 
 import click
 import pytest
@@ -106,3 +107,22 @@ def test_a_narrow_terminal_keeps_every_column(width: int, monkeypatch: pytest.Mo
     terminal.print_table(headers, rows, "ll" + "r" * 10, {1: "bad"})
     lines = [Text.from_ansi(line).plain.split() for line in out.getvalue().splitlines()]
     assert lines[0] == [*headers] and lines[2:] == [[*row] for row in rows]
+
+
+def shown_panel() -> None:
+    render.say_verdict("FAIL: one", "bad")
+
+
+def shown_table() -> None:
+    render.table(ROWS, ("name", "bytes"), "lr")
+
+
+@pytest.mark.parametrize("show", [shown_panel, shown_table, lambda: render.line("a line")])
+def test_a_line_of_progress_is_gone_before_anything_is_printed(
+    show: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = terminal_of(monkeypatch, 60)
+    cleared: list[str] = []
+    monkeypatch.setattr(render.STATUS, "clear", lambda: cleared.append(out.getvalue()))
+    show()
+    assert cleared and cleared[0] == "" and out.getvalue()

@@ -258,3 +258,17 @@ def test_a_wrong_loss_is_found_in_coarse_arithmetic(
     monkeypatch.setattr(TorchBackend, "cross_entropy", lambda b, x, y: right(b, x, np.roll(y, 1)))
     found = compared(judged("qwen2").folder, ("numpy", f"torch:cpu:{dtype}"), IDS)
     assert found.verdict == "bug" and named(found, "own-loss").outcome == "FAIL"
+
+
+def test_a_loss_needs_one_label() -> None:
+    for count, why in ((1, "a single token has no label"), (2, ""), (3, "")):
+        logits = np.random.default_rng(2).standard_normal((count, 7)).astype(np.float32)
+        ids = [3, 1, 4][:count]
+        found = measure_backend_loss(parse_run("numpy").open(), logits, ids)
+        assert found.why == why and (found.nats is None) == (count == 1)
+        if found.nats is not None:
+            labels = torch.tensor(ids[1:])
+            true = torch.nn.functional.cross_entropy(torch.from_numpy(logits[:-1]).double(), labels)
+            assert found.nats == pytest.approx(true.item(), rel=1e-5)
+        none = measure_backend_loss(None, logits, ids)
+        assert none.nats is None and "engine" in none.why

@@ -20,6 +20,7 @@ from aprfmt.arch.carried_hyperparameters import read_aprfmt_key
 from aprfmt.arch.hyper_rules import check_scale_factor
 from aprfmt.arch.layout_steps import only_shape
 from aprfmt.arch.required_values import require_values
+from aprfmt.arch.rope_hf import _read_proportional
 from aprfmt.arch.sliding_window import require_causal
 from aprfmt.arch.spec import Facts
 from aprfmt.arch.value_checks import finite_number, positive_number, sequence
@@ -33,14 +34,18 @@ from aprfmt.errors import (
     ConversionError,
     FormatError,
     TruncatedError,
+    UnsupportedError,
     UsageError,
 )
 from aprfmt.formats.cursor import Cursor
+from aprfmt.formats.pytorch.pickle_values import GlobalName
+from aprfmt.formats.pytorch.storages import Resolver
 from aprfmt.inference import aprt, aprt_facts, batch, record, trace_file
 from aprfmt.inference.engines import captures, dump_folders, mapping, npz, rank_dims
 from aprfmt.inference.parity import bundle, calibrate
 from aprfmt.inference.sampling import Sampling
 from aprfmt.model import manifest
+from aprfmt.model.engine_state import open_engine_state
 from aprfmt.quantizing import imatrix
 from aprfmt.remote import buckets, hub
 from aprfmt.remote.response_body import ResponseBody
@@ -78,6 +83,33 @@ def stage(**changed: Any) -> Any:
     return aprt_facts.parse_facts(
         {"schema": aprt_facts.SCHEMA, "run": {}, "files": {"s": row}}, "f"
     )
+
+
+def storage(*view: Any, count: Any = 4, key: Any = "0", kind: str = "FloatStorage") -> Any:
+    """Return what a persistent id of torch.save stands for, with or without a view."""
+    return Resolver()(("storage", GlobalName("torch", kind), key, "cpu", count, *view))
+
+
+def rotated(part: float) -> Any:
+    """Return how many of a head of 8 rotate by a share of it."""
+    rope: Any = SimpleNamespace(
+        get=lambda key, check, usual: part if key.startswith("partial") else usual
+    )
+    hf: Any = SimpleNamespace(dim=lambda: 8)
+    return _read_proportional(hf, rope, 64, 64)["rotated"]
+
+
+def member(size: int, packed: int, **changed: Any) -> str:
+    """Return the key of a member of an .npz of these sizes."""
+    said = {"filename": "a.npy", "flag_bits": 0, "file_size": size, "compress_size": packed}
+    return npz.NpzFile._member_key(
+        SimpleNamespace(path=HERE, _members={}),  # type: ignore[arg-type]
+        SimpleNamespace(**{**said, **changed}),  # type: ignore[arg-type]
+    )
+
+
+def published(**changed: Any) -> Any:
+    return SimpleNamespace(**{"path": HERE, "folder": None, **changed})
 
 
 def state(text: bytes) -> Any:
@@ -163,6 +195,36 @@ REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
         lambda: weight_dtype("Q8_0", {"dtype": "float64"}, "w"), ConversionError,
         "w: config.json says dtype 'float64'; expected float32, float16 or bfloat16",
     ),
+    "rotated below": (lambda: rotated(-0.01), ArchError, "is -0.01; expected a number from 0 to 1"),
+    "rotated above": (lambda: rotated(1.01), ArchError, "is 1.01; expected a number from 0 to 1"),
+    # files of torch.save
+    "storage view": (
+        lambda: storage(("v", 0)), ValueError, "has a view of a storage that is a tuple",
+    ),
+    "storage long view": (
+        lambda: storage(("v", 0, 1, 1)), ValueError, "has a view of a storage that is",
+    ),
+    "storage view kind": (lambda: storage([0]), ValueError, "has a view of a storage that is"),
+    "storage view before": (
+        lambda: storage(("v", -1, 1)), ValueError, "has a view of a storage that is",
+    ),
+    "storage view outside": (
+        lambda: storage(("v", 1, 4)), ValueError, r"has a view 1\.\.5 of 4 elements",
+    ),
+    "storage key": (lambda: storage(key=1.5), ValueError, "has a storage of key .* with "),
+    "storage count": (lambda: storage(count=-1), ValueError, "has a storage of key .* with "),
+    "storage kind": (
+        lambda: storage(kind="NoStorage"), ValueError, "has a storage of class .* is not read here",
+    ),
+    # models of engines
+    "state of a file": (
+        lambda: open_engine_state(HERE, published()), UsageError,
+        "f: an engine's state is read by the names and config.json of a Hugging Face folder",
+    ),
+    "state without config": (
+        lambda: open_engine_state(HERE, published(folder=SimpleNamespace(config=None))), UsageError,
+        "f: an engine's state is read by the names and config.json of a Hugging Face folder",
+    ),
     # files of prompts and tolerances
     "golden empty": (
         lambda: golden.parse_golden({}, HERE), FormatError,
@@ -245,6 +307,22 @@ REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
     "cut number": (
         lambda: captures.decode_numbers(b"abc", "<f2", "f"), FormatError,
         r"f: ends inside a number; was it cut off\?",
+    ),
+    "no folder": (
+        lambda: captures._sorted_names(Path("no/such/folder")), FormatError,
+        "folder: cannot be listed: No such file",
+    ),
+    "npz member": (
+        lambda: member(1, 1, filename="a.txt"), FormatError, "member 'a.txt' is not an array",
+    ),
+    "npz locked": (lambda: member(1, 1, flag_bits=1), UnsupportedError, "f: 'a' is encrypted"),
+    "npz large": (
+        lambda: member(npz.MAX_MEMBER + 1, npz.MAX_MEMBER), FormatError, "f: 'a' declares ",
+    ),
+    "npz packed": (
+        lambda: member((npz.SMALL + npz.MAX_RATIO) // npz.MAX_RATIO * npz.MAX_RATIO + 1,
+                       (npz.SMALL + npz.MAX_RATIO) // npz.MAX_RATIO),
+        FormatError, "compress at most 1:100",
     ),
     "no dims": (lambda: rank_dims.parse_dims(" # x", "f"), FormatError, "expected dimensions such"),
     "mapping entry": (
@@ -347,6 +425,13 @@ def test_what_fits_is_taken() -> None:
     assert state(b'{"shape": [0, 2]}') == (0, 2)
     found, names, chunks = imatrix._read_legacy(legacy(b"w", b"v"))
     assert sorted(found) == ["v", "w"] and names == () and chunks is None
+    assert [rotated(part) for part in (0.0, 0.5, 1.0)] == [0, 4, 8]
+    assert [(one.start, one.nbytes) for one in (storage(("v", 1, 3)), storage(None))] == [
+        (4, 12), (0, 16),
+    ]  # fmt: skip
+    parts = npz.SMALL // npz.MAX_RATIO + 1
+    for size, packed in ((parts * npz.MAX_RATIO, parts), (npz.SMALL, 1), (npz.MAX_MEMBER, 1 << 30)):
+        assert member(size, packed) == "a"
     assert body(b"2\r\nab\r\n0\r\n\r\n").read(9) == b"ab"
     assert Sampling(seed=0, top_p=1).seed == 0
 

@@ -1,0 +1,62 @@
+"""What a step's verdict is made of: each part of a report alone, and the rules for one gradient."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.training.gradient_case import GradientCase
+from aprfmt.measure.named_causes import NamedCause
+from aprfmt.model.ledger import NotCompared
+from aprfmt.training.judge import judge_gradient
+from aprfmt.training.report import StepReport, TensorStep
+
+ROW = TensorStep("L0.attn_q.weight", ("q",), (2, 2), "F32", None, verdict="agrees")
+DIFFERS = replace(ROW, key="L1.attn_q.weight", verdict="differs", why="x")
+OPEN = replace(ROW, key="L2.attn_q.weight", verdict="not compared", why="x")
+CAUSE: Any = object.__new__(NamedCause)
+LEFT = NotCompared("tensor", "lm_head.weight", "unreadable", "x")
+
+
+@pytest.mark.parametrize(
+    ("rows", "causes", "left", "code"),
+    [
+        ((ROW,), (), (), 0),
+        ((ROW, DIFFERS), (), (), 1),
+        ((DIFFERS, OPEN), (), (), 1),
+        ((ROW,), (CAUSE,), (), 1),
+        ((ROW, DIFFERS), (CAUSE,), (), 1),
+        ((ROW,), (), (LEFT,), 2),
+        ((ROW, OPEN), (), (), 2),
+        ((ROW, OPEN), (CAUSE,), (), 1),
+        ((), (), (), 2),
+    ],
+)
+def test_a_difference_or_a_cause_alone_makes_the_verdict(
+    rows: tuple[TensorStep, ...], causes: tuple[Any, ...], left: tuple[Any, ...], code: int
+) -> None:
+    report = StepReport("a", "b", None, None, rows, causes, left)
+    assert report.exit_code == code
+    assert sum(report.counts.values()) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("size", "apart", "rounding", "verdict"),
+    [
+        (1.0, 1e-7, None, "agrees"),  # within the bound of float32
+        (1e-9, 0.5, 1e-2, "agrees"),  # zero, but for what rounding leaves
+        (1.0, 0.1, 0.2, "agrees"),  # the trainer's own rounding
+        (1.0, 0.1, 0.5, "not compared"),  # a rounding as large as the gradient
+    ],
+)
+def test_a_gradient_that_rounding_explains_is_judged_by_all_its_elements(
+    size: float, apart: float, rounding: float | None, verdict: str
+) -> None:
+    rng = np.random.default_rng(5)
+    made, off = (x / np.linalg.norm(x) for x in rng.standard_normal((2, 8, 8)))
+    scale = size if rounding is None else 1.0
+    case = GradientCase("k", size * made + apart * off * (scale if size == 1 else rounding or 1),
+                        size * made)  # fmt: skip
+    found = judge_gradient(case, rounding)
+    assert (found.verdict, found.whole, found.guesses) == (verdict, True, ())
