@@ -1,7 +1,8 @@
 """What `step --dry-run` says that a backward takes, against what the system counts.
 
-Measured on models of 14 to 30 million parameters (llama, gpt2, gemma2, mixtral, qwen3), the whole
-process: said was 1.13 to 1.28 times the memory that was taken. Seen red: without torch's own bytes and the copies.
+Measured on models of 14 to 30 million parameters (llama, gpt2, gemma2, mixtral), the whole process:
+said was 1.13 to 1.28 times the memory that was taken. Seen red: without torch's own bytes and the
+copies.
 """
 
 import subprocess
