@@ -14,6 +14,7 @@ from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.batch import Batch, read_batch
 from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.inference.loss import BITS, IMPLAUSIBLY_GOOD, RANDOM_BOUNDS
 from aprfmt.inference.weights import free_memory
 from aprfmt.model import Model
 from aprfmt.training import ComputedGradients
@@ -118,6 +119,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         "tokens / labels, padding left out": tokens / max(1, labels),
         "tokens / labels, padding counted": batch.mask.size / max(1, labels),
         "row length": batch.row_length,
+        "1 / ln 2, a loss in bits": BITS,
     }
     if scale is not None:
         counts["alpha / r"] = scale
@@ -129,6 +131,24 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         batch.row_length,
         bool(batch.document_starts.any()),
     )
+
+
+def doubtful_loss(loss: float, vocabulary: int) -> str:
+    """Return why a batch's loss in nats is hardly that of the model that was trained; "" if it is.
+
+    Above ln(vocabulary) it is worse than guessing, as random weights are, and above their bound too
+    it is another fault. Near zero there is nothing left to learn, and gradients show nothing.
+    """
+    uniform = math.log(max(2, vocabulary))
+    text = f"the batch's loss is {loss:.4g} nats"
+    if loss < IMPLAUSIBLY_GOOD:
+        return f"{text}: too good to be true of text, and its gradients say little"
+    if loss <= uniform:
+        return ""
+    above = f"{text}, above ln({vocabulary}) = {uniform:.4g} of guessing"
+    if loss <= RANDOM_BOUNDS[1] * uniform:
+        return f"{above}: right of random weights, of trained ones not"
+    return f"{above}, and above what random weights give: other tokens, or another checkpoint"
 
 
 @contextmanager

@@ -110,6 +110,9 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
     sample = _sample(parameter, held, signs)
     if not np.isfinite(sample.after).all():
         return Judgement("differs", "holds NaN or infinite numbers")
+    kept = () if sample.moments is None else (sample.moments.first, sample.moments.second)
+    if any(each is not None and not np.isfinite(each).all() for each in kept):
+        return Judgement("differs", "its moments in the optimizer's state are NaN or infinite")
     still = signs and not held.idle and not sample.coarse and not sample.change.any()
     if still and _is_unmoved(parameter):
         return Judgement("not compared", "did not move, and no gradient says whether it should")

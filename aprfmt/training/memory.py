@@ -8,10 +8,11 @@ from pathlib import Path
 
 from aprfmt.inference.backends.base import ITEM_SIZES
 from aprfmt.inference.batch import read_batch
+from aprfmt.inference.gradients.given_points import point_names
 from aprfmt.model import Model, open_model
 from aprfmt.training.computed import explaining_missing_torch
 from aprfmt.training.parameters import Parameter, pair_parameters
-from aprfmt.training.saved_arrays import open_arrays
+from aprfmt.training.saved_arrays import open_arrays, plain_name
 from aprfmt.training.update import CHUNK
 
 # Bytes of the program itself with numpy, and float64 arrays of a piece that are held at once;
@@ -21,6 +22,7 @@ KEPT = 2  # gradients that are held as they were read
 # Bytes of torch itself, and float64 copies of all gradients: the exact ones, those in the trainer's
 # arithmetic, and those with a mistake that is tried.
 TORCH, COPIES = 400 << 20, 3
+POINT_COPIES = 5  # of each point's gradient: the given one, and value and gradient of two passes
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,18 @@ def estimate_step(
         rows = pair_parameters(before, later, None if adapter is None else base).rows
         held = open_arrays([Path(each) for each in arrays], stack)
         sizes = [prod(captures.shapes[name]) for captures, name in held.values()]
+        points = set(point_names([plain_name(name) for name in held], base))
+        recorded = sum(
+            prod(captures.shapes[own])
+            for name, (captures, own) in held.items()
+            if plain_name(name) in points
+        )
         backward = forward = None
         if batch is not None and differences:
             forward = _forward_bytes(base, Path(batch))
         elif batch is not None:
             backward = _backward_bytes(base, Path(batch), adapter, dtype)
+            backward += POINT_COPIES * 8 * recorded
     piece = max((_elements(row) for row in rows), default=0)
     read = sum(side.nbytes for row in rows for side in (row.before, row.after) if side is not None)
     peak = PROGRAM + ARRAYS * 8 * piece

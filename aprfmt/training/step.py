@@ -48,7 +48,7 @@ from aprfmt.tensors.stats import compute_stats
 from aprfmt.tensors.view import View
 from aprfmt.training import ComputedGradients
 from aprfmt.training.computed import BatchNumbers as BatchNumbers
-from aprfmt.training.computed import Computed, compute_gradients
+from aprfmt.training.computed import Computed, compute_gradients, doubtful_loss
 from aprfmt.training.differences import DifferenceChecker, open_differences
 from aprfmt.training.judge import (
     Held,
@@ -1073,6 +1073,7 @@ class _Step:
                 and key in self.given.placed
                 and key not in self.made_again
             ]
+        self._remark_doubtful()
         every = [key for key, one in judged.items() if one.decays_all]
         if every:
             self.notes.append(
@@ -1085,6 +1086,38 @@ class _Step:
             if by == "value":
                 what = "each element of the gradients given was clipped to"
             self.notes.append(f"{what} {bound:g} in the step")
+
+    def _remark_doubtful(self) -> None:
+        """Add notes about a batch or gradients that compare well and are hardly a trainer's.
+
+        That is a loss that no trained model has, and gradients equal to the bit to those of another
+        arithmetic than the trainer's.
+        """
+        loss, vocabulary = self._loss()[0], hyper_of(self.model).get("vocab_size")
+        if loss is not None and isinstance(vocabulary, int):
+            doubt = doubtful_loss(loss, vocabulary)
+            self.notes += [doubt] if doubt else []
+        computed = self.computed
+        if computed is None or self.given is None:
+            return
+        rounded = [
+            key
+            for key in self.given.placed
+            if key in computed.keys and computed.gradient(key).any() and computed.rounding(key)
+        ]
+        by_key = {row.key: row for row in self.parameters}
+        if rounded and all(self._is_copy(by_key[key], computed) for key in rounded):
+            self.notes.append(
+                "every gradient is equal to the bit to the one computed here, which another "
+                "arithmetic does not reach: these are no trainer's gradients, and show nothing"
+            )
+
+    def _is_copy(self, parameter: Parameter, computed: ComputedGradients) -> bool:
+        """Return whether a given gradient is the computed one, rounded to its stored type."""
+        assert self.given is not None
+        given = self.given.values(parameter, self.given.placed[parameter.key])
+        values = computed.gradient(parameter.key).reshape(given.shape)
+        return bool(np.array_equal(given, values.astype(given.dtype)))
 
 
 class BackwardFound(GradientGuess):

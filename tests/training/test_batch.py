@@ -17,7 +17,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from aprfmt.errors import FormatError, UsageError
-from aprfmt.training.computed import compute_gradients
+from aprfmt.training.computed import compute_gradients, doubtful_loss
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.adapters.test_trained_pairs import written
@@ -216,3 +216,63 @@ def test_the_command_computes_and_a_wrong_batch_is_one_line(tmp_path: Path) -> N
     assert done.code == 2 and "the embedding has" in done.err and done.err.count("\n") == 1
     with pytest.raises(FormatError, match="the embedding has"):
         explain_step(model, grads=[options[1]], batch=tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (3.2, ""),  # of ln(97) = 4.57
+        (4.57, ""),
+        (4.6, "of guessing: right of random weights"),
+        (6.8, "of guessing: right of random weights"),
+        (7.0, "above what random weights give"),
+        (0.01, "too good to be true"),
+        (0.0, "too good to be true"),
+    ],
+)
+def test_a_loss_that_no_trained_model_has_is_said(loss: float, says: str) -> None:
+    """Seen red: the bound of random weights taken for that of guessing."""
+    found = doubtful_loss(loss, 97)
+    assert bool(found) == bool(says) and says in found
+
+
+def test_the_answer_says_that_a_loss_is_worse_than_guessing(tmp_path: Path) -> None:
+    report = explained("qwen2", lambda key, g: g, tmp_path)
+    assert report.loss is not None
+    doubt = doubtful_loss(report.loss, 97)
+    assert bool(doubt) == any("of guessing" in note for note in report.notes)
+    assert report.loss > np.log(97) and report.exit_code == 0
+
+
+def test_gradients_of_a_loss_in_bits_are_named(tmp_path: Path) -> None:
+    """Seen red: 1.44 times the right one, and no word of what that is."""
+    report = explained("qwen2", lambda key, g: g / np.float32(np.log(2)), tmp_path)
+    (cause,) = report.causes
+    assert (cause.cause, cause.level) == ("gradient_factor", "confirmed")
+    assert "1 / ln 2, a loss in bits" in cause.says and len(cause.roles) == len(report.tensors)
+
+
+def test_gradients_that_were_computed_here_are_no_trainers(tmp_path: Path) -> None:
+    """float32 is not float64 rounded once. Seen red: one equal gradient enough."""
+    model, batch, grads = made("qwen2")
+    mine, _ = compute_gradients_of(model, batch)
+    copies = {name: mine[name].astype(np.float32) for name in grads}
+    for given, copied in (
+        (copies, True),
+        (grads | {"model.norm.weight": copies["model.norm.weight"]}, False),
+    ):
+        save_file(given, tmp_path / "g.safetensors")
+        report = explain_step(model, grads=[tmp_path / "g.safetensors"], batch=batch)
+        assert report.exit_code == 0
+        assert any("equal to the bit" in note for note in report.notes) == copied
+
+
+def compute_gradients_of(model: Path, batch: Path) -> tuple[dict[str, np.ndarray], float]:
+    """Return ({stored name: float64 gradient}, the loss) as computed here."""
+    from aprfmt.inference.batch import read_batch
+    from aprfmt.inference.gradients.of_batch import batch_gradients
+    from aprfmt.model import open_model
+
+    with open_model(model) as opened:
+        found = batch_gradients(opened, read_batch(batch, int(opened.hyper["vocab_size"])))
+        return dict(found.parameters), found.loss
