@@ -19,7 +19,7 @@ from typing import Any
 from aprfmt.arch.binding import BoundGroup, Shape, logical_shapes
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.joining_steps import Split
-from aprfmt.arch.layout_steps import RowsPermuted, Transposed
+from aprfmt.arch.layout_steps import HalvesBelow, RowsPermuted, Transposed
 from aprfmt.arch.required_roles import find_rule
 from aprfmt.arch.size_expressions import expression_terms, shape_of, size_of
 from aprfmt.arch.spec import ArchSpec, LayoutStep, role_key, split_key
@@ -50,7 +50,21 @@ JOINED = (
     ),
     JoinedModule(("ssm_f_b", "ssm_g_b"), ("fused_fg_b_proj",)),
     JoinedModule(("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), ("qkv_conv1d",)),
+    # deepseek_v4's query and keys, and its compressors.
+    JoinedModule(("attn_q_a", "attn_kv"), ("wqkv_a",)),
+    JoinedModule(("attn_compressor_kv", "attn_compressor_gate"), ("wkv_gate",)),
+    JoinedModule(("indexer.compressor_kv", "indexer.compressor_gate"), ("wkv_gate",)),
 )
+# Architecture -> parts of its checkpoints' names that SGLang's loader replaces, one after another.
+RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "deepseek_v4": (
+        (".attn.norm.", ".attn.kv_norm."), (".attn.", ".self_attn."), (".ffn.", ".mlp."),
+        (".attn_norm.", ".input_layernorm."), (".ffn_norm.", ".post_attention_layernorm."),
+        (".gate.tid2eid", ".topk.tid2eid"), (".gate.bias", ".gate.e_score_correction_bias"),
+        (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."),
+        (".hc_head.hc_", ".hc_head_"),
+    ),
+}  # fmt: skip
 # Other names of tensors outside the layers, as in vLLM's gpt_oss, nemotron_h and gpt_neox.
 WHOLE: Mapping[str, tuple[str, ...]] = {
     "token_embd": ("model.embed_tokens.weight", "model.embedding.weight"),
@@ -199,7 +213,8 @@ class Part:
 
     `steps` make of the stored arrays those that the engine joins; `shapes` are the shapes of these,
     `keys` their role keys, `sections` the Sections of each along the axis they are joined on.
-    `divided` is the axis of them that ranks divide, None where each rank has all.
+    `divided` is the axis of them that ranks divide, None where each rank has all. Without a stored
+    name it is room that nothing is loaded into.
     """
 
     stored: tuple[str, ...]
@@ -270,9 +285,22 @@ def list_parameters(
     """
     table = _Table(spec, groups, shapes, hp)
     made = [*table.published(), *table.relaid(), *table.stacked()]
+    renamed = RENAMED.get(spec.name, ())
     for layer in table.layers:
-        made += [*table.joined(layer), *table.megatron(layer)]
-    return made
+        made += [*table.joined(layer), *table.completed(layer), *table.megatron(layer)]
+    if not renamed:
+        return made
+    return [replace(one, names=_with_renamed(one.names, renamed)) for one in made]
+
+
+def _with_renamed(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return names and what they become by replacing parts of them, each name once."""
+    found = dict.fromkeys(names)
+    for name in names:
+        for old, new in pairs:
+            name = name.replace(old, new)
+        found[name] = None
+    return tuple(found)
 
 
 class _Table:
@@ -315,6 +343,18 @@ class _Table:
                 yield EngineParameter(
                     group.stored, (self._logical_part(group),), regrouped=regrouped
                 )
+            if role_base(group.roles[0]).endswith("compressor_ape") and self._overlaps(group):
+                part = self._stored_part(group, group.stored[0])
+                yield EngineParameter(group.stored, (replace(part, steps=(HalvesBelow(),)),))
+
+    def _overlaps(self, group: BoundGroup) -> bool:
+        """Return whether a compressor's windows overlap: its positions are twice its norm's size.
+
+        `group` holds the positions.
+        """
+        norm = self._by_key.get(group.roles[0].replace("compressor_ape", "compressor_norm"))
+        width = self._shapes[group.stored[0]][-1]
+        return norm is not None and width == 2 * self._shapes[norm.stored[0]][-1]
 
     def stacked(self) -> Iterator[EngineParameter]:
         """Yield a parameter for each stack of all experts: gate and up, down, their biases."""
@@ -354,6 +394,40 @@ class _Table:
                     # Its pairs of rows that turn together are neighbours; vLLM's are halves.
                     halves = self._halved(parts[0], "n_heads"), self._halved(parts[1], "n_kv_heads")
                     yield EngineParameter(names, (*halves, *parts[2:]))
+
+    def completed(self, layer: int | None) -> Iterator[EngineParameter]:
+        """Yield a layer's joined queries, keys and values where the checkpoint lacks some of them.
+
+        SGLang's `qkv_proj` is whole in every layer: one that uses the keys and values of another
+        layer has room for its own, and one whose values are its keys has them twice.
+        """
+        if layer is None or not may_share_keys(self._spec):
+            return
+        row = next(one for one in JOINED if one.roles[0] == "attn_q")
+        shared = not self._hp["own_kv_layers"][layer]
+        for leaf in ("weight", "bias"):
+            groups = self._groups_of(row.roles[: 1 if shared else 2], layer, leaf)
+            value = role_key(layer, f"{row.roles[2]}.{leaf}")
+            if groups is None or any(len(one.stored) > 1 for one in groups):
+                continue
+            parts = [self._stored_part(one, one.stored[0]) for one in groups]
+            if shared:
+                parts += [self._room(role_key(layer, f"{one}.{leaf}")) for one in row.roles[1:]]
+            elif len(parts) == 2 and value not in self._by_key:
+                parts.append(replace(parts[1], keys=(value,)))
+            else:
+                continue
+            above, _, last = groups[0].stored[0].rpartition(".")
+            base = above.rpartition(".")[0]
+            names = tuple(f"{base}.{name}.{last}" for name in row.names)
+            yield EngineParameter(names, tuple(parts))
+
+    def _room(self, key: str) -> Part:
+        """Return the part of a role that no tensor holds, as large as in a layer that has it."""
+        own = self._hp["own_kv_layers"]
+        every = {**self._hp, "own_kv_layers": (True,) * len(own)}
+        shape = shape_of(find_rule(self._spec, key, every).shape, every)
+        return Part((), (), (key,), (shape,), (self._sections(key, shape, 0),))
 
     def megatron(self, layer: int | None) -> Iterator[EngineParameter]:
         """Yield the parameters of a layer (None: outside the layers) as Megatron Core has them."""
@@ -484,6 +558,11 @@ class _Table:
             last = counted
         whole = shape[axis]
         return tuple(made) if sum(one.rows for one in made) == whole else (Section(whole),)
+
+
+def may_share_keys(spec: ArchSpec) -> bool:
+    """Return whether layers of an architecture may use keys and values of an earlier layer."""
+    return any(rule.name == "own_kv_layers" for rule in spec.hyper)
 
 
 def whole_parameter(name: str, shape: Shape) -> EngineParameter:

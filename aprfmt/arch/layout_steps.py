@@ -167,6 +167,49 @@ class Transposed:
 
 
 @dataclass(frozen=True, slots=True)
+class HalvesBelow:
+    """The right half of the columns stands below the left one, in as many rows as before.
+
+    SGLang keeps the positions of deepseek_v4's overlapping compressors so.
+    """
+
+    permutes: ClassVar[bool] = True
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return [the stored shape]; ArchError without two axes or with an odd count of columns."""
+        shape = only_shape(stored, self)
+        if len(shape) != 2 or shape[1] % 2:
+            raise ArchError(f"{self}: shape {list(shape)}; expected two axes, the last one even")
+        return [shape]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return [the logical shape]; ArchError as in `shapes`. `count` does not matter."""
+        return self.shapes(logical, hp)
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """Return the runs of half a row of which the result is made."""
+        rows, columns = only_shape(self.shapes(stored, hp), self)
+        half = columns // 2
+        places = [(row * columns + side * half) for side in (0, 1) for row in range(rows)]
+        return [[Move(0, place, half) for place in places]]
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Return [the left half of the columns above the right one, in the stored shape]."""
+        (shape,) = self.shapes([stored[0].shape], hp)
+        halves = stored[0].reshape(shape[0], 2, shape[1] // 2)
+        return [halves.swapaxes(0, 1).reshape(shape)]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Return [the halves side by side again]."""
+        (shape,) = self.shapes([logical[0].shape], hp)
+        halves = logical[0].reshape(2, shape[0], shape[1] // 2)
+        return [halves.swapaxes(0, 1).reshape(shape)]
+
+    def __str__(self) -> str:
+        return "HalvesBelow"
+
+
+@dataclass(frozen=True, slots=True)
 class TransposedEach:
     """The last two axes of every stored tensor are swapped, one tensor or several."""
 

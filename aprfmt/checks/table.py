@@ -79,6 +79,12 @@ CHECKS: tuple[CheckRow, ...] = (
         whole=True,
     ),
     CheckRow(
+        "imports",
+        "loading the pickle imports only what stands for its values",
+        ".file.layout:check_imports",
+        ("pytorch",),
+    ),
+    CheckRow(
         "manifest",
         "every byte is as it was when the side manifest was written",
         ".file.layout:check_side_manifest",

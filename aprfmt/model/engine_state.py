@@ -27,9 +27,11 @@ from aprfmt.arch.engine_parameters import (
     RankLayout,
     find_layout,
     list_parameters,
+    may_share_keys,
     role_base,
     whole_parameter,
 )
+from aprfmt.arch.spec import split_key
 from aprfmt.base.dump_names import RANK, parse_dump_path
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
@@ -54,6 +56,7 @@ COMPUTED = (
 NO_WEIGHTS = ("optimizer.", "opt_param_scheduler.", "rng_state.", "args.")
 # Scales of vLLM's attention (vllm/attention/layer.py), which are 1 where no checkpoint sets them.
 UNIT_SCALES = ("._k_scale", "._v_scale", "._q_scale", "._prob_scale")
+_OF_KEYS = ("attn_k", "attn_v", "attn_k_norm", "attn_v_norm")  # roles of keys and values
 # A layer's number in a name, and what is behind it.
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.(.+)$")
 # An expert of Megatron Core: `local_experts.3.linear_fc1.weight`, `linear_fc1.weight3`.
@@ -300,6 +303,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
             and not name.endswith(COMPUTED)
             and not name.startswith(NO_WEIGHTS)
             and not _is_unit_scale(one)
+            and not reader.is_room(name, one)
         ]
         for name in reader.without_aliases(left):
             tensors[name] = held[name].parts[0]
@@ -582,6 +586,9 @@ class _StateReader:
             return self._released(name, published, whole)
         same = [one for one in readings if one[0].tensor is whole]
         reading, part = same[self._choose_order(name, published, same)]
+        places = [one for one in same if one[0].parameter is reading.parameter]
+        if len(places) > 1:
+            reading, part = self._choose_place(name, published, places)
         if name == reading.parameter.parts[0].stored[0]:
             self._note_doubled(reading, published)
         copy = self._choose_copy(name, published, reading, part)
@@ -637,6 +644,45 @@ class _StateReader:
                 )
                 self.notes.append(Note("note", str(self._path), text, "remark"))
         return self._chosen[kind]
+
+    def _choose_place(
+        self, name: str, published: LazyTensor, places: Sequence[tuple[EngineReading, Part]]
+    ) -> tuple[EngineReading, Part]:
+        """Return which of the parts of one parameter that hold a tensor is read: the first wrong.
+
+        Adds a warning where they differ: the keys that are a layer's values, too, are there twice.
+        """
+        own = bytes(published.raw())
+        odd = [
+            (reading, part)
+            for reading, part in places
+            if reading.published_tensors(part, self._hyper)[part.stored.index(name)].tobytes()
+            != own
+        ]
+        if odd and len(odd) < len(places):
+            reading, part = odd[0]
+            text = (
+                f"{name}: {shorten(reading.tensor.name, 100)} holds it {len(places)} times, and "
+                f"its part {reading.index_of(part) + 1} has other values, which are compared"
+            )
+            self.notes.append(Note("warning", str(self._path), text, "remark"))
+        if odd:
+            return odd[0]
+        return places[0]
+
+    def is_room(self, name: str, tensor: RankTensor) -> bool:
+        """Return whether a parameter belongs to keys or values that its layer does not compute.
+
+        SGLang makes them in every layer, and loads none into a layer that uses another layer's.
+        """
+        bound = bind_names(self._model.spec, "hf", {name: tensor.parts[0]})
+        keys = [key for group in bound.groups for key in group.roles]
+        if not keys or not may_share_keys(self._model.spec):
+            return False
+        layer, _ = split_key(keys[0])
+        if layer is None or self._hyper["own_kv_layers"][layer]:
+            return False
+        return role_base(keys[0]) in _OF_KEYS
 
     def _choose_copy(
         self, name: str, published: LazyTensor, reading: EngineReading, part: Part

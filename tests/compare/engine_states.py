@@ -173,3 +173,72 @@ def pipeline_stage(state: State, stage: int, stages: int, layers: int) -> State:
         if int(number) // each == stage:
             made[f"{before}.layers.{int(number) % each}.{tail}"] = tensor
     return made
+
+
+# Parts of deepseek_v4's names, as SGLang 0.5.23's deepseek_v4.py and its modules call them.
+_RENAMED = (
+    (".attn.norm.", ".attn.kv_norm."), (".attn.", ".self_attn."), (".ffn.", ".mlp."),
+    (".attn_norm.", ".input_layernorm."), (".ffn_norm.", ".post_attention_layernorm."),
+    (".gate.tid2eid", ".topk.tid2eid"), (".gate.bias", ".gate.e_score_correction_bias"),
+    (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."),
+    (".hc_head.hc_", ".hc_head_"), ("model.language_model.", "model."),
+)  # fmt: skip
+_PAIRS = {
+    "gate_proj": ("gate_up_proj", "up_proj"),
+    "wq_a": ("wqkv_a", "wkv"),
+    "compressor.wkv": ("compressor.wkv_gate", "compressor.wgate"),
+}
+UNLOADED = 7.0  # what stands in rows that SGLang loads nothing into
+
+
+def sglang(given: Mapping[str, Any], kv_rows: Mapping[int, int] | None = None) -> State:
+    """Return one rank's state by SGLang's rules for gemma3n, gemma4 and deepseek_v4.
+
+    `kv_rows` are the rows of keys in layers that have none of their own: `qkv_proj` has room for
+    them, and there is a norm that nothing was loaded into.
+    """
+    import torch
+
+    held: State = {}
+    for name, tensor in given.items():
+        name = f"lm_{name}" if name.startswith("head.") else name
+        for old, new in _RENAMED:
+            name = name.replace(old, new)
+        held[name] = tensor
+    made: State = {}
+    stacks: dict[str, list[Any]] = {}
+    for name, tensor in held.items():
+        base = name.removesuffix(".weight")
+        module = next((one for one in _PAIRS if base.endswith(f".{one}")), "")
+        partner = base.removesuffix(module) + _PAIRS[module][1] + ".weight" if module else ""
+        if ".experts." in name:
+            above = name.partition(".experts.")[0] + ".experts."
+            if base.endswith(".gate_proj"):
+                stacks.setdefault(f"{above}w13_weight", []).append(
+                    torch.cat([tensor, held[partner]])
+                )
+            elif base.endswith(".down_proj"):
+                stacks.setdefault(f"{above}w2_weight", []).append(tensor)
+        elif partner in held:
+            made[base.removesuffix(module) + _PAIRS[module][0] + ".weight"] = torch.cat(
+                [tensor, held[partner]]
+            )
+        elif base.endswith(".q_proj"):
+            above = base.removesuffix("q_proj")
+            key = held.get(f"{above}k_proj.weight")
+            if key is None:
+                rows = (kv_rows or {})[int(name.split("layers.")[1].split(".")[0])]
+                key = torch.full((rows, tensor.shape[1]), UNLOADED)
+                made[f"{above}k_norm.weight"] = torch.ones(rows)
+            value: Any = held.get(f"{above}v_proj.weight", key)
+            made[f"{above}qkv_proj.weight"] = torch.cat([tensor, key, value])
+        elif name.endswith(".ape") and tensor.shape[1] == 2 * _norm_of(held, name):
+            left, right = torch.chunk(tensor, 2, -1)
+            made[name] = torch.cat([left, right], 0).view(tensor.shape)
+        elif not base.endswith((".k_proj", ".v_proj", ".up_proj", ".wkv", ".wgate")):
+            made[name] = tensor
+    return made | {name: torch.stack(parts) for name, parts in stacks.items()}
+
+
+def _norm_of(held: Mapping[str, Any], name: str) -> int:
+    return int(held[name.replace(".ape", ".norm.weight")].shape[0])

@@ -9,7 +9,7 @@ import pytest
 
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
-from tests.compare.engine_states import State, of_rank, published, save
+from tests.compare.engine_states import State, of_rank, published, save, sglang
 from tests.diagnose.engines import tiny_folder
 from tests.docs.examples import DOCS, blocks
 
@@ -328,3 +328,70 @@ def test_a_manifest_of_roles_is_refused_where_it_cannot_be(tmp_path: Path) -> No
     assert aprfmt("hash", folder, "--roles").code == 0
     again = aprfmt("hash", folder, "--roles")
     assert again.code == 2 and "--force" in again.err
+
+
+# Rows of keys in the layers of the tiny models that use another layer's.
+SHARED = {"gemma3n": {3: 10, 4: 10, 5: 10}, "gemma4": {3: 10, 4: 10, 5: 14}}
+L5 = "model.layers.5.self_attn.qkv_proj.weight"
+L2 = "model.layers.2.self_attn.qkv_proj.weight"
+
+
+def added(name: str, row: int) -> Callable[[State], None]:
+    """Return what changes one row of a parameter."""
+
+    def apply(held: State) -> None:
+        held[name] = held[name].clone()
+        held[name][row] += 1
+
+    return apply
+
+
+def emptied(name: str) -> Callable[[State], None]:
+    """Return what takes a parameter away."""
+    return lambda held: held.pop(name)
+
+
+# Architecture, what an engine did wrong, the roles that differ.
+SGLANG: list[tuple[str, Callable[[State], None] | None, set[str]]] = [
+    ("gemma3n", None, set()),
+    ("gemma4", None, set()),
+    ("gemma4_unified", None, set()),
+    ("deepseek_v4", None, set()),
+    ("gemma3n", added(L5, -1), set()),  # nothing uses the rows that stand for keys
+    ("gemma3n", added(L5, 39), {"L5.attn_q.weight"}),
+    ("gemma4", added(L5, 0), {"L5.attn_q.weight"}),
+    ("gemma4", emptied(L5), {"L5.attn_q.weight"}),
+    ("gemma4_unified", added(L2, 56), {"L2.attn_k.weight"}),
+    ("gemma4_unified", added(L2, -1), {"L2.attn_k.weight"}),
+    ("deepseek_v4", added("model.layers.2.self_attn.wqkv_a.weight", -1), {"L2.attn_kv.weight"}),
+    (
+        "deepseek_v4",
+        added("model.layers.2.self_attn.indexer.compressor.wkv_gate.weight", 0),
+        {"L2.indexer.compressor_kv.weight"},
+    ),
+    (
+        "deepseek_v4",
+        added("model.layers.2.self_attn.compressor.ape", 1),
+        {"L2.attn_compressor_ape.weight"},
+    ),
+    (
+        "deepseek_v4",
+        added("model.layers.0.mlp.experts.w13_weight", 2),
+        {"L0.ffn_gate_exps.weight", "L0.ffn_up_exps.weight"},
+    ),
+]
+
+
+@pytest.mark.parametrize("arch, wrong, differ", SGLANG)
+def test_states_of_sglang(
+    arch: str, wrong: Callable[[State], None] | None, differ: set[str], tmp_path: Path
+) -> None:
+    """Layers that share keys, keys that are values, and deepseek_v4's names and order."""
+    folder = tiny_folder(arch)
+    held = sglang(published(folder), SHARED.get(arch))
+    if wrong is not None:
+        wrong(held)
+    done = aprfmt("diff", folder, save(tmp_path / "s", [held]), "--json")
+    assert done.code == (1 if differ else 0), done.out[:2000] + done.err
+    found = {one["key"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"}
+    assert found == differ

@@ -77,6 +77,26 @@ def check_checksum(ctx: CheckContext) -> Result:
     return Result("CRC-32 of every byte matches")
 
 
+def check_imports(ctx: CheckContext) -> Result:
+    """Return a Result with a failure for each name that loading imports and no value needs.
+
+    Loading runs the code of a module that it imports, even where the name is not called.
+    """
+    source: Any = ctx.model.source
+    findings = [
+        Finding(
+            str(shard.file.path),
+            text,
+            "names of what torch.save stores, each of which makes a value",
+            "do not load it with pickle: convert it with aprfmt, or ask for safetensors",
+        )
+        for shard in source.shards
+        for text in shard.unfit_imports()
+    ]
+    count = len(source.imports)
+    return Result(f"{count} names", findings)
+
+
 def check_side_manifest(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each difference from the manifest next to the file.
 

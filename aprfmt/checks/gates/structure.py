@@ -31,6 +31,7 @@ def check_tensor_contract(subject: ModelUnderTest) -> Result:
         _check_keys_fit(subject),
         _check_decodable(model),
         *repeat_result(subject, "checksum", "file-checksum"),
+        *repeat_result(subject, "imports", "imports-of-values"),
     ]
     whole = Measure(found.found, "tensors", 0, "absolute", "a tensor more or less is another model")
     return Result(

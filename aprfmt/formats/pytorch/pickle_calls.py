@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aprfmt.formats.cursor import MAX_DIMS
-from aprfmt.formats.pytorch.pickle_reader import describe_value, is_value_class
+from aprfmt.formats.pytorch.pickle_imports import is_value_class
+from aprfmt.formats.pytorch.pickle_reader import describe_value
 from aprfmt.formats.pytorch.pickle_values import (
     DTYPES,
     GlobalName,
@@ -386,3 +387,4 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
     **{f"{module}.scalar": _describe_numpy_scalar for module in _NUMPY_CORE},
     **{f"{module}._reconstruct": _describe_numpy_array for module in _NUMPY_CORE},
 }
+DESCRIBED = frozenset(_CALLS)  # the functions of the table, by name

@@ -7,31 +7,24 @@ Lib/pickletools.py.
 """
 
 import struct
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from aprfmt.base.protocols import Region
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
+from aprfmt.formats.pytorch.pickle_imports import (
+    PLAIN_CLASSES,
+    Imports,
+    is_value_class,
+    resolve_name,
+)
 from aprfmt.formats.pytorch.pickle_values import GlobalName, PickledDict, PickledObject, TensorValue
 
 MAX_OPCODES = 8_000_000  # 200 thousand tensors; the time and memory that a small file may ask for
 MAX_LONG = 1024  # bytes of one integer: what Python prints without asking
 MAX_NAME = 1024  # bytes of a module or of a name in it
 WINDOW = 256 << 10  # bytes that are fetched at a time of a file that is not here
-MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # protocol 2 has Python 2's names
-# Classes of the standard library that only hold values.
-PLAIN_CLASSES = frozenset(
-    (
-        "argparse.Namespace", "types.SimpleNamespace", "collections.OrderedDict",
-        "collections.Counter", "collections.defaultdict", "collections.deque", "datetime.datetime",
-        "datetime.date", "datetime.time", "datetime.timedelta", "datetime.timezone",
-        "decimal.Decimal", "fractions.Fraction", "uuid.UUID",
-        *(f"pathlib{part}.{kind}{name}" for part in ("", "._local") for kind in ("", "Pure")
-          for name in ("PosixPath", "WindowsPath", "Path")),
-    )
-)  # fmt: skip
 
 
 class Stream:
@@ -112,7 +105,7 @@ class Unpickler:
         stream: Stream,
         call: Callable[[GlobalName, tuple[Any, ...]], Any],
         resolve: Callable[[Any], Any],
-        imports: dict[str, None],
+        imports: Imports,
     ) -> None:
         """Prepare to read the next pickle of `stream`.
 
@@ -196,6 +189,7 @@ class Unpickler:
                 found = self._pop()
                 if self._stack:
                     raise self._damage_error(f"leaves {len(self._stack)} values on the stack")
+                self._imports.use(found)
                 return found
         raise UnsupportedError(
             f"{self.stream.where}: more than {MAX_OPCODES} opcodes in one pickle, the limit; "
@@ -298,16 +292,20 @@ class Unpickler:
         value = self._pop()
         self._set_items([self._pop(), value])
 
-    def _push_global(self, module: str, name: str) -> None:
-        """Push the name of a class or function, and record it in `imports`; nothing is imported."""
-        found = GlobalName(MODULES.get(module, module), name)
-        self._imports[str(found)] = None
+    def _push_global(self, module: str, name: str, opcode: str) -> None:
+        """Push the name of a class or function, and record it in `imports`; nothing is imported.
+
+        `opcode` is the name of the opcode that imports it.
+        """
+        found = resolve_name(module, name)
+        if str(found) not in self._imports.places:
+            self._imports.add(found, f"opcode {opcode} at byte {self._begin}")
         self._push(found)
 
     def _push_global_of_lines(self) -> None:
         """Push the global whose module and name are the next two lines."""
         module = self.stream.line("a module's name")
-        self._push_global(module, self.stream.line("a name"))
+        self._push_global(module, self.stream.line("a name"), "GLOBAL")
 
     def _push_global_of_stack(self) -> None:
         """Push the global whose module and name are the top two values, both texts."""
@@ -318,12 +316,14 @@ class Unpickler:
             )
         if len(module) > MAX_NAME or len(name) > MAX_NAME:
             raise self._damage_error(f"has a name longer than {MAX_NAME} characters")
-        self._push_global(module, name)
+        self._push_global(module, name, "STACK_GLOBAL")
 
     def _push_persistent(self) -> None:
         """Replace the persistent id on top of the stack with the description of its object."""
         try:
-            self._push(self._resolve(self._pop()))
+            given = self._pop()
+            self._push(self._resolve(given))
+            self._imports.use(given)
         except ValueError as error:
             if isinstance(error, FormatError):
                 raise
@@ -349,6 +349,7 @@ class Unpickler:
             found = PickledObject(function, args)
         if found is None:
             raise self._refusal(f"calls {shorten(str(function), 200)}")
+        self._imports.use((function, args))
         self._push(found)
 
     def _describe_new_object(self) -> None:
@@ -359,6 +360,7 @@ class Unpickler:
         args, kind = self._pop(), self._pop()
         if not isinstance(kind, GlobalName) or not isinstance(args, tuple):
             raise self._damage_error(f"makes {describe_value(kind)} with {describe_value(args)}")
+        self._imports.use((kind, args))
         if str(kind) in ("collections.OrderedDict", "builtins.dict") and not args:
             self._push(PickledDict())
             return
@@ -394,17 +396,6 @@ def describe_value(value: Any) -> str:
     if isinstance(value, PickledDict):
         return "a dict"
     return f"a {type(value).__name__}"
-
-
-def is_value_class(kind: GlobalName) -> bool:
-    """Return whether instances of a class may be described: it only holds values.
-
-    A class of a package outside the standard library is described by its name. The standard
-    library has classes and functions that act, so only those of PLAIN_CLASSES are described.
-    """
-    return kind.module.partition(".")[0] not in sys.stdlib_module_names or (
-        str(kind) in PLAIN_CLASSES
-    )
 
 
 _OPCODES: Mapping[int, Callable[[Unpickler], Any]] = {

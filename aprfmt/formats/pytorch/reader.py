@@ -9,12 +9,15 @@ from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.damage import Faults, Structure
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.formats.pytorch.layout import is_index
+from aprfmt.formats.pytorch.pickle_calls import DESCRIBED
+from aprfmt.formats.pytorch.pickle_imports import hidden_imports
 from aprfmt.formats.pytorch.state_dict import Flattened
 from aprfmt.formats.pytorch.storages import PickleContents, read_contents
 from aprfmt.formats.pytorch.tensor import StridedTensor, open_tensor
 from aprfmt.remote.paths import parse_location
 
 _SHOWN = 12  # names of a note
+_SEARCHED = 1 << 20  # bytes of a part that loading does not read, in which pickles are looked for
 
 
 class ParsedPickle(Structure):
@@ -79,6 +82,18 @@ class PickledFile:
     def imports(self) -> tuple[str, ...]:
         """The names that loading the file's pickle would import, in the order of the file."""
         return tuple(self.contents.imports)
+
+    def unfit_imports(self) -> list[str]:
+        """Return in words each import that a file of tensors does not need.
+
+        They are those of its pickle, and all of a pickle that is hidden behind or beside it.
+        """
+        found = list(self.contents.imports.unfit(DESCRIBED))
+        for place, (start, stop) in self.contents.unread.items():
+            names = hidden_imports(bytes(self.file.view[start : min(stop, start + _SEARCHED)]))
+            if names:
+                found.append(f"{place} is a pickle that imports {first_names(names)}")
+        return found
 
 
 def _make_notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:

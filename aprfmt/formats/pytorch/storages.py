@@ -15,6 +15,7 @@ from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_COUNT
 from aprfmt.formats.pytorch.layout import MAGIC, is_tar, is_zip
 from aprfmt.formats.pytorch.pickle_calls import describe_call
+from aprfmt.formats.pytorch.pickle_imports import Imports
 from aprfmt.formats.pytorch.pickle_reader import Stream, Unpickler, describe_value
 from aprfmt.formats.pytorch.pickle_values import (
     DTYPES,
@@ -29,19 +30,31 @@ from aprfmt.formats.pytorch.zip_archive import ZipRecord, read_directory
 MAX_PICKLE = 256 << 20
 _PROTOCOL = 1001  # the number after the magic number
 _BLOCK = 512  # of tar
+# Records that torch.save writes beside those of storages, below the archive's name.
+_RECORDS = frozenset(
+    (
+        "data.pkl", "byteorder", "version", ".format_version", ".storage_alignment",
+        ".data/serialization_id",
+    )
+)  # fmt: skip
+_MEMBERS = frozenset(("pickle", "tensors", "storages", "sys_info"))  # of a tar archive
 
 
 @dataclass(slots=True)
 class PickleContents:
-    """The described value of a file, and the bytes [start, stop) of every storage by key."""
+    """The described value of a file, and the bytes [start, stop) of every storage by key.
+
+    `unread` are parts of the file that loading does not read, by a name for each.
+    """
 
     form: str
     value: Any
     places: dict[str, tuple[int, int]]
-    imports: dict[str, None]
+    imports: Imports
     swapped: bool = False  # big-endian
     records: Mapping[str, ZipRecord] = field(default_factory=dict)
     size: int = 0  # of the file
+    unread: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def regions(self) -> list[tuple[int, int]]:
         """Return the parts of the file as (start, stop), in order.
@@ -151,10 +164,18 @@ def _read_zip(file: ByteSource, where: str) -> PickleContents:
             f"{where}: {pickles[0]} has {record.size} bytes; at most {MAX_PICKLE} are read"
         )
     # The pickle declares the storages; each has a record of its own.
-    imports: dict[str, None] = {}
+    imports = Imports()
     resolver = Resolver()
     stream = Stream(file.view, record.start, record.start + record.size, f"{where}: {pickles[0]}")
     value = Unpickler(stream, describe_call, resolver, imports).load()
+    unread = {
+        f"record {shorten(name, 100)!r}": (row.start, row.start + row.size)
+        for name, row in records.items()
+        if name.removeprefix(root) not in _RECORDS
+        and name.removeprefix(root + "data/") not in resolver.storages
+    }
+    if stream.at < stream.end:
+        unread[f"what follows the pickle in {pickles[0]}"] = (stream.at, stream.end)
     places = {}
     for key, storage in resolver.storages.items():
         held = records.get(f"{root}data/{key}")
@@ -177,7 +198,7 @@ def _read_zip(file: ByteSource, where: str) -> PickleContents:
     )
     if said not in (b"little", b"big"):
         raise FormatError(f"{where}: its byte order is {said!r}; expected little or big")
-    return PickleContents("zip", value, places, imports, said == b"big", records, file.size)
+    return PickleContents("zip", value, places, imports, said == b"big", records, file.size, unread)
 
 
 def _read_legacy(file: ByteSource, where: str) -> PickleContents:
@@ -186,7 +207,7 @@ def _read_legacy(file: ByteSource, where: str) -> PickleContents:
     Raises FormatError where the magic number is another or the storages do not fit the pickle,
     TruncatedError for a file that is cut.
     """
-    imports: dict[str, None] = {}
+    imports = Imports()
     resolver = Resolver()
     stream = Stream(file.view, 0, file.size, where)
 
@@ -216,7 +237,8 @@ def _read_legacy(file: ByteSource, where: str) -> PickleContents:
     for key in resolver.storages:
         if key not in places:
             raise FormatError(f"{where}: holds no bytes of storage {shorten(key, 40)!r}")
-    return PickleContents("legacy", value, places, imports, swapped, size=file.size)
+    unread = {"what follows the last storage": (at, file.size)} if at < file.size else {}
+    return PickleContents("legacy", value, places, imports, swapped, size=file.size, unread=unread)
 
 
 def _locate_storage(
@@ -293,7 +315,7 @@ class _TarReader:
         """Read the archive's list of members; the other attributes are filled by `read_...`."""
         self.file, self.where = file, where
         self.members = _read_tar_members(file, where)
-        self.imports: dict[str, None] = {}
+        self.imports = Imports()
         self.tensors: dict[str, Any] = {}
         self.storages: dict[str, Storage] = {}
         self.places: dict[str, tuple[int, int]] = {}
@@ -428,4 +450,9 @@ def _read_tar(file: ByteSource, where: str) -> PickleContents:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"{where}: {error}; the file is damaged") from None
-    return PickleContents("tar", value, tar.places, tar.imports, size=file.size)
+    unread = {
+        f"member {shorten(name, 100)!r}": place
+        for name, place in tar.members.items()
+        if name not in _MEMBERS
+    }
+    return PickleContents("tar", value, tar.places, tar.imports, size=file.size, unread=unread)

@@ -1,0 +1,169 @@
+"""The names that a pickle imports: which stand for values, and which a file of tensors lacks.
+
+Loading a pickle imports a name as soon as it is read, whether it is called or not. torch.save
+writes names of the functions and classes that make up its values, and no other.
+"""
+
+import io
+import struct
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aprfmt.formats.pytorch.pickle_values import (
+    GlobalName,
+    PickledDict,
+    PickledObject,
+    SparseTensorValue,
+    TensorValue,
+)
+
+# Classes of the standard library that only hold values.
+PLAIN_CLASSES = frozenset(
+    (
+        "argparse.Namespace", "types.SimpleNamespace", "collections.OrderedDict",
+        "collections.Counter", "collections.defaultdict", "collections.deque", "datetime.datetime",
+        "datetime.date", "datetime.time", "datetime.timedelta", "datetime.timezone",
+        "decimal.Decimal", "fractions.Fraction", "uuid.UUID",
+        *(f"pathlib{part}.{kind}{name}" for part in ("", "._local") for kind in ("", "Pure")
+          for name in ("PosixPath", "WindowsPath", "Path")),
+    )
+)  # fmt: skip
+# Types that may be values themselves, such as the type of an option.
+_TYPES = frozenset(
+    f"builtins.{name}"
+    for name in (
+        "bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list",
+        "object", "range", "set", "slice", "str", "tuple", "Ellipsis", "NotImplemented",
+    )
+)  # fmt: skip
+
+
+def resolve_name(module: str, name: str) -> GlobalName:
+    """Return the name that an unpickler imports for these two texts of a pickle.
+
+    Python 2's names of modules and functions become those of today, as pickle maps them in the
+    protocols that have them.
+    """
+    from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+
+    module, name = NAME_MAPPING.get((module, name), (module, name))
+    return GlobalName(IMPORT_MAPPING.get(module, module), name)
+
+
+def is_value_class(kind: GlobalName) -> bool:
+    """Return whether instances of a class may be described: it only holds values.
+
+    A class of a package outside the standard library is described by its name. The standard
+    library has classes and functions that act, so only those of PLAIN_CLASSES are described.
+    """
+    return str(kind) in PLAIN_CLASSES or not (_is_standard(kind) or _leads_elsewhere(kind))
+
+
+def _is_standard(name: GlobalName) -> bool:
+    """Return whether a name is of a module of Python's standard library."""
+    return name.module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _leads_elsewhere(name: GlobalName) -> bool:
+    """Return whether a name goes through a module's own imports, such as torch's os.system.
+
+    Only classes have names with several parts; they begin with a capital letter.
+    """
+    parts = name.name.split(".")
+    outer = any(not part.lstrip("_")[:1].isupper() for part in parts[:-1])
+    return outer or parts[-1] in sys.stdlib_module_names
+
+
+@dataclass
+class Imports:
+    """The names of a file's pickles in order; `places` are opcode and byte of each one's first.
+
+    `pending` are those of which nothing was made yet.
+    """
+
+    places: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, GlobalName] = field(default_factory=dict)
+    _seen: dict[str, GlobalName] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def add(self, name: GlobalName, place: str) -> None:
+        """Note that a name is imported at a place, if it is the first time."""
+        text = str(name)
+        if text not in self.places:
+            self.places[text] = place
+            self.pending[text] = self._seen[text] = name
+
+    def use(self, value: Any) -> None:
+        """Note that a value is part of the file's values, with all names in it."""
+        if not self.pending:
+            return
+        stack, visited = [value], set[int]()
+        while stack and self.pending:
+            one = stack.pop()
+            if isinstance(one, GlobalName):
+                self.pending.pop(str(one), None)
+                continue
+            inner = list(_inner_values(one))
+            if inner and id(one) not in visited:
+                visited.add(id(one))
+                stack += inner
+
+    def unfit(self, described: Collection[str]) -> Iterator[str]:
+        """Yield in words each name that no value needs, with its opcode and byte.
+
+        `described` are the functions whose calls are described.
+        """
+        for text, name in self._seen.items():
+            if text in described or text in _TYPES or text in PLAIN_CLASSES:
+                why = "of which nothing is made" if text in self.pending else ""
+            elif _is_standard(name):
+                why = "of Python's standard library, which stands for no value"
+            elif _leads_elsewhere(name):
+                why = "which leads out of its package"
+            else:
+                why = "of which nothing is made" if text in self.pending else ""
+            if why:
+                yield f"imports {text} ({self.places[text]}), {why}"
+
+
+def _inner_values(value: Any) -> Iterator[Any]:
+    """Yield the values of which a described value is made; none for a number or a text."""
+    if isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, PickledDict):
+        yield from (each for pair in value.pairs for each in pair)
+    elif isinstance(value, PickledObject):
+        yield from (value.kind, value.args, value.state, value.items, value.rows)
+    elif isinstance(value, TensorValue | SparseTensorValue):
+        yield from (*value.facts.values(), *value.parts.values())
+
+
+def hidden_imports(data: bytes) -> tuple[str, ...]:
+    """Return the names that the pickles in some bytes import, each once; () for other bytes.
+
+    Every opcode of Python's pickles counts; nothing is made of it. Bytes are taken for a pickle if
+    they begin as one of protocol 2 and above, or can be read to its end.
+    """
+    from pickletools import genops
+
+    found: dict[str, None] = {}
+    whole = data[:1] == b"\x80"
+    stream = io.BytesIO(data)
+    try:
+        while stream.tell() < len(data):
+            texts = ["", ""]
+            for opcode, argument, _ in genops(stream):
+                if opcode.name in ("GLOBAL", "INST"):
+                    found[str(resolve_name(*str(argument).split(" ", 1)))] = None
+                elif opcode.name == "STACK_GLOBAL":
+                    found[str(resolve_name(*texts[-2:]))] = None
+                elif isinstance(argument, str):
+                    texts.append(argument)
+            whole = True
+    except (ValueError, TypeError, OverflowError, struct.error):
+        pass  # no pickle, or one that ends here
+    return tuple(found) if whole else ()
