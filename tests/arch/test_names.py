@@ -110,6 +110,7 @@ _GRANITE_MOE = {"ffn_gate_inp"} | {
 UNFILLED = {
     "llama": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
     "mistral": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
+    "internlm3": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
     "phi2": {"ffn_norm"},
     "phi3": set(),
     "deepseek_v2": {"attn_k", "attn_v", "exp_probs_b"},

@@ -47,6 +47,8 @@ TINY: tuple[Tiny, ...] = (
     Tiny("llama", "llama", "biases", {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
     Tiny("llama", "llama", "llama3", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     Tiny("llama", "llama", "yarn", {"rope_parameters": YARN}),
+    Tiny("internlm3", "internlm3"),
+    Tiny("internlm3", "internlm3", "biases", {"qkv_bias": True, "bias": True, "head_dim": 10}),
     Tiny("mistral", "mistral", "window", {"sliding_window": 7}),
     Tiny("mistral", "mistral", "full", {"sliding_window": None}),
     Tiny("mixtral", "mixtral", "plain", {"num_local_experts": 5, "num_experts_per_tok": 3}),
