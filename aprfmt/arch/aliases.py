@@ -98,6 +98,7 @@ ROWS: Mapping[str, ArchRow] = {
         "hunyuan_v1_moe hunyuan-moe",
         module="hunyuan",
     ),
+    "solar_open": _alias_row("solar_open SolarOpenForCausalLM", "glm4moe", "solar_open"),
     "glm4_moe": _alias_row("glm4_moe Glm4MoeForCausalLM", "glm4moe", "glm4_moe glm4moe"),
     "kimi_linear": _alias_row(
         "kimi_linear KimiLinearForCausalLM", "kimi-linear", "kimi_linear kimi-linear"
