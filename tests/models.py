@@ -134,6 +134,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"],
     }),
     "deepseek_v4": ("DeepseekV4", DEEPSEEK_V4),
+    "internlm3": ("InternLM3", LLAMA | {"head_dim": 10}),
     "arcee": ("Arcee", LLAMA | {"head_dim": 16}),
     "seed_oss": ("SeedOss", LLAMA | {"head_dim": 16, "attention_out_bias": True}),
     "exaone4": ("Exaone4", LLAMA | {"num_hidden_layers": 5, "sliding_window": WINDOW}),
@@ -156,6 +157,10 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
         "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
         "routed_scaling_factor": 1.7,
+    }),
+    "solar_open": ("SolarOpen", {k: v for k, v in LLAMA.items() if k != "intermediate_size"} | {
+        "head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7,
     }),
     "dots1": ("Dots1", LLAMA | {
         "head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
@@ -588,9 +593,13 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
     config._attn_implementation = attends(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (causal(prefix) if prefix in HEADLESS else getattr(transformers, model_name))(
-            config
-        )
+        if hasattr(transformers, model_name):
+            model = getattr(transformers, model_name)(config)
+        elif prefix in HEADLESS:
+            model = causal(prefix)(config)
+        else:  # its configuration belongs to another type's class
+            auto: Any = transformers.AutoModelForCausalLM
+            model = auto.from_config(config)
     if getattr(model, "_can_set_experts_implementation", lambda: False)():
         model.set_experts_implementation("eager")
     fill(model, seed)

@@ -74,6 +74,7 @@ ROWS: Mapping[str, ArchRow] = {
         "glm_moe_dsa GlmMoeDsaForCausalLM", "glm-dsa", "glm_moe_dsa glm-dsa", module="deepseek_v32"
     ),
     "glm4_moe_lite": _alias_row("glm4_moe_lite Glm4MoeLiteForCausalLM", "deepseek2"),
+    "internlm3": _alias_row("internlm3 InternLM3ForCausalLM", "llama"),
     "arcee": _alias_row("arcee ArceeForCausalLM", "arcee"),
     "seed_oss": _alias_row("seed_oss SeedOssForCausalLM", "seed_oss"),
     "exaone4": _alias_row("exaone4 Exaone4ForCausalLM", "exaone4"),
@@ -97,6 +98,7 @@ ROWS: Mapping[str, ArchRow] = {
         "hunyuan_v1_moe hunyuan-moe",
         module="hunyuan",
     ),
+    "solar_open": _alias_row("solar_open SolarOpenForCausalLM", "glm4moe", "solar_open"),
     "glm4_moe": _alias_row("glm4_moe Glm4MoeForCausalLM", "glm4moe", "glm4_moe glm4moe"),
     "kimi_linear": _alias_row(
         "kimi_linear KimiLinearForCausalLM", "kimi-linear", "kimi_linear kimi-linear"

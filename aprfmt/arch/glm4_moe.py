@@ -43,6 +43,13 @@ _TENSORS, _BINDINGS = make_tables(
     hf_more=FUSED,
 )
 
+GROUPS_LOSS = Loss(
+    "gguf",
+    "n_expert_groups",
+    lambda hp: hp["n_expert_groups"] > 1,
+    "llama.cpp reads no groups of experts here and chooses among all",
+)
+
 GLM4_MOE = ArchSpec(
     name="glm4_moe",
     hyper=hyper_rules.hyper_table(
@@ -66,15 +73,7 @@ GLM4_MOE = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(qk_norm="head", shared_expert="plain", router_cast="none"),
-    lost=(
-        *losses.common_losses(partial=True),
-        Loss(
-            "gguf",
-            "n_expert_groups",
-            lambda hp: hp["n_expert_groups"] > 1,
-            "llama.cpp reads no groups of experts here and chooses among all",
-        ),
-    ),
+    lost=(*losses.common_losses(partial=True), GROUPS_LOSS),
     ignored=frozenset({"num_nextn_predict_layers", "num_mtp_layers"}),
     draft=draft_head.NEXTN,
 )

@@ -297,9 +297,10 @@ def flag(
     """Return the rule of a boolean that the presence of tensors shows.
 
     True if one of the roles `present` is stored, or none of `absent`. `hf` and `gguf` are keys that
-    say it too. `written=False`: the key belongs to another rule, which writes it.
+    say it too, of config.json several with spaces between: the first one there counts, and the
+    first one is written. `written=False`: the key belongs to another rule, which writes it.
     """
-    keys = {"hf": (hf,) if hf else (), "gguf": (f"{{arch}}.{gguf}",) if gguf else ()}
+    keys = {"hf": tuple(hf.split()), "gguf": (f"{{arch}}.{gguf}",) if gguf else ()}
     write: dict[str, Write] = {} if written else {"hf": lambda value, hp: {}}
     return HyperRule(name, keys, "bool", default, write=write, present=present, absent=absent)
 
@@ -323,7 +324,7 @@ def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
 def attention_biases(default: bool = False, hf: str = "attention_bias") -> tuple[HyperRule, ...]:
     """Return the rules for biases of q, k, v and of the output; one config key sets both.
 
-    `hf` is that key, `default` its value where it is absent.
+    `hf` is that key, as for `flag`, `default` its value where it is absent.
     """
     return (
         flag("attention_bias", default, hf, present=("attn_q.bias",)),

@@ -68,9 +68,9 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
     def check_partial(value: Value, facts: Facts, hp: Params) -> str:
         """Return a remark if config.json asks to rotate a part of each head, else "".
 
-        transformers ignores the key for these architectures. Together with a rope scaling it is an
-        ArchError: transformers then computes frequencies for the part only, but rotates whole
-        heads, and its forward pass fails.
+        transformers ignores the key for these architectures. Together with a rope scaling, and in
+        some without, it is an ArchError: transformers then computes frequencies for the part only,
+        but rotates whole heads, and its forward pass fails.
         """
         if facts.style != "hf" or rope.partial is not None:
             return ""
@@ -86,10 +86,11 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         said = f"{found[1]} is {short_repr(found[0])}"
         if value is not None and value["type"] == "proportional":
             return ""
-        if value is None:
+        if value is None and not rope.partial_fails:
             return f"{said}; transformers rotates whole heads of this architecture: ignored"
+        beside = "" if value is None else " beside a rope scaling"
         raise ArchError(
-            f"{said} beside a rope scaling; expected no such key: transformers makes frequencies "
+            f"{said}{beside}; expected no such key: transformers makes frequencies "
             "of the part for an architecture that rotates whole heads, and fails"
         )
 

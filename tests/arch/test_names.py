@@ -110,6 +110,7 @@ _GRANITE_MOE = {"ffn_gate_inp"} | {
 UNFILLED = {
     "llama": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
     "mistral": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
+    "internlm3": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
     "phi2": {"ffn_norm"},
     "phi3": set(),
     "deepseek_v2": {"attn_k", "attn_v", "exp_probs_b"},
@@ -119,6 +120,7 @@ UNFILLED = {
     "glm_moe_dsa": _DRAFT,
     "glm4": {"attn_qkv"} | _DRAFT,
     "glm4_moe": _DRAFT,
+    "solar_open": {"attn_q_norm", "attn_k_norm", "ffn_gate", "ffn_up", "ffn_down"} | _DRAFT,
     "granitemoe": {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"},
     "falcon": {"attn_norm_2"},
     # What bert's other forms have: a joined projection, q/k-norms, a classifier's head.

@@ -16,6 +16,7 @@ from tests.arch.tiny_sizes import (
     BLOOM,
     DEEPSEEK_V4,
     DELTA,
+    EXPERTS_ONLY,
     FALCON,
     GEMMA4,
     GPT2,
@@ -47,6 +48,8 @@ TINY: tuple[Tiny, ...] = (
     Tiny("llama", "llama", "biases", {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
     Tiny("llama", "llama", "llama3", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     Tiny("llama", "llama", "yarn", {"rope_parameters": YARN}),
+    Tiny("internlm3", "internlm3"),
+    Tiny("internlm3", "internlm3", "biases", {"qkv_bias": True, "bias": True, "head_dim": 10}),
     Tiny("mistral", "mistral", "window", {"sliding_window": 7}),
     Tiny("mistral", "mistral", "full", {"sliding_window": None}),
     Tiny("mixtral", "mixtral", "plain", {"num_local_experts": 5, "num_experts_per_tok": 3}),
@@ -220,6 +223,15 @@ TINY: tuple[Tiny, ...] = (
         "topk_group": 2, "moe_intermediate_size": 20, "attention_bias": True,
         "first_k_dense_replace": 2, "norm_topk_prob": False, "tie_word_embeddings": True,
     }),
+    Tiny("solar_open", "solar_open", "plain", {
+        "head_dim": 12, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20, "routed_scaling_factor": 1.5,
+    }, EXPERTS_ONLY),
+    Tiny("solar_open", "solar_open", "groups", {
+        "head_dim": 12, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
+        "topk_group": 2, "moe_intermediate_size": 20, "attention_bias": True,
+        "norm_topk_prob": False, "tie_word_embeddings": True,
+    }, EXPERTS_ONLY),
     Tiny("kimi_linear", "kimi_linear", "plain", KIMI_LINEAR),
     Tiny("kimi_linear", "kimi_linear", "compressed", KIMI_LINEAR | {
         "q_lora_rank": 12, "attention_bias": True, "n_group": 5, "topk_group": 3,

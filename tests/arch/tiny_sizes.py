@@ -124,6 +124,8 @@ GPT2: dict[str, Any] = {
 }  # fmt: skip
 
 # deepseek_v4 has no dense MLP, and one key head.
+# Of models whose configuration knows no dense MLP.
+EXPERTS_ONLY = {key: size for key, size in SIZES.items() if key != "intermediate_size"}
 V4_SIZES = {
     key: value
     for key, value in SIZES.items()
