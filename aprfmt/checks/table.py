@@ -237,6 +237,12 @@ CHECKS: tuple[CheckRow, ...] = (
         needs="source",
     ),
     CheckRow(
+        "source_settings",
+        "hyperparameters, tokenizer, chat template and stops say what those of the source say",
+        ".file.source_accounting:check_settings",
+        needs="source",
+    ),
+    CheckRow(
         SECOND_READER,
         "the format's official library reads the same names, types, shapes and bytes",
         ".file.second_reader:check_second_reader",

@@ -17,6 +17,7 @@ from aprfmt.diagnosis.flags import add_flag_findings
 from aprfmt.diagnosis.found import KINDS, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
+from aprfmt.diagnosis.renumbered import settle_numbering
 from aprfmt.diagnosis.tensors import compare_tensors, has_explained_tables
 from aprfmt.diagnosis.tokens import add_tokenizer_findings
 from aprfmt.diagnosis.unclaimed import read_with_claim_of
@@ -75,6 +76,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     if not found.reason:
         add_flag_findings(a, b, found)
         add_tokenizer_findings(a, b, found)
+        settle_numbering(a, b, found)
         equal = all(row.verdict in EQUAL for row in report.tensors)
         equal = equal and not any(row.state == LATE for row in report.not_compared)
         found.unmoved = equal and not found.findings and not report.hyperparameters

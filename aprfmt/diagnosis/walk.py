@@ -24,6 +24,7 @@ from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.probes import ChosenProbes
 from aprfmt.diagnosis.prompt import hidden_causes, id_mismatch_sentence
 from aprfmt.diagnosis.recorded_ids import frame_finding, hidden_padding, without_leading_rows
+from aprfmt.diagnosis.renumbered import NUMBERED
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
 from aprfmt.diagnosis.stored_names import stored_names_of_places
 from aprfmt.diagnosis.unread import architecture_name, refusal_reason
@@ -148,6 +149,10 @@ class Walk:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")
                 return self.make_diagnosis()
             alone = self.a.kind == self.b.kind == "model"
+            if not alone and any(one.cause == NUMBERED for one in self.levels.findings):
+                return self.make_diagnosis(
+                    "the ids of the two mean other tokens; compare the run with the model that ran"
+                )
             if self.levels.ended or (self.levels.unmoved and self.levels.stated and alone):
                 return self.make_diagnosis()
             report = self.levels.report

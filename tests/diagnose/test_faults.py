@@ -106,10 +106,11 @@ def test_tables_name_causes_of_the_one_table() -> None:
 
 
 # Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps) and
-# of recorded ids (test_recorded_ids).
+# of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered).
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "ranks_differ",
     "shard_order",
+    "token_numbering",
     "visible_padding",
 }
 USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in

@@ -21,6 +21,14 @@ CAUSE_ROWS = (
         "Pieces compared id by id; fillers such as [PAD7] do not count.",
     ),
     Cause(
+        "token_numbering", "identity", "same",
+        "Tokens have other ids, and the rows of their tables stand there too: one model under "
+        "another numbering.",
+        "Pieces at other ids, and tables of tokens whose rows are in another order.",
+        "Every row is, bit for bit, the row of the same token of the other side.",
+        next="nothing",
+    ),
+    Cause(
         "added_tokens", "identity", "bug",
         "Tokens split off whole are missing, stand at other ids or have other flags (lstrip, "
         "rstrip, normalized, single_word, special).",

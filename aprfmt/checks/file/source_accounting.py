@@ -2,10 +2,19 @@
 
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.value_checks import same_value
+from aprfmt.base.metadata_values import short_value
+from aprfmt.causes.tokenizer.comparison import compare_tokens
 from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:
     from aprfmt.checks.context import CheckContext
+    from aprfmt.model import Model
+
+_STATED = ("config", "metadata")
+_UNUSED = ("context_length", "vocab_size")  # the tables have as many rows as they have
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
 def check_accounted(ctx: "CheckContext") -> Result:
@@ -27,6 +36,85 @@ def check_accounted(ctx: "CheckContext") -> Result:
             "convert the source again",
         )
         for entry in found.lost
+        if entry.kind != "hyperparameter"  # a row of its own
     ]
     dropped = [entry.name for entry in found.entries if entry.fate == "dropped"]
-    return Result(found.says, findings, details={"dropped": dropped})
+    says = f"{found.says}; whether values changed: aprfmt diff {ctx.source.path} {ctx.model.path}"
+    return Result(says, findings, details={"dropped": dropped})
+
+
+def check_settings(ctx: "CheckContext") -> Result:
+    """Return a Result with a failure for each key or part of a tokenizer that says otherwise.
+
+    These are hyperparameters that either side states, the tokenizer, the chat template, and the ids
+    that end a generation. What the file records as left out is not asked for. Raises NotRun without
+    a source, or where nothing of it could be compared; what could not is named in the result.
+    """
+    from aprfmt.conversion.accounting import recorded_omissions
+
+    if ctx.source is None:
+        raise NotRun("no source was given (--against SRC)")
+    excused, source, model = recorded_omissions(ctx.model), ctx.source, ctx.model
+    findings: list[Finding] = []
+    compared: list[str] = []
+    left: list[str] = []
+    # Hyperparameters that change what is computed.
+    try:
+        names = _comparable_names(source, model)
+        compared.append(f"{len(names)} hyperparameters")
+        for name in names if not excused("config.json") else ():
+            if not same_value(source.hyper[name], model.hyper[name]):
+                findings.append(
+                    Finding(
+                        f"{ctx.where}: {_stated_key(model, name)}",
+                        f"{short_value(model.hyper[name])}, in the source "
+                        f"{short_value(source.hyper[name])}",
+                        "what the source says",
+                        f"aprfmt diagnose {source.path} {model.path} gives the command",
+                    )
+                )
+    except ArchError as error:
+        left.append(f"hyperparameters ({error})")
+    # The tokenizer with all that belongs to it.
+    report = compare_tokens(source, model)
+    lacking = report.carried != "AB"
+    if report.checked and not lacking:
+        compared.append("tokenizer, chat template, stops")
+    left += [] if lacking else report.not_checked
+    for row in report.findings if not any(map(excused, TOKENIZER_FILES)) else ():
+        shown = f", first shown by {row.example[0]} in the source" if row.example else ""
+        findings.append(
+            Finding(
+                f"{ctx.where}: {row.where[0] if row.where else 'tokenizer'}",
+                f"{row.cause}: {row.says}{shown}",
+                "what the source says",
+                f"aprfmt diagnose {source.path} {model.path} gives the command",
+            )
+        )
+    more = f"; not compared: {'; '.join(left)}" if left else ""
+    if not compared:
+        raise NotRun(f"nothing to compare{more}", findings)
+    return Result(f"{', '.join(compared)} as in the source{more}", findings)
+
+
+def _comparable_names(source: "Model", model: "Model") -> list[str]:
+    """Return the hyperparameters of both whose value a key of either states, and a pass reads.
+
+    None where the tensors of either give the value, of a length that nothing computes with, or
+    where the two are of other architectures.
+    """
+    if source.spec.name != model.spec.name:
+        return []
+    return [
+        name
+        for name in source.hyper
+        if name in model.hyper
+        and name not in _UNUSED
+        and any(one.hyper.of(name).origin in _STATED for one in (source, model))
+        and not any(one.hyper.of(name).origin in ("tensor", "shape") for one in (source, model))
+    ]
+
+
+def _stated_key(model: "Model", name: str) -> str:
+    """Return the key of the file that gives a hyperparameter, or its name where none does."""
+    return model.hyper.of(name).key or name

@@ -1,0 +1,100 @@
+"""`validate --against`: keys and tokenizers that say otherwise than the source's.
+
+Seen red: a file was held against its source by the presence of things alone, so that what changes
+every answer of a model passed.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.checks import validate
+from aprfmt.diagnosis import diagnose
+from tests.cli.run import aprfmt
+from tests.diagnose.engines import tiny_folder
+from tests.diagnose.faults import DEMO
+from tests.field import hf
+
+
+def strips(values: Any) -> None:
+    """Let marks swallow the blanks behind them."""
+    for token in values["added_tokens"]:
+        token["rstrip"] = True
+
+
+def cut(values: Any) -> None:
+    """Leave the last merges out."""
+    del values["model"]["merges"][-100:]
+
+
+def ends(values: Any) -> None:
+    """Stop at one id instead of two."""
+    values["eos_token_id"] = 1533
+
+
+def spoken(values: Any) -> None:
+    """Name another token as the end."""
+    values["eos_token"] = "<|endoftext|>"
+
+
+# What was changed -> (file, edit, what the check says).
+EDITS: dict[str, tuple[str, Callable[[str], str], str]] = {
+    "flags": ("tokenizer.json", hf.json_edit(strips), "added_tokens"),
+    "merges": ("tokenizer.json", hf.json_edit(cut), "tokenizer_merges"),
+    "stops": ("generation_config.json", hf.json_edit(ends), "generation_config"),
+    "eos": ("tokenizer_config.json", hf.json_edit(spoken), "special_ids"),
+    "template": (
+        "chat_template.jinja", lambda text: text.replace("'<|im_end|>' + ", ""), "chat_template",
+    ),
+}  # fmt: skip
+# Keys of config.json; `None` takes one away from the copy, so that a default stands in for it.
+KEYS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "eps": ("llama", {}, {"rms_norm_eps": 1e-2}, "rms_norm_eps"),
+    "theta": (
+        "llama", {}, {"rope_parameters": {"rope_type": "default", "rope_theta": 7e5}}, "rope_theta",
+    ),
+    "window": ("mistral", {"sliding_window": None}, {"sliding_window": 5}, "sliding_window"),
+    "activation": ("gpt2", {}, {"activation_function": "gelu"}, "activation_function"),
+}  # fmt: skip
+
+
+def settings(copy: Path, source: Path) -> tuple[str, str]:
+    """Return (outcome, findings) of the check."""
+    rows = [row for row in validate(copy, against=source).checks if row.name == "source_settings"]
+    outcomes = {row.outcome for row in rows}
+    assert len(outcomes) == 1
+    return outcomes.pop(), "; ".join(f"{row.where}: {row.found}" for row in rows)
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_another_tokenizer_fails(kind: str) -> None:
+    file, edit, says = EDITS[kind]
+    copy = hf.copy(DEMO, f"settings-{kind}", files={file: edit})
+    assert diagnose(str(DEMO), str(copy)).kind == "bug"
+    outcome, found = settings(copy, DEMO)
+    assert outcome == "FAIL" and says in found
+    assert aprfmt("validate", copy, "--against", DEMO).code == 1
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_another_key_fails_whichever_side_states_it(kind: str) -> None:
+    arch, start, change, says = KEYS[kind]
+    source = hf.copy(tiny_folder(arch), f"settings-{kind}-a", config=start)
+    copy = hf.copy(source, f"settings-{kind}-b", config=change)
+    for pair in ((copy, source), (source, copy)):
+        outcome, found = settings(*pair)
+        assert outcome == "FAIL" and says in found, found
+
+
+@pytest.mark.parametrize("target", ["m.gguf", "m.apr", "m"])
+def test_a_conversion_says_what_its_source_says(target: str, tmp_path: Path) -> None:
+    for name, source in (("demo", DEMO), ("mixtral", tiny_folder("mixtral"))):
+        copy = tmp_path / name / target
+        copy.parent.mkdir()
+        assert aprfmt("convert", DEMO if name == "demo" else source, copy).code == 0
+        done = aprfmt("validate", copy, "--against", source, "--json").json
+        rows = {row["name"]: row for row in done["checks"]}
+        assert rows["source_settings"]["outcome"] == "PASS", rows["source_settings"]
+        assert "aprfmt diff" in rows["accounted"]["found"]
