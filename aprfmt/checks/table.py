@@ -243,6 +243,14 @@ CHECKS: tuple[CheckRow, ...] = (
         needs="source",
     ),
     CheckRow(
+        "source_values",
+        "every tensor that the source has too holds its values, rounded at most as the coarser "
+        "encoding rounds",
+        ".source_values:check_source_values",
+        needs="source",
+        whole=True,
+    ),
+    CheckRow(
         SECOND_READER,
         "the format's official library reads the same names, types, shapes and bytes",
         ".file.second_reader:check_second_reader",

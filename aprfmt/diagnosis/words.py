@@ -17,6 +17,8 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
     `names` is how many places are listed.
     """
     shown = [row for row in result.findings if row.verdict not in ("same", "precision")]
+    if _reason_says_cause(result):  # what follows the headline is about its cause
+        shown.sort(key=lambda row: row is not result.lead)
     lead = result.lead is not None and not result.reason
     first = sorted(shown, key=lambda row: row is not result.lead)
     causes = result.causes if lead else [row.to_named_cause(result.stored) for row in first]

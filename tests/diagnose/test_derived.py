@@ -75,6 +75,23 @@ def test_what_was_done_is_said_once(words: tuple[str, ...], change: object, says
     assert "at least 0.9" in lines[0]
 
 
+def test_the_places_below_the_headline_are_those_of_its_cause() -> None:
+    """Seen red: `derived` of one matrix, above the place and the certainty of a scaled other."""
+
+    def edit(rows: Rows) -> None:
+        for name in [name for name in rows if name.endswith("o_proj.weight")]:
+            files.edit(name, moved)(rows)
+        for name in [name for name in rows if name.endswith("q_proj.weight")]:
+            files.edit(name, lambda x: 1.5 * x)(rows)
+
+    source = tiny_folder("llama")
+    found = diagnose(str(source), str(files.copy(source, "derived-and-scaled", tensors=edit)))
+    assert found.kind == "derived", found.sentence
+    lines = [text for text, _ in first_lines(found)]
+    assert "attn_output" in lines[0] and "o_proj.weight" in lines[1], lines
+    assert any("  scale (" in line for line in lines[2:])
+
+
 def test_zeros_that_are_not_small_are_no_pruning() -> None:
     found = answer("large", ("mlp.",), large_half)
     assert "pruned" not in found.sentence

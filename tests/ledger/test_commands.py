@@ -152,7 +152,8 @@ UNMATCHED = ("--accept", "unread:of-no-item")
      "convert {b} {out}/c.apr", "import {b} -o {out}/i.apr",
      "export {g} -o {out}/e --to safetensors",
      "quantize {b} {out}/q.gguf --type Q8_0", "split {b} {out}/s --max-shard-size 3M",
-     "merge {g} {out}/m.gguf", "set {g} general.name=x -o {out}/s.gguf"],
+     "merge {g} {out}/m.gguf", "set {g} general.name=x -o {out}/s.gguf",
+     "step {a} --after {b} --optimizer sgd:lr=0.1"],
 )  # fmt: skip
 def test_a_pattern_that_matches_nothing_is_an_error(
     args: str, planted: bool, demo_model: Path, tmp_path: Path

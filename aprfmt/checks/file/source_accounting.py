@@ -39,8 +39,7 @@ def check_accounted(ctx: "CheckContext") -> Result:
         if entry.kind != "hyperparameter"  # a row of its own
     ]
     dropped = [entry.name for entry in found.entries if entry.fate == "dropped"]
-    says = f"{found.says}; whether values changed: aprfmt diff {ctx.source.path} {ctx.model.path}"
-    return Result(says, findings, details={"dropped": dropped})
+    return Result(found.says, findings, details={"dropped": dropped})
 
 
 def check_settings(ctx: "CheckContext") -> Result:
