@@ -65,6 +65,18 @@ def nvfp4(folder: Path) -> Path:
     return made
 
 
+def pytorch(folder: Path) -> Path:
+    """Return a folder whose weights torch saved."""
+    import torch
+    from safetensors.torch import load_file
+
+    path = hf(folder)
+    file = path / "model.safetensors"
+    torch.save(load_file(file), path / "pytorch_model.bin")
+    file.unlink()
+    return path
+
+
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "hf": hf,
     "gguf": _converted("m.gguf"),
@@ -74,6 +86,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "nvfp4": nvfp4,
     "shards": _converted("shards", to="safetensors", max_shard_size=2_000_000),
     "small": small_apr,
+    "pytorch": pytorch,
 }
 
 

@@ -231,6 +231,19 @@ def _zeros(*names: str) -> Callable[[Path], None]:
     return edit
 
 
+def _import(path: Path) -> None:
+    """Let the pickle import a function that no value needs, and drop it."""
+    import zipfile
+
+    file = path / "pytorch_model.bin"
+    with zipfile.ZipFile(file) as before:
+        records = [(info, before.read(info)) for info in before.infolist()]
+    with zipfile.ZipFile(file, "w") as after:
+        for info, data in records:
+            whole = info.filename.endswith("/data.pkl")
+            after.writestr(info, data[:2] + b"cos\nsystem\n0" + data[2:] if whole else data)
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation("layout", "gguf", lambda p: p.write_bytes(p.read_bytes() + b"extra"),
              "5 bytes follow", True),
@@ -258,6 +271,7 @@ MUTATIONS: tuple[Mutation, ...] = (
              "no index names it", True),
     Mutation("unread", "gguf", lambda p: swap(p, b"aprfmt.writer", b"aprfmt.wroter"),
              "in no table", True),
+    Mutation("imports", "pytorch", _import, "os.system"),
     Mutation("architecture", "hf", _key("num_attention_heads", "many"), "num_attention_heads"),
     Mutation("completeness", "hf", lambda p: bases.without(p, NORM), "missing"),
     Mutation("architecture", "hf", _key("intermediate_size", 500), "the tensors say 512"),
