@@ -16,6 +16,7 @@ import torch
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats import open_source
 from aprfmt.formats.pytorch import pickle_calls, state_dict
+from aprfmt.formats.pytorch.pickle_imports import Imports
 from aprfmt.formats.pytorch.pickle_reader import Stream, Unpickler
 from tests.formats import pytorch_files as files
 
@@ -546,7 +547,7 @@ def test_what_a_storage_says_is_said_once(kind: type[FormatError]) -> None:
     body = b"\x80\x02" + text("7") + b"Q."
     stream = Stream(memoryview(body), 0, len(body), "x.pt: data.pkl")
     with pytest.raises(kind, match=r"^x\.pt: storage 7 is cut$"):
-        Unpickler(stream, lambda function, arguments: None, resolve, {}).load()
+        Unpickler(stream, lambda function, arguments: None, resolve, Imports()).load()
 
 
 def test_values_that_a_small_file_shares_are_bounded_by_its_size() -> None:
