@@ -1,5 +1,6 @@
 """Parts of conversions and of what stands beside models, each by itself."""
 
+import json
 import os
 import struct
 import time
@@ -331,3 +332,22 @@ def test_what_is_left_of_a_file_is_every_byte_that_nothing_covers(
     ]
     assert all(start < stop for start, stop in found)
     assert all(one[1] < other[0] for one, other in pairwise(found))  # joined, in order
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["", '{"a": 1}', '{"a": 1}\n', '{\n  "a": 1\n}', '{\n    "a": 1\n}\n', '{\n\t"a": 1\n}\n',
+     '{"a": "\u00e9"}'],
+)  # fmt: skip
+def test_json_is_written_as_the_file_had_it(before: str) -> None:
+    """Indentation, one line, escapes and the end of the text; a new file has two blanks."""
+    value = {"a": "\u00e9", "b": [1, {"c": None}]}
+    text = folder_edits._dump_like(value, before)
+    assert json.loads(text) == value
+    assert text.endswith("\n") is (before.endswith("\n") or not before)
+    lines = text.rstrip("\n").split("\n")
+    assert (len(lines) == 1) is (bool(before) and "\n" not in before.rstrip("\n"))
+    if len(lines) > 1:
+        start = "  " if not before else before.split("\n")[1].partition('"')[0]
+        assert lines[1].startswith(f'{start}"a"')
+    assert ("\u00e9" in text) is not before.isascii()
