@@ -12,14 +12,17 @@ from typing import Any
 import gguf
 import pytest
 
+from aprfmt import errors
 from aprfmt.cli import attest as attest_command
 from aprfmt.cli import check_output, demo, logprobs, output_format, render
 from aprfmt.cli import explain as explain_command
 from aprfmt.cli import hex as hex_command
 from aprfmt.cli.eval import batch as batch_command
 from aprfmt.cli.inspect import output as inspect_output
-from aprfmt.cli.trace import dumped_arrays
+from aprfmt.cli.step import output as step_output
+from aprfmt.cli.trace import dumped_arrays, reference
 from aprfmt.inference import reported
+from aprfmt.measure.traces import PointDiff
 from aprfmt.model import missing_path
 from tests.cli.run import aprfmt
 
@@ -288,3 +291,34 @@ def test_a_demo_whose_steps_end_otherwise_than_they_should_fails(
     word = "FAIL" if odd else "PASS"
     assert done.out.startswith(f"{word}: {3 - len(odd)} of 3 steps gave the exit code")
     assert [f"aprfmt step{i}" in done.out for i in range(3)] == [i in odd for i in range(3)]
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+@pytest.mark.parametrize("why", ["", "not finite on one side"])
+def test_a_points_row_says_its_verdict_and_its_tolerance_or_reason(why: str, beyond: bool) -> None:
+    point = PointDiff("L0.out", 0.5, 0.25, (0,), 0.125, beyond, why=why)
+    word = "BEYOND" if beyond else "not comparable" if why else "within"
+    wanted = ("-", "-", word, why) if why else ("0.5", "0.25", word, "0.125")
+    assert reference._point_row(point) == ("L0.out", *wanted)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_tensors_row_of_a_step_has_a_dash_for_what_is_not_known(known: bool) -> None:
+    update = SimpleNamespace(moved=3, elements=12, norm=0.5, step=None)
+    row: Any = SimpleNamespace(
+        key="L0.attn_q", verdict="agrees", norm=2.0, why="by its moments",
+        gradient=SimpleNamespace(norm=0.125) if known else None, computed=None,
+        update=update if known else None,
+    )  # fmt: skip
+    middle = ("0.125", "-", "25.0%", "0.5", "-") if known else ("-",) * 5
+    assert step_output._cells(row) == ("L0.attn_q", "agrees", "2", *middle, "by its moments")
+
+
+def test_kinds_of_errors_are_explained_by_their_classes() -> None:
+    texts = explain_command._error_texts()
+    assert {"format", "usage", "conversion", "unsupported"} <= set(texts)
+    for kind in ("format", "usage"):
+        name = f"{kind.capitalize()}Error"
+        value = getattr(errors, name)
+        assert texts[kind].startswith(f"{name} ({value.__mro__[1].__name__}")
+        assert texts[kind].endswith(value.__doc__)
