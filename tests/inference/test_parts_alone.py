@@ -556,3 +556,42 @@ def test_a_file_of_no_stage_is_refused_by_name(name: str, tmp_path: Path) -> Non
     says = f"stage '{path.stem}' is not known; expected one of {', '.join(capture.STAGES)}"
     with pytest.raises(FormatError, match=says):
         load_aprt(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "value", "bad"),
+    [
+        ("1.5", 1.5, 0),
+        (2, 2.0, 0),
+        ("", None, 0),
+        (None, None, 0),
+        ("nan", None, 1),
+        ("inf", None, 1),
+    ],
+)
+def test_a_statistic_that_is_missing_or_not_finite_is_open(
+    said: Any, value: float | None, bad: int
+) -> None:
+    found = statistics._row_stats(
+        {"mean": said, "min": "-3", "max": "2", "count": "12"}, "t: row 1"
+    )
+    assert (found.mean, found.nan, found.count) == (value, bad, 12)
+    assert (found.min, found.max, found.std) == (-3.0, 2.0, None)
+    with pytest.raises(FormatError, match="t: row 1: mean is 'x'; expected a number"):
+        statistics._row_stats({"mean": "x"}, "t: row 1")
+
+
+@pytest.mark.parametrize("dummies", [(), (0,), (0, 2)])
+def test_warm_ups_are_left_out_and_named(dummies: tuple[int, ...]) -> None:
+    ids = [np.zeros(3, int) if i in dummies else np.array([4, 5, 6]) for i in range(3)]
+    passes: Any = [
+        SimpleNamespace(step=i, batch={"ids": SimpleNamespace(read=lambda values=values: values)})
+        for i, values in enumerate(ids)
+    ]
+    notes: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequences, "_is_blank", lambda one: False)
+        kept = [one.step for one in sequences._without_warm_ups(passes, notes)]
+    assert kept == [i for i in range(3) if i not in dummies]
+    names = ", ".join(map(str, dummies))
+    assert [note.partition(":")[0] for note in notes] == ([f"pass {names}"] if dummies else [])
