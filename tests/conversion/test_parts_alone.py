@@ -18,6 +18,7 @@ import torch
 from aprfmt.adapters import placing
 from aprfmt.arch import ARCHS
 from aprfmt.arch.gemma2 import pattern_loss
+from aprfmt.attestation.rederive import TensorAttestation, _Difference, _difference_row
 from aprfmt.base.protocols import Value
 from aprfmt.cli import hash_
 from aprfmt.compare import diff_models
@@ -351,3 +352,24 @@ def test_json_is_written_as_the_file_had_it(before: str) -> None:
         start = "  " if not before else before.split("\n")[1].partition('"')[0]
         assert lines[1].startswith(f'{start}"a"')
     assert ("\u00e9" in text) is not before.isascii()
+
+
+@pytest.mark.parametrize("blocks", [None, 1, 2, 7])
+@pytest.mark.parametrize(
+    ("encoding", "byte", "where", "block", "row"),
+    [
+        ("Q4_K", 0, "block 0 (row 0)", 0, 0), ("Q4_K", 143, "block 0 (row 0)", 0, 0),
+        ("Q4_K", 144 * 3, "block 3 (row 1)", 3, 1), ("F32", 4101, "row 2, byte 4101", None, 2),
+    ],
+)  # fmt: skip
+def test_the_first_byte_that_is_not_reproduced_is_placed(
+    encoding: str, byte: int, where: str, block: int | None, row: int, blocks: int | None
+) -> None:
+    output: Any = SimpleNamespace(
+        info=SimpleNamespace(encoding=encoding, name="w", shape=(4, 512)), part=None
+    )
+    base = TensorAttestation("k", ("w",), encoding, "reproduced")
+    found = _difference_row(output, base, _Difference(byte, blocks))
+    more = f"; {blocks} blocks differ" if (blocks or 0) > 1 else ""
+    assert found.why == f"{where} is not what the base gives{more}"
+    assert (found.state, found.byte, found.block, found.row) == ("not reproduced", byte, block, row)
