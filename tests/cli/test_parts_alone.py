@@ -12,14 +12,19 @@ from typing import Any
 import gguf
 import pytest
 
+from aprfmt import errors
 from aprfmt.cli import attest as attest_command
 from aprfmt.cli import check_output, demo, logprobs, output_format, render
 from aprfmt.cli import explain as explain_command
+from aprfmt.cli import hash_ as hash_command
 from aprfmt.cli import hex as hex_command
 from aprfmt.cli.eval import batch as batch_command
 from aprfmt.cli.inspect import output as inspect_output
-from aprfmt.cli.trace import dumped_arrays
+from aprfmt.cli.parity import output as parity_output
+from aprfmt.cli.step import output as step_output
+from aprfmt.cli.trace import dumped_arrays, reference
 from aprfmt.inference import reported
+from aprfmt.measure.traces import PointDiff
 from aprfmt.model import missing_path
 from tests.cli.run import aprfmt
 
@@ -288,3 +293,133 @@ def test_a_demo_whose_steps_end_otherwise_than_they_should_fails(
     word = "FAIL" if odd else "PASS"
     assert done.out.startswith(f"{word}: {3 - len(odd)} of 3 steps gave the exit code")
     assert [f"aprfmt step{i}" in done.out for i in range(3)] == [i in odd for i in range(3)]
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+@pytest.mark.parametrize("why", ["", "not finite on one side"])
+def test_a_points_row_says_its_verdict_and_its_tolerance_or_reason(why: str, beyond: bool) -> None:
+    point = PointDiff("L0.out", 0.5, 0.25, (0,), 0.125, beyond, why=why)
+    word = "BEYOND" if beyond else "not comparable" if why else "within"
+    wanted = ("-", "-", word, why) if why else ("0.5", "0.25", word, "0.125")
+    assert reference._point_row(point) == ("L0.out", *wanted)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_tensors_row_of_a_step_has_a_dash_for_what_is_not_known(known: bool) -> None:
+    update = SimpleNamespace(moved=3, elements=12, norm=0.5, step=None)
+    row: Any = SimpleNamespace(
+        key="L0.attn_q", verdict="agrees", norm=2.0, why="by its moments",
+        gradient=SimpleNamespace(norm=0.125) if known else None, computed=None,
+        update=update if known else None,
+    )  # fmt: skip
+    middle = ("0.125", "-", "25.0%", "0.5", "-") if known else ("-",) * 5
+    assert step_output._cells(row) == ("L0.attn_q", "agrees", "2", *middle, "by its moments")
+
+
+def test_kinds_of_errors_are_explained_by_their_classes() -> None:
+    texts = explain_command._error_texts()
+    assert {"format", "usage", "conversion", "unsupported"} <= set(texts)
+    for kind in ("format", "usage"):
+        name = f"{kind.capitalize()}Error"
+        value = getattr(errors, name)
+        assert texts[kind].startswith(f"{name} ({value.__mro__[1].__name__}")
+        assert texts[kind].endswith(value.__doc__)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (60, "1 min 0 s"), (200, "3 min 20 s"),
+        (3599, "59 min 59 s"), (3600, "1 h 0 min"), (7500, "2 h 5 min"), (90000, "25 h 0 min"),
+    ],
+)  # fmt: skip
+def test_a_time_is_said_in_the_unit_that_it_reaches(seconds: float, text: str) -> None:
+    assert render.duration_text(seconds) == text
+
+
+@pytest.mark.parametrize("compared", [False, True])
+@pytest.mark.parametrize("count", [0, 2])
+def test_hash_prints_hashes_or_what_is_not_as_the_manifest_says(
+    count: int, compared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    for name in ("say", "line", "say_verdict"):
+        monkeypatch.setattr(render, name, lambda text, *given, **more: told.append(text))
+    tensors: list[Any] = [
+        {"key": f"t{i}", "decoded": "d" * 64, "raw": ["r" * 64], "encoding": "F32"}
+        for i in range(2)
+    ]
+    tensors += [{"key": f"late{i}", "not_reached": "after 1 s"} for i in range(count)]
+    failures = [{"key": f"t{i}", "what": "bytes differ"} for i in range(count)]
+    body: Any = {"tensors": tensors, "failures": failures, "written": "m.json"}
+    hash_command.show(body, SimpleNamespace(says="verdict", exit=1) if compared else None)  # type: ignore[arg-type]
+    if compared:
+        assert told == [*(f"FAIL t{i}: bytes differ" for i in range(count)), "verdict"]
+        return
+    assert [line.split() for line in told[:2]] == [
+        ["d" * 64, "r" * 16, "F32", f"t{i}"] for i in range(2)
+    ]
+    late = ["2 tensors not hashed, after 1 s: late0, late1"] * (count > 0)
+    assert told[2:] == [*late, "wrote m.json"]
+
+
+@pytest.mark.parametrize("explained", [False, True])
+def test_flips_and_experts_of_a_pair_say_whether_rounding_explains_them(
+    explained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(render, "line", told.append)
+    flip = SimpleNamespace(
+        position=3, a=5, b=6, margin_a=0.5, margin_b=0.25, largest=1.5, explained=explained
+    )
+    logits = SimpleNamespace(
+        rel_l2=0.5, max_abs=2.0, argmax=0.75, rows=4, k=5, top_k=0.5, kl_mean=0.25, kl_max=1.0,
+        flips=[flip] * 7,
+    )  # fmt: skip
+    losses = SimpleNamespace(
+        reference=2.0, forward=2.5, own=None, own_off=None, own_bound=None, why="not asked"
+    )
+    expert = SimpleNamespace(
+        key="L1.experts", position=2, gone=(1,), came=(4,), gap=None, explained=explained
+    )
+    pair: Any = SimpleNamespace(logits=logits, losses=losses, experts=[expert] * 9)
+    parity_output.show_outcomes(pair)
+    word = "within rounding" if explained else "beyond rounding"
+    flips = [line for line in told if "position 3: 5 (by 0.5) became 6 (by 0.25)" in line]
+    experts = [line for line in told if "L1.experts, position 2: experts [1] became [4]" in line]
+    assert (len(flips), len(experts)) == (5, 8)
+    assert all(line.endswith(word) for line in (*flips, *experts))
+    assert any("reference 2.000000, other forward 2.500000 (+0.5), its own loss not asked" in line
+               for line in told)  # fmt: skip
+    assert len(told) == 15
+
+
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("config", [None, "m/config.json"])
+@pytest.mark.parametrize("imports", [(), ("os.system", "torch.x")])
+def test_facts_of_a_file_are_printed_one_by_one(
+    imports: tuple[str, ...], config: str | None, files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs: list[Any] = []
+    monkeypatch.setattr(render, "print_pairs", pairs.extend)
+    body: Any = {
+        "path": "m.gguf", "format": "gguf", "version": "3", "file_bytes": 2_000_000,
+        "files": ["x"] * files, "tensor_count": 7, "config": config, "imports": list(imports),
+    }  # fmt: skip
+    inspect_output._print_file(body)
+    found = dict(pairs)
+    assert (found["file"], found["format"]) == ("m.gguf", "gguf 3")
+    assert found["size"] == "2.0 MB" + (" in 3 files" if files > 1 else "") + ", 7 tensors"
+    assert found.get("config") == config
+    assert found.get("pickle imports") == (", ".join(imports) or None)
+
+
+def test_the_table_of_a_step_has_a_row_for_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[Any] = []
+    monkeypatch.setattr(
+        render, "table", lambda rows, heads, justify: tables.append((rows, heads, justify))
+    )
+    monkeypatch.setattr(step_output, "_cells", lambda row: (row,) * 9)
+    step_output._table(SimpleNamespace(tensors=["a", "b"]))  # type: ignore[arg-type]
+    ((rows, heads, justify),) = tables
+    assert [row[0] for row in rows] == ["a", "b"] and len(heads) == len(justify) == 9

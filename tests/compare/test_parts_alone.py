@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from aprfmt.cli import diff
-from aprfmt.diagnosis import models
+from aprfmt.compare.short_answer import COMMANDS, LINES, short_answer
+from aprfmt.diagnosis import forward, models
+from aprfmt.diagnosis.stored_names import _damage_sentence
 from aprfmt.errors import FormatError
 from aprfmt.measure import trace_rows
 from aprfmt.measure.distances import relative_share
-from aprfmt.measure.named_causes import fixed_name, short_keys
+from aprfmt.measure.named_causes import fixed_name, short_keys, surplus_command
 from aprfmt.measure.records import FieldDiff
 from aprfmt.measure.sampling import DifferingRange, SampleReport
 from aprfmt.measure.texts import _stored_tokenizer
@@ -195,3 +197,79 @@ def test_only_dynamic_scaling_depends_on_the_length(turned: bool, scaling: str |
     other: Any = SimpleNamespace(hyper={"rope_scaling": None})
     pair = (other, one) if turned else (one, other)
     assert models._differs_by_length(*pair) is (scaling == "dynamic")
+
+
+@pytest.mark.parametrize(
+    ("file", "b", "target"),
+    [
+        ("m.gguf", "m.gguf", "m-fixed.gguf"),
+        ("m/model.safetensors", "m", "m/model.safetensors --force"),
+        ("m/model.safetensors", "m/model.safetensors", "m/model.safetensors --force"),
+        ("a b.apr", "a b.apr", "'a b-fixed.apr'"),
+    ],
+)
+def test_a_file_of_a_folder_is_repaired_in_its_place(file: str, b: str, target: str) -> None:
+    """The other files of the folder belong to it: another name would be read by nobody."""
+    quoted = f"'{file}'" if " " in file else file
+    assert surplus_command(file, b) == f"aprfmt repair {quoted} --partial -o {target}"
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize("commands", [0, 1, COMMANDS, COMMANDS + 2])
+@pytest.mark.parametrize("others", [0, 1, LINES + 5])
+def test_a_short_answer_shows_what_counts_and_counts_the_rest(
+    others: int, commands: int, left: int
+) -> None:
+    differing = [(f"  {chr(97 + i % 26) * (i + 1)} differs", "bad") for i in range(others)]
+    lines = short_answer(
+        ("verdict", "bad"), (), first_said=True, others=differing,
+        left=[f"l{i}" for i in range(left)], unrun=["u0"], unmended="nothing mends x",
+        commands=[f"c{i}" for i in range(commands)],
+    )  # fmt: skip
+    texts = [text for text, _ in lines]
+    assert texts[0] == "verdict" and len(texts) <= LINES
+    more = f"; {left - 1} more (-v)" if left > 1 else ""
+    assert [text for text in texts if text.startswith("not compared: ")] == (
+        [f"not compared: l0{more}"] if left else []
+    )
+    assert "not reached by a pass: u0" in texts and "nothing mends x" in texts
+    assert [text for text in texts if text.startswith("next: ")] == [
+        f"next: c{i}" for i in range(min(commands, COMMANDS))
+    ]
+    hidden = commands - COMMANDS
+    assert (f"      ... {hidden} more commands (-v)" in texts) is (hidden > 0)
+    cut = [int(text.split()[1]) for text in texts if text.endswith("more lines (-v)")]
+    shown = sum(text.endswith(" differs") for text in texts)
+    assert shown + sum(cut) == others and (len(cut) == 1) is (shown < others)
+
+
+@pytest.mark.parametrize("unread", [0, 1, 4, 5])
+@pytest.mark.parametrize("broken", [{}, {"A": (), "B": ()}, {"A": ("cut",), "B": ("cut", "odd")}])
+def test_what_damage_cost_a_comparison_is_said(
+    broken: dict[str, tuple[str, ...]], unread: int
+) -> None:
+    report: Any = SimpleNamespace(tensors=[0] * 9)
+    said = _damage_sentence(report, broken, [f"t{i}" for i in range(unread)])
+    if not any(broken.values()):
+        assert said == ""
+        return
+    assert said.startswith(
+        "a file is not whole: A: cut; B: cut; B: odd; equal in what was compared"
+    )
+    assert f"compared: {9 - unread} tensors by their stored names" in said
+    names = ", ".join(f"t{i}" for i in range(min(unread, 4))) + (", ..." if unread > 4 else "")
+    assert (f"not compared: {unread} tensors ({names})" in said) is (unread > 0)
+
+
+@pytest.mark.parametrize(("cause", "values", "where"), [
+    ("a", {"x": 1}, ("w",)), ("b", {"x": 1}, ("w",)), ("a", {"x": 2}, ("w",)),
+    ("a", {"x": 1}, ("v",)),
+])  # fmt: skip
+def test_a_finding_of_both_sides_is_the_same_in_all(
+    cause: str, values: dict[str, int], where: tuple[str, ...]
+) -> None:
+    mine: Any = SimpleNamespace(cause="a", values={"x": 1}, where=("w",), says="x is 1")
+    other: Any = SimpleNamespace(cause=cause, values=values, where=where, says="x is 1")
+    same = (cause, values, where) == ("a", {"x": 1}, ("w",))
+    assert forward.shared_findings([mine], [other]) == ([mine] if same else [])
+    assert forward._is_same_cause(mine, other) is (values == {"x": 1})

@@ -1,5 +1,6 @@
 """Parts of conversions and of what stands beside models, each by itself."""
 
+import json
 import os
 import struct
 import time
@@ -17,6 +18,7 @@ import torch
 from aprfmt.adapters import placing
 from aprfmt.arch import ARCHS
 from aprfmt.arch.gemma2 import pattern_loss
+from aprfmt.attestation.rederive import TensorAttestation, _Difference, _difference_row
 from aprfmt.base.protocols import Value
 from aprfmt.cli import hash_
 from aprfmt.compare import diff_models
@@ -331,3 +333,43 @@ def test_what_is_left_of_a_file_is_every_byte_that_nothing_covers(
     ]
     assert all(start < stop for start, stop in found)
     assert all(one[1] < other[0] for one, other in pairwise(found))  # joined, in order
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["", '{"a": 1}', '{"a": 1}\n', '{\n  "a": 1\n}', '{\n    "a": 1\n}\n', '{\n\t"a": 1\n}\n',
+     '{"a": "\u00e9"}'],
+)  # fmt: skip
+def test_json_is_written_as_the_file_had_it(before: str) -> None:
+    """Indentation, one line, escapes and the end of the text; a new file has two blanks."""
+    value = {"a": "\u00e9", "b": [1, {"c": None}]}
+    text = folder_edits._dump_like(value, before)
+    assert json.loads(text) == value
+    assert text.endswith("\n") is (before.endswith("\n") or not before)
+    lines = text.rstrip("\n").split("\n")
+    assert (len(lines) == 1) is (bool(before) and "\n" not in before.rstrip("\n"))
+    if len(lines) > 1:
+        start = "  " if not before else before.split("\n")[1].partition('"')[0]
+        assert lines[1].startswith(f'{start}"a"')
+    assert ("\u00e9" in text) is not before.isascii()
+
+
+@pytest.mark.parametrize("blocks", [None, 1, 2, 7])
+@pytest.mark.parametrize(
+    ("encoding", "byte", "where", "block", "row"),
+    [
+        ("Q4_K", 0, "block 0 (row 0)", 0, 0), ("Q4_K", 143, "block 0 (row 0)", 0, 0),
+        ("Q4_K", 144 * 3, "block 3 (row 1)", 3, 1), ("F32", 4101, "row 2, byte 4101", None, 2),
+    ],
+)  # fmt: skip
+def test_the_first_byte_that_is_not_reproduced_is_placed(
+    encoding: str, byte: int, where: str, block: int | None, row: int, blocks: int | None
+) -> None:
+    output: Any = SimpleNamespace(
+        info=SimpleNamespace(encoding=encoding, name="w", shape=(4, 512)), part=None
+    )
+    base = TensorAttestation("k", ("w",), encoding, "reproduced")
+    found = _difference_row(output, base, _Difference(byte, blocks))
+    more = f"; {blocks} blocks differ" if (blocks or 0) > 1 else ""
+    assert found.why == f"{where} is not what the base gives{more}"
+    assert (found.state, found.byte, found.block, found.row) == ("not reproduced", byte, block, row)

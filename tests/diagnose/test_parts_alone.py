@@ -15,6 +15,7 @@ from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
 from aprfmt.diagnosis import (
     accumulated_rounding,
+    config_changes,
     configuration_keys,
     direct,
     examine,
@@ -38,6 +39,7 @@ from aprfmt.diagnosis.words import titled_lines
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas
 from aprfmt.model import open_model
+from aprfmt.model.config_paths import GONE
 from tests.cli.run import aprfmt as command
 
 
@@ -668,3 +670,23 @@ def test_a_divergence_is_told_with_what_explains_it_and_what_else_would(
         wanted += ["rope_theta explains it as well (the base as in A)"] * others
     assert len(found) == len(wanted)
     assert all(text.startswith(begin) for text, begin in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "paths"),
+    [
+        ({"a": 1}, {"a": 1}, {}),
+        ({"a": 1}, {"a": 2}, {("a",): 1}),
+        ({"a": 1}, {}, {("a",): 1}),
+        ({}, {"a": 1}, {("a",): GONE}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, {("a", "c"): 2}),
+        ({"a": {"b": 1}}, {"a": None}, {("a", "b"): 1}),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"d": 1}}},
+         {("a", "b", "c"): 1, ("a", "b", "d"): GONE}),
+        ({"a": {"b": 1}}, {"a": 5}, {("a",): {"b": 1}}),
+    ],
+)  # fmt: skip
+def test_keys_in_which_configurations_differ_are_the_innermost(
+    mine: Any, theirs: Any, paths: Any
+) -> None:
+    assert dict(config_changes.differing_keys(mine, theirs)) == paths

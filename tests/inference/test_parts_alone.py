@@ -23,16 +23,17 @@ from aprfmt.errors import (
     UnsupportedError,
     UsageError,
 )
-from aprfmt.inference import forward
+from aprfmt.inference import capture, forward, reported
+from aprfmt.inference.aprt import load_aprt
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _align_labels
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.engines import statistics
+from aprfmt.inference.engines import parts, sequences, statistics
 from aprfmt.inference.engines.graph import GraphReader, NodePoint
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
 from aprfmt.inference.engines.rank_joining import JoinedArray, _join_by_dims
-from aprfmt.inference.evaluation import Sample, no_label_reason
+from aprfmt.inference.evaluation import Sample, no_label_reason, plan_windows
 from aprfmt.inference.fast.cuda import loader, memory
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.brought import Brought
@@ -474,3 +475,123 @@ def test_a_table_of_statistics_may_be_as_large_as_its_limit(
             statistics._read_table(path)
     else:
         assert statistics._read_table(path) == b"name,mean\n"
+
+
+@pytest.mark.parametrize("behind", ["", "zeros", "infinite", "numbers"])
+@pytest.mark.parametrize("width", [3, 4, 5, 7])
+def test_logits_are_cut_to_the_vocabulary_and_padding_is_not_remarked(
+    width: int, behind: str
+) -> None:
+    values = np.arange(2 * width, dtype=np.float32).reshape(2, width)
+    if behind in ("zeros", "infinite"):
+        values[:, 4:] = 0 if behind == "zeros" else -np.inf
+    if width < 4:
+        with pytest.raises(ValueError, match="3 of the 4 columns of the vocabulary"):
+            parts.cut_to_vocabulary(values, 4)
+        return
+    found, said = parts.cut_to_vocabulary(values, 4)
+    assert found.shape == (2, 4) and np.array_equal(found, values[:, :4])
+    odd = width > 4 and behind in ("", "numbers")
+    assert said == (f"columns 4 to {width - 1} are behind the vocabulary" if odd else "")
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 4, 6, 8, 12])
+def test_every_even_division_of_a_batch_is_tried_and_each_sample_is_in_one_group(
+    samples: int,
+) -> None:
+    found = dict(reported._micro_batches(samples))
+    for groups in found.values():
+        assert sorted(i for group in groups for i in group) == list(range(samples))
+    for size in range(2, samples):
+        if samples % size == 0 or size in (2, 4, 8):
+            assert f"micro-batches of {size} samples" in found
+        assert (f"{size} ranks that get samples in turn" in found) is (samples % size == 0)
+    assert "micro-batches of 1 samples" not in found
+
+
+@pytest.mark.parametrize("scored", [2, 3, 4])
+def test_groups_of_which_two_have_a_mean_can_be_joined_wrongly(scored: int) -> None:
+    """Four samples in micro-batches of two; with two scored ones a single group has a mean."""
+    picked = [np.array([1.0 + i] * (i + 1) * (i < scored)) for i in range(4)]
+    found = [(one.mistakes, one.value) for one in reported._guess_group_reductions(picked)]
+    groups = [np.concatenate(picked[:2]), np.concatenate(picked[2:])]
+    own = [float(group.mean()) for group in groups if group.size]
+    assert ((("group_means",), sum(own) / 2) in found) is (scored > 2)
+    if scored > 2:
+        assert (("accumulated_sum",), sum(own)) in found
+
+
+@pytest.mark.parametrize("convention", ["disjoint", "llama.cpp"])
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_convention_of_others_has_whole_texts_without_overlap(
+    cut: bool, overlap: int, convention: str
+) -> None:
+    sample = Sample("s", list(range(12)), prompt=4 if cut else 0, cut=cut)
+    if convention != "disjoint" and (cut or overlap):
+        said = "--overlap" if overlap else "prompt with its response"
+        with pytest.raises(UsageError, match=f"--convention llama.cpp knows no {said}"):
+            plan_windows([sample], 8, overlap, convention)
+        return
+    planned, skipped = plan_windows([sample], 8, overlap, convention)
+    assert not skipped and [one for one, _ in planned] == [sample]
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (2, 3)])
+def test_tokens_that_no_pass_has_are_counted(lost: tuple[int, ...]) -> None:
+    run: Any = SimpleNamespace(positions=[i for i in range(6) if i not in lost])
+    if not lost:
+        sequences._refuse_gaps(run)
+        return
+    says = rf"{len(lost)} of 6 tokens .* in no pass \(position {lost[0]} is the first\)"
+    with pytest.raises(FormatError, match=says):
+        sequences._refuse_gaps(run)
+
+
+@pytest.mark.parametrize("name", ["blabla", "kq2", "layer-0/other"])
+def test_a_file_of_no_stage_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.bin"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"")
+    says = f"stage '{path.stem}' is not known; expected one of {', '.join(capture.STAGES)}"
+    with pytest.raises(FormatError, match=says):
+        load_aprt(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "value", "bad"),
+    [
+        ("1.5", 1.5, 0),
+        (2, 2.0, 0),
+        ("", None, 0),
+        (None, None, 0),
+        ("nan", None, 1),
+        ("inf", None, 1),
+    ],
+)
+def test_a_statistic_that_is_missing_or_not_finite_is_open(
+    said: Any, value: float | None, bad: int
+) -> None:
+    found = statistics._row_stats(
+        {"mean": said, "min": "-3", "max": "2", "count": "12"}, "t: row 1"
+    )
+    assert (found.mean, found.nan, found.count) == (value, bad, 12)
+    assert (found.min, found.max, found.std) == (-3.0, 2.0, None)
+    with pytest.raises(FormatError, match="t: row 1: mean is 'x'; expected a number"):
+        statistics._row_stats({"mean": "x"}, "t: row 1")
+
+
+@pytest.mark.parametrize("dummies", [(), (0,), (0, 2)])
+def test_warm_ups_are_left_out_and_named(dummies: tuple[int, ...]) -> None:
+    ids = [np.zeros(3, int) if i in dummies else np.array([4, 5, 6]) for i in range(3)]
+    passes: Any = [
+        SimpleNamespace(step=i, batch={"ids": SimpleNamespace(read=lambda values=values: values)})
+        for i, values in enumerate(ids)
+    ]
+    notes: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequences, "_is_blank", lambda one: False)
+        kept = [one.step for one in sequences._without_warm_ups(passes, notes)]
+    assert kept == [i for i in range(3) if i not in dummies]
+    names = ", ".join(map(str, dummies))
+    assert [note.partition(":")[0] for note in notes] == ([f"pass {names}"] if dummies else [])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer import engine_server, isolated, keys
+from aprfmt.tokenizer import engine_server, expense, isolated, keys
 from aprfmt.tokenizer.build import tokenizer_json
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import scores_from_merges
@@ -132,3 +132,13 @@ def test_an_id_that_no_token_has_is_no_special_one(eos: int) -> None:
     assert list(words.tokens) == ["a", "b", "c", "d"] and len(words.types) == 4
     assert dict(words.ids) == ({"eos": eos} if eos < 4 else {})
     assert "eos" not in words.taken  # a stated id is not replaced by an engine's default
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_steps_of_a_tokenizer_are_bounded(over: int) -> None:
+    steps = [{"type": "Strip"}] * (expense.MOST_STEPS + over)
+    parts = {"normalizer": {"type": "Sequence", "normalizers": steps}}
+    found = list(expense._unbounded_reasons(parts))
+    assert found == ([f"normalizer has {expense.MOST_STEPS + 1} steps"] if over else [])
+    token = {"content": "x" * (expense.MOST_TOKEN + over)}
+    assert len(list(expense._unbounded_reasons({"added_tokens": [token]}))) == over

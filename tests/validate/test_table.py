@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aprfmt.base.registry import Registry
 from aprfmt.checks import CheckRow, Finding, NotRun, Result, check_runner, table, validate
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.file import stated_facts, vocabulary
+from aprfmt.checks.file import marks, stated_facts, vocabulary
+from aprfmt.checks.gates import parity as parity_gate
 from aprfmt.checks.gates import running as qa
 from aprfmt.checks.records import LISTED, list_names
 from aprfmt.errors import UsageError
@@ -226,3 +228,37 @@ def test_bounds_of_a_loss_are_inside(weights: Any, nats: float) -> None:
             assert found[name] == ("NOT_RUN" if not finite else "PASS" if good else "FAIL")
     nothing: Any = SimpleNamespace(nats=1.0, tokens=0, vocab=vocab, uniform_loss=4.6)
     assert [row.name for row in loss.assess_loss(nothing, weights)] == ["loss-measured"]
+
+
+@pytest.mark.parametrize("rows", [[1, 2, 3], [1, 1, 3], [1, 0, 0], [2, 2, 2]])
+def test_rows_that_nothing_trained_are_those_of_zeros_and_equal_ones(rows: list[int]) -> None:
+    values = np.array([[each, each * 2.0] for each in rows], np.float32)
+    tensor: Any = SimpleNamespace(
+        shape=values.shape, stored=[SimpleNamespace(info=SimpleNamespace(name="embd"))],
+        chunks=lambda size: iter([(0, len(rows), values)]),
+    )  # fmt: skip
+    found = [
+        one.found for one in marks._find_untrained_rows(tensor, {i: f"<t{i}>" for i in range(3)})
+    ]
+    zero = [i for i, each in enumerate(rows) if not each]
+    alike = [i for i, each in enumerate(rows) if each and rows.count(each) > 1]
+    assert len(found) == bool(zero) + bool(alike)
+    for text, begin, group in (
+        (found[:1], "rows of zeros", zero),
+        (found[-1:], "one row for", alike),
+    ):
+        if group:
+            assert text[0].startswith(begin) and all(f"<t{i}>" in text[0] for i in group)
+
+
+@pytest.mark.parametrize("decisive", [0, 1, 2])
+def test_facts_that_decide_are_listed_or_equal(decisive: int) -> None:
+    row = SimpleNamespace(name="eps", a=1, b=2, decisive=False)
+    rows = [SimpleNamespace(name=f"n{i}", a=i, b=9, decisive=True) for i in range(decisive)]
+    report: Any = SimpleNamespace(hyperparameters=[row, *rows[:1]], tokenizer=[row, *rows[1:]])
+    found = parity_gate._check_facts(report, "against")
+    assert found.name == "against-facts"
+    assert (found.outcome, found.found) == (
+        ("PASS", "equal") if not decisive
+        else ("FAIL", list_names([f"n{i} {i} | 9" for i in range(decisive)]))
+    )  # fmt: skip
