@@ -90,8 +90,6 @@ def command(
 
     if budget is not None and (write or roles):
         raise UsageError("a manifest is of the whole model; leave --budget out")
-    if ranks != 1 and not roles:
-        raise UsageError("--ranks is of what --roles writes; give both")
     if roles:
         if write or check is not None or patterns or raw_only:
             raise UsageError(
@@ -101,8 +99,6 @@ def command(
         return _write_role_manifest(model, arch, ranks, force)
     if write and patterns:
         raise UsageError("--write is of the whole model; leave --tensor out")
-    if blocks and not write:
-        raise UsageError("--blocks is what --write writes; give both")
     expected = manifest.read_manifest(check) if check is not None else None
     # A manifest says what a file is to be: none is made of a damaged one.
     with open_model(model, arch=arch, damaged=not write) as opened:
