@@ -133,7 +133,9 @@ BAMBA = full_spec(
         hyper_rules.rope_style("half", permuted=True),
         _rope_layers_rule(True),
         attention_layers_rule(
-            read_layer_numbers("attn_layer_indices"), write_indices("attn_layer_indices")
+            read_layer_numbers("attn_layer_indices"),
+            write_indices("attn_layer_indices"),
+            hyper_rules.per_layer(False),
         ),
         *_SSM_RULES,
     ),
@@ -207,6 +209,7 @@ def _granite_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
         attention_layers_rule(
             read_layer_kinds(ATTENTION, STATE_SPACE, "layer_types", "layers_block_type"),
             _write_layer_types,
+            hyper_rules.per_layer(False),
         ),
         *_SSM_RULES,
         *overrides,

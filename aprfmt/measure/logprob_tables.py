@@ -241,12 +241,12 @@ def compare_logprobs(
         a, b = np.array([x[one] for one in shared]), np.array([y[one] for one in shared])
         # Differences count where both are finite; equal infinities are no difference.
         finite = np.isfinite(a) & np.isfinite(b) & (a > LEAST) & (b > LEAST)
-        alike = (a == b) | (np.minimum(a, LEAST) == np.minimum(b, LEAST))
+        alike = (a == b) | (np.maximum(a, LEAST) == np.maximum(b, LEAST))
         apart = np.where(finite, np.abs(a - b), np.where(alike, 0.0, np.inf))
         bits &= bool(np.all(apart == 0))
         # What one error d of every logit makes of a log-probability: d times 1 - p, not d.
         moved = np.maximum(1.0 - np.exp(np.minimum(b, 0.0)), _FLOOR)
-        own = _PRINTED * (1.0 + np.abs(b) + reach)
+        own = _PRINTED * (1.0 + np.where(np.isfinite(b), np.abs(b), 0.0) + reach)
         scaled = np.maximum(apart - own, 0.0) / (spread * moved * np.sqrt(2.0))
         total += float(np.sum(scaled**2))
         count += len(shared)

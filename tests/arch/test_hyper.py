@@ -1,7 +1,9 @@
 """Hyperparameters: old and new spellings, what the tensors say, what a foreign file leaves out."""
 
 import copy
+import json
 import math
+import re
 from dataclasses import replace
 from typing import Any, cast
 
@@ -485,3 +487,58 @@ def test_a_layer_without_keys_of_its_own_needs_an_earlier_one_of_its_kind(
         return
     with pytest.raises(ArchError, match=f"layer {lacking} has .* expected one of the first {own} "):
         gemma3n._check_kv_sources(windows, cast(Any, None), hp)
+
+
+# --- what config.json leaves out -----------------------------------------------------------------
+
+# Keys whose default here is not transformers': sizes, which the tensors say, and what published
+# files always state.
+STATED = {
+    "deepseek_v2": {"n_shared_experts", "moe_intermediate_size"},
+    "deepseek_v3": {"n_shared_experts", "moe_intermediate_size"},
+    "ministral3": {"rope_parameters"},
+    "mamba2": {"num_hidden_layers"},
+    "granite_hybrid_moe": {"intermediate_size"},
+    "falcon_h1": {"mamba_d_ssm", "rope_parameters"},
+}
+PLAIN = {tiny.arch: tiny.model_type for tiny in TINY if tiny.id.endswith("-plain")}
+
+
+@pytest.mark.parametrize("arch", PLAIN)
+def test_a_key_that_is_left_out_is_what_transformers_takes_for_it(arch: str) -> None:
+    """Seen red: all layers of a granite hybrid with attention, where transformers gives it none."""
+    transformers = pytest.importorskip("transformers")
+    standard = transformers.AutoConfig.for_model(PLAIN[arch])
+    config = json.loads(standard.to_json_string(use_diff=False))
+    try:
+        whole = hf(arch, config)
+    except ArchError:
+        pytest.skip("transformers' default is another architecture")
+    apart = set()
+    for key in config:
+        try:
+            found = hf(arch, {other: value for other, value in config.items() if other != key})
+        except ArchError as error:
+            assert re.search(r"nothing says|expected|needs", str(error)), (key, error)
+            continue
+        if dict(found) != dict(whole):
+            apart.add(key)
+    assert apart == STATED.get(arch, set())
+
+
+@pytest.mark.parametrize("key", ["attn_layer_indices", "layer_types"])
+def test_layers_of_a_hybrid_attend_where_config_json_says_so(key: str) -> None:
+    arch, kind = {"attn_layer_indices": ("bamba", "bamba"),
+                  "layer_types": ("granite_hybrid", "granitemoehybrid")}[key]  # fmt: skip
+    tiny = next(tiny for tiny in TINY if tiny.model_type == kind)
+    config = {k: v for k, v in make(tiny).config.items() if k != key and k != "layers_block_type"}
+    assert not any(hf(arch, config)["attention_layers"])
+
+
+@pytest.mark.parametrize(("said", "strength"), [(True, 2.0), (False, 1.0), (None, 2.0)])
+def test_a_switch_of_a_delta_net_is_read_by_its_value(said: bool | None, strength: float) -> None:
+    config = make(next(tiny for tiny in TINY if tiny.id == "olmo_hybrid-plain")).config
+    config = {**config, "linear_allow_neg_eigval": said}
+    if said is None:
+        del config["linear_allow_neg_eigval"]
+    assert hf("olmo_hybrid", config)["delta_strength"] == strength

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aprfmt as package
+from aprfmt.cli import set_
 from aprfmt.cli.commands import COMMANDS
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
@@ -362,3 +363,14 @@ def test_elements_of_a_new_array_have_one_type(files: dict[str, Path], tmp_path:
     assert found["texts"] == (["array", "string"], ["a", "b"])
     done = aprfmt("set", files["gguf"], 'mixed=[1,"a"]', "-o", tmp_path / "y.gguf")
     assert done.code == 2 and "the elements of an array have one type" in done.err
+
+
+@pytest.mark.parametrize("template", [False, True])
+def test_a_change_runs_the_checks_of_stated_values_and_that_of_a_template_if_asked(
+    template: bool, files: dict[str, Path]
+) -> None:
+    """Others would read the weights, or render a template that nobody changed."""
+    with package.open(files["folder"]) as opened:
+        found = set_.check_metadata_values(opened, template)
+    wanted = {*set_.DOUBTS, "names of the architecture", *([set_.TEMPLATE] if template else [])}
+    assert set(found) == wanted

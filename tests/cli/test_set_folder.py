@@ -7,6 +7,7 @@ open the folder that was written.
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import transformers
 from safetensors import safe_open
 
 import aprfmt as package
+from aprfmt.conversion.folder_edits import _dump_like
 from tests.cli.run import aprfmt
 
 
@@ -272,3 +274,25 @@ def test_bare_weights_take_only_what_is_meant_for_them(demo: Path, tmp_path: Pat
     with safe_open(tmp_path / "o.safetensors", "np") as opened:
         assert opened.metadata() == {"format": "np", "note": "x"}
     assert sorted(os.listdir(tmp_path)) == ["bare.safetensors", "o.safetensors"]
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("indent", [None, 2, 4, "\t"])
+@pytest.mark.parametrize("note", ["plain", "\u00e9"])
+def test_a_file_of_json_keeps_its_form(
+    end: str, indent: int | str | None, note: str, demo: Path, tmp_path: Path
+) -> None:
+    """Indentation, the newline at the end, and whether other letters than ASCII are escaped."""
+    folder = shutil.copytree(demo, tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+
+    def text(**more: Any) -> str:
+        return json.dumps({**config, "note": note, **more}, indent=indent, ensure_ascii=False) + end
+
+    (folder / "config.json").write_text(text())
+    assert aprfmt("set", folder, "rms_norm_eps=0.25", "-o", tmp_path / "o").code == 0
+    assert (tmp_path / "o" / "config.json").read_text() == text(rms_norm_eps=0.25)
+
+
+def test_a_new_file_of_json_ends_with_a_newline() -> None:
+    assert _dump_like({"a": 1}, "") == '{\n  "a": 1\n}\n'

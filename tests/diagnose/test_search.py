@@ -1,12 +1,14 @@
 """How usual mistakes are tried: never without a bound, and never confirmed by a loose fit."""
 
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.examine import examine
@@ -98,3 +100,23 @@ def test_masks_are_read_from_the_rows_that_differ() -> None:
     assert any("the first 7 tokens all see each other" in text for text in first)
     assert not list(solve_masks(np.array([], np.int64), 13))
     assert all(isinstance(change, Change) for change in solve_masks(np.array([3]), 13))
+
+
+@pytest.mark.parametrize("layers", [(), (3,), (1, 2), (0, 1, 2)])
+def test_every_usual_change_is_tried_in_each_of_several_layers(
+    layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one layer alone it is tried as it is: once more would be the same pass."""
+    usual = [
+        UsualMistake(Change("mask", "a", (), scoped=True)),
+        UsualMistake(Change("mask", "b", (), scoped=True), frozenset({1})),
+        UsualMistake(Change("mask", "c", (), scoped=False)),
+    ]
+    monkeypatch.setattr(searching, "spanned_layers", lambda case: frozenset(layers))
+    monkeypatch.setattr(searching, "single_layer_mistakes", lambda patched: [])
+    search = object.__new__(searching.Search)
+    search.case = SimpleNamespace(patched=None)  # type: ignore[assignment]
+    monkeypatch.setattr(search, "_usual_changes", lambda: usual, raising=False)
+    made = [(step.change.says, step.layers) for step in search._single_layer_steps()]
+    every = [("a", frozenset({at})) for at in layers]
+    assert made == ([] if len(layers) < 2 else [*every, ("b", frozenset({1}))])

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.cli.logprobs import logit_bounds
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.logprobs import read_logprobs
-from aprfmt.measure.logprob_tables import kl_divergence
+from aprfmt.measure.logprob_tables import LEAST, Logprobs, compare_logprobs, kl_divergence
+from aprfmt.measure.tolerances import MAX_FACTOR, Threshold
+from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.diagnose.engines import tiny_folder
 from tests.inference.test_captures import own
@@ -349,3 +352,42 @@ def test_divergence_counts_what_is_left_of_a_row() -> None:
         float(np.sum(np.exp(whole) * (whole - other)))
     )
     assert 0 < kl_divergence(whole[:1], other[:1]) <= kl_divergence(whole, other) + 1e-12
+
+
+LIMIT = Threshold(0.01, 0.1, "x")
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "largest"),
+    [
+        (-1.5, -1.25, 0.25),
+        (LEAST, LEAST, 0.0),  # minus infinity, as vLLM writes it
+        (-np.inf, LEAST, 0.0),
+        (LEAST - 1, LEAST, 0.0),
+        (LEAST, -np.inf, 0.0),
+        (LEAST + 1, LEAST, np.inf),
+        (LEAST, LEAST + 1, np.inf),
+        (-1.0, LEAST, np.inf),
+        (-np.inf, -1.0, np.inf),
+    ],
+)
+def test_minus_infinity_is_itself_alone(here: float, there: float, largest: float) -> None:
+    mine, other = (Logprobs((5, 6), {0: {6: value, 7: -0.5}}) for value in (here, there))
+    (row,) = compare_logprobs(mine, other, LIMIT).rows
+    assert (row.largest, row.shared) == (largest, 2)
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "bfloat16"), (None, None)])
+def test_the_bound_of_one_value_is_that_of_all_times_a_factor(
+    dtypes: tuple[str | None, str | None],
+) -> None:
+    rows = {0: {6: -1.0 / 3, 7: -0.71}}
+    sides = Logprobs((5, 6), rows), Logprobs((5, 6), rows)
+    with open_model(tiny_folder("llama")) as model:
+        found, exact = logit_bounds(model, sides, dtypes)
+    assert (exact is None) == (dtypes[0] is not None)
+    for one in (found, exact):
+        if one is not None:
+            assert 0 < one.rel_l2 < 1 and one.max_over_rms == MAX_FACTOR * one.rel_l2
+    if exact is not None:
+        assert exact.rel_l2 < found.rel_l2

@@ -11,6 +11,13 @@ import aprfmt
 from aprfmt.errors import ArchError
 from tests.cli.run import aprfmt as command
 
+# A file with one tensor, whose name is no parameter of any model.
+SAFETENSORS = (
+    (72).to_bytes(8, "little")
+    + b'{"q":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'.ljust(72)
+    + bytes(4)
+)
+
 # MODEL is a small model, FILE a file with the content of the row, OUT a path where nothing is.
 REFUSED: Mapping[str, tuple[str, bytes, str]] = {
     "no format": ("convert MODEL OUT.xyz", b"", "OUT.xyz: its extension names no format; expected"),
@@ -74,6 +81,38 @@ REFUSED: Mapping[str, tuple[str, bytes, str]] = {
         "quantize MODEL OUT.gguf Q4_K --imatrix FILE", b"\x01\0\0\0", "FILE: imatrix entries",
     ),
     "seed": ("run MODEL --ids 1 --seed -1", b"", "'-1' is no whole number from 0 to "),
+    "budget of no run": (
+        "trace MODEL --budget 10", b"", "--budget limits a run; add --payload or --engine",
+    ),
+    "budget of an estimate": (
+        "trace MODEL --payload --dry-run --ids 1 --budget 10", b"",
+        "--budget limits a run; add --payload or --engine",
+    ),
+    "saved in part": (
+        "trace MODEL --payload --ids 1 --budget 10 --save OUT", b"",
+        "a saved trace has every point asked for; leave --budget out",
+    ),
+    "saved in part, aprt": (
+        "trace MODEL --payload --ids 1 --budget 10 --save-aprt OUT", b"",
+        "a saved trace has every point asked for; leave --budget out",
+    ),
+    "gradients of nothing": (
+        "step MODEL --grads FILE.safetensors",
+        SAFETENSORS, "holds no gradient of ",
+    ),
+    "answer's type": (
+        "logits MODEL --ids 1 --answer-dtype bfloat16", b"",
+        "--answer-dtype goes with --reference, whose arithmetic it states",
+    ),
+    "no source": (
+        "repair MODEL -o OUT", b"", "give a good copy with --from SOURCE, or --partial",
+    ),
+    "index and source": (
+        "repair MODEL --index --from MODEL", b"", "--index reads the shards alone; leave --from",
+    ),
+    "no quantization": ("convert MODEL OUT.gguf --tensor a", b"", "expected PATTERN=ENCODING"),
+    "no such type": ("quantize MODEL OUT.gguf --type NOPE", b"", "quantize --help lists all"),
+    "--no value": ("set MODEL abc -o OUT", b"", "expected KEY=VALUE"),
     "no bucket": ("inspect s3://b/../x.gguf", b"", "names no bucket; expected s3://BUCKET/FILE"),
     "no repository": ("inspect hf://x", b"", "names no repository; expected hf://OWNER/NAME"),
 }  # fmt: skip

@@ -130,7 +130,7 @@ def test_gradients_of_a_usual_norm_are_clipped_ones_if_theirs_was_larger(
     differs = judge.Judgement("differs", guesses=(SimpleNamespace(cause=cause),))  # type: ignore[arg-type]
     stage: Any = SimpleNamespace(
         compared={"w": step_module._Compared(found=differs)}, notes=[], recipe=None,
-        _computed_norm=lambda: before,
+        computed=None, _computed_norm=lambda: before,
     )  # fmt: skip
     step_module._Step._accept_clipping(stage, bound)
     clipped = before == 3.0 and bound != 0.7123 and cause == "gradient_factor"
