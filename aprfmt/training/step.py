@@ -660,6 +660,7 @@ class _Step:
             self.facts.row_length,
             self.facts.packed,
             _dropout_rates(self.model),
+            frozenset(key for key, one in found.items() if one.verdict == "not compared"),
         )
 
     def _has_untied_guess(self, key: str) -> bool:

@@ -35,12 +35,20 @@ class BackwardChange:
     `operation` is the operation whose backward is another one. `rows` are factors of the batch's
     rows in the loss, 1.0 for right. `joined`: documents of a packed row see each other.
     `norm_tokens` are the columns [start, stop) of the batch that reach the gradients of norms.
+    `shift` is how far ahead of a row its label is, 1 for right, and `unmasked` says that every
+    token of the mask is one. `smoothing` is the share of a label that is spread over the
+    vocabulary, `z_loss` the factor of the squared logarithm of the softmax's denominator in the
+    loss.
     """
 
     operation: Operation | None = None
     rows: tuple[float, ...] | None = None
     joined: Joined | None = None
     norm_tokens: tuple[int, int] | None = None
+    shift: int = 1
+    unmasked: bool = False
+    smoothing: float = 0.0
+    z_loss: float = 0.0
 
 
 RIGHT = BackwardChange()

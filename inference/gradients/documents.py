@@ -47,7 +47,16 @@ def documents(
     of rows, documents that are joined, or padding that a backward without a mask attends to. Raises
     UsageError where no label is scored.
     """
-    scored = batch.label[:, 1:]
+    label, ahead = batch.label, change.shift
+    if change.unmasked:
+        label = np.zeros_like(label)
+        label[:, : batch.row_length] = batch.mask
+        label &= ~batch.document_starts
+    width = batch.row_length
+    scored, targets = np.zeros((len(label), width), bool), np.full((len(label), width), -100)
+    held = min(width, label.shape[1] - ahead)  # rows whose label is in the batch
+    scored[:, :held] = label[:, ahead : ahead + held]
+    targets[:, :held] = batch.ids[:, ahead : ahead + held]
     per_row, total = scored.sum(1), int(scored.sum())
     if not total:
         raise UsageError(f"{batch.path}: no label is scored, so there is no loss; expected labels")
@@ -72,7 +81,7 @@ def documents(
         factor = 1.0 if change.rows is None else change.rows[row]
         cuts = [first, *starts, stop]
         for start, end in pairwise(cuts):
-            labels = np.where(scored[row, start:end], batch.ids[row, start + 1 : end + 1], -100)
+            labels = np.where(scored[row, start:end], targets[row, start:end], -100)
             if (labels >= 0).any() and factor:
                 many = total if reduction == "tokens" else int(per_row[row]) * rows_scored
                 ids = batch.ids[row, start:end]

@@ -169,7 +169,8 @@ def _joined(parts: Sequence[torch.Tensor]) -> Array:
 class Pass:
     """What a backward runs: a model's pass on a backend, with the leaves placed.
 
-    `rebuild` places what of the graph is made of leaves anew (rows of LoRA factors).
+    `rebuild` places what of the graph is made of leaves anew (rows of LoRA factors). `change` says
+    what the loss has beside cross-entropy.
     """
 
     model: Model
@@ -177,6 +178,7 @@ class Pass:
     weights: Weights
     recorder: PointGradients | None = None
     rebuild: Callable[[], None] = field(default=lambda: None)
+    change: BackwardChange = RIGHT
 
     def run(self, document: Document, rows: Sequence[int], span: Span, *, record: bool) -> Any:
         """Return the logits [rows, vocab], or what leaves the last stage of `span`.
@@ -218,9 +220,12 @@ class Pass:
     def _loss(self, logits: torch.Tensor, document: Document, rows: Sequence[int]) -> torch.Tensor:
         """Return the document's part of the batch's loss, from the logits of the tokens `rows`."""
         labels = torch.from_numpy(document.labels[list(rows)]).to(logits.device)
+        wide = self.backend.wide(logits)
         nats = functional.cross_entropy(
-            self.backend.wide(logits), labels, ignore_index=-100, reduction="sum"
+            wide, labels, ignore_index=-100, reduction="sum", label_smoothing=self.change.smoothing
         )
+        if self.change.z_loss:
+            nats = nats + self.change.z_loss * wide[labels >= 0].logsumexp(-1).square().sum()
         return nats * document.weight
 
     def _by_layer(self, document: Document, rows: Sequence[int], stages: int) -> torch.Tensor:
@@ -310,6 +315,7 @@ def batch_gradients(
         right = change.operation is None and change.norm_tokens is None
         backend = GradientBackend(device, dtype) if right else ChangedBackend(device, dtype, change)
     made, leaves, factors = prepare(model, backend, trained, pairs)
+    made.change = change
     if points is None or points:
         made.recorder = PointGradients(points, backend)
     loss = sum(made.backward(each, activations) for each in parts)

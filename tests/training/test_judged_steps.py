@@ -21,18 +21,13 @@ MISSED = {
     "tables_frozen": "open",
     "rank_stabilized_unsaid": "seen, not named",
     "frozen_decays": "not seen",
-    "steps_of_micro_batches": "seen, not named",
     "amsgrad_unsaid": "seen, not named",
     "qk_norms_of_one_rank": "seen, not named",
-    "z_loss": "seen, not named",
     "router_balanced": "not seen",
-    "labels_smoothed": "seen, not named",
-    "shifted_twice": "seen, not named",
     "softcap_identity": "seen, not named",
     "softmax_without_sum": "seen, not named",
     "silu_of_sigmoid": "seen, not named",
     "residual_detached": "seen, not named",
-    "stochastic": "alarm",
 }
 
 

@@ -78,6 +78,19 @@ def shifted_twice(model: Any, batch: Batch) -> torch.Tensor:
     return functional.cross_entropy(*logits_and_labels(model, batch, 2))
 
 
+def not_shifted(model: Any, batch: Batch) -> torch.Tensor:
+    """Score each row against its own token."""
+    given = {key: each for key, each in batch.items() if key != "labels"}
+    logits, labels = model(**given).logits.float(), batch["labels"]
+    return functional.cross_entropy(logits[labels >= 0], labels[labels >= 0])
+
+
+def prompts_scored(model: Any, batch: Batch) -> torch.Tensor:
+    """Score every token of the mask."""
+    labels = torch.where(batch["attention_mask"] > 0, batch["input_ids"], -100)
+    return own_loss(model, batch | {"labels": labels})
+
+
 def row_of(batch: Batch, i: int) -> Batch:
     """Return one row of a batch."""
     return {key: x[i : i + 1] for key, x in batch.items()}
@@ -399,7 +412,8 @@ THREAD_FAULTS = (
         "steps_of_micro_batches",
         "the step is counted by micro-batch: moments corrected for step 3 at step 1",
         rule_step(counted(3), f"{RULE},step=1"),
-        named="bias_correction|step 3",
+        cause="step_count",
+        named="step_count.*step 3",
         where=".",
     ),
     JudgedStep(
@@ -438,7 +452,8 @@ THREAD_FAULTS = (
         "z_loss",
         "0.01 of the squared log of the softmax's denominator is in the loss",
         gradient_step("llama", loss_by(z_loss)),
-        named="z.loss|denominator|logsumexp",
+        cause="loss_term",
+        named="loss_term.*0.01 times the z-loss",
         where=".",
     ),
     JudgedStep(
@@ -452,14 +467,32 @@ THREAD_FAULTS = (
         "labels_smoothed",
         "labels are smoothed by 0.1",
         gradient_step("llama", loss_by(smoothed)),
-        named="smooth",
+        cause="loss_term",
+        named="loss_term.*smoothed by 0.1",
         where=".",
     ),
     JudgedStep(
         "shifted_twice",
         "labels are shifted twice",
         gradient_step("llama", loss_by(shifted_twice)),
-        named="shift",
+        cause="other_labels",
+        named="other_labels.*shifted twice",
+        where=".",
+    ),
+    JudgedStep(
+        "not_shifted",
+        "labels are not shifted: each row is scored against its own token",
+        gradient_step("llama", loss_by(not_shifted)),
+        cause="other_labels",
+        named="other_labels.*not shifted",
+        where=".",
+    ),
+    JudgedStep(
+        "prompts_scored",
+        "prompts are scored, too",
+        gradient_step("llama", loss_by(prompts_scored)),
+        cause="other_labels",
+        named="other_labels.*prompts",
         where=".",
     ),
     JudgedStep(

@@ -53,7 +53,8 @@ class BackwardCase:
     not given. `norms` are the norms of the given gradient and of the computed one. `recompute`
     computes the batch's gradients with a mistake, of some stored names or of all. `labels` are the
     scored labels of each row of the batch, `row_length` its columns, `packed` says that a row holds
-    several documents. `dropout` are the model's own rates by key.
+    several documents. `dropout` are the model's own rates by key. `open` are the keys whose
+    difference arithmetic of few bits may leave.
     """
 
     case: Callable[[str], GradientCase]
@@ -67,6 +68,7 @@ class BackwardCase:
     row_length: int = 0
     packed: bool = False
     dropout: Mapping[str, float] = field(default_factory=dict)
+    open: frozenset[str] = frozenset()
 
     @property
     def first(self) -> tuple[str, ...]:

@@ -5,8 +5,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, BackwardHypothesis
+from aprfmt.causes.training.backward_case import (
+    BackwardCase,
+    BackwardGuess,
+    BackwardHypothesis,
+    first_wrong,
+)
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.inference.gradients.changes import BackwardChange, Joined
 
@@ -57,6 +63,22 @@ CAUSE_ROWS = (
         _MADE,
     ),
     Cause(
+        "other_labels",
+        "gradient",
+        "bug",
+        "Other tokens are scored than the labels of the batch.",
+        "All gradients differ, those behind the layers too.",
+        _MADE,
+    ),
+    Cause(
+        "loss_term",
+        "gradient",
+        "bug",
+        "The gradients are those of another loss: labels are smoothed, or a z-loss is added.",
+        "All gradients differ, those behind the layers too.",
+        _MADE,
+    ),
+    Cause(
         "dropout_active",
         "gradient",
         "bug",
@@ -69,6 +91,7 @@ CAUSE_ROWS = (
 SAMPLES = 16  # of a batch whose factors are solved
 PARTS = 8  # of a row that ranks may have
 NEAR = 1e-2  # how far a measured factor of a sample may be from one that is meant
+FEWEST = 32  # elements of a parameter that a number is solved on
 ENOUGH = 4  # elements for each factor that is solved
 
 
@@ -106,6 +129,63 @@ def samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     for row, value in zip(scored, values, strict=True):
         every[row] = value
     yield BackwardGuess(cause, says, BackwardChange(rows=tuple(every)))
+
+
+def other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that other tokens are the labels: shifted twice, not at all, or unmasked."""
+    key = _smallest(case, FEWEST) if _all_differ(case) else None
+    if key is None:
+        return
+    for says, change in (
+        ("the labels are shifted twice: each row is scored against the token after the next",
+         BackwardChange(shift=2)),
+        ("the labels are not shifted: each row is scored against its own token",
+         BackwardChange(shift=0)),
+        ("tokens that are no labels are scored too: prompts, or all that -100 leaves out",
+         BackwardChange(unmasked=True)),
+    ):  # fmt: skip
+        found = case.recompute(change, case.names[key])
+        if key in found.keys and _is_near(case, key, _flat(found.gradient(key))):
+            yield BackwardGuess("other_labels", says, change)
+
+
+def loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that labels are smoothed, or that the loss has a z-loss beside cross-entropy.
+
+    How much is solved on one small parameter: the gradient is linear in it.
+    """
+    key = _smallest(case, FEWEST) if _all_differ(case) else None
+    if key is None:
+        return
+    plain = _flat(case.case(key).computed)
+    for kind, whole in (
+        ("smoothing", BackwardChange(smoothing=1.0)),
+        ("z-loss", BackwardChange(z_loss=1.0)),
+    ):
+        found = case.recompute(whole, case.names[key])
+        if key not in found.keys:
+            continue
+        term = _flat(found.gradient(key)) - plain
+        rest = _flat(case.case(key).given) - plain
+        size = float((term[::2] ** 2).sum())
+        share = float((term[::2] * rest[::2]).sum()) / size if size else 0.0
+        if not 0 < share < 1 or not _is_near(case, key, plain + share * term):
+            continue
+        short = float(f"{share:.1g}")  # somebody wrote it
+        share = short if abs(share - short) <= NEAR * short else share
+        if kind == "smoothing":
+            says = f"the labels are smoothed by {share:.3g}"
+            yield BackwardGuess("loss_term", says, BackwardChange(smoothing=share))
+        else:
+            says = f"the loss has {share:.3g} times the z-loss, log(sum(exp(logits)))^2, beside it"
+            yield BackwardGuess("loss_term", says, BackwardChange(z_loss=share))
+
+
+def _is_near(case: BackwardCase, key: str, wanted: F64) -> bool:
+    """Return whether a given gradient is within NEAR of a wanted one, relative L2."""
+    given = _flat(case.case(key).given)
+    size = float(np.linalg.norm(wanted))
+    return float(np.linalg.norm(given - wanted)) <= NEAR * size
 
 
 def _named_factors(
@@ -200,7 +280,10 @@ def dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 def _all_differ(case: BackwardCase) -> bool:
     """Return whether hardly a gradient agrees, those behind the layers among the wrong ones."""
-    return bool(case.wrong) and case.first_layer is None and len(case.right) <= len(case.wrong) / 4
+    unlike = case.wrong | case.open
+    first = first_wrong(unlike | case.missing)
+    behind = bool(first) and split_key(first[0])[0] is None
+    return bool(case.wrong) and behind and len(case.right) <= len(unlike) / 4
 
 
 def _smallest(case: BackwardCase, elements: int) -> str | None:
@@ -231,6 +314,8 @@ def _solve(case: BackwardCase, key: str, alone: Sequence[F64 | None]) -> list[fl
 HYPOTHESES = (
     BackwardHypothesis(("norm_tokens_left_out",), norm_tokens, 312, "norms alone are wrong"),
     BackwardHypothesis(("packed_attention",), documents, 320, "nothing is fitted"),
+    BackwardHypothesis(("other_labels",), other_labels, 321, "nothing is fitted"),
+    BackwardHypothesis(("loss_term",), loss_terms, 324, "one number is fitted"),
     BackwardHypothesis(
         ("micro_batch_means", "samples_left_out", "samples_weighted"),
         samples,

@@ -68,11 +68,14 @@ class StepCase:
         """How far rounding may move each element of the change, float64 [n].
 
         Half a spacing of the stored type after the step, the same before it for BF16 and F16, and
-        one spacing of float32 for arithmetic.
+        one spacing of float32 for arithmetic. A whole one after it where both sides are BF16 or
+        F16: trainers round to these at random, up or down.
         """
         found: F64 = float_spacing(self.after, self.encodings[1]) / 2
         if self.encodings[0] in COARSE:
             found = found + float_spacing(self.before, self.encodings[0]) / 2
+        if self.coarse and self.encodings[0] == self.encodings[1]:  # rounded at random
+            found = np.maximum(found, float_spacing(self.after, self.encodings[1]))
         if self.encodings[1] != "F64":
             found = found + float_spacing(
                 np.maximum(np.abs(self.before), np.abs(self.after)), "F32"

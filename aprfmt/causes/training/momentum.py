@@ -43,6 +43,7 @@ CAUSE_ROWS = (
 )
 # Rates that trainers state: torch's, those of language models, and of image models.
 _FIRST_RATES, _SECOND_RATES = (0.8, 0.85, 0.9, 0.95, 0.98), (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+MICRO_BATCHES = 32  # of a step, that a trainer may count as steps
 _COUNTS = (1, 2, 3, 4, 5, 10, 100, 1000)
 
 
@@ -77,6 +78,19 @@ def counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
             return fit is not None and fit.right
 
         yield StepGuess("step_count", says, holds=holds)
+
+
+def first_counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield guesses that a first step's moments are corrected for a later one.
+
+    So does a trainer that counts micro-batches. Nothing where the gradient is not known, or the
+    moments are.
+    """
+    if not recipe.row.second or case.gradient is None or case.moments is not None:
+        return
+    for number in range(2, MICRO_BATCHES + 1):
+        says = f"the moments are corrected as at step {number}, and this is the first"
+        yield StepGuess("step_count", says, changed(recipe, counted=number), 1)
 
 
 def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -125,6 +139,7 @@ def other_rates(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 HYPOTHESES = (
     StepHypothesis(("stale_moments",), stale, 22, "exact, nothing is fitted"),
     StepHypothesis(("step_count",), counted, 24, "a count out of a few, before a fitted factor"),
+    StepHypothesis(("step_count",), first_counted, 68, "a whole number, before a fitted factor"),
     StepHypothesis(("momentum",), otherwise, 26, "another rule, before a fitted factor"),
     StepHypothesis(("betas",), exchanged, 28, "exact, rarer than a wrong count"),
     StepHypothesis(("betas",), other_rates, 31, "a rate out of a few, after exchanged ones"),

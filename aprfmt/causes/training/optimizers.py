@@ -50,6 +50,7 @@ class Recipe:
     relative: float = 1.0  # of the rate: what Adafactor's norms make of it for one parameter
     # Departures from the rule, one field for each kind of mistake.
     correction: Correction = "both"
+    counted: int | None = None  # the step that moments are corrected for, where it is another
     epsilon: Epsilon = "outside"
     coupled: bool | None = None  # None: as the optimizer's rule has it
     sign: float = 1.0
@@ -135,7 +136,7 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
     moments = _adam_moments(recipe, g, held)
     if moments is None or moments.first is None or moments.second is None:
         return None
-    t = moments.step
+    t = moments.step if recipe.counted is None else recipe.counted
     one = 1 - recipe.b1**t if recipe.correction in ("both", "first") else 1.0
     two = 1 - recipe.b2**t if recipe.correction in ("both", "second") else 1.0
     first, second = moments.first / one, np.maximum(moments.second, 0.0) / two
