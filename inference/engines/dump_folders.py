@@ -29,6 +29,7 @@ from aprfmt.inference.engines.rank_joining import (
     Unequal,
     dims_of,
     join_ranks,
+    may_be_summands,
     sum_ranks,
     width_of,
 )
@@ -542,16 +543,18 @@ def _add_up_partials(
     """Return (the pass, what is still unequal) with products before an all-reduce added up.
 
     `unequal` are arrays whose ranks differ, `parts` the ranks' arrays of each name. One is taken
-    for such a product if its point is in SUMMED and the next replicated array is equal on all
-    ranks. Changes the arrays of `made`.
+    for such a product if its point is in SUMMED, the next replicated array is equal on all ranks,
+    and no rank's values are another's. Changes the arrays of `made`.
     """
     wrong = {one.name for one in unequal}
     alike = [name for name, one in made.arrays.items() if one.how == "replicated"]
     left = []
     for one in unequal:
         after = alike[alike.index(one.name) + 1 :] if one.name in alike else []
-        if widths.points.get(one.name) in SUMMED and after and after[0] not in wrong:
-            made.arrays[one.name] = sum_ranks(one.name, list(parts[one.name].values()))
+        point, ranks = widths.points.get(one.name, ""), list(parts[one.name].values())
+        summed = point in SUMMED and after and after[0] not in wrong
+        if summed and may_be_summands(ranks, point):
+            made.arrays[one.name] = sum_ranks(one.name, ranks)
         else:
             left.append(one)
     return made, left

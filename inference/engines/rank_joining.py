@@ -27,6 +27,7 @@ Layout = Literal["whole", "columns", "rows", "zigzag", "replicated", "partial", 
 # Points that are sums over tensor-parallel ranks: row-parallel products, a divided embedding, and
 # what experts of several ranks add up to.
 SUMMED = ("attn_out", "ffn_out", "moe_out", "shexp_out", "embd", "embd_scaled")
+_SPARSE = ("moe_out", "embd", "embd_scaled")  # of which a rank may have nothing
 NEAR = 2.0**-7  # relative distance that 16-bit rounding of one more sum makes at most
 _TOGETHER = 16  # ranks whose files are open at a time while they are compared
 _ROWS_AXES = ("cp", "sp")  # axes that divide tokens
@@ -299,6 +300,30 @@ def _equal_numbers(x: Numbers, y: Numbers) -> bool:
 def _finite_alike(x: Numbers, y: Numbers) -> bool:
     """Return whether the same elements of both are finite."""
     return np.array_equal(np.isfinite(x), np.isfinite(y))
+
+
+def may_be_summands(rows: Sequence[JoinedArray], point: str) -> bool:
+    """Return whether ranks' arrays of a point may be products that an all-reduce adds up.
+
+    Each rank multiplies other columns, so that all is finite, no rank has zeros alone (but for
+    rows of an embedding and experts, which another rank may have), and the rows of two ranks are
+    not one row times a factor. Of half of the rows that is not chance.
+    """
+    flat = [np.asarray(row.read(), np.float64).reshape(-1, row.shape[-1]) for row in rows]
+    if not all(np.isfinite(one).all() for one in flat):
+        return False
+    if point not in _SPARSE and not all(one.any() for one in flat):
+        return False
+    first = flat[0]
+    own = np.sum(first * first, axis=1)
+    for other in flat[1:]:
+        theirs = np.sum(other * other, axis=1)
+        both = (own > 0) & (theirs > 0)
+        apart = theirs - np.sum(first * other, axis=1) ** 2 / np.maximum(own, 1e-300)
+        alike = both & (apart <= NEAR * NEAR * theirs)
+        if 2 * int(np.count_nonzero(alike)) >= max(1, int(np.count_nonzero(both))):
+            return False
+    return True
 
 
 def sum_ranks(name: str, rows: Sequence[JoinedArray]) -> JoinedArray:

@@ -20,7 +20,7 @@ from aprfmt.inference.engines import captures
 from aprfmt.inference.engines.dump_folders import read_dump
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
-from aprfmt.inference.engines.rank_joining import PointWidths
+from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths, may_be_summands
 from aprfmt.inference.engines.tiles import Tiles
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
@@ -410,6 +410,47 @@ STEPS: dict[str, Writer] = {
     "packed": packed,
     "lengths": lengths,
 }
+
+
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+# What rank 1 holds of a product, given rank 0's -> whether ranks that hold so may be added up.
+SECONDS: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "factor": (lambda x: 1.5 * x, False),
+    "negated": (lambda x: -x, False),
+    "zeros": (lambda x: 0 * x, False),
+    "not finite": (lambda x: np.where(np.arange(x.shape[-1]) == 2, np.nan, x), False),
+    "most rows": (lambda x: x + (np.arange(len(x)) < 5)[:, None], False),
+    "another product": (lambda x: np.roll(x, 1, 0)[:, ::-1].copy(), True),
+    "one row alike": (
+        lambda x: np.where(np.arange(len(x))[:, None] == 0, x, np.roll(x, 1, 0)[:, ::-1]), True
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SECONDS)
+def test_only_products_are_added_up(kind: str, tmp_path: Path) -> None:
+    """A rank whose buffer is another after the all-reduce is said, and its values are not added."""
+    change, summed = SECONDS[kind]
+    for rank in range(2):
+        found = state(written(), of_rank(rank, 2))
+        if rank:
+            found[DOWN] = torch.tensor(np.asarray(change(np.asarray(found[DOWN])), np.float32))
+        hook_passes(tmp_path / "d" / f"TP{rank}_PP0_Rank{rank}_pid{rank}", [(WHOLE, found)])
+    with opened(tmp_path / "d") as trace:
+        assert bool(trace.run["dump"]["unequal"]) != summed
+        held = np.asarray(trace.recorded_values("L1.ffn_out"))
+        assert np.allclose(held, own_of()["L1.ffn_out"], 1e-5, 1e-5) != summed
+
+
+@pytest.mark.parametrize("point, summed", [("moe_out", True), ("embd", True), ("ffn_out", False)])
+def test_a_rank_may_have_no_expert_and_no_row_of_the_vocabulary(point: str, summed: bool) -> None:
+    held = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    ranks = [
+        JoinedArray("x", held.shape, "float32", read) for read in (lambda: held, lambda: 0 * held)
+    ]
+    assert may_be_summands(ranks, point) == summed
 
 
 # Dumps in files of many arrays, whose rows follow one another in every pass.
@@ -817,11 +858,15 @@ def test_sums_before_their_all_reduce_are_added(tmp_path: Path) -> None:
     """SGLang joins the all-reduce with the next norm: o_proj then gives a rank's part of it."""
     found = written()
     folder = tmp_path / "d"
+    rng = np.random.default_rng(0)
+    first = {
+        name: (value * rng.standard_normal(value.shape)).astype(np.float32)
+        for name, value in found.items()
+        if name.endswith("o_proj")
+    }
     for rank in range(2):
-        mine = {
-            name: value * (0.3, 0.7)[rank] if name.endswith("o_proj") else value
-            for name, value in found.items()
-        }
+        mine = dict(found)
+        mine |= {name: found[name] - own if rank else own for name, own in first.items()}
         (folder / f"TP{rank}").mkdir(parents=True)
         torch.save({**WHOLE, **state(mine, of_rank(rank, 2))}, folder / f"TP{rank}" / "Pass0.pt")
     with opened(folder) as trace:
