@@ -138,6 +138,11 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "arcee": ("Arcee", LLAMA | {"head_dim": 16}),
     "seed_oss": ("SeedOss", LLAMA | {"head_dim": 16, "attention_out_bias": True}),
     "exaone4": ("Exaone4", LLAMA | {"num_hidden_layers": 5, "sliding_window": WINDOW}),
+    "exaone_moe": ("ExaoneMoe", LLAMA | {
+        "num_hidden_layers": 5, "sliding_window": WINDOW, "num_experts": 8,
+        "num_experts_per_tok": 3, "num_shared_experts": 2, "moe_intermediate_size": 24,
+        "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7,
+    }),
     "cohere2": (
         "Cohere2",
         LAYER_NORM | {"logit_scale": 0.3, "num_hidden_layers": 5, "sliding_window": WINDOW},

@@ -78,6 +78,11 @@ ROWS: Mapping[str, ArchRow] = {
     "arcee": _alias_row("arcee ArceeForCausalLM", "arcee"),
     "seed_oss": _alias_row("seed_oss SeedOssForCausalLM", "seed_oss"),
     "exaone4": _alias_row("exaone4 Exaone4ForCausalLM", "exaone4"),
+    "exaone_moe": _alias_row(
+        "exaone_moe ExaoneMoeForCausalLM ExaoneMoEForCausalLM",
+        "exaone-moe",
+        "exaone_moe exaone-moe",
+    ),
     "cohere2": _alias_row("cohere2 Cohere2ForCausalLM", "cohere2"),
     "ernie4_5": _alias_row(
         "ernie4_5 Ernie4_5ForCausalLM Ernie4_5_ForCausalLM", "ernie4_5", module="ernie"

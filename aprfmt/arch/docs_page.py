@@ -67,9 +67,15 @@ token and the embedding of the next and guesses the one after it. `eval --draft`
 the guesses that the model itself would make, `trace --draft` shows its capture points. In a GGUF it
 is block `{N}`, the number of the model's layers, with `blk.{N}.nextn.*` beside the layer's tensors,
 and `nextn_predict_layers` counts it; `convert` writes it so, as llama.cpp's converter does, and
-takes it back. Its roles are those of that layer in every format (`L{N}.nextn.eh_proj.weight`). Its
-names in Hugging Face folders, `{I}` the head's number (embedding and head are the model's where it
-has none):
+takes it back. Its roles are those of that layer in every format (`L{N}.nextn.eh_proj.weight`).
+
+DeepSeek V4's head (`mtp.{I}.*`) is not one of these: two matrices join what it reads, and it has
+streams of its own. Nothing here runs it. Its tensors have no role: they are kept byte by byte
+between Hugging Face folders and APR files, compared by their names, and left out of a GGUF with
+`--drop 'mtp.*'`, as llama.cpp's converter leaves them out of the model's file.
+
+Names of the others in Hugging Face folders, `{I}` the head's number (embedding and head are the
+model's where it has none):
 
 """
 _BLOCKS = """

@@ -27,7 +27,7 @@ _WINDOWED = 64  # layers of the model that llama.cpp knows windows of
 _PATTERN = "sliding_window_pattern"
 
 
-def _window_layers(facts: Facts | None, hp: Params) -> PerLayer:
+def lettered_windows(facts: Facts | None, hp: Params) -> PerLayer:
     """Return one boolean a layer: a window in all but every fourth.
 
     sliding_window_pattern may give another period, or letters ("LLLG": L has a window). Raises
@@ -61,7 +61,7 @@ EXAONE4 = ArchSpec(
         hyper_rules.norm_eps(1e-5),
         hyper_rules.fixed("qk_norm", True),
         *window_rules(
-            Window(4096, lambda hp: 4096 if hp["n_layers"] == _WINDOWED else None, _window_layers)
+            Window(4096, lambda hp: 4096 if hp["n_layers"] == _WINDOWED else None, lettered_windows)
         ),
         rotated_windows(without=True),
     ),

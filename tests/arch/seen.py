@@ -49,6 +49,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "original_max_position_embeddings": 512, "max_position_embeddings": 2048,
         "sliding_window": 4096,
     },
+    "exaone_moe": {"n_group": 1, "topk_group": 1},
     "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 5},
     "olmoe": {"num_key_value_heads": 4}, "dots1": {"num_key_value_heads": 4},
     "gpt_oss": {"swiglu_limit": 7.0}, "nemotron": {"head_dim": None},
@@ -104,6 +105,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
 BECAUSE: Mapping[str, str] = {
     "phi3": "it turns by the long factors once its context is longer than the trained one, "
     "transformers once the text is",
+    "exaone_moe": "it has no groups of experts",
     "exaone4": "it has windows, and layers that do not rotate, in models of 64 layers only",
     "phimoe": "it weighs the experts by a softmax over the chosen ones",
     "llama4": "chunks of 8192 positions, and queries that grow by 8192, are fixed in it",

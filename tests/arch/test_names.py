@@ -120,6 +120,7 @@ UNFILLED = {
     "glm_moe_dsa": _DRAFT,
     "glm4": {"attn_qkv"} | _DRAFT,
     "glm4_moe": _DRAFT,
+    "exaone_moe": _DRAFT,
     "solar_open": {"attn_q_norm", "attn_k_norm", "ffn_gate", "ffn_up", "ffn_down"} | _DRAFT,
     "granitemoe": {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"},
     "falcon": {"attn_norm_2"},

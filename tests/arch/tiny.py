@@ -185,6 +185,16 @@ TINY: tuple[Tiny, ...] = (
         "sliding_window": None, "layer_types": ["full_attention"] * 4, "rope_parameters": LLAMA3,
         "tie_word_embeddings": True,
     }),
+    Tiny("exaone_moe", "exaone_moe", "plain", {
+        "sliding_window": 9, "num_hidden_layers": 5, "num_experts": 6, "num_experts_per_tok": 2,
+        "num_shared_experts": 2, "moe_intermediate_size": 20,
+    }),
+    Tiny("exaone_moe", "exaone_moe", "groups", {
+        "sliding_window": 9, "num_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
+        "topk_group": 2, "moe_intermediate_size": 20, "norm_topk_prob": False,
+        "tie_word_embeddings": True, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+        "layer_types": ["full_attention", "sliding_attention"] * 2, "first_k_dense_replace": 2,
+    }),
     Tiny("cohere2", "cohere2", "plain", {"sliding_window": 9, "num_hidden_layers": 5}),
     Tiny("cohere2", "cohere2", "listed", {
         "sliding_window": 9, "attention_bias": True,

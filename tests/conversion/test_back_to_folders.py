@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -47,3 +48,21 @@ def test_a_gguf_has_indices_of_32_bits(tmp_path: Path) -> None:
     save_file(tensors | {key: tensors[key] + (1 << 40)}, path, {"format": "pt"})
     with pytest.raises(ConversionError, match="which I32 cannot"):
         aprfmt.convert(tmp_path / "m", tmp_path / "large.gguf")
+
+
+def test_a_draft_head_that_no_table_knows_is_kept_or_left_out(tmp_path: Path) -> None:
+    """DeepSeek V4's: in an APR file and back as it was, in a GGUF only if it is left out."""
+    save_tiny("deepseek_v4", tmp_path / "m")
+    path = tmp_path / "m" / "model.safetensors"
+    head = {"mtp.0.enorm.weight": np.arange(48, dtype=np.float32),
+            "mtp.0.e_proj.weight": np.eye(48, dtype=np.float32)}  # fmt: skip
+    save_file(load_file(path) | head, path, {"format": "pt"})
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.apr")
+    aprfmt.convert(tmp_path / "m.apr", tmp_path / "back.safetensors", to="safetensors")
+    found = load_file(tmp_path / "back.safetensors")
+    assert all((found[name] == values).all() for name, values in head.items())
+    with pytest.raises(ConversionError, match="leave it out with --drop 'mtp"):
+        aprfmt.convert(tmp_path / "m", tmp_path / "refused.gguf")
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf", drop=("mtp.*",))
+    with open_model(tmp_path / "m.gguf") as made, open_model(tmp_path / "m") as source:
+        assert made.roles.keys() == source.roles.keys()
