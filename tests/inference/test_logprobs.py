@@ -349,3 +349,13 @@ def test_divergence_counts_what_is_left_of_a_row() -> None:
         float(np.sum(np.exp(whole) * (whole - other)))
     )
     assert 0 < kl_divergence(whole[:1], other[:1]) <= kl_divergence(whole, other) + 1e-12
+
+
+def test_a_mean_of_no_token_is_not_zero(demo_model: Path, tmp_path: Path) -> None:
+    """The last position has no token after it. Seen red: mean 0 beside a largest of 4.5."""
+    saved = tmp_path / "t.safetensors"
+    assert aprfmt("trace", demo_model, "--payload", "--ids", "1,2,3", "-o", saved).code == 0
+    args = ("logits", demo_model, "--reference", saved, "--ids", "1,2,3")
+    found = aprfmt(*args, "--json").json["logprobs"]
+    assert found["mean_difference"] is found["mean_abs_difference"] is None
+    assert found["positions"][0]["difference"] is None and "mean 0" not in aprfmt(*args).out
