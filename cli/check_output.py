@@ -116,6 +116,7 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
         end.append(
             (f"next: {_next_command(report.subject, against, _first_tensor_name(tensors))}", "head")
         )
+    lines.sort(key=lambda line: line[1] != STYLES["FAIL"])  # what fails comes before what is odd
     return [(found.says, STYLES[report.outcome]), *merge_similar_lines(lines), *end]
 
 

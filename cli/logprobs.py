@@ -200,9 +200,11 @@ def headline(table: "LogprobTable", verdict: "Pronounced") -> tuple[str, str]:
     words = f"{verdict.says}; log-probabilities:"
     if table.bits:
         return f"{words} every bit equal", "good"
+    mean = found["mean_abs_difference"]
     said = (
-        f"{words} max {found['max_difference']:.3g}, mean {found['mean_abs_difference']:.3g}, "
-        f"KL mean {found['mean_kl']:.3g} max {found['max_kl']:.3g} nats"
+        f"{words} max {found['max_difference']:.3g}, "
+        + ("" if mean is None else f"mean {mean:.3g}, ")
+        + f"KL mean {found['mean_kl']:.3g} max {found['max_kl']:.3g} nats"
     )
     if not verdict.exit:
         said += f"; {table.scaled:.2g} of the logits' spread, {table.tolerance.rel_l2:.2g} allowed"

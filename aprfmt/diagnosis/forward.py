@@ -128,7 +128,7 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
         return _nonfinite_finding(label, view)
     # What was computed from what, and every weight that may be wrong.
     ops = ", ".join(_computing_operations(view)) or "no operation"
-    after = ", ".join(view.after) or "the token ids"
+    after = ", ".join(view.after) or "token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
     if len(divergence.inside) + len(_computing_operations(view)) > 1 and not cause:
         weights = ", ".join(divergence.inside) or "no weight"
@@ -162,7 +162,7 @@ def _nonfinite_finding(label: str, view: ShadowPoint) -> Finding:
     """
     assert view.nonfinite is not None
     ops = ", ".join(_computing_operations(view)) or "no operation"
-    after = ", ".join(view.after) or "the token ids"
+    after = ", ".join(view.after) or "token ids"
     says = (
         f"{view.key}: {view.nonfinite.text('the model', label)}, where {ops} was given "
         f"{label}'s own {after}"

@@ -32,6 +32,8 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
     """
     lines: list[Line] = []
     commands = []
+    if not found.pairs:
+        lines.append((found.conclusion.says, "warn"))
     for pair in found.pairs:
         mine, reference = found.runs[pair.b], found.runs[pair.a]
         names = f"{run_label(mine)} against {run_label(reference)}"
@@ -79,6 +81,8 @@ def show(found: "Parity", show_all: bool) -> None:
             render.warn(f"{run.ran}: {key}: {why}", "unknown_point")
     for pair in found.pairs:
         show_pair(found, pair, show_all)
+    if not found.pairs:
+        render.say_verdict(found.conclusion.says, "warn")
     if found.noise is not None:
         show_distance(found.noise, "the reference")
     for distance in found.arbiter:

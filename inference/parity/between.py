@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.budget import Budget
+from aprfmt.base.budget import Budget, BudgetSpent
 from aprfmt.base.outcome import Report
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
@@ -53,7 +53,7 @@ def compare_choices(
 
     `base` is the model before quantization: the reference runs it too, for the distance that
     quantization alone makes. Raises UsageError for fewer than two runs, BackendUnavailableError
-    for one that cannot be run here.
+    for one that cannot be run here, BudgetSpent where the bytes of the budget suffice for none.
     """
     if len(choices) < 2:
         raise UsageError(f"{len(choices)} run to compare; give at least two: --between cpu torch")
@@ -61,7 +61,15 @@ def compare_choices(
         budget = request.budget or Budget()
         every = choices
         ran: list[RunResult] = []
+        nbytes = sum(tensor.info.nbytes for tensor in model.source.tensors.values())
         for choice in every:
+            if not budget.has_room(nbytes):
+                if not ran:
+                    raise BudgetSpent(
+                        f"{model.path}: a run reads {nbytes} bytes: {budget.reason}; nothing is "
+                        "compared"
+                    )
+                break
             if ran and not budget.has_time():
                 break
             ran.append(stack.enter_context(run_once(model, choice, request)))

@@ -251,7 +251,8 @@ class Parity:
         cause = next((pair.cause for pair in pairs if pair.verdict == verdict), "")
         compared = sum(pair.diff.compared for pair in pairs)
         counts = {"points": (compared, compared)}
-        return pronounce(words, Compared(verdict == "bug", counts, self.left, scope=f": {cause}"))
+        scope = f": {cause}" if cause else ""
+        return pronounce(words, Compared(verdict == "bug", counts, self.left, scope=scope))
 
     @property
     def verdict(self) -> Verdict:

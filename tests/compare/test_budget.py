@@ -109,6 +109,33 @@ def test_checks_gates_and_runs_that_did_not_begin_leave_the_verdict_open(model: 
     assert said.exit == 2 and [row.kind for row in said.not_compared][:1] == ["run"]
 
 
+@pytest.mark.parametrize(
+    ("args", "first", "named"),
+    [
+        ("parity {m} --between numpy numpy::float64 --ids 1,2 --budget 0s", "not_comparable; ",
+         "run numpy:cpu:float64"),
+        ("parity {m} --between numpy numpy::float64 --ids 1,2 --budget {one}", "not_comparable; ",
+         "run numpy:cpu:float64"),
+        ("qa {m} --only tensor-contract --only loss --budget 1k", "NOT-RUN: ", "gate loss"),
+    ],
+)  # fmt: skip
+def test_runs_and_gates_count_the_bytes_that_a_pass_reads(
+    args: str, first: str, named: str, model: Path
+) -> None:
+    """Seen red: a limit of bytes that no run and no gate counted, an answer without a headline."""
+    limits = {"m": str(model), "one": f"{size_of(model) // 1000 + 1}k"}
+    done = command(*args.format(**limits).split(), "--format", "agent")
+    assert done.code == 2, done
+    head = done.out.splitlines()[0]
+    assert head.startswith(first) and named in head
+
+
+def test_a_run_that_there_is_no_room_for_is_refused(model: Path) -> None:
+    done = command("parity", model, "--between", "numpy", "numpy::float64", "--ids", "1,2",
+                   "--budget", "1k")  # fmt: skip
+    assert (done.code, done.out) == (2, "") and "left by the budget of 1 kB" in done.err
+
+
 def test_hash_names_what_it_did_not_reach(model: Path) -> None:
     """And never says that a file is what its manifest says, of which it read a part."""
     half = f"{size_of(model) // 2000}k"

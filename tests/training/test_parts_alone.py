@@ -5,6 +5,7 @@ called clipped that are larger than the norm, and sums of an update exchanged.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,6 +133,7 @@ def test_gradients_of_a_usual_norm_are_clipped_ones_if_theirs_was_larger(
         compared={"w": step_module._Compared(found=differs)}, notes=[], recipe=None,
         computed=None, _computed_norm=lambda: before,
     )  # fmt: skip
+    stage._accept_clipped = partial(step_module._Step._accept_clipped, stage)
     step_module._Step._accept_clipping(stage, bound)
     clipped = before == 3.0 and bound != 0.7123 and cause == "gradient_factor"
     assert stage.compared["w"].found.verdict == ("agrees" if clipped else "differs")

@@ -68,3 +68,16 @@ def test_every_copy_of_ours_passes(label: str, demo_model: Path, tmp_path: Path)
 def test_without_a_source_it_is_not_asked(demo_model: Path) -> None:
     names = [one["name"] for one in command("validate", demo_model, "--json").json["checks"]]
     assert names and "source_values" not in names
+
+
+def test_what_fails_stands_above_what_is_odd(demo_model: Path, tmp_path: Path) -> None:
+    """Seen red: an agent's twelve lines that began with the warnings."""
+
+    def widened(held: Any) -> Any:
+        return {name: tensor.float() for name, tensor in CHANGES["one value"](held).items()}
+
+    copy = edited(demo_model, tmp_path / "b", widened)
+    done = command("validate", copy, "--against", demo_model, "--format", "agent")
+    lines = done.out.splitlines()
+    assert done.code == 1 and lines[1].startswith("  source_values: "), lines
+    assert any("warning: " in line for line in lines[2:])

@@ -69,11 +69,16 @@ def run(
     )
     with ModelUnderTest.open(request) as subject:
         chosen = (asked if only else set(names)) - set(skip)
+        tensors = subject.model.source.tensors.values()
+        nbytes = sum(tensor.info.nbytes for tensor in tensors)  # of which a pass reads all
         for at, row in enumerate(rows):
             if progress is not None:
                 progress(row.name, at, len(rows))
             wanted = row.name in chosen
-            late = wanted and not budget.has_time()
+            late = wanted and not (
+                budget.has_time()
+                and budget.has_room(nbytes * (row.needs in ("session", "baseline")))
+            )
             found = (
                 make_answer(row, Result(), budget.reason)
                 if late
