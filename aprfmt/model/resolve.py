@@ -471,6 +471,10 @@ def read_missing_as_default(
             )
         )
         rows[name] = alone.of(name)
+    # Defaults that follow from a value that is not taken follow from what is taken for it.
+    for name in alone if notes else ():
+        if name in rows and rows[name].origin == alone.of(name).origin == "default":
+            rows[name] = alone.of(name)
     return rows, notes
 
 

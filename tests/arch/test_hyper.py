@@ -391,7 +391,7 @@ def test_what_a_file_and_its_config_say_is_equal_up_to_float32(
     assert rows["x"].value is (native if notes else carried)
 
 
-@pytest.mark.parametrize("tiny", TINY[::4], ids=lambda tiny: tiny.id)
+@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 def test_only_what_gguf_cannot_say_is_taken_from_a_carried_config(tiny: Tiny) -> None:
     """Without any one key or tensor of a value, the value is what a reader of GGUF takes.
 
