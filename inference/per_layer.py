@@ -5,8 +5,6 @@ gates its slice by the stream, projects it and adds it to the stream. Sources: t
 modeling_gemma3n and modeling_gemma4.
 """
 
-import numpy as np
-
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.capture import WHOLE
 from aprfmt.inference.context import Context
@@ -23,7 +21,7 @@ def layer_inputs(c: Context, x: Array) -> Array | None:
     table = c.weights["per_layer_token_embd.weight"]
     ids = c.facts.ids
     if table.n_rows < int(c.hp["vocab_size"]):  # tokens of images and sounds have no row
-        ids = np.where(ids < table.n_rows, ids, 0)
+        ids = b.ids_with_rows(ids, table.n_rows)
     # Rows of the second embedding, and a projection of the first, of all layers at once.
     rows = b.scale(b.embed(table, ids), b.rounded(float(size) ** 0.5))
     rows = c.tap("per_layer_embd", WHOLE, rows)

@@ -194,6 +194,13 @@ class Backend(Recurrent, Hosted, ABC):
 
     # products
 
+    def ids_with_rows(self, ids: Numbers, count: int) -> Numbers | Array:
+        """Return token ids to `embed` with a table of `count` rows: 0 for an id that has none.
+
+        In a recorded pass they are chosen on the device.
+        """
+        return np.where(ids < count, ids, 0)
+
     def embed(self, table: "Weight", ids: Numbers) -> Array:
         """Return rows `ids` of the embedding table [vocab, width]: [tokens, width].
 

@@ -206,6 +206,13 @@ class CupyBackend(CupyExperts):
         placed = self._placer.place_if_held(w)
         return placed.values if isinstance(placed, Dense) else None
 
+    def ids_with_rows(self, ids: Numbers, count: int) -> Numbers | Array:
+        """Return token ids to `embed` with a table of `count` rows: 0 for an id that has none."""
+        if self.recording is None:
+            return super().ids_with_rows(ids, count)
+        rows = self._brought.row_numbers(ids)
+        return rows * (rows < count)
+
     def embed(self, table: Weight, ids: Numbers) -> Array:
         """Return rows `ids` of the table [tokens, width], decoded on the GPU."""
         return self._placer.gather(table, ids)

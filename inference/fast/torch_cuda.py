@@ -192,6 +192,13 @@ class CudaBackend(TorchProducts):
             return found
         return super()._index(x)
 
+    def ids_with_rows(self, ids: Numbers, count: int) -> Numbers | Array:
+        """Return token ids to `embed` with a table of `count` rows: 0 for an id that has none."""
+        if self.recording is None:
+            return super().ids_with_rows(ids, count)
+        rows = self._index(ids)
+        return rows * (rows < count)
+
     def _constant(self, x: Numbers, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a small array on the device, in float32 at least if `dtype` is None.
 

@@ -38,7 +38,8 @@ from tests.models import IDS
 
 FEW = (
     "gemma2 float32", "qwen3_5 bfloat16", "mixtral float32", "bloom float32", "mamba2 float32",
-    "gemma4 float32", "kimi_linear float32", "minimax float32", "deepseek_v32 float32",
+    "gemma4 float32", "gemma3n float32", "kimi_linear float32", "minimax float32",
+    "deepseek_v32 float32",
 )  # fmt: skip
 NAMES = (
     "gemma2", "qwen3_5", "bloom", "llama", "cohere2", "mamba", "mamba2", "falcon_h1", "nemotron_h",
