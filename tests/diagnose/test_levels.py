@@ -66,7 +66,7 @@ def test_places_have_the_names_of_the_file(
         if place in ("norm_eps", "rope_theta"):
             assert place in model.hyper
             assert names == (model.hyper.of(place).key,)
-        finding = Finding("dtype", "x", "tensors", "different", (place,), False, side=side)
+        finding = Finding("dtype", "x", "tensor", "bug", (place,), False, side=side)
         for sides in ((model, None), (None, model), (model, model)):
             found = stored_names_of_places([finding], *sides)
             assert found == ({} if names is None else {place: names})

@@ -17,10 +17,11 @@ from aprfmt.causes.forward.shards import ROLES as SUMS
 from aprfmt.causes.forward.shards import role_of
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures
-from aprfmt.inference.engines.dump_folders import read_dump
+from aprfmt.inference.engines.dump_folders import Dump, Pass, read_dump
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
-from aprfmt.inference.engines.rank_joining import PointWidths
+from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths
+from aprfmt.inference.engines.sequences import align
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.traces import compare_traces, rounding_ratios
@@ -825,3 +826,27 @@ def test_the_ratio_of_three_tensors() -> None:
     assert rounding_ratios(["logits"], runs[0], runs[1], runs[2])["logits"] == pytest.approx(2)
     assert rounding_ratios(["logits"], runs[1], runs[1], runs[2])["logits"] == 0
     assert rounding_ratios(["logits"], runs[0], runs[1], runs[1])["logits"] == np.inf
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+@pytest.mark.parametrize("split", [(5,), (2, 3), (1, 1, 1, 1, 1)])
+def test_the_first_tokens_of_a_longer_sequence_are_read(split: tuple[int, ...], cut: int) -> None:
+    """Of one pass and of several; the reference's text may end earlier than the dump's."""
+    ids, values = np.array([7, 3, 9, 4, 8]), np.arange(15.0, dtype=np.float32).reshape(5, 3)
+    passes, start = [], 0
+    for step, count in enumerate(split):
+        part = slice(start, start + count)
+        said = {"ids": ids[part], "positions": np.arange(5)[part]}
+        passes.append(
+            Pass(step, 0, {"x": joined("x", values[part])},
+                 {name: joined(name, held) for name, held in said.items()})
+        )  # fmt: skip
+        start += count
+    found = align(Dump(tuple(passes), {}, {}), ids[:cut].tolist())
+    assert not found.left and found.ids == tuple(ids[:cut].tolist())
+    assert np.array_equal(found.arrays["x"].read(), values[:cut])
+    assert found.arrays["x"].shape[0] == cut and len(found.steps) == cut
+
+
+def joined(name: str, values: Any) -> JoinedArray:
+    return JoinedArray(name, values.shape, values.dtype.name, lambda: values)

@@ -474,7 +474,7 @@ def test_what_a_batch_holds_is_printed(made: Made, tmp_path: Path) -> None:
     for packed, unread in ((False, 0), (True, 0), (True, 1), (False, 9)):
         arrays, path = packed_arrays(), tmp_path / f"{packed}-{unread}.npz"
         marks = {"document_ids": arrays["document"]} if packed else {}
-        more = {f"other{at}": np.zeros(3) for at in range(unread)}
+        more: dict[str, Any] = {f"other{at}": np.zeros(3) for at in range(unread)}
         np.savez(path, ids=arrays["ids"], mask=arrays["mask"], **marks, **more)
         done = aprfmt("eval", made.folder, "--batch", path)
         lines = {line.strip().split("  ")[0]: line for line in done.out.splitlines()}
