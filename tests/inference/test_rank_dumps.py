@@ -18,6 +18,7 @@ from aprfmt.causes.forward.shards import role_of
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures
 from aprfmt.inference.engines.dump_folders import Dump, Pass, read_dump
+from aprfmt.inference.engines.dumps import _widths_by_name
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
 from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths
@@ -850,3 +851,31 @@ def test_the_first_tokens_of_a_longer_sequence_are_read(split: tuple[int, ...], 
 
 def joined(name: str, values: Any) -> JoinedArray:
     return JoinedArray(name, values.shape, values.dtype.name, lambda: values)
+
+
+@pytest.mark.parametrize("named", [(1, 1, 1), (0, 0, 0), (1, 0, 1), (1, 1, 0)])
+def test_a_pass_that_names_no_request_goes_on_by_its_position(named: tuple[int, ...]) -> None:
+    ids, passes = np.array([7, 3, 9]), []
+    for at, says in enumerate(named):
+        said = {"ids": ids[at : at + 1], "positions": np.array([at])}
+        passes.append(
+            Pass(at, 0, {"x": joined("x", np.full((1, 2), at + 1.0, np.float32))},
+                 {name: joined(name, held) for name, held in said.items()},
+                 {"rids": ["a"]} if says else {})
+        )  # fmt: skip
+    found = align(Dump(tuple(passes), {}, {}), None)
+    assert found.ids == (7, 3, 9) and found.positions == (0, 1, 2)
+    assert found.arrays["x"].read()[:, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("base", ["llama", "mixtral"])
+def test_a_width_is_that_of_an_array_with_a_row_a_token(base: str) -> None:
+    """Scores have a row a head: their other axes are no width."""
+    with open_model(tiny_folder(base)) as model:
+        shapes = {key: value.shape for key, value in own_of(base).items()}
+        found = _widths_by_name(model)(list(shapes))
+        tokens = {key: int(np.prod(shape[1:])) for key, shape in shapes.items()
+                  if shape[0] == len(IDS)}  # fmt: skip
+    assert set(found.widths) <= set(tokens) and len(found.widths) > 10
+    assert all(found.widths[key] == tokens[key] for key in found.widths)
+    assert found.known <= set(tokens.values())
