@@ -3,13 +3,16 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from aprfmt.diagnosis import unread
+from aprfmt.codecs.dialect import StoredPart
+from aprfmt.conversion import convert
+from aprfmt.diagnosis import packing, unread
 from aprfmt.diagnosis.accumulated_rounding import TIMES, _experts_may_flip
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.stored_names import stored_names_of_places
@@ -110,3 +113,44 @@ def test_rounding_may_choose_another_expert_within_its_reach(
 ) -> None:
     """A margin of zero is a tie, which the order of the experts decides."""
     assert _experts_may_flip(rounded_pass(margin, 2.0), rounded_pass(margin, 2.0 + moved)) == may
+
+
+def scale_part(*values: float) -> StoredPart:
+    return StoredPart(np.array(values, np.float32).tobytes(), "F32", (len(values),))
+
+
+@pytest.mark.parametrize("bad", [(), (1,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("wrong", [np.nan, -1.0, np.inf])
+def test_values_of_a_lost_scale_say_nothing(bad: tuple[int, ...], wrong: float) -> None:
+    codes, right = np.arange(1.0, 7.0).reshape(3, 2), [0.5, 0.25, 2.0]
+
+    def packed(scales: StoredPart) -> Any:
+        numbers = np.frombuffer(scales.raw, np.float32)
+        return SimpleNamespace(
+            parts={"scale": scales},
+            decode=lambda: codes * numbers[:, None],
+            replace_parts=lambda parts: packed(parts["scale"]),
+        )
+
+    made = packed(scale_part(*right))
+    own = scale_part(*(wrong if at in bad else scale for at, scale in enumerate(right)))
+    weight: Any = SimpleNamespace(parts={"scale": own})
+    expected, values = packing._known_values(made, weight, codes + 100, made.decode())
+    assert np.array_equal(values, made.decode())
+    wanted = codes + 100
+    wanted[list(bad)] = values[list(bad)]
+    assert np.array_equal(expected, wanted)
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_a_reference_of_another_format_is_found_by_role(form: str, tmp_path: Path) -> None:
+    name, source = "model.layers.1.mlp.down_proj.weight", tiny_folder("llama")
+    path = source
+    if form == "gguf":
+        path = tmp_path / "m.gguf"
+        convert(source, path)
+    weight: Any = SimpleNamespace(name=name)
+    with open_model(path) as good, open_model(source) as plain:
+        found = packing._reference_values(good, weight)
+        assert found is not None and np.array_equal(found, plain[name].numpy())
+        assert packing._reference_values(good, SimpleNamespace(name="no.such")) is None  # type: ignore[arg-type]
