@@ -214,7 +214,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
             continue
         tasks.append(partial(try_repack, view, allowed))
     # Read the weights, remote ones by one thread alone.
-    here = all(in_mapped_file(view.stored[0]) for view in packed)
+    here = all(in_mapped_file(tensor) for view in packed for tensor in view.stored)
     run_tasks(tasks, threads if here else 1)
     reasons: dict[str, str] = {}
     for name in (view.name for view in packed if view.name in made):

@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from aprfmt.attestation import attest
 from aprfmt.attestation.statement import PREDICATE, TYPE
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
-from aprfmt.errors import UsageError
+from aprfmt.errors import AprfmtError, CodecError, ConversionError, UsageError
 from aprfmt.formats import open_sink
 from aprfmt.model import open_model
 from aprfmt.quantizing.mixture import SCHEMES
@@ -358,4 +359,23 @@ def test_a_type_without_an_encoder_is_not_tried(tmp_path: Path) -> None:
     found = attest(tmp_path / "iq.gguf", DEMO)
     (one,) = [row for row in found.tensors if row.state != "reproduced"]
     assert (one.state, one.why) == ("not tried", "nothing here writes IQ1_M")
+    assert found.exit_code == 2
+
+
+@pytest.mark.parametrize("kind", [CodecError, ConversionError])
+def test_a_tensor_that_cannot_be_made_is_not_tried_and_the_rest_is(
+    kind: type[AprfmtError], made: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rederive = import_module("aprfmt.attestation.rederive")  # the package has a function so named
+    right, name = rederive._attest_tensor, "blk.0.ffn_up.weight"
+
+    def attest_tensor(output: Any, *rest: Any) -> Any:
+        if output.info.name == name:
+            raise kind("cannot be encoded")
+        return right(output, *rest)
+
+    monkeypatch.setattr(rederive, "_attest_tensor", attest_tensor)
+    found = attest(made["Q8_0"], DEMO)
+    (one,) = [row for row in found.tensors if row.state != "reproduced"]
+    assert (one.state, one.tensor, one.why) == ("not tried", name, "cannot be encoded")
     assert found.exit_code == 2

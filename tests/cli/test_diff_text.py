@@ -28,3 +28,24 @@ def test_the_verdict_comes_first_and_numbers_have_names(demo_model: Path, tmp_pa
     assert first == "different, 50 tensors: 29 WITHIN, 21 SAME_BYTES"
     assert "  general.file_type: 32 = BF16 | 15 = Q4_K_M" in more
     assert "  general.quantization_version: - | 2" in more
+
+
+def test_what_differs_stands_below_the_name_of_its_section(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """Every difference of --json has its line, and every section that has one its heading."""
+    a, b = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    assert aprfmt("convert", demo_model, a).code == 0
+    changes = ("rope_theta=5", "tokenizer.ggml.add_bos_token=true", "general.author=x")
+    assert aprfmt("set", a, *changes, "--force", "-o", b).code == 0
+    found = aprfmt("diff", a, b, "--json").json
+    lines = aprfmt("diff", a, b, "-v").out.splitlines()
+    sections = ("hyperparameters", "tokenizer", "metadata")
+    at = [lines.index(f"{section} that differ") for section in sections if found[section]]
+    assert at == sorted(at) and len(at) >= 2
+    for section in sections:
+        heading = f"{section} that differ"
+        assert (heading in lines) == bool(found[section])
+        for row in found[section]:
+            behind = lines[lines.index(heading) :]
+            assert any(line.startswith(f"  {row['name']}: ") for line in behind), row

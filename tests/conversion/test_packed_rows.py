@@ -6,6 +6,7 @@ of a run.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import aprfmt
 from aprfmt.arch.spec import Move
 from aprfmt.codecs.laid_out import WeightLayout
+from aprfmt.conversion import packed_weights
 from aprfmt.inference.rows import StoredRows
 from aprfmt.tensors.packed_rows import packed_rows
 from tests.conversion.dialect_folders import FOLDERS, write_folder
@@ -73,3 +75,23 @@ def test_rows_that_steps_moved(tmp_path: Path, decoded: list[int]) -> None:
         half = [Move(0, 0, wide // 2), Move(0, wide // 2, wide - wide // 2)]
         assert packed_rows(stored, half, (1, wide)) is None  # a row that is cut
         assert packed_rows(stored, None, (1, wide)) is None
+
+
+def test_small_parts_of_a_weight_are_kept_and_large_ones_made_again() -> None:
+    """Each weight is encoded once for all of its scales, however the file orders its tensors."""
+    made = {"": bytes(8), "absmax": b"scale", "large": bytes(packed_weights._SMALL + 1)}
+    runs: list[int] = []
+
+    def encode(values: Any) -> dict[str, bytes]:
+        runs.append(1)
+        return made
+
+    latest = packed_weights.LatestParts()
+    weight = packed_weights.BnbWeight(
+        "w", "NF4", (4, 4), lambda: np.ones((4, 4), np.float32), encode, latest, counted=True
+    )
+    for suffix, count in (("", 1), ("absmax", 1), ("large", 1)):
+        assert weight.part(suffix) == made[suffix] and len(runs) == count
+    for suffix, count in (("absmax", 1), ("large", 2), ("", 3)):
+        latest.name = "another"
+        assert weight.part(suffix) == made[suffix] and len(runs) == count

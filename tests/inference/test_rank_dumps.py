@@ -17,10 +17,12 @@ from aprfmt.causes.forward.shards import ROLES as SUMS
 from aprfmt.causes.forward.shards import role_of
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures
-from aprfmt.inference.engines.dump_folders import read_dump
+from aprfmt.inference.engines.dump_folders import Dump, Pass, read_dump
+from aprfmt.inference.engines.dumps import _widths_by_name
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
 from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths, may_be_summands
+from aprfmt.inference.engines.sequences import align
 from aprfmt.inference.engines.tiles import Tiles
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
@@ -925,3 +927,55 @@ def test_the_ratio_of_three_tensors() -> None:
     assert rounding_ratios(["logits"], runs[0], runs[1], runs[2])["logits"] == pytest.approx(2)
     assert rounding_ratios(["logits"], runs[1], runs[1], runs[2])["logits"] == 0
     assert rounding_ratios(["logits"], runs[0], runs[1], runs[1])["logits"] == np.inf
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+@pytest.mark.parametrize("split", [(5,), (2, 3), (1, 1, 1, 1, 1)])
+def test_the_first_tokens_of_a_longer_sequence_are_read(split: tuple[int, ...], cut: int) -> None:
+    """Of one pass and of several; the reference's text may end earlier than the dump's."""
+    ids, values = np.array([7, 3, 9, 4, 8]), np.arange(15.0, dtype=np.float32).reshape(5, 3)
+    passes, start = [], 0
+    for step, count in enumerate(split):
+        part = slice(start, start + count)
+        said = {"ids": ids[part], "positions": np.arange(5)[part]}
+        passes.append(
+            Pass(step, 0, {"x": joined("x", values[part])},
+                 {name: joined(name, held) for name, held in said.items()})
+        )  # fmt: skip
+        start += count
+    found = align(Dump(tuple(passes), {}, {}), ids[:cut].tolist())
+    assert not found.left and found.ids == tuple(ids[:cut].tolist())
+    assert np.array_equal(found.arrays["x"].read(), values[:cut])
+    assert found.arrays["x"].shape[0] == cut and len(found.steps) == cut
+
+
+def joined(name: str, values: Any) -> JoinedArray:
+    return JoinedArray(name, values.shape, values.dtype.name, lambda: values)
+
+
+@pytest.mark.parametrize("named", [(1, 1, 1), (0, 0, 0), (1, 0, 1), (1, 1, 0)])
+def test_a_pass_that_names_no_request_goes_on_by_its_position(named: tuple[int, ...]) -> None:
+    ids, passes = np.array([7, 3, 9]), []
+    for at, says in enumerate(named):
+        said = {"ids": ids[at : at + 1], "positions": np.array([at])}
+        passes.append(
+            Pass(at, 0, {"x": joined("x", np.full((1, 2), at + 1.0, np.float32))},
+                 {name: joined(name, held) for name, held in said.items()},
+                 {"rids": ["a"]} if says else {})
+        )  # fmt: skip
+    found = align(Dump(tuple(passes), {}, {}), None)
+    assert found.ids == (7, 3, 9) and found.positions == (0, 1, 2)
+    assert found.arrays["x"].read()[:, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("base", ["llama", "mixtral"])
+def test_a_width_is_that_of_an_array_with_a_row_a_token(base: str) -> None:
+    """Scores have a row a head: their other axes are no width."""
+    with open_model(tiny_folder(base)) as model:
+        shapes = {key: value.shape for key, value in own_of(base).items()}
+        found = _widths_by_name(model)(list(shapes))
+        tokens = {key: int(np.prod(shape[1:])) for key, shape in shapes.items()
+                  if shape[0] == len(IDS)}  # fmt: skip
+    assert set(found.widths) <= set(tokens) and len(found.widths) > 10
+    assert all(found.widths[key] == tokens[key] for key in found.widths)
+    assert found.known <= set(tokens.values())

@@ -469,6 +469,25 @@ def test_documents_of_packed_rows_are_scored_apart(marks: str, made: Made, tmp_p
         assert ("first token" in nearest.detail) == (edges and how != "apart"), nearest
 
 
+def test_what_a_batch_holds_is_printed(made: Made, tmp_path: Path) -> None:
+    """Packed rows, and arrays that are not read: each in a line, and only where there are any."""
+    for packed, unread in ((False, 0), (True, 0), (True, 1), (False, 9)):
+        arrays, path = packed_arrays(), tmp_path / f"{packed}-{unread}.npz"
+        marks = {"document_ids": arrays["document"]} if packed else {}
+        more: dict[str, Any] = {f"other{at}": np.zeros(3) for at in range(unread)}
+        np.savez(path, ids=arrays["ids"], mask=arrays["mask"], **marks, **more)
+        done = aprfmt("eval", made.folder, "--batch", path)
+        lines = {line.strip().split("  ")[0]: line for line in done.out.splitlines()}
+        documents = sum(map(len, ROWS))
+        assert ("packed" in lines) == packed and ("not read" in lines) == bool(unread)
+        assert f"{len(ROWS)} samples of " in lines["batch"]
+        if packed:
+            assert f"{documents} documents, each scored by itself" in lines["packed"]
+        if unread:
+            said = f"{unread} array{'s' * (unread > 1)}: other0"
+            assert said in lines["not read"] and lines["not read"].endswith(", ...") == (unread > 8)
+
+
 SAMPLES = (13, 9, 8, 30, 11)  # tokens of each; in rows of 30 that is 13+9+8, 30, 11
 WIDTH = 30
 

@@ -87,8 +87,9 @@ def test_any_text(text: str) -> None:
     assert ours.encode(text, add_special=False) == trained(True).encode(text)
 
 
+@pytest.mark.parametrize("byte_fallback", [True, False], ids=["bytes", "unknown"])
 @pytest.mark.parametrize("prefix", [True, False], ids=["prefix", "no-prefix"])
-def test_built_folder_gives_the_same_ids(prefix: bool, tmp_path: Path) -> None:
+def test_built_folder_gives_the_same_ids(prefix: bool, byte_fallback: bool, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     user = {
@@ -98,7 +99,7 @@ def test_built_folder_gives_the_same_ids(prefix: bool, tmp_path: Path) -> None:
         703: ("<q", 4),
         704: ("<q>", 4),
     }
-    metadata = keys(prefix)
+    metadata = keys(prefix, byte_fallback)
     size = len(metadata["tokenizer.ggml.tokens"].value)
     for token, kind in user.values():
         spelled = token.replace("\u2581", " ")  # as llama.cpp's converter writes them
