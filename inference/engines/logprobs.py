@@ -141,6 +141,7 @@ def _parse_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) 
     listed = both.get("prompt_logprobs")
     if listed:
         ids = ids or _ids_of_rows(listed)
+        _check_prompt_rows(listed, ids)
         for number, entry in enumerate(listed):
             for token, value in (entry or {}).items():
                 rows.add(number - 1, int(token), value["logprob"])
@@ -153,6 +154,24 @@ def _parse_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) 
     if ids is None:
         raise ValueError("does not say the prompt's ids; give --ids")
     return Logprobs(tuple(int(i) for i in ids), rows.rows)
+
+
+def _check_prompt_rows(listed: Sequence[Any], ids: Sequence[int]) -> None:
+    """Raise ValueError unless each of the prompt's `ids` but the first has its entry.
+
+    vLLM gives every token of the prompt an entry, in which it is one of the tokens listed.
+    """
+    if len(listed) != len(ids):
+        raise ValueError(
+            f"{len(listed)} entries of prompt_logprobs, and {len(ids)} ids of the prompt; was the "
+            "answer cut?"
+        )
+    for number, entry in enumerate(listed[1:] if any(listed) else [], 1):
+        if str(int(ids[number])) not in map(str, entry or ()):
+            raise ValueError(
+                f"entry {number} of prompt_logprobs does not have token {ids[number]}, which "
+                "stands there; is it of another prompt?"
+            )
 
 
 def _ids_of_rows(listed: Sequence[Any]) -> list[int]:
@@ -181,7 +200,10 @@ def _parse_sglang(
             raise ValueError(
                 "does not say the prompt's ids; give --ids, or ask with logprob_start_len 0"
             )
-        ids, start = [int(i) for i in known], len(known) - len(first)
+        own, ids = ids, [int(i) for i in known]
+        start = len(ids) - len(first)
+        if start < 0 or ids[start:] != own:
+            raise ValueError("its input_token_logprobs are of other tokens than the prompt's ids")
     # The entry of a token belongs to the position before it.
     for number, one in enumerate(first):
         rows.add(start + number - 1, int(one[1]), one[0])
@@ -210,6 +232,8 @@ def _parse_chat(
     if ids is None:
         raise ValueError("does not say the prompt's ids; give --ids of the rendered prompt")
     made: list[int] = []
+    if out and len(out) != len(content):
+        raise ValueError(f"{len(content)} entries of logprobs, and {len(out)} token_ids")
     for number, entry in enumerate(content):
         raw = entry.get("bytes")
         token = int(out[number]) if out else _single_id(entry["token"], raw, token_ids)

@@ -277,7 +277,10 @@ def test_what_a_fault_makes_is_beyond(fault: str, dtype: str, tmp_path: Path) ->
 
 def test_other_tokens_are_refused(logprobs: Any, tmp_path: Path) -> None:
     said = vllm(logprobs)
-    said["choices"][0]["prompt_token_ids"][7] += 1
+    choice = said["choices"][0]
+    old = choice["prompt_token_ids"][7]
+    choice["prompt_token_ids"][7] = old + 1
+    choice["prompt_logprobs"][7][str(old + 1)] = choice["prompt_logprobs"][7].pop(str(old))
     other = answer(tmp_path, said, "other.json")
     right = answer(tmp_path, vllm(logprobs))
     done = aprfmt("logits", tiny_folder("llama"), "--load", other, "--reference", right)
@@ -309,6 +312,47 @@ WITHOUT: dict[str, tuple[Any, str]] = {
     "logits": (
         {"prompt_token_ids": [1, 2], "prompt_logprobs": [None, {"2": {"logprob": 3.5}}]},
         "above 0",
+    ),
+    "cut": (
+        {"prompt_token_ids": [1, 2, 3], "prompt_logprobs": [None, {"2": {"logprob": -1.0}}]},
+        "2 entries of prompt_logprobs, and 3 ids of the prompt",
+    ),
+    "too many": (
+        {"prompt_token_ids": [1], "prompt_logprobs": [None, {"2": {"logprob": -1.0}}]},
+        "2 entries of prompt_logprobs, and 1 ids",
+    ),
+    "a hole": (
+        {"prompt_token_ids": [1, 2, 3], "prompt_logprobs": [None, None, {"3": {"logprob": -1.0}}]},
+        "entry 1 of prompt_logprobs does not have token 2",
+    ),
+    "another prompt": (
+        {"prompt_token_ids": [1, 7], "prompt_logprobs": [None, {"2": {"logprob": -1.0}}]},
+        "entry 1 of prompt_logprobs does not have token 7",
+    ),
+    "sglang, another prompt": (
+        {
+            "prompt_token_ids": [1, 2, 3],
+            "meta_info": {"prompt_tokens": 3, "input_token_logprobs": [[-1.0, 9, None]]},
+        },
+        "of other tokens than the prompt's ids",
+    ),
+    "sglang, too many": (
+        {
+            "prompt_token_ids": [3],
+            "meta_info": {
+                "prompt_tokens": 3,
+                "input_token_logprobs": [[-1.0, 2, None], [-1.0, 3, None]],
+            },
+        },
+        "of other tokens than the prompt's ids",
+    ),
+    "chat, other ids": (
+        {
+            "prompt_token_ids": [1],
+            "token_ids": [5, 6],
+            "choices": [{"logprobs": {"content": [{"token": "a", "logprob": -1.0}]}}],
+        },
+        "1 entries of logprobs, and 2 token_ids",
     ),
     "a text": (
         {"prompt_token_ids": [1, 2], "prompt_logprobs": [None, {"2": {"logprob": "x"}}]},
