@@ -203,6 +203,8 @@ def diff_models(
     ledgers = make_ledger(a, kinds | of_tensors), make_ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
     undone += late
+    if "hyperparameters" in only and not alignment.by_role:
+        undone += _unlike_architectures(a, b)
     if any(pair.a and pair.b and pair.a.parts and pair.b.parts for pair in pairs):
         from aprfmt.measure.activation_scales import differing_input_scales
 
@@ -272,6 +274,27 @@ def _uncompared_sections(
     if a.format != b.format:
         why = f"A is {a.format}, B is {b.format}, and each format has its own keys"
         yield NotCompared("metadata key", "metadata", "unreadable", why)
+
+
+def _unlike_architectures(a: Model, b: Model) -> list[NotCompared]:
+    """Return the keys by which two models say that they are of different architectures.
+
+    For models whose architectures are not both known, so that no hyperparameter is compared.
+    """
+    sides: tuple[tuple[Kind, str, Mapping[str, Value], Mapping[str, Value]], ...] = (
+        ("config key", "model_type", a.config or {}, b.config or {}),
+        ("metadata key", "general.architecture", a.metadata, b.metadata),
+    )
+    return [
+        NotCompared(
+            kind,
+            key,
+            "unequal",
+            f"{short_value(mine[key])} and {short_value(theirs[key])}, not both known",
+        )
+        for kind, key, mine, theirs in sides
+        if key in mine and key in theirs and mine[key] != theirs[key]
+    ]
 
 
 def _section_counts(

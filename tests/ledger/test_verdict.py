@@ -314,3 +314,29 @@ def test_what_was_not_compared_has_one_order(demo_model: Path, tmp_path: Path) -
     rows = list_not_compared(*sides)
     assert len({row.kind for row in rows}) == 4
     assert list_not_compared(*sides, KINDS[::-1]) == rows
+
+
+@pytest.mark.parametrize("container", ["", "gguf"])
+@pytest.mark.parametrize("both", [False, True])
+def test_another_architecture_that_is_not_known_is_not_equal(
+    both: bool, container: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """The loader that a file asks for carries meaning. Seen red: equal, with exit 0."""
+    a, b = (Path(shutil.copytree(demo_model, tmp_path / name)) for name in "ab")
+    for folder, name in ((a, "nobody"), (b, "somebody")):
+        config = json.loads((folder / "config.json").read_text())
+        if both or folder == b:
+            config["model_type"], config["architectures"] = name, [f"{name.title()}Model"]
+        (folder / "config.json").write_text(json.dumps(config))
+    key = "model_type"
+    if container:
+        key = "general.architecture"
+        whole, a, b = (tmp_path / f"{name}.gguf" for name in "wab")
+        assert command("convert", demo_model, whole, "--no-carry").code == 0
+        for path, name in ((a, "nobody" if both else "qwen2"), (b, "somebody")):
+            args = (f"{key}={name}", "--remove", "aprfmt.hf_config", "-o", path)
+            assert command("set", whole, *args).code == 0
+    done = command("diff", a, b, "--json")
+    rows = [row for row in done.json["not_compared"] if row["name"] == key]
+    assert done.code == 1 and [row["state"] for row in rows] == ["unequal"], done.json["says"]
+    assert command("diff", b, b).code == 0
