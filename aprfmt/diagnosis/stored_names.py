@@ -24,6 +24,11 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     It says what could not be compared, and how to enable that. Without a difference `reason` says
     what was equal, and the verdict is "not_comparable" (exit 2). `texts` are the sides as given.
     """
+    part = _part_sentence(a, b)
+    if part:
+        return Diagnosis(
+            *texts, (), (), (), ("everything: one side is no whole model",), reason=part
+        )
     # The causes that `diff` names, each with its remedy.
     report = diff_models(a, b, only=("tensors", "tokenizer"))
     findings = list(relation_findings(report))
@@ -72,6 +77,21 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         ""
         if findings
         else _damage_sentence(report, broken, unread) or _comparison_limits_text(report),
+    )
+
+
+def _part_sentence(a: Model, b: Model) -> str:
+    """Return which side is no whole model, such as an adapter, and what to do; else "".
+
+    Two parts of one kind are compared with each other.
+    """
+    names = [None if side.kind is None or side.kind.foreign else side.kind.name for side in (a, b)]
+    if names[0] == names[1]:
+        return ""
+    return "; ".join(
+        f"{label} is {side.kind.says(side)}, no whole model; {side.kind.todo(side)}"
+        for label, side, name in zip("AB", (a, b), names, strict=True)
+        if name is not None and side.kind is not None
     )
 
 

@@ -428,6 +428,14 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
                 continue
             if case.before.relative > 2 * storage_noise(name):
                 continue
+            passed = case.before.relative > storage_noise(name) / 4  # half of what it usually does
+            if name != coarse.encoding and passed and _has_encoder(coarse.encoding):
+                says = (
+                    f"{told} values are {label}'s, quantized to {name}, then to {coarse.encoding}"
+                )
+                again = _encode_again(_encode_again(fine.take, name), coarse.encoding)
+                checked = f"encoded {len(rows)} of {a.rows} rows twice: equal"
+                yield case.guess("quantisation", (says, checked), label, again, 0.0, rows=rows)
             through = "" if name == coarse.encoding else " and decoded again"
             slack = 0.0 if coarse.encoding in ("F32", name) else 2 * storage_noise(coarse.encoding)
             if 2 * slack > case.before.relative:
