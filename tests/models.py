@@ -167,6 +167,10 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3,
         "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7,
     }),
+    "hy_v3": ("HYV3", LLAMA | {
+        "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2,
+        "moe_intermediate_size": 24, "router_scaling_factor": 1.7,
+    }),
     "dots1": ("Dots1", LLAMA | {
         "head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
         "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,

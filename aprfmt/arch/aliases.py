@@ -103,6 +103,7 @@ ROWS: Mapping[str, ArchRow] = {
         "hunyuan_v1_moe hunyuan-moe",
         module="hunyuan",
     ),
+    "hy_v3": _alias_row("hy_v3 HYV3ForCausalLM", "hy_v3"),
     "solar_open": _alias_row("solar_open SolarOpenForCausalLM", "glm4moe", "solar_open"),
     "glm4_moe": _alias_row("glm4_moe Glm4MoeForCausalLM", "glm4moe", "glm4_moe glm4moe"),
     "kimi_linear": _alias_row(

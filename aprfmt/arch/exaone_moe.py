@@ -53,7 +53,7 @@ _MADE = make_tables(
 )
 
 
-def _shared_rule() -> HyperRule:
+def shared_width_rule() -> HyperRule:
     """Return the rule for the shared experts' joint width, which GGUF has beside their number."""
     rule = shared_experts_rule("num_shared_experts", 1)
     counted = rule.write["gguf"]
@@ -76,7 +76,7 @@ EXAONE_MOE = full_spec(
         rotated_windows(without=True),
         *moe.expert_count_rules(64, 8, "num_experts num_local_experts"),
         moe.expert_size_rule(hf_default=1024),
-        _shared_rule(),
+        shared_width_rule(),
         listed_experts_rule(1, counted=True),
         moe.norm_topk_rule(True),
         routed_scale_rule(2.5),

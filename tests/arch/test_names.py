@@ -46,6 +46,14 @@ NEWER = {
             *(f"{of}_compressor_{part}" for of in ("attn", "indexer") for part in _COMPRESSOR),
         },
     ),
+    "hy_v3": (
+        _WHOLE,
+        {
+            *_BLOCK,
+            *(f"attn_{part}" for part in ("q", "k", "v", "output", "q_norm", "k_norm")),
+            *(f"ffn_{part}" for part in ("gate", "up", "down")),
+        },
+    ),
     "minimax-01": (
         _WHOLE,
         {

@@ -299,7 +299,8 @@ INSISTED = {
         "nemotron_h", "nemotron_h_moe",
     },
     "attn_q_norm.weight": {
-        "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "exaone_moe", "olmoe",
+        "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "exaone_moe", "hy_v3",
+        "olmoe",
         "hunyuan_v1_dense", "hunyuan_v1_moe", "minimax_m2", "minimax_m3_vl", "dots1",
         "qwen3_next", "qwen3_5",
         "qwen3_5_moe", "apertus", "qwen3_vl", "qwen3_vl_moe", "lfm2", "lfm2_moe",

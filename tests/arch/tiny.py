@@ -233,6 +233,15 @@ TINY: tuple[Tiny, ...] = (
         "topk_group": 2, "moe_intermediate_size": 20, "attention_bias": True,
         "first_k_dense_replace": 2, "norm_topk_prob": False, "tie_word_embeddings": True,
     }),
+    Tiny("hy_v3", "hy_v3", "plain", {
+        "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 2,
+        "moe_intermediate_size": 20, "router_scaling_factor": 1.5,
+    }),
+    Tiny("hy_v3", "hy_v3", "biases", {
+        "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+    }),
     Tiny("solar_open", "solar_open", "plain", {
         "head_dim": 12, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2,
         "moe_intermediate_size": 20, "routed_scaling_factor": 1.5,
