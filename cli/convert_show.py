@@ -22,6 +22,7 @@ STEPS: Mapping[str, str] = {
     "Reshaped": "reshaped",
     "Split": "fused tensors apart or together",
     "Stacked": "experts apart or stacked",
+    "HalvesBelow": "halves of a compressor's positions side by side",
     "HalvesExchanged": "halves of a draft head's join exchanged",
     "Joined": "joined on the first axis",
     "KvB": "kv_b apart or together",

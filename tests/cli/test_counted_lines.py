@@ -130,11 +130,12 @@ def test_the_reference_is_named_and_runs_are_numbered_behind_it(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(render, "say", lambda text, style="": said.append(text))
+    monkeypatch.setattr(render, "say_verdict", lambda text, style: None)
     runs = [SimpleNamespace(via=None, unknown=None, points=7, ran=name, requested=name)
             for name in ("numpy", "torch", "cupy")]  # fmt: skip
     found: Any = SimpleNamespace(
         through=None, architecture="llama", weights_class="plain", model="m", ids=(1,), runs=runs,
-        pairs=(), noise=None, arbiter=(),
+        pairs=(), noise=None, arbiter=(), conclusion=SimpleNamespace(says="nothing compared"),
     )  # fmt: skip
     parity_output.show(found, show_all=False)
     names = [text.strip().partition(":")[0] for text in said[1:]]

@@ -216,6 +216,14 @@ def biased_taps(change: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
 
 
 TYPE_FAULTS = (
+    engine("internlm3-gelu", "internlm3", "gelu for silu", "activation", "activation",
+           hp={"activation": "gelu"}),
+    engine("solar-open-weights", "solar_open", "experts' weights not renormalised", "moe_routing",
+           "norm_topk", hp={"norm_topk": False}),
+    engine("exaone-moe-scale", "exaone_moe", "experts' factor left out", "moe_routing",
+           "routed_scale", hp={"routed_scale": 1.0}),
+    engine("hy-v3-scale", "hy_v3", "experts' factor left out", "moe_routing", "routed_scale",
+           hp={"routed_scale": 1.0}),
     engine("olmo3-window", "olmo3", "no sliding window", "sliding_window", "sliding_window",
            hp={"sliding_window": None}),
     engine("starcoder2-erf", "starcoder2", "gelu with erf for tanh", "activation", "activation",

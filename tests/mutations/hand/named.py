@@ -186,8 +186,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "unreadable-exit-none", "aprfmt/compare/diffs.py",
-        ' else set()) | {"UNREADABLE"}\n        apart',
-        " else set())\n        apart",
+        ' else set()) | {"UNREADABLE"}\n        taken',
+        " else set())\n        taken",
         "an unreadable tensor is a difference like another",
     ),
     Row(
