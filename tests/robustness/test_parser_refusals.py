@@ -26,7 +26,7 @@ from aprfmt.arch.spec import Facts
 from aprfmt.arch.value_checks import finite_number, positive_number, sequence
 from aprfmt.base.bounded_regex import matches_start
 from aprfmt.checks.gates import golden
-from aprfmt.codecs import quant_state
+from aprfmt.codecs import compressed_scope, gpt_oss, gptq, modelopt_scope, quant_state
 from aprfmt.conversion.packed_weights import weight_dtype
 from aprfmt.errors import (
     ArchError,
@@ -37,9 +37,11 @@ from aprfmt.errors import (
     UnsupportedError,
     UsageError,
 )
+from aprfmt.formats.apr import compression, layout, parse, shards
 from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.pytorch.pickle_values import GlobalName
 from aprfmt.formats.pytorch.storages import Resolver
+from aprfmt.formats.sequential import SequentialSink
 from aprfmt.inference import aprt, aprt_facts, batch, record, trace_file
 from aprfmt.inference.engines import captures, dump_folders, mapping, npz, rank_dims
 from aprfmt.inference.parity import bundle, calibrate
@@ -137,10 +139,15 @@ def archive(**arrays: Any) -> Any:
     return file
 
 
+def shaped(*shape: int) -> Any:
+    return SimpleNamespace(shape=shape)
+
+
 def header(text: bytes, version: int = 1) -> Any:
     return npz.read_header(BytesIO(b"\x93NUMPY" + bytes([version, 0]) + text), "f", len(text))
 
 
+planned: Any = SimpleNamespace(_programs=(), _path=HERE)  # a sink
 Call = Callable[[], object]
 # What is asked, the class of the error, the message. A row in which all is well has no message.
 REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
@@ -392,6 +399,64 @@ REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
     "manifest": (
         lambda: manifest.check_manifest({"schema": "x"}, HERE), FormatError,
         "f: is no hash manifest; expected schema",
+    ),
+    # containers and packed weights
+    "not compressed": (
+        lambda: compression.expand_file(memoryview(bytes(64)), 0, "f"), FormatError,
+        "f: no compression flag is set",
+    ),
+    "no shards": (
+        lambda: shards.parse_manifest({}, HERE), FormatError, "f: has no array 'shards'",
+    ),
+    "empty shards": (
+        lambda: shards.parse_manifest({"shards": []}, HERE), FormatError,
+        "f: lists 0 shards; expected 1 to",
+    ),
+    "no map": (
+        lambda: shards.parse_manifest(
+            {"shards": [{"filename": "a.apr", "index": 0, "size": 1, "tensors": ["x"]}]}, HERE
+        ),
+        FormatError, "f: has no object 'weight_map'",
+    ),
+    "column major": (
+        lambda: parse._check_flags(
+            SimpleNamespace(flags=layout.BITS["LAYOUT_COLUMN_MAJOR"]), "f"  # type: ignore[arg-type]
+        ),
+        UnsupportedError, "f: flag LAYOUT_COLUMN_MAJOR is set; APR v2 tensors are row-major",
+    ),
+    "a group of text": (
+        lambda: compressed_scope.weight_groups({"config_groups": {"g": "x"}}), CodecError,
+        "config says config_groups 'g' 'x', expected a group",
+    ),
+    "a layer of text": (
+        lambda: modelopt_scope._layer_sections({"quantized_layers": {"l": 4}}), CodecError,
+        "config says quantized_layers 'l' 4, expected an algorithm",
+    ),
+    "no layers": (
+        lambda: modelopt_scope._layer_sections({}), CodecError,
+        "and no quantized_layers, expected one a weight",
+    ),
+    "planned twice": (
+        lambda: SequentialSink.plan(planned, {}, []),
+        ConversionError, "f: is planned already; a sink is planned once",
+    ),
+    "gptq words": (
+        lambda: gptq._weight_shape({".qweight": shaped(5, 4)}, {"bits": 3}),
+        CodecError, r"says bits 3, part '.qweight' has shape \[5, 4\], expected",
+    ),
+    "gptq axes": (
+        lambda: gptq._weight_shape({".qweight": shaped(8)}, {"bits": 4}),
+        CodecError, r"says bits 4, part '.qweight' has shape \[8\], expected",
+    ),
+    "gpt-oss blocks": (
+        lambda: gpt_oss._weight_shape({"_blocks": shaped(2, 3, 4, 8)}, {}),
+        CodecError, r"part '_blocks' has shape \[2, 3, 4, 8\], expected \[experts, out, in/32, 16",
+    ),
+    "matrix of another type": (
+        lambda: imatrix._read_gguf(
+            SimpleNamespace(path=HERE, metadata={"general.type": "model"}, tensors={})
+        ),
+        FormatError, "f: general.type is 'model'; expected 'imatrix'",
     ),
     "schema": (lambda: schemas.schema("nope"), UsageError, "no schema of 'nope'; known: .*diff"),
     "seed": (lambda: Sampling(seed=-1), UsageError, "seed -1; expected a number not negative"),
