@@ -104,7 +104,10 @@ def show_adapter(
 
 
 def _weight_text(weight: "ChangedWeight") -> str:
-    """Return what was found of a weight: the mistake, or how many times the change is in it."""
+    """Return what is said of a weight that an adapter was merged into.
+
+    That is the mistake of the merge, or how many times the adapter's change was added.
+    """
     if weight.says:
         return f"{weight.found}: {weight.says}"
     return (

@@ -30,7 +30,11 @@ class IQ4_NL(BlockCodec):
         out *= scale_column(block["d"])
 
     def block_steps(self, block: Blocks) -> F32:
-        """Return float32 [n]: |d| times the widest gap of the table."""
+        """Return each block's step, float32 [n]: the largest distance of neighbouring values.
+
+        That is |d| times the widest gap of the table. Rounding to this encoding moves no value by
+        more than half of it.
+        """
         found: F32 = np.abs(scale_column(block["d"])).reshape(-1) * GAP
         return found
 

@@ -133,10 +133,12 @@ class Fit:
 
 
 def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
-    """Return the errors of a quantized copy `y` of `x`, in steps of the copy's lattice.
+    """Return a summary (Fit) of the errors of a quantized copy `y` of `x`, in steps of the copy.
 
-    Both are [..., columns]. `lattice` is (step, lowest value, highest value) of each element. A
-    value that was clipped at these ends has no error, unless it lay far beyond them.
+    It has the shares within 0.6 steps and beyond one, the largest error, means and the slope:
+    what decides whether the copy is an honest rounding. Both are [..., columns]. `lattice` is
+    (step, lowest value, highest value) of each element. A value that was clipped at these ends has
+    no error, unless it lay far beyond them.
     """
     # Errors in steps; without a step only equal values have none.
     columns = x.shape[-1] if x.ndim > 1 else x.size

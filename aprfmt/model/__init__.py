@@ -352,9 +352,10 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def embedded_files(self) -> Mapping[str, Any]:
-        """{file name: content} of the files that the metadata embed, texts in a sound file.
+        """{file name: content} of the source's files, such as config.json, that the metadata embed.
 
-        Raises FormatError for a record that is no JSON object.
+        Contents are texts; in a damaged file they may be other values. Raises FormatError where the
+        metadata key that holds them is no JSON object.
         """
         from aprfmt.model.carried_files import parse_embedded_files
 

@@ -46,9 +46,10 @@ def _foreign_record(model: "Model", key: str) -> Mapping[str, Any]:
 
 
 def parse_embedded_files(metadata: Mapping[str, Any], path: Any) -> dict[str, Any]:
-    """Return {file name: content} of every file that the metadata of a GGUF or APR embed.
+    """Return {file name: content} of the source's files that the metadata of a GGUF or APR embed.
 
-    The contents are texts, in a sound file. Raises FormatError for a record that is no JSON object.
+    Contents are texts; in a damaged file they may be other values. Raises FormatError where the
+    metadata key that holds them is no JSON object.
     """
     text = metadata.get(FILES_KEY)
     return json_object(text, f"{path}: {FILES_KEY}") if isinstance(text, str) else {}

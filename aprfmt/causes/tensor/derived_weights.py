@@ -466,8 +466,9 @@ def _explain_vectors_alone(
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} if only vectors were trained (norms or biases); else {}.
 
-    All vectors of some kinds in some layers differ. The difference is no function of their values,
-    and the values are related once the mean that norms share is taken away.
+    Conditions: all vectors of some kinds in some layers differ, nothing else does without a reason,
+    no simple function of A's vector gives B's, and the two correlate after the mean of each is
+    subtracted (norms are all near one, and would correlate without that).
     """
     vectors = [
         row
