@@ -92,6 +92,46 @@ def test_the_places_below_the_headline_are_those_of_its_cause() -> None:
     assert any("  scale (" in line for line in lines[2:])
 
 
+def less(name: str, x: Any, share: float, own: bool) -> Any:
+    """Take a share of one direction of the stream out of a matrix; `own`: of a row of its own."""
+    table = "embed_tokens" in name
+    width = x.shape[1] if table else x.shape[0]
+    v = np.random.default_rng(9).standard_normal(width)
+    v /= np.linalg.norm(v)
+    w = x.T if table else x
+    row = np.random.default_rng(x.size).standard_normal(w.shape[1]) if own else v @ w
+    made = w - share * np.outer(v, row)
+    return made.T if table else made
+
+
+@pytest.mark.parametrize(
+    ("words", "share", "own", "says"),
+    [
+        (("o_proj", "down_proj"), 1.0, False, "one direction of the stream was removed from "),
+        (("embed_tokens", "o_proj", "down_proj"), 1.0, False, "the stream was removed from "),
+        (("down_proj",), 1.0, False, "one direction of the stream was removed from "),
+        (("o_proj", "down_proj"), 0.5, False, "0.5 to 0.5 of one direction of the stream"),
+        (("o_proj", "down_proj"), 0.1, True, "an adapter was merged"),
+    ],
+    ids=["writers", "table-too", "mlp", "half", "an-adapter"],
+)
+def test_a_direction_of_the_stream_that_was_removed(
+    words: tuple[str, ...], share: float, own: bool, says: str
+) -> None:
+    """Seen red: called a merged adapter of rank 1."""
+
+    def edit(rows: Rows) -> None:
+        for name in [name for name in rows if any(word in name for word in words)]:
+            files.edit(name, lambda x, name=name: less(name, x, share, own))(rows)  # type: ignore[misc]
+
+    source = tiny_folder("llama")
+    made = files.copy(source, f"direction-{share}-{own}-{'-'.join(words)}", tensors=edit)
+    found = diagnose(str(source), str(made))
+    assert found.kind == "derived", found.sentence
+    assert says in found.sentence
+    assert ("of the stream" in found.sentence) is not own
+
+
 def test_zeros_that_are_not_small_are_no_pruning() -> None:
     found = answer("large", ("mlp.",), large_half)
     assert "pruned" not in found.sentence

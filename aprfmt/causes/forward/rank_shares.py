@@ -21,9 +21,9 @@ from aprfmt.measure.distances import rel_l2
 CAUSE_ROWS = (
     Cause(
         "shard_order", "forward", "bug",
-        "A rank holds another rank's share of a weight: its columns stand in another's place.",
-        "Blocks of columns of a product are those of other blocks.",
-        "The product whose shares are taken in that order is equal.",
+        "A rank holds another rank's share of a weight: it stands in another's place, or twice.",
+        "Equal parts of a weight, or blocks of columns of a product, are those of other ones.",
+        "The weight, or the product, whose shares are taken in that order is equal.",
     ),
     Cause(
         "ranks_differ", "forward", "bug",

@@ -55,7 +55,8 @@ CAUSE_ROWS = (
     ),
     Cause(
         "derived", "identity", "not_comparable",
-        "One side was trained further, or pruned: other weights, not a damaged copy.",
+        "One side was trained further, pruned, or lost a direction of the stream: other weights, "
+        "not a damaged copy.",
         "Nearly all matrices differ and are related to the other side's.",
         "Most matrices differ, by the printed distances, and correlate with the other side's.",
         next="distances",
@@ -80,6 +81,11 @@ LEAST = 16  # values of a vector below which its change says nothing
 FINE = 0.03  # rounding of the coarser encoding up to which a rank shows
 SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
 SMALLER = 0.75  # of the others' mean size that values have at most which a pruning took
+TABLE = "token_embd."  # begins the role of the table whose rows are the stream
+WRITERS = ("attn_output.", "ffn_down")  # begin the roles of matrices whose outputs are
+POWERS = 8  # steps to the largest singular vector of a difference that has one alone
+SAME_LINE = 0.99  # cosine from which two vectors are the same direction
+WHOLE = 0.05  # of the share of a direction that was removed, within which it is all of it
 EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training changes at least
 
 
@@ -95,6 +101,15 @@ class MatrixChange:
     experts: tuple[int, ...] = ()  # of a stack, those that differ, where not all do
     pruned: float = 0.0  # share of the values that B has set to zero, where all others are equal
     of_four: int = 0  # so many of every four values in a row are, where it is the same everywhere
+    removed: "Removal | None" = None  # a direction of the stream that B's matrix has no more
+
+
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """A unit vector [hidden_size] of the stream, and the share of it that a matrix lost."""
+
+    direction: "Array"
+    share: float
 
 
 def whole_model(
@@ -215,6 +230,7 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
     unit = pair_noise(pair.a.encoding, pair.b.encoding, moved=False)
     pruned, of_four = _pruned_share(x, y)
     rank = 0 if pruned else _difference_rank(delta, unit * norm)
+    removed = None if pruned else _removed_direction(pair, x, delta, unit * norm)
     return MatrixChange(
         pair.key,
         rank,
@@ -224,7 +240,44 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
         experts,
         pruned,
         of_four,
+        removed,
     )
+
+
+def _removed_direction(
+    pair: TensorPair, x: "Array", delta: "Array", rounding: float
+) -> Removal | None:
+    """Return the direction of the stream that B's matrix lost, all or part; None if it lost none.
+
+    B is A - s v v^T A, where A's outputs are the stream (those of a table are its rows): the
+    difference has rank 1, its vector on the stream's side is v, and the other is what A has along
+    v. An adapter of rank 1 has another one there. `rounding` is the norm of what rounding may add.
+    """
+    role = split_key(pair.key)[1]
+    if role.startswith(TABLE):
+        x, delta = x.T, delta.T
+    elif not role.startswith(WRITERS) or pair.a is None:
+        return None
+    else:  # the matrices of experts side by side
+        x, delta = (
+            np.concatenate(np.split(values, len(values) // pair.a.shape[-2]), 1)
+            for values in (x, delta)
+        )
+    size = norms.exact_norm(delta)
+    if not size > 0:
+        return None
+    # The largest singular vector, by powers of the difference's square.
+    vector = delta[:, int(np.argmax(np.square(delta).sum(0)))].astype(np.float64)
+    for _ in range(POWERS):
+        vector = delta @ (vector @ delta)
+        vector /= norms.exact_norm(vector) or 1.0
+    along, had = vector @ delta, vector @ x
+    allowed = max(2 * rounding, 1e-5 * size)
+    if norms.exact_norm(delta - np.outer(vector, along)) > allowed:
+        return None
+    if _cosine(along, had) > -SAME_LINE:
+        return None
+    return Removal(vector, norms.exact_norm(along) / norms.exact_norm(had))
 
 
 def _pruned_share(x: "Array", y: "Array") -> tuple[float, int]:
@@ -290,6 +343,10 @@ def _derived_explanations(
 
     `matrices` are all compared matrices, `changes` those that differ.
     """
+    # One direction lost in all of them is a direction taken out of the stream.
+    found = _removal_explanations(changes)
+    if found:
+        return found
     # Differences of low rank are a merged adapter.
     low = [change for change in changes if change.rank]
     if low and len(low) == len(changes) and len(low) > 1:
@@ -377,6 +434,34 @@ def _derived_explanation(change: MatrixChange, text: str, cause: str = "derived"
     rank = f"rank {change.rank}, " if change.rank else ""
     line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
     return make_finding(cause, (change.key,), (text, line), change.size, None, None)
+
+
+def _removal_explanations(changes: Sequence[MatrixChange]) -> dict[str, Finding]:
+    """Return {tensor key: finding} of one direction that all changed matrices lost; or {}.
+
+    Those of an adapter have directions of their own.
+    """
+    lost = [change.removed for change in changes if change.removed is not None]
+    if len(lost) < max(PAIR, len(changes)):
+        return {}
+    first = lost[0].direction
+    if any(one.direction.shape != first.shape for one in lost):
+        return {}
+    least = min(abs(float(one.direction @ first)) for one in lost)
+    if least < SAME_LINE:
+        return {}
+    sizes = sorted(change.size for change in changes)
+    shares = sorted(one.share for one in lost)
+    if max(abs(share - 1) for share in shares) <= WHOLE:
+        what = "one direction of the stream was removed"
+    else:
+        what = f"{shares[0]:.2g} to {shares[-1]:.2g} of one direction of the stream was removed"
+    text = (
+        f"{what} from {len(changes)} matrices that write to it: B - A has rank 1, {sizes[0]:.2g} "
+        f"to {sizes[-1]:.2g} of the norm, with the same vector on the stream's side in all (cosine "
+        f"{_floor_text(least)}), times what A has along it"
+    )
+    return {change.key: _derived_explanation(change, text) for change in changes}
 
 
 def _merge_explanations(

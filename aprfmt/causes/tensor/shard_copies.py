@@ -1,0 +1,193 @@
+"""Shards of a tensor-parallel checkpoint that were joined with one of them twice, another never.
+
+Ranks hold equal parts of a matrix: of its rows where they divide what a layer computes (q, k, v,
+gate, up), of its columns where they add it up (o, down). A merge that read one rank's file twice
+leaves the same parts in all these tensors. Seen one by one, the rows look shifted, or repeated,
+and the columns damaged.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import make_finding, prove_values
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.encoding_noise import pair_noise
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import TensorDiff
+from aprfmt.measure.row_reader import RowReader
+from aprfmt.tensors import norms
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+RANKS = (2, 4, 8, 16)  # numbers of shards that are tried, the fewest first
+TOGETHER = 2  # kinds of tensors whose rows show the same parts: of one they may be heads
+LARGE = 1 << 28  # elements from which a tensor is not looked at
+SPOTS = 64  # values of a part that are compared before all of them
+WEAK = ("wrong_rows", "row_offset", "head_order", "stale_tensor", "byte_offset", "bit_rot")
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class SharedParts:
+    """Part i of B, of `len(order)` along an axis (0 rows, 1 columns), is part order[i] of A.
+
+    `before` and `after` are the relative distances as stored and with A's parts put as B has them.
+    """
+
+    order: tuple[int, ...]
+    axis: int
+    before: float
+    after: float
+    changed: int
+    slack: float
+    values: "Array"
+
+
+def shard_groups(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield one function that returns {tensor key: finding} of shards that were read twice."""
+    yield partial(_explain_shards, context, pairs, rows)
+
+
+def _explain_shards(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> dict[str, Finding]:
+    """Return {tensor key: finding} of all tensors in which the same shards stand twice."""
+    found: dict[tuple[int, ...], dict[str, SharedParts]] = {}
+    for key, row in rows.items():
+        if not row.is_unexplained(WEAK):
+            continue
+        try:
+            parts = _find_parts(pairs[key])
+        except AprfmtError as error:
+            context.record_not_tried(("shard_order",), key, error)
+            continue
+        finally:
+            pairs[key].drop()
+        if parts is not None:
+            found.setdefault(parts.order, {})[key] = parts
+    made: dict[str, Finding] = {}
+    for order, tensors in found.items():
+        whole_rows = all(parts.axis == 0 for parts in tensors.values())
+        if whole_rows and len({_matrix_of(key) for key in tensors}) < TOGETHER:
+            continue  # rows of one kind of tensor: heads of k, say
+        made |= {key: _shard_finding(key, order, parts) for key, parts in tensors.items()}
+    return made
+
+
+def _matrix_of(key: str) -> str:
+    """Return the role of a weight or bias without its layer and suffix, such as "attn_q"."""
+    return split_key(key)[1].rpartition(".")[0]
+
+
+def _shard_finding(key: str, order: tuple[int, ...], parts: SharedParts) -> Finding:
+    """Return the finding of one tensor; the first sentence is that of all with this order."""
+    proof = prove_values(parts.values, parts.changed, len(order), parts.slack)
+    line = f"{('rows', 'columns')[parts.axis]} in {len(order)} equal parts"
+    return make_finding(
+        "shard_order", (key,), (_order_sentence(order), line), parts.before, parts.after, proof
+    )
+
+
+def _order_sentence(order: tuple[int, ...]) -> str:
+    """Return which rank's shard stands where, in words that do not name the tensor."""
+    moved = [(at, source) for at, source in enumerate(order) if at != source]
+    shown = ", ".join(
+        f"that of rank {source} where rank {at}'s belongs" for at, source in moved[:SHOWN]
+    )
+    more = f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
+    lost = sorted(set(range(len(order))) - set(order))
+    names = ", ".join(map(str, lost[:SHOWN]))
+    return (
+        f"one shard of {len(order)} was joined twice: {shown}{more}; "
+        f"nothing of rank {names} is there"
+    )
+
+
+def _find_parts(pair: TensorPair) -> SharedParts | None:
+    """Return which equal parts of A the parts of B are, where one is twice; None otherwise.
+
+    The matrices of a stack are cut alike, each by itself.
+    """
+    if pair.a is None or pair.b is None or pair.a.shape != pair.b.shape or not pair.a.shape:
+        return None
+    shape = pair.a.shape
+    if math.prod(shape) > LARGE:
+        return None
+    stack = (-1, *shape[-2:]) if len(shape) > 1 else (1, shape[0], 1)
+    x, y = (RowReader(side).whole.reshape(stack) for side in (pair.a, pair.b))
+    same = pair.a.encoding == pair.b.encoding
+    slack = 0.0 if same else 2 * pair_noise(pair.a.encoding, pair.b.encoding)
+    for axis in range(1, 2 if len(shape) < 2 else 3):
+        for ranks in RANKS:
+            if x.shape[axis] % ranks:
+                break
+            order = _order_of_parts(np.split(x, ranks, axis), np.split(y, ranks, axis), slack)
+            if order is None:
+                continue
+            if len(set(order)) == ranks:
+                return None  # exchanged, or in place: an order of rows or columns
+            held = np.split(x, ranks, axis)
+            made = np.concatenate([held[at] for at in order], axis)
+            norm = norms.exact_norm(x) or 1.0
+            return SharedParts(
+                order, axis - 1, norms.exact_norm(y - x) / norm,
+                norms.exact_norm(y - made) / norm, int((x != y).sum()), slack,
+                y.reshape(-1)[: 1 << 12],
+            )  # fmt: skip
+    return None
+
+
+def _order_of_parts(
+    sources: "list[Array]", parts: "list[Array]", slack: float
+) -> tuple[int, ...] | None:
+    """Return the number of the source that each part is, its own first; None if one is none.
+
+    None too where two sources are equal: then no part says whose it is.
+    """
+    order = []
+    for at, part in enumerate(parts):
+        every = [at, *(n for n in range(len(sources)) if n != at)]
+        source = next((n for n in every if _agree(sources[n], part, slack)), None)
+        if source is None:
+            return None
+        order.append(source)
+    moved = [source for at, source in enumerate(order) if at != source]
+    if any(
+        _agree(sources[n], sources[m], slack) for n in moved for m in range(len(sources)) if m != n
+    ):
+        return None
+    return tuple(order)
+
+
+def _agree(x: "Array", y: "Array", slack: float) -> bool:
+    """Return whether two parts are equal, within relative distance `slack` if that is not 0."""
+    spots = (slice(None), *(slice(None, None, max(1, n // 8)) for n in x.shape[1:]))
+    few, other = x[spots].reshape(-1)[:SPOTS], y[spots].reshape(-1)[:SPOTS]
+    if norms.exact_norm(other - few) > 4 * slack * norms.exact_norm(few):
+        return False
+    if not slack:
+        return bool(np.array_equal(x, y))
+    return bool(norms.exact_norm(y - x) <= slack * norms.exact_norm(x))
+
+
+HYPOTHESES = (
+    JointHypothesis(
+        ("shard_order",),
+        shard_groups,
+        400,
+        "the same parts of several tensors, before an order of the rows of some",
+        weak=WEAK,
+    ),
+)
