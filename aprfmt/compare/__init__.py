@@ -365,8 +365,8 @@ def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tupl
     rows = []
     names = stated_architecture(a), stated_architecture(b)
     if names[0] != names[1]:
-        shown = (name or "none stated" for name in names)
-        rows.append(FieldDiff(ARCHITECTURE, *shown, decisive=True))
+        of_a, of_b = (name or "none stated" for name in names)
+        rows.append(FieldDiff(ARCHITECTURE, of_a, of_b, decisive=True))
     for name in dict.fromkeys((*a.hyper, *b.hyper)):
         mine = a.hyper.of(name) if name in a.hyper else None
         other = b.hyper.of(name) if name in b.hyper else None
