@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from aprfmt.errors import AprfmtError
 
+LEFT_BY = "left by the budget of"  # what `Budget.reason` begins with
 _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -51,7 +52,7 @@ class Budget:
         """The text that says why something was not compared: the limits; "" without any limit."""
         limits = [] if self.nbytes is None else [_size_text(self.nbytes)]
         limits += [] if self.seconds is None else [f"{self.seconds:g} s"]
-        return f"left by the budget of {' and '.join(limits)}" if limits else ""
+        return f"{LEFT_BY} {' and '.join(limits)}" if limits else ""
 
 
 def _size_text(nbytes: int) -> str:

@@ -17,6 +17,13 @@ CAUSE_ROWS = (
         "With the one value that is solved from the tensors every shape is right.",
     ),
     Cause(
+        "architecture_key", "config", "bug",
+        "The file's own key names another architecture than its configuration, or none.",
+        "`general.architecture` of a GGUF is no name of the architecture that its carried "
+        "config.json and its tensors have: other programs read that key alone.",
+        "The key and the names of the architecture are compared; nothing is fitted.",
+    ),
+    Cause(
         "equal_quantities", "config", "same",
         "Hyperparameters are written otherwise, and every layer computes with the same numbers: a "
         "window no smaller than the context, a scaling by 1, factors for a named rule.",

@@ -4,11 +4,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from aprfmt.base.budget import LEFT_BY
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.outcome import Check, Outcome, Report, count_outcomes, exit_code, verdict
 from aprfmt.errors import AprfmtError
 from aprfmt.model.ledger import (
+    LATE,
     OF_A_PASS,
     Compared,
     Ledger,
@@ -209,11 +211,13 @@ def _unanswered_rows(
 ) -> list[NotCompared]:
     """Return the rows that were asked for and did not run, as items that were not compared.
 
-    `kind` is the kind of item, check or gate.
+    `kind` is the kind of item, check or gate. What a budget left is named with the budget.
     """
     why = "asked for and without an answer"
     return [
-        NotCompared(kind, each.name, "unreadable", why)
+        NotCompared(kind, each.name, LATE, each.why)
+        if each.why.startswith(LEFT_BY)
+        else NotCompared(kind, each.name, "unreadable", why)
         for each in answers
         if each.name in asked and each.outcome == "NOT_RUN"
     ]

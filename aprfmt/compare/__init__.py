@@ -29,6 +29,7 @@ from aprfmt.measure.texts import (
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import LATE, Kind, NotCompared, list_not_compared, make_ledger
 from aprfmt.model.relations import file_relations
+from aprfmt.model.resolve import ARCHITECTURE, stated_architecture
 
 if TYPE_CHECKING:
     from aprfmt.measure.requantization import RequantizationOracle
@@ -362,8 +363,10 @@ def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tupl
     if not alignment.by_role:
         return ()
     rows = []
-    if a.spec.name != b.spec.name:
-        rows.append(FieldDiff("architecture", a.spec.name, b.spec.name, decisive=True))
+    names = stated_architecture(a), stated_architecture(b)
+    if names[0] != names[1]:
+        of_a, of_b = (name or "none stated" for name in names)
+        rows.append(FieldDiff(ARCHITECTURE, of_a, of_b, decisive=True))
     for name in dict.fromkeys((*a.hyper, *b.hyper)):
         mine = a.hyper.of(name) if name in a.hyper else None
         other = b.hyper.of(name) if name in b.hyper else None

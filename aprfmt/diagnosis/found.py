@@ -131,7 +131,7 @@ class Diagnosis(Tabular):
         "not_comparable" if there is a `reason`, or nothing differs and something could not be
         compared. "bug" if an item that was not compared is on one side only or unequal.
         """
-        if self.reason:
+        if self._ended:
             return "not_comparable"
         exit_code = self.pronounced.exit
         if self._findings_verdict in ("same", "precision") and exit_code:
@@ -139,8 +139,38 @@ class Diagnosis(Tabular):
         return self._findings_verdict
 
     @property
+    def faults_beside(self) -> tuple[Finding, ...]:
+        """The confirmed faults of weights or keys beside a derivation, which does not make them.
+
+        () where nothing is derived. Other tokens, templates and stops come with many a training,
+        and are not among them.
+        """
+        others = [row for row in self.findings if row.verdict == "not_comparable"]
+        if not others or any(row.cause not in DERIVED for row in others):
+            return ()
+        if self.reason and not self.reason.startswith(KINDS["derived"]):
+            return ()
+        return tuple(
+            row
+            for row in self.findings
+            if row.verdict == "bug"
+            and row.certainty == "confirmed"
+            and row.level in ("config", "tensor")
+        )
+
+    @property
+    def _ended(self) -> str:
+        """The reason that is the answer; "" where there is none, or confirmed faults beat it."""
+        return "" if self.faults_beside else self.reason
+
+    @property
     def _findings_verdict(self) -> Verdict:
-        """The worst verdict of the findings; "same" if there are none."""
+        """The worst verdict of the findings; "same" if there are none.
+
+        A confirmed fault is worse than that the other weights are derived.
+        """
+        if self.faults_beside:
+            return "bug"
         return worst_verdict(finding.verdict for finding in self.findings)
 
     @property
@@ -152,7 +182,7 @@ class Diagnosis(Tabular):
         compared = Compared(differs, {"levels": (max(1, len(self.checked)),) * 2}, self.left)
         words = VerdictWords("same" if differs else found, KINDS[found])
         # Where the comparison ended early, no item was listed that a pattern could match.
-        return pronounce(words, compared, () if self.reason else self.accept)
+        return pronounce(words, compared, () if self._ended else self.accept)
 
     @property
     def lead(self) -> Finding | None:
@@ -163,6 +193,7 @@ class Diagnosis(Tabular):
         Where only what was not compared makes the verdict, it is the finding that names that.
         """
         rows = [finding for finding in self.findings if finding.verdict == self.verdict]
+        rows = list(self.faults_beside) or rows
         if not rows and self.verdict != self._findings_verdict:
             left = {item.name for item in self.pronounced.not_compared}
             rows = [finding for finding in self.findings if left.intersection(finding.where)]
@@ -189,7 +220,7 @@ class Diagnosis(Tabular):
         """The leading cause; None if it is not known, "none" for equal sides without findings."""
         if self.lead is not None:
             return self.lead.cause or None
-        return None if self.reason or self.verdict != "same" else "none"
+        return None if self._ended or self.verdict != "same" else "none"
 
     @property
     def first(self) -> str | None:
@@ -221,6 +252,8 @@ class Diagnosis(Tabular):
         if self.verdict == "bug" and self._findings_verdict != "bug":
             return "not_exercised"
         bugs = [finding for finding in self.findings if finding.verdict == "bug"]
+        if self.faults_beside:
+            return "bug"  # no pass that would show it is made of other weights
         if bugs and all(finding.exercised == "not_exercised" for finding in bugs):
             return "not_exercised"
         return self.verdict
@@ -234,7 +267,9 @@ class Diagnosis(Tabular):
     def next(self) -> tuple[str, ...]:
         """The commands to run next, those of the first findings first, each once."""
         rows = [row.next for row in self.findings if row.next]
-        if self.kind == "derived":  # what mends the rest goes before a look at the training
+        if (
+            self.kind == "derived" or self.faults_beside
+        ):  # what mends the rest goes before a look at the training
             rows.sort(key=lambda command: not command.startswith(MENDS))
         return tuple(dict.fromkeys(rows))
 
@@ -265,7 +300,7 @@ class Diagnosis(Tabular):
     def sentence(self) -> str:
         """The verdict, the leading cause and what was not compared, in one sentence."""
         lead = self.lead
-        if self.reason:
+        if self._ended:
             reason = self.reason.removeprefix(f"{KINDS[self.kind]}: ")
             return f"{KINDS[self.kind]}: {reason}{self._untrained_clause()}"
         if lead is None and self.verdict != "same":
@@ -287,6 +322,9 @@ class Diagnosis(Tabular):
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
         left = f"{self._remainder_clause()}{self._accepted_clause()}"
+        if self.faults_beside:
+            made = [row.says for row in self.findings if row.cause in DERIVED]
+            left = f"; beside it B is derived: {'; '.join(dict.fromkeys(made))}{left}"
         return f"{words}: {name}{known} - {says}{at}{also}{others}{left}"
 
     def _untrained_clause(self) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.base.budget import Budget
+from aprfmt.base.metadata_values import short_value
 from aprfmt.causes import CAUSES
 from aprfmt.causes.hyperparameters import (
     contradiction_sentences,
@@ -24,11 +25,13 @@ from aprfmt.diagnosis.unclaimed import read_with_claim_of
 from aprfmt.diagnosis.unread import read_with_restored_key
 from aprfmt.diagnosis.zero_values import zero_tensors_of_model
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import list_keys
 from aprfmt.model.ledger import LATE
+from aprfmt.model.resolve import ARCH_KEYS, ARCHITECTURE, stated_architecture
 
 _NO_PASS = "forward pass: not needed, all it reads is equal"
 _SIZES = ("n_heads", "n_kv_heads", "head_dim")
@@ -79,7 +82,8 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
         settle_numbering(a, b, found)
         equal = all(row.verdict in EQUAL for row in report.tensors)
         equal = equal and not any(row.state == LATE for row in report.not_compared)
-        found.unmoved = equal and not found.findings and not report.hyperparameters
+        moved = any(row.name != ARCHITECTURE for row in report.hyperparameters)
+        found.unmoved = equal and not found.findings and not moved and a.spec.name == b.spec.name
         if found.unmoved and found.stated:
             found.checked.append(_NO_PASS)
     return found
@@ -110,6 +114,32 @@ def relation_findings(report: DiffReport) -> Iterator[Finding]:
             next=one.relation.remedy,
             counted=True,
             proof=unfitted_proof(len(report.tensors), 1.0 - after),
+        )
+
+
+def _architecture_findings(a: Model, b: Model) -> Iterator[Finding]:
+    """Yield a finding for each side whose own key names another architecture than it is read by."""
+    for label, model, other in (("A", a, b), ("B", b, a)):
+        stated = stated_architecture(model)
+        if stated == model.spec.name:
+            continue
+        key, style = ARCH_KEYS[model.key_style][0][1], model.key_style
+        right = model.spec.called[style][0]
+        if other.spec.name == model.spec.name and stated_architecture(other) == other.spec.name:
+            right = str(other.metadata.get(key, right)) if other.key_style == style else right
+        says = f"says {short_value(stated)}" if stated else "is not there"
+        yield Finding(
+            "architecture_key",
+            f"{label}: {key} {says}, and the carried config.json and the tensors are those of "
+            f"{model.spec.name}: other programs read that key alone",
+            "config",
+            CAUSES["architecture_key"].verdict,
+            (key,),
+            True,
+            side=label,
+            values={key: {"a": a.metadata.get(key), "b": b.metadata.get(key)}},
+            next=set_command(model.path, [f"{key}={right}"]),
+            proof=unfitted_proof(),
         )
 
 
@@ -233,10 +263,11 @@ def _compare_hyperparameters(
     rows = {row.name: row for row in report.hyperparameters}
     if has_explained_tables(report.tensors):
         rows.pop("vocab_size", None)
-    if rows.pop("architecture", None) is not None:
-        found.evidence.append(
-            Evidence("config", f"A is read as {a.spec.name}, B as {b.spec.name}", ("architecture",))
-        )
+    if rows.pop(ARCHITECTURE, None) is not None:
+        if a.spec.name != b.spec.name:
+            text = f"A is read as {a.spec.name}, B as {b.spec.name}"
+            found.evidence.append(Evidence("config", text, (ARCHITECTURE,)))
+        found.stated += _architecture_findings(a, b)
     if not any(
         hyper_causes().get(name) == "rope_scaling" and name != "context_length" for name in rows
     ) and not _differs_by_length(a, b):

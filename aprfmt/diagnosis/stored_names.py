@@ -1,9 +1,10 @@
 """Stored tensor names: two models compared by them, and those of the places of a finding."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from aprfmt.causes import CAUSES
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.found import Diagnosis, Evidence
@@ -14,8 +15,10 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model
+from aprfmt.model.ledger import APART, items_clause
 
 _SHOWN = 12
+_KEYS = ("config key", "metadata key")  # items that may say what the tensors mean
 
 
 def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
@@ -30,7 +33,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
             *texts, (), (), (), ("everything: one side is no whole model",), reason=part
         )
     # The causes that `diff` names, each with its remedy.
-    report = diff_models(a, b, only=("tensors", "tokenizer"))
+    report = diff_models(a, b, only=("tensors", "hyperparameters", "tokenizer"))
     findings = list(relation_findings(report))
     mends = {one.cause: one.remedy.command for one in report.causes if one.remedy is not None}
     findings += [
@@ -50,6 +53,8 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         findings.append(
             Finding("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
         )
+    if not any(broken.values()):
+        findings += _known_differences(report)
     # Evidence, and why roles and hyperparameters were not compared.
     counts = Counter(row.verdict for row in report.tensors)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
@@ -78,6 +83,24 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         if findings
         else _damage_sentence(report, broken, unread) or _comparison_limits_text(report),
     )
+
+
+def _known_differences(report: DiffReport) -> Iterator[Finding]:
+    """Yield a finding for what is known to differ beside the tensors.
+
+    These are the items that nothing reads and that are unequal or on one side only, as one finding,
+    and each decisive difference of the tokenizers.
+    """
+    items = [row for row in report.not_compared if row.state in APART and row.kind in _KEYS]
+    if items:
+        says = items_clause(items).removeprefix("; not compared: ")
+        names = tuple(row.name for row in items)
+        yield Finding("", f"not read here, and different: {says}", "config", "bug", names, False)
+    for row in report.tokenizer:
+        if row.decisive:
+            cause = row.name if row.name in CAUSES else ""
+            says = f"{row.name}: A {row.a}, B {row.b}"
+            yield Finding(cause, says, "identity", "bug", (row.name,), False)
 
 
 def _part_sentence(a: Model, b: Model) -> str:

@@ -71,7 +71,7 @@ class Resolution:
 
 
 # Where each format keeps the architecture's name, first present wins; style of ARCHS.called.
-_ARCH_KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
+ARCH_KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "gguf": (("gguf", "general.architecture"),),
     "apr": (("hf", "hf_model_type"), ("apr", "architecture"), ("hf", "hf_architecture")),
 }
@@ -95,11 +95,28 @@ def architecture_names(model: "Model") -> list[tuple[str, str]]:
         classes = config.get("architectures")
         config_names += classes if isinstance(classes, list) else []
         found += [("hf", name) for name in config_names if isinstance(name, str) and name]
-    for style, key in _ARCH_KEYS.get(model.key_style, ()):
+    for style, key in ARCH_KEYS.get(model.key_style, ()):
         name = model.metadata.get(key)
         if isinstance(name, str) and name:
             found.append((style, name))
     return found
+
+
+ARCHITECTURE = "architecture"  # the name of what stated_architecture returns
+
+
+def stated_architecture(model: "Model") -> str:
+    """Return the architecture that other programs take a resolved file for; "" if it states none.
+
+    It is that by which the file is read here, unless that was found in a carried config.json and
+    the file's own key, the only one that other programs read, has another name. Raises ArchError.
+    """
+    spec, style = model.spec, model.key_style
+    names = spec.called.get(style, ())
+    if style not in _KEYS_ALONE or model.forced or not names:
+        return spec.name
+    own = next((model.metadata.get(key) for _, key in ARCH_KEYS[style]), None)
+    return spec.name if own in names else str(own or "")
 
 
 def find_spec(
@@ -360,7 +377,7 @@ def read_hyperparameters(
         beside = pooling_file(model.folder)
         facts = Facts("hf", {**config, **beside}, shapes, names=style)
         carried = read_hyper(spec, facts, subject)
-    if model.key_style not in _ARCH_KEYS:
+    if model.key_style not in ARCH_KEYS:
         if carried is None:
             raise ArchError(
                 f"{subject}: no config.json beside the weights, so eps, theta and the head counts "

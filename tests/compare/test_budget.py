@@ -194,3 +194,22 @@ def test_the_option_takes_seconds_or_bytes(model: Path) -> None:
     assert done.code == 2 and done.json["not_compared"][0]["state"] == "not reached"
     for text in ("2Q", "", "90x", "-3"):
         assert "--budget" in command("diff", model, model, "--budget", text).err
+
+
+@pytest.mark.parametrize("command_and_options", [("validate",), ("qa", "--only", "metadata")])
+@pytest.mark.parametrize(("limit", "named"), [("1k", "1 kB"), ("0.0001", "0.0001 s")])
+def test_checks_and_gates_name_the_budget_that_left_them(
+    limit: str, named: str, command_and_options: tuple[str, ...], demo_model: Path
+) -> None:
+    """Seen red: "asked for and without an answer", of which no budget was named."""
+    name, *options = command_and_options
+    if name == "qa" and limit == "1k":
+        options = ["--only", "logits"]  # a gate that reads all of the weights
+    done = command(name, demo_model, *options, "--budget", limit, "--json")
+    told = done.json["pronounced"]
+    rows = [row for row in told["not_compared"] if row["kind"] in ("check", "gate")]
+    assert rows and done.code == 2
+    assert {(row["state"], row["why"]) for row in rows} == {
+        ("not reached", f"left by the budget of {named}")
+    }
+    assert f"(left by the budget of {named})" in told["says"]

@@ -4,6 +4,7 @@ Seen red: zeros of any size counted as pruned, a correlation printed as 1.
 """
 
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -75,21 +76,34 @@ def test_what_was_done_is_said_once(words: tuple[str, ...], change: object, says
     assert "at least 0.9" in lines[0]
 
 
-def test_the_places_below_the_headline_are_those_of_its_cause() -> None:
+def exchanged(rows: np.ndarray) -> np.ndarray:
+    """Return a matrix with two of its rows exchanged."""
+    out = rows.copy()
+    out[[3, 7]] = rows[[7, 3]]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"), [(lambda x: 1.5 * x, "scale"), (exchanged, "row_offset")]
+)
+def test_a_confirmed_fault_beats_derived(
+    fault: Callable[[np.ndarray], np.ndarray], cause: str
+) -> None:
     """Seen red: `derived` of one matrix, above the place and the certainty of a scaled other."""
 
     def edit(rows: Rows) -> None:
         for name in [name for name in rows if name.endswith("o_proj.weight")]:
             files.edit(name, moved)(rows)
         for name in [name for name in rows if name.endswith("q_proj.weight")]:
-            files.edit(name, lambda x: 1.5 * x)(rows)
+            files.edit(name, fault)(rows)
 
     source = tiny_folder("llama")
-    found = diagnose(str(source), str(files.copy(source, "derived-and-scaled", tensors=edit)))
-    assert found.kind == "derived", found.sentence
+    there = files.copy(source, f"derived-and-{cause}", tensors=edit)
+    found = diagnose(str(source), str(there))
+    assert (found.kind, found.exit_code, found.cause) == ("bug", 1, cause), found.sentence
     lines = [text for text, _ in first_lines(found)]
-    assert "attn_output" in lines[0] and "o_proj.weight" in lines[1], lines
-    assert any("  scale (" in line for line in lines[2:])
+    assert lines[0].startswith(f"bug: {cause}") and "; beside it B is derived: " in lines[0]
+    assert "attn_output" in lines[0] and "q_proj.weight" in lines[1], lines
 
 
 def less(name: str, x: Any, share: float, own: bool) -> Any:

@@ -108,6 +108,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
 # Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps) and
 # of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered).
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
+    "architecture_key",
     "ranks_differ",
     "shard_order",
     "token_numbering",

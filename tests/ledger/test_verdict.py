@@ -340,3 +340,5 @@ def test_another_architecture_that_is_not_known_is_not_equal(
     rows = [row for row in done.json["not_compared"] if row["name"] == key]
     assert done.code == 1 and [row["state"] for row in rows] == ["unequal"], done.json["says"]
     assert command("diff", b, b).code == 0
+    told = command("diagnose", a, b)  # seen red: not comparable, with exit 2
+    assert told.code == 1 and key in told.out, told.out
