@@ -19,6 +19,7 @@ from aprfmt.diagnosis.found import KINDS, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.renumbered import settle_numbering
+from aprfmt.diagnosis.taken_parts import SIZES, taken_parts_text
 from aprfmt.diagnosis.tensors import compare_tensors, has_explained_tables
 from aprfmt.diagnosis.tokens import add_tokenizer_findings
 from aprfmt.diagnosis.unclaimed import read_with_claim_of
@@ -69,6 +70,8 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     found.stated += relation_findings(report)
     _compare_identity(a, b, report, found)
     if found.reason:
+        if found.reason.startswith(KINDS["derived"]):
+            add_tokenizer_findings(a, b, found)
         return found
     tensors = {row.key: row for row in report.tensors}
     explained = _compare_hyperparameters(a, b, report, tensors, found)
@@ -210,7 +213,15 @@ def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> 
         if a.hyper[name] != b.hyper[name]
         and not (name == "vocab_size" and has_explained_tables(report.tensors))
     ]
-    if other:
+    taken = ""
+    if a.spec.block == b.spec.block and set(other) <= set(SIZES):
+        if any(a.hyper[name] != b.hyper[name] for name in SIZES):
+            taken = taken_parts_text(a, b)
+    if taken:
+        found.reason = f"{KINDS['derived']}: {taken}"
+        finding = Finding("derived", taken, "identity", CAUSES["derived"].verdict, (), False)
+        found.add(finding, Touched((), ()))
+    elif other:
         sizes = ", ".join(f"{name} {a.hyper[name]} and {b.hyper[name]}" for name in other)
         found.reason = f"these are models of other sizes: {sizes}"
     elif a.spec.block != b.spec.block and not equal:

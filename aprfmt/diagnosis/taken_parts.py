@@ -1,0 +1,138 @@
+"""Models whose layers, or channels of the MLP, were taken from another's: which ones.
+
+Layers were removed, repeated or put in another order (depth pruning and up-scaling), or channels
+of the MLP were cut (width pruning). All values that are left are the other model's, to the bit.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.causes.tensor.context import sample_line
+from aprfmt.measure.row_reader import RowReader
+from aprfmt.model import Model
+from aprfmt.tensors.view import View
+
+SIZES = ("n_layers", "ffn_size")  # those that differ when layers or channels were taken
+_CUT = ("ffn_gate.", "ffn_up.", "ffn_down.")  # begin the roles that have the MLP's channels
+
+SHOWN = 8  # runs of channels that a sentence names
+
+Layer = Mapping[str, View]
+
+
+def taken_parts_text(a: Model, b: Model) -> str:
+    """Return which layers and channels of A the whole of B is, as a sentence; "" if it is not.
+
+    Values are compared as stored: what was rounded, quantized or trained since is not found.
+    """
+    first, second = _layers_of(a.roles), _layers_of(b.roles)
+    outside, others = first.pop(None, {}), second.pop(None, {})
+    if not first or not second or not _all_equal(outside, others):
+        return ""
+    narrower = a.hyper["ffn_size"] != b.hyper["ffn_size"]
+    origins: list[int] = []
+    channels: dict[int, list[int]] = {}
+    for layer in sorted(number for number in second if number is not None):
+        mine = second[layer]
+        near = [layer, *(number for number in first if number not in (layer, None))]
+        for number in near:
+            if number not in first or not _all_equal(first[number], mine, narrower):
+                continue
+            if narrower:
+                found = _channels(first[number], mine)
+                if found is None:
+                    continue
+                channels[layer] = found
+            origins.append(int(number or 0))
+            break
+        else:
+            return ""
+    said = []
+    if origins != list(range(len(first))):
+        said.append(f"B's layers 0-{len(origins) - 1} are A's layers {_origins_text(origins)}")
+        lost = sorted({n for n in first if n is not None} - set(origins))
+        said += (
+            [f"A's {_layers_text(lost)} {'are' if len(lost) > 1 else 'is'} not in B"]
+            if lost
+            else []
+        )
+    if channels:
+        wide = a.hyper["ffn_size"]
+        layer, own = next(iter(channels.items()))
+        some = len(own)
+        shown = f"layer {layer}: {_origins_text(own, SHOWN)}"
+        said.append(f"{some} of {wide} channels of each MLP were kept, such as of {shown}")
+    return "; ".join(said) + "; all values are A's" if said else ""
+
+
+def _layers_text(layers: list[int]) -> str:
+    """Return layers in words, such as "layer 1" or "layers 1, 3-4"."""
+    return f"layer{'s' if len(layers) > 1 else ''} {_origins_text(layers)}"
+
+
+def _origins_text(numbers: list[int], most: int = 16) -> str:
+    """Return numbers with runs joined, such as "0-2, 1-3"; of more than `most` runs the first."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    said = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return ", ".join([*said[:most], "..."] if len(runs) > most else said)
+
+
+def _layers_of(roles: Mapping[str, View]) -> dict[int | None, dict[str, View]]:
+    """Return {layer: {role: tensor}}; None for what is in no layer."""
+    found: dict[int | None, dict[str, View]] = {}
+    for key, view in roles.items():
+        layer, role = split_key(key)
+        found.setdefault(layer, {})[role] = view
+    return found
+
+
+def _all_equal(first: Layer, second: Layer, narrower: bool = False) -> bool:
+    """Return whether two layers have the same tensors with equal values.
+
+    `narrower`: those with the MLP's channels are left out.
+    """
+    if first.keys() != second.keys():
+        return False
+    pairs = [
+        (RowReader(first[role]), RowReader(second[role]))
+        for role in first
+        if not (narrower and role.startswith(_CUT))
+    ]
+    if any(a.shape != b.shape or a.encoding != b.encoding for a, b in pairs):
+        return False
+    # A sample of each, then all values.
+    if not all(np.array_equal(sample_line(a), sample_line(b)) for a, b in pairs):
+        return False
+    equal = all(np.array_equal(a.whole, b.whole) for a, b in pairs)
+    for a, b in pairs:
+        a.drop()
+        b.drop()
+    return equal
+
+
+def _channels(first: Layer, second: Layer) -> list[int] | None:
+    """Return which channel of A's MLP each of B's is; None unless all its matrices agree."""
+    roles = [role for role in first if role.startswith(_CUT)]
+    made: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for role in roles:
+        x, y = (RowReader(side[role]).whole for side in (first, second))
+        made[role] = (x.T, y.T) if role == "ffn_down.weight" else (x, y)
+    down = "ffn_down.weight"
+    if down not in made or made[down][0].shape[1] != made[down][1].shape[1]:
+        return None
+    own = {row.tobytes(): number for number, row in enumerate(np.ascontiguousarray(made[down][0]))}
+    at = [own.get(row.tobytes(), -1) for row in np.ascontiguousarray(made[down][1])]
+    if -1 in at:
+        return None
+    for role, (x, y) in made.items():
+        kept = x if role == "ffn_down.bias" else x[at]
+        if not np.array_equal(kept, y):
+            return None
+    return at
