@@ -7,13 +7,17 @@ Everything else comes with `-v`, in the page and as JSON.
 import re
 from collections.abc import Iterator, Sequence
 
+from aprfmt.base.text_escape import shorten
 from aprfmt.measure.named_causes import NAMED, NamedCause
 
 LINES = 12
 ALIKE = 3  # lines of one kind; more are one line with a count
 COMMANDS = 2
+LONGEST = 100  # characters of one name; of a longer one the middle is left out
 # What differs between two sentences that say one thing of several places.
 PLACES = re.compile(r"\bL?\d[\w.+-]*")
+
+_LONG_WORD = re.compile(rf"[^\s,;:()]{{{LONGEST + 1},}}")
 
 Line = tuple[str, str]
 
@@ -34,6 +38,11 @@ def merge_similar_lines(rows: Sequence[Line], most: int = ALIKE) -> list[Line]:
             text, style = same[0]
             found.append((f"{text} (and {len(same) - 1} more like this)", style))
     return found
+
+
+def with_short_names(text: str) -> str:
+    """Return a sentence in which every name longer than LONGEST has an ellipsis in its middle."""
+    return _LONG_WORD.sub(lambda found: shorten(found[0], LONGEST), text)
 
 
 def cause_lines(
@@ -77,7 +86,8 @@ def short_answer(
     `others` are differences that are no causes, a line each. `left` is what was not compared, in
     words, `unrun` what was compared by its values alone and not reached by a pass, `unmended` the
     sentence about what no command repairs. What does not fit is counted: the verdict, the first
-    cause, what was not compared and the commands are always shown.
+    cause, what was not compared and the commands are always shown. Long names are shortened, but
+    in commands.
     """
     end: list[Line] = []
     for title, rows in (("not compared", left), ("not reached by a pass", unrun)):
@@ -85,15 +95,16 @@ def short_answer(
             more = f"; {len(rows) - 1} more (-v)" if len(rows) > 1 else ""
             end.append((f"{title}: {rows[0]}{more}", "warn"))
     end += [(unmended, "warn")] if unmended else []
-    end += [(f"next: {text}", "head") for text in commands[:COMMANDS]]
+    ways = [(f"next: {text}", "head") for text in commands[:COMMANDS]]
     if len(commands) > COMMANDS:
-        end.append((f"      ... {len(commands) - COMMANDS} more commands (-v)", "dim"))
+        ways.append((f"      ... {len(commands) - COMMANDS} more commands (-v)", "dim"))
     middle = [
         *cause_lines(causes, first_said=first_said, names=names),
         *merge_similar_lines(others),
     ]
-    room = LINES - 1 - len(end)
+    room = LINES - 1 - len(end) - len(ways)
     if len(middle) > room:
         hidden = len(middle) - (room - 1)
         middle = [*middle[: room - 1], (f"  ... {hidden} more lines (-v)", "dim")]
-    return [headline, *middle, *end]
+    said = [headline, *middle, *end]
+    return [*((with_short_names(text), style) for text, style in said), *ways]
