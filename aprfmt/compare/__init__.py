@@ -28,8 +28,9 @@ from aprfmt.measure.texts import (
 )
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import LATE, Kind, NotCompared, list_not_compared, make_ledger
+from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
-from aprfmt.model.resolve import ARCHITECTURE, stated_architecture
+from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
 
 if TYPE_CHECKING:
     from aprfmt.measure.requantization import RequantizationOracle
@@ -339,9 +340,6 @@ def _select_pairs(
 
     UsageError where a pattern matches none.
     """
-    from aprfmt.model.patterns import matching_indices
-    from aprfmt.model.resolve import spellings_by_role
-
     pairs = list(alignment.pairs)
     if not tensors:
         return pairs

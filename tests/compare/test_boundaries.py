@@ -198,7 +198,8 @@ class Hyper(dict[str, Any]):
 
 def test_a_hyperparameter_that_one_side_alone_reads_is_compared() -> None:
     def model(**values: Any) -> Any:
-        return SimpleNamespace(spec=SimpleNamespace(name="llama"), hyper=Hyper(values))
+        spec = SimpleNamespace(name="llama", called={})
+        return SimpleNamespace(spec=spec, key_style="hf", forced=None, hyper=Hyper(values))
 
     alignment: Any = SimpleNamespace(by_role=True)
     plain, more = model(n_layers=2), model(n_layers=2, rope_sections=[1, 2])

@@ -55,8 +55,8 @@ CAUSE_ROWS = (
     ),
     Cause(
         "derived", "identity", "not_comparable",
-        "One side was trained further, pruned, made of the other's layers, or lost a direction of the "
-        "stream: other weights, not a damaged copy.",
+        "One side was trained further, pruned, made of the other's layers, or lost a direction of "
+        "the stream: other weights, not a damaged copy.",
         "Nearly all matrices differ and are related to the other side's.",
         "Most matrices differ, by the printed distances, and correlate with the other side's.",
         next="distances",

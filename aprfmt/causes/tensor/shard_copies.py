@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 RANKS = (2, 4, 8, 16)  # numbers of shards that are tried, the fewest first
 TOGETHER = 2  # kinds of tensors whose rows show the same parts: of one they may be heads
-LARGE = 1 << 28  # elements from which a tensor is not looked at
+LARGE = 1 << 28  # elements from which a tensor is not looked at, ...
+LONG = 1 << 20  # ... and a vector: no bias is so long
 SPOTS = 64  # values of a part that are compared before all of them
 WEAK = ("wrong_rows", "row_offset", "head_order", "stale_tensor", "byte_offset", "bit_rot")
 SHOWN = 4
@@ -123,7 +124,7 @@ def _find_parts(pair: TensorPair) -> SharedParts | None:
     if pair.a is None or pair.b is None or pair.a.shape != pair.b.shape or not pair.a.shape:
         return None
     shape = pair.a.shape
-    if math.prod(shape) > LARGE:
+    if math.prod(shape) > (LARGE if len(shape) > 1 else LONG):
         return None
     stack = (-1, *shape[-2:]) if len(shape) > 1 else (1, shape[0], 1)
     x, y = (RowReader(side).whole.reshape(stack) for side in (pair.a, pair.b))
