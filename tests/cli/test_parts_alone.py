@@ -14,7 +14,7 @@ import pytest
 
 from aprfmt import errors
 from aprfmt.cli import attest as attest_command
-from aprfmt.cli import check_output, demo, logprobs, output_format, render
+from aprfmt.cli import check_output, demo, logprobs, output_format, render, tree
 from aprfmt.cli import explain as explain_command
 from aprfmt.cli import hash_ as hash_command
 from aprfmt.cli import hex as hex_command
@@ -423,3 +423,24 @@ def test_the_table_of_a_step_has_a_row_for_every_tensor(monkeypatch: pytest.Monk
     step_output._table(SimpleNamespace(tensors=["a", "b"]))  # type: ignore[arg-type]
     ((rows, heads, justify),) = tables
     assert [row[0] for row in rows] == ["a", "b"] and len(heads) == len(justify) == 9
+
+
+@pytest.mark.parametrize("names", [("a",), ("a.b", "a.c"), ("a.b", "a.b.c"), ("a.b.c", "d", "a.e")])
+def test_a_tree_counts_every_tensor_once(names: tuple[str, ...]) -> None:
+    sizes = {name: 10**i for i, name in enumerate(names)}
+    tensors: Any = [
+        (name, SimpleNamespace(nbytes=size, shape=(size,), encoding="I8"))
+        for name, size in sizes.items()
+    ]
+
+    def check(node: tree.TreeNode, prefix: str) -> None:
+        leaf = "shape" in node
+        below = [name for name in names if name == prefix or (not leaf and name.startswith(prefix))]
+        own = [prefix] if leaf else [name for name in below if name != prefix.rstrip(".")]
+        assert node["tensors"] == len(own) and node["nbytes"] == sum(sizes[name] for name in own)
+        assert leaf == (not node["children"])
+        for child in node["children"]:
+            end = "" if "shape" in child else "."
+            check(child, f"{prefix}{child['name']}{end}")
+
+    check(tree.build_tree(tensors), "")

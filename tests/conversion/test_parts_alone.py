@@ -28,9 +28,9 @@ from aprfmt.conversion.metadata import bare_metadata
 from aprfmt.conversion.quantize_options import model_mixture
 from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
-from aprfmt.formats import FORMATS, open_source, shard_set, temporary_files
+from aprfmt.formats import FORMATS, atomic, open_source, shard_set, temporary_files
 from aprfmt.formats.pytorch.zip_archive import _WIDE, _apply_zip64
-from aprfmt.model import manifest, open_model
+from aprfmt.model import manifest, open_model, packing
 from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.ledger import Pronounced
 from aprfmt.recovery.byte_ranges import remaining_ranges
@@ -373,3 +373,45 @@ def test_the_first_byte_that_is_not_reproduced_is_placed(
     more = f"; {blocks} blocks differ" if (blocks or 0) > 1 else ""
     assert found.why == f"{where} is not what the base gives{more}"
     assert (found.state, found.byte, found.block, found.row) == ("not reproduced", byte, block, row)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"xyz"])
+@pytest.mark.parametrize("offset", [0, 2])
+def test_bytes_are_placed_only_before_a_file_is_closed(
+    offset: int, data: bytes, tmp_path: Path
+) -> None:
+    with atomic.FileSet(force=True) as files:
+        file = files.create(tmp_path / "a")
+        file.place(file.skip(6) + offset, memoryview(data))
+        file.write(b"end")
+    written = (tmp_path / "a").read_bytes()
+    assert written == (bytes(offset) + data).ljust(6, b"\0") + b"end"
+    with pytest.raises(ValueError, match="a: is closed"):
+        file.place(offset, memoryview(data))
+    assert (tmp_path / "a").read_bytes() == written
+
+
+@pytest.mark.parametrize("lacking", range(1, 7))
+@pytest.mark.parametrize("held", [1, 2])
+def test_a_list_of_weights_without_a_scale_says_where_it_goes_on(held: int, lacking: int) -> None:
+    def view(scaled: bool, at: int) -> Any:
+        part = SimpleNamespace(info=SimpleNamespace(name=f"w{at}.input_scale"))
+        return SimpleNamespace(stored=[SimpleNamespace(
+            packed=lambda: SimpleNamespace(config={}),
+            parts={"input_scale": part} if scaled else {}, info=SimpleNamespace(encoding="FP8"),
+        )])  # fmt: skip
+
+    views = {f"w{at}": view(at >= lacking, at) for at in range(held + lacking)}
+    note = packing.partial_input_scales(cast(Any, SimpleNamespace(items=views.items, path="m")))
+    shown = ", ".join(f"w{at}" for at in range(min(lacking, 3))) + ", ..." * (lacking > 3)
+    assert note is not None and note.text == (
+        f"{lacking} of {held + lacking} FP8 weights have no input_scale, and the others do: "
+        f"{shown}; engines take 1.0 for theirs"
+    )
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "below/m.apr"])
+def test_a_file_without_a_folder_of_texts_has_its_own(name: str, tmp_path: Path) -> None:
+    model: Any = SimpleNamespace(folder=None, path=tmp_path / name)
+    edits = folder_edits.FolderEdits(model)
+    assert edits.folder == (tmp_path / name).parent and edits._texts == {}

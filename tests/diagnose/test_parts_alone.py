@@ -31,6 +31,7 @@ from aprfmt.diagnosis import (
 )
 from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis.answers import Solution, layer_scopes
+from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.nextstep import missing_points
 from aprfmt.diagnosis.probes import DifferingRows
 from aprfmt.diagnosis.relations import relation_text
@@ -690,3 +691,26 @@ def test_keys_in_which_configurations_differ_are_the_innermost(
     mine: Any, theirs: Any, paths: Any
 ) -> None:
     assert dict(config_changes.differing_keys(mine, theirs)) == paths
+
+
+@pytest.mark.parametrize("label", ["ONLY_IN_A", "ONLY_IN_B"])
+@pytest.mark.parametrize(
+    ("lost", "named"),
+    [
+        (("a.bias",), ["a.bias"]), (("a.bias", "a.weight"), []), (("a.weight",), []),
+        (("a.bias", "b.bias", "b.weight"), ["a.bias"]),
+        (("a.bias", "c.bias"), ["a.bias", "c.bias"]),
+    ],
+)  # fmt: skip
+def test_a_bias_that_went_with_its_weight_is_no_loss_of_its_own(
+    lost: tuple[str, ...], named: list[str], label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: True)
+    monkeypatch.setattr(tensors, "_undecoded_text", lambda model, names: "")
+    levels = Levels()
+    model: Any = SimpleNamespace()
+    rows: Any = [SimpleNamespace(verdict=label, key=key) for key in lost]
+    tensors._add_missing_tensors(model, model, rows, levels)
+    side = "B" if label == "ONLY_IN_A" else "A"
+    found = [(list(one.where), one.side) for one in levels.findings if one.cause == "missing_bias"]
+    assert found == ([(named, side)] if named else [])

@@ -167,3 +167,22 @@ def test_why_a_folder_is_not_listed_is_said(
     lost, there = find_models([str(tmp_path)])
     assert isinstance(lost, Unlisted) and (lost.place, lost.why) == (str(tmp_path / "closed"), why)
     assert not isinstance(there, Unlisted) and there.path == str(tmp_path / "open" / "m.gguf")
+
+
+@pytest.mark.parametrize("held", ["", "model.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("shards", [0, 1, 3])
+def test_pickled_weights_count_where_there_are_no_others(
+    shards: int, held: str, tmp_path: Path
+) -> None:
+    """transformers takes the first of its names that is there."""
+    names = [f"pytorch_model-{n:05d}-of-{shards:05d}.bin" for n in range(1, shards + 1)]
+    own = [*names, "pytorch_model.bin.index.json"] if shards else ["pytorch_model.bin"]
+    index = json.dumps({"weight_map": {f"w{n}": name for n, name in enumerate(names)}})
+    for name in own:
+        (tmp_path / name).write_text(index if name.endswith(".json") else "x")
+    if held:
+        (tmp_path / held).write_text('{"weight_map": {}}')
+    found = [path.name for path in model_files(tmp_path)]
+    assert [name for name in found if name.startswith("pytorch_model")] == (
+        [] if held else sorted(own)
+    )

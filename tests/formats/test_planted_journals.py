@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from aprfmt.base.protocols import Note
-from aprfmt.errors import AprfmtError, OutputError
-from aprfmt.formats import signature
+from aprfmt.errors import AprfmtError, FormatError, OutputError
+from aprfmt.formats import journal, signature
 from aprfmt.formats.atomic import FileSet, complete_renames, pending_journals
 from aprfmt.formats.journal import Journal, publish_set
 from aprfmt.formats.signature import is_signed, key_path, sign
@@ -310,3 +310,17 @@ def test_a_link_in_a_journals_place_is_named(resumed: bool, tmp_path: Path) -> N
     assert done.code == 2 and done.err.count("\n") == 1
     assert name in done.err and "is a link, which is not followed; remove it" in done.err
     assert not target.exists()
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1, 100])
+def test_a_journal_may_have_so_many_bytes_and_no_more(
+    over: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = whole(folder).dumps()
+    (folder / NAME).write_bytes(data)
+    monkeypatch.setattr(journal, "_MAX_BYTES", len(data) - over)
+    if over > 0:
+        with pytest.raises(FormatError, match="is no journal"):
+            journal._read_journal(folder, NAME)
+    else:
+        assert journal._read_journal(folder, NAME).moves == whole(folder).moves

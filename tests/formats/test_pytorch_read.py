@@ -275,3 +275,27 @@ def test_a_tensor_of_a_tar_is_described_by_three_values(row: Any) -> None:
     with pytest.raises(FormatError, match=r"m\.tar: tensors: a tensor is .*; it is damaged"):
         storages._TarReader.read_tensors(reader)
     assert not reader.tensors
+
+
+@pytest.mark.parametrize(("offset", "count"), [(0, 12), (3, 9), (12, 0), (4, 2), (3, 10), (0, 13)])
+@pytest.mark.parametrize("key", [5, 10**6, "view"])
+def test_a_view_of_the_oldest_form_lies_in_its_storage(
+    key: int | str, offset: int, count: int
+) -> None:
+    """Whatever the keys of the two are: a storage has 12 elements from byte 100."""
+    loaded = iter([1, (0, "cpu", "float"), [(key, 0, offset, count)]])
+    stream = SimpleNamespace(where="x.pt", at=100, end=200, uint=lambda size, what: 12)
+    reader: Any = SimpleNamespace(
+        stream=lambda name: stream, load=lambda stream: next(loaded), count=lambda stream: 1,
+        places={}, storages={},
+    )  # fmt: skip
+    next(loaded)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storages, "storage_dtype", lambda kind: "float32")
+        if offset + count > 12:
+            with pytest.raises(FormatError, match=r"x\.pt: a view reaches past its storage"):
+                storages._TarReader.read_storages(reader)
+            return
+        storages._TarReader.read_storages(reader)
+    view = reader.storages[str(key)]
+    assert (view.key, view.start, view.nbytes) == ("0", 4 * offset, 4 * count)

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures, statistics
@@ -385,13 +387,42 @@ def test_a_table_of_statistics_gives_observations_and_no_cause(kind: str, tmp_pa
     assert any("statistics of all common points agree" in r["says"] for r in same["evidence"])
 
 
-@pytest.mark.parametrize("rows", [2, 3])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("most", [2, 3])
 def test_a_table_of_too_many_rows_is_none(
-    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    most: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "MAX_ROWS", 2)
     path = table(tmp_path / "t.csv", {f"L{i}.q": np.ones(3) for i in range(rows)})
-    assert statistics.is_table(path) == (rows == 2)
+    monkeypatch.setattr(statistics, "MAX_ROWS", most)
+    assert statistics.is_table(path) == (rows <= most)
+    monkeypatch.setattr(statistics, "MAX_ROWS", rows - 1)
+    with pytest.raises(FormatError, match=f"more than {rows - 1} rows"):
+        statistics._table_rows(path)
+
+
+@pytest.mark.parametrize("form", ["x.safetensors", "x.npz", "x.pt", "x.bin"])
+@pytest.mark.parametrize("names", [("x",), ("y",), ("x", "y")])
+def test_only_a_tensor_that_was_saved_alone_is_the_files_own(
+    names: tuple[str, ...], form: str, tmp_path: Path
+) -> None:
+    """One that has a name keeps it, though it is the file's."""
+    torch = pytest.importorskip("torch")
+    path = tmp_path / form
+    arrays = {name: np.full(3, i, np.float32) for i, name in enumerate(names)}
+    if path.suffix == ".safetensors":
+        save_file(arrays, path)
+    elif path.suffix == ".npz":
+        np.savez(path, **arrays)  # type: ignore[arg-type]
+    else:
+        torch.save({name: torch.from_numpy(value) for name, value in arrays.items()}, path)
+    with ExitStack() as stack:
+        found = captures.read_array_file(path, stack)
+        assert found.shapes == dict.fromkeys(names, (3,))
+        assert all((found.read(name) == arrays[name]).all() for name in names)
+    torch.save(torch.arange(3.0), tmp_path / "x.pt")
+    with ExitStack() as stack:
+        found = captures.read_array_file(tmp_path / "x.pt", stack)
+        assert found.shapes == {"": (3,)} and found.read("").tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("files", [2, 3])

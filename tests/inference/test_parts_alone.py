@@ -28,7 +28,7 @@ from aprfmt.inference.aprt import load_aprt
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _align_labels
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.engines import parts, sequences, statistics
+from aprfmt.inference.engines import dump_folders, parts, sequences, statistics
 from aprfmt.inference.engines.graph import GraphReader, NodePoint
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
@@ -40,9 +40,10 @@ from aprfmt.inference.fast.cuda.brought import Brought
 from aprfmt.inference.fast.encoded import EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
-from aprfmt.inference.parity import operations
+from aprfmt.inference.parity import operations, outer
 from aprfmt.inference.parity.bundle import HEADER, choose_bundle, parse_bundle, run_cell
 from aprfmt.inference.parity.matched import ThroughRows
+from aprfmt.inference.replay import shadow
 from aprfmt.inference.replay.recorded_trace import neighbour_keys
 from aprfmt.inference.rows import StoredRows
 from aprfmt.measure.traces import PointDiff
@@ -595,3 +596,112 @@ def test_warm_ups_are_left_out_and_named(dummies: tuple[int, ...]) -> None:
     assert kept == [i for i in range(3) if i not in dummies]
     names = ", ".join(map(str, dummies))
     assert [note.partition(":")[0] for note in notes] == ([f"pass {names}"] if dummies else [])
+
+
+@pytest.mark.parametrize("empty", [(), ("b",), ("a", "c"), ("a", "b", "c")])
+def test_files_of_a_dump_without_an_array_are_listed(
+    empty: tuple[str, ...], tmp_path: Path
+) -> None:
+    def open_file(path: Path) -> Any:
+        return SimpleNamespace(
+            names={} if path.stem in empty else {"": ((3,), "float32")}, lists={}, values={},
+            reader=lambda name: None, stored=lambda name: None, tiles=lambda name: None,
+        )  # fmt: skip
+
+    for name in "abc":
+        np.save(tmp_path / f"{name}.npy", np.ones(3, np.float32))
+    found, _, others = dump_folders._gather_arrays(
+        tmp_path, cast(Any, SimpleNamespace(open=open_file))
+    )
+    assert sorted(others) == [f"{name}.npy" for name in empty]
+    assert len(found) == 3 - len(empty)
+
+
+@pytest.mark.parametrize("explained", [(), (True,), (False,), (True, False)])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_pair_without_logits_has_its_other_checks(
+    quantized: bool, explained: tuple[bool, ...]
+) -> None:
+    flips: Any = [SimpleNamespace(explained=each) for each in explained]
+    losses: Any = None
+    checks = outer.check_outcomes(
+        None, losses, flips, quantized=quantized, text=True, vocab=9, where="a run"
+    )
+    said = [(check.name, check.outcome, check.where) for check in checks]
+    experts = ("experts", "PASS" if all(explained) else "FAIL", "a run")
+    assert said == [experts] * bool(explained) + [("logits", "NOT_RUN", "a run")]
+    assert checks[-1].found == "no logits on both sides"
+
+
+@pytest.mark.parametrize("fails", ["compileProgram", "getCUBIN"])
+@pytest.mark.parametrize("name", ["softmax", "rope"])
+def test_kernels_that_do_not_compile_say_why(
+    name: str, fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    class NVRTCError(Exception):
+        pass
+
+    def fail(*given: object) -> None:
+        raise NVRTCError("NVRTC_ERROR_COMPILATION")
+
+    calls: dict[str, Any] = {
+        "getVersion": lambda: (12, 0), "createProgram": lambda *given: "program",
+        "compileProgram": lambda *given: None, "getCUBIN": lambda program: b"code",
+        "getProgramLog": lambda program: "x.cu(3): error: no such type\n",
+        "destroyProgram": closed.append,
+    }  # fmt: skip
+    monkeypatch.setenv("APRFMT_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(loader, "read_sources", lambda *names: "source")
+    nvrtc = SimpleNamespace(NVRTCError=NVRTCError, **calls | {fails: fail})
+    monkeypatch.setattr(loader, "import_module", lambda module: nvrtc)
+    says = f"the kernels of {name} do not compile for sm_90: NVRTC_ERROR_.*no such type$"
+    with pytest.raises(BackendUnavailableError, match=says):
+        loader._compile_module.__wrapped__((name,), (), "90")
+    assert closed == ["program"] and not list(tmp_path.iterdir())
+    monkeypatch.setattr(
+        loader, "import_module", lambda module: SimpleNamespace(NVRTCError=NVRTCError, **calls)
+    )
+    for _ in range(2):  # the second from the cache
+        assert loader._compile_module.__wrapped__((name,), (), "90") == b"code"
+    assert len(closed) == 2
+
+
+@pytest.mark.parametrize("recorded", [set(), {"b"}, {"b", "c"}, {"a", "b", "c"}])
+def test_points_that_equal_an_earlier_one_are_compared_there(recorded: set[str]) -> None:
+    """`b` equals `a`, which comes first; `c` equals `d`, which comes later."""
+    known = {
+        key: SimpleNamespace(key=key, alias_of=target)
+        for key, target in (("a", None), ("b", "a"), ("c", "d"), ("d", None))
+    }
+    patched: Any = SimpleNamespace(points=known, n_layers=0)
+    trace: Any = SimpleNamespace(has_record=recorded.__contains__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shadow, "resolve_alias", lambda key, points: points.get(points[key].alias_of))
+        assert shadow._equal_points(patched, trace) == ({"a": ["b"]} if "b" in recorded else {})
+
+
+@pytest.mark.parametrize("operation", ["mask_left_out", None])
+@pytest.mark.parametrize("padding", [0, 1, 2, 5])
+def test_padding_is_no_key_where_the_mask_is_left_out_backward(
+    padding: int, operation: Any
+) -> None:
+    """The values are those of the mask without padding, by torch's own masked softmax."""
+    torch = pytest.importorskip("torch")
+    from aprfmt.inference.gradients.changed_backend import ChangedBackend
+    from aprfmt.inference.gradients.changes import BackwardChange
+
+    rng = np.random.default_rng(5)
+    q, k, v = (torch.tensor(rng.normal(size=(6, 2, 4))) for _ in range(3))
+    mask = np.tri(6, dtype=bool)
+    changed = ChangedBackend("cpu", "float64", BackwardChange(operation))
+    changed.document = cast(Any, SimpleNamespace(padding=padding))
+    found = changed.attention(q, k, v, Heads(mask, 0.5, None, None, "input"))
+    seen = torch.from_numpy(mask.copy())
+    if operation:
+        seen[:, 6 - padding :] = False
+    scores = torch.einsum("thd,khd->htk", q, k) * 0.5
+    probs = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    assert np.allclose(found, torch.einsum("htk,khd->thd", probs, v), rtol=0, atol=1e-12)
+    assert (mask == np.tri(6, dtype=bool)).all(), "the caller's mask is kept"

@@ -7,11 +7,13 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aprfmt.causes.tokenizer.comparison import TokensReport, compare_tokens
+from aprfmt.checks.file.vocabulary import _find_stale_ids
 from aprfmt.model import Model
 from aprfmt.tokenizer import load_tokenizer, to_gguf
 from aprfmt.tokenizer.absent_keys import absent_ids, absent_types
@@ -400,3 +402,23 @@ def test_a_kind_shows_from_four_blanks_or_one_piece_in_a_hundred_on(
         assert kind_of_pieces([f"{blank}x"] * 9 + pieces, [3] * 9 + [1] * plain) == (
             kind if count == enough else ""
         )
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 5])
+def test_a_stale_id_of_a_frame_is_said_with_what_it_is(size: int) -> None:
+    """Ids below, at and beyond the end of the vocabulary."""
+    for i in range(size + 2):
+        if i == 0 and size:
+            continue  # it is the token's own
+        tokens = [f"t{n}" for n in range(size)]
+        node = template((i,))
+        node["special_tokens"][f"s{i}"]["tokens"] = ["t0"]
+        stated = SimpleNamespace(
+            uses_lists=False, data={"post_processor": node}, added_tokens=[],
+            vocabulary=SimpleNamespace(tokens=tokens),
+        )  # fmt: skip
+        ctx: Any = SimpleNamespace(stated=stated, carried=SimpleNamespace(origin="tokenizer.json"))
+        (finding,) = _find_stale_ids(ctx)
+        held = repr(tokens[i]) if i < size else "no token"
+        own = "is 0" if size else "has no id"
+        assert finding.found == f"puts {i} ({held}) around a text for 't0', which {own}"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.training.optimizers import Recipe
+from aprfmt.errors import UsageError
 from aprfmt.training import judge
 from aprfmt.training import step as step_module
 from aprfmt.training.update import Sums
@@ -155,3 +156,35 @@ def test_sums_of_an_update_are_those_of_its_elements() -> None:
     assert found.nonfinite == 2 and found.one_step == 0 < found.moved
     assert found.norm == pytest.approx(np.linalg.norm(change))
     assert found.largest == np.abs(change).max()
+
+
+@pytest.mark.parametrize("held", [{}, {"wd": 0.1}, {"lr": 0.5}, {"lr": 0.5, "wd": 0.1}])
+@pytest.mark.parametrize("stated", [None, "adamw", "adamw:wd=0.2", "adamw:lr=0.25"])
+def test_the_rate_of_a_step_is_stated_or_held(
+    stated: str | None, held: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What --optimizer states goes before what the state holds; without a rate nothing is known."""
+    monkeypatch.setattr(step_module, "_settings", lambda state: held)
+    state = SimpleNamespace(factored=(), kind="adamw", path="state.npz")
+    directed: list[Recipe] = []
+
+    def direct(recipe: Recipe) -> Recipe:
+        directed.append(recipe)
+        return recipe
+
+    step: Any = SimpleNamespace(
+        state=state, optimizer=stated, notes=[], _counted=lambda recipe: recipe, _directed=direct
+    )
+    find = step_module._Step._recipe
+    if stated == "adamw:lr=0.25":
+        recipe = find(step)
+        assert recipe is not None and recipe.lr == 0.25 and directed == [recipe]
+    elif "lr" in held:
+        recipe = find(step)
+        assert recipe is not None and recipe.lr == 0.5
+        decay = held.get("wd", Recipe("adamw", 0.5).wd)
+        assert recipe.wd == (0.2 if stated == "adamw:wd=0.2" else decay)
+    else:
+        says = "state.npz: holds no settings" if stated is None else "no lr; expected the rate"
+        with pytest.raises(UsageError, match=says):
+            find(step)
