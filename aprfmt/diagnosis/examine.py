@@ -447,7 +447,10 @@ def _is_doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> b
 
 
 def _chosen_changes(divergences: Sequence[Divergence]) -> LayerChanges:
-    """Return (change, layers) of each divergence that has an answer."""
+    """Return the changes of the reference's pass that explain divergences, as (change, layers).
+
+    A divergence that no change explains gives none. With all of them the pass is run again.
+    """
     return [(d.answer.change, d.answer.layers) for d in divergences if d.answer is not None]
 
 

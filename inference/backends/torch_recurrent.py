@@ -276,9 +276,11 @@ def _scan_mamba1(
 def _scan_by_head(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (reads [tokens, heads, head_dim], state) of a scan where each head has one rate.
+    """Return (outputs [tokens, heads, head_dim], last state) of a selective scan as in Mamba 2.
 
-    Shapes are those of Recurrent.scan, without the skip. scan.py explains the products.
+    There each head has one decay rate: `rate` is [heads], and `step`, the time steps, [tokens,
+    heads]. x is [tokens, heads, head_dim], b and c [tokens, groups, state], `state` [heads,
+    head_dim, state]. CHUNK tokens are computed at once; scan.py explains the products.
     """
     groups = b.shape[1]
     each = x.shape[1] // groups
