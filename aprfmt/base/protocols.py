@@ -216,7 +216,11 @@ def tensor_damage(tensor: LazyTensor) -> str:
 
 
 def shape_is_known(tensor: LazyTensor) -> bool:
-    """Return whether a tensor's shape can be trusted (it can if only its bytes are cut off)."""
+    """Return whether a tensor's stated shape can be trusted.
+
+    It can where only bytes are cut off. It cannot where the tensor, or a part of it, is damaged in
+    what states its shape.
+    """
     return not any(one.spoilt for one in (tensor, *tensor.parts.values()))
 
 
