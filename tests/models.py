@@ -204,6 +204,10 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "intermediate_size": 40, "intermediate_size_mlp": 72, "interleave_moe_layer_step": 2,
         "attention_chunk_size": WINDOW, "floor_scale": 5, "attn_scale": 0.4,
     }),
+    "ministral": ("Ministral", LLAMA | {
+        "head_dim": 16, "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }),
     "ministral3": ("Ministral3", LLAMA | {
         "head_dim": 16, "rope_theta": None,
         "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0,
@@ -542,6 +546,7 @@ EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
 # llama.cpp has none.
 WITHOUT_GGUF = (
     "lfm3",
+    "ministral",
     "olmo_hybrid",
     "opt",
     "opt_350m",

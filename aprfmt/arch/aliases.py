@@ -75,6 +75,7 @@ ROWS: Mapping[str, ArchRow] = {
     ),
     "glm4_moe_lite": _alias_row("glm4_moe_lite Glm4MoeLiteForCausalLM", "deepseek2"),
     "internlm3": _alias_row("internlm3 InternLM3ForCausalLM", "llama"),
+    "ministral": _alias_row("ministral MinistralForCausalLM", ""),
     "arcee": _alias_row("arcee ArceeForCausalLM", "arcee"),
     "seed_oss": _alias_row("seed_oss SeedOssForCausalLM", "seed_oss"),
     "exaone4": _alias_row("exaone4 Exaone4ForCausalLM", "exaone4"),

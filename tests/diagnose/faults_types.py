@@ -300,6 +300,8 @@ TYPE_FAULTS = (
            "residual_scales", fine=True, hp={"residual_scales": (1.0,) * 6}),
     engine("deepseek-v2-weights", "deepseek_v2", "experts' weights renormalised", "moe_routing",
            "norm_topk", hp={"norm_topk": True}),
+    engine("ministral-window", "ministral", "no sliding window", "sliding_window",
+           "sliding_window", hp={"sliding_window": None}),
     engine("ministral-steady", "ministral3", "no factor on the queries", "attention_scale",
            "temperature_scale", fine=True, hp={"temperature_scale": None}),
     engine("qwen2-vl-section", "qwen2_vl", "half of each head rotated, as if by one section",
