@@ -152,6 +152,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "norm_eps": EPS, "head_dim": 16, "partial_rotary_factor": 0.5,
     }),
     "jais2": ("Jais2", LAYER_NORM | {"head_dim": 16}),
+    "glm": ("Glm", LLAMA | {"head_dim": 16, "partial_rotary_factor": 0.5}),
     "glm4": ("Glm4", LLAMA | {"head_dim": 16, "partial_rotary_factor": 0.5}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", LLAMA | {"head_dim": 16}),
     "hunyuan_v1_moe": ("HunYuanMoEV1", LLAMA | {

@@ -90,6 +90,7 @@ ROWS: Mapping[str, ArchRow] = {
     ),
     "nemotron": _alias_row("nemotron NemotronForCausalLM", "nemotron"),
     "jais2": _alias_row("jais2 Jais2ForCausalLM", "jais2"),
+    "glm": _alias_row("glm GlmForCausalLM", "chatglm", "glm chatglm"),
     "glm4": _alias_row("glm4 Glm4ForCausalLM", "glm4"),
     "olmoe": _alias_row("olmoe OlmoeForCausalLM", "olmoe"),
     "hunyuan_v1_dense": _alias_row(

@@ -211,6 +211,11 @@ TINY: tuple[Tiny, ...] = (
         "head_dim": 10, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
         "rope_parameters": YARN,
     }),
+    Tiny("glm", "glm", "plain", {"head_dim": 12, "pad_token_id": 0}),
+    Tiny("glm", "glm", "bare", {
+        "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True, "pad_token_id": 0,
+        "rope_parameters": YARN | {"partial_rotary_factor": 0.5},
+    }),
     Tiny("glm4", "glm4", "plain", {"head_dim": 12, "pad_token_id": 0}),
     Tiny("glm4", "glm4", "bare", {
         "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True, "pad_token_id": 0,

@@ -236,6 +236,8 @@ TYPE_FAULTS = (
            "rope_style", fine=True, hp={"rope_style": "half"}),
     engine("jais2-relu", "jais2", "relu for its square", "activation", "activation",
            hp={"activation": "relu"}),
+    engine("glm-halves", "glm", "split halves for adjacent pairs", "rope_pairing", "rope_style",
+           fine=True, hp={"rope_style": "half"}),
     engine("glm4-whole", "glm4", "whole heads rotated for half of them", "partial_rotary",
            "rope_dim", hp=lambda hp: {"rope_dim": hp["head_dim"]}),
     engine("olmoe-weights", "olmoe", "experts' weights renormalised", "moe_routing", "norm_topk",
