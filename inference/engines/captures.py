@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from aprfmt.formats.mapped_file import in_mapped_file, open_regular, read_in_win
 from aprfmt.formats.pytorch.layout import is_zip, recognise
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
-from aprfmt.inference.engines.tiles import Tiles
+from aprfmt.inference.engines.tiles import StoredRows, Tiles
 from aprfmt.model.sidecar_files import file_row
 
 Numbers = NDArray[Any]
@@ -474,7 +475,17 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
             finally:
                 tensor.drop(first, last)
 
-        return Tiles(shape[-2], width, fill)
+        def rows_stored(row: int, rows: int) -> list[StoredRows]:
+            """Return the bytes of whole rows, as the file has them."""
+            first, last = row * width * size, (row + rows) * width * size
+            try:
+                held = tensor.raw(first, last)
+            except AprfmtError as error:
+                raise FormatError(f"{path}: {name}: {error}") from error
+            release = partial(tensor.drop, first, last)
+            return [StoredRows(encoding, held, width, 0, width, release, f"{path}: {name}")]
+
+        return Tiles(shape[-2], width, fill, rows_stored)
 
     # Describe every tensor; values are read later.
     infos = {name: source.tensors[own].info for name, own in names.items()}
