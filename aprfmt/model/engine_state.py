@@ -65,6 +65,8 @@ _EXPERT = re.compile(
 )
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 _SHOWN = 3
+_SHARES = 3  # tensors of too small a shape, at least, that show a rank's state to be alone
+_MOST_RANKS = 64
 _BEGIN = 4096  # bytes of a share that are compared before the whole of it
 _VARIED = 8  # different bytes that a share of trained or random numbers begins with, at least
 
@@ -293,6 +295,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
         tensors = dict(reader.tensors())
         if not tensors:
             _refuse_unrelated(path, held, published)
+        reader.refuse_lone_ranks()
         reader.note_released()
         reader.note_padding()
         # What the published model does not have is listed under its own name.
@@ -519,7 +522,7 @@ class _StateReader:
         self._stack: tuple[tuple[str, str, int], Sequence[Cells]] | None = None
         self._lock = Lock()
         self._readings: dict[str, list[tuple[EngineReading, Part]]] = {}
-        self._misfits: dict[str, RankTensor] = {}
+        self._misfits: dict[str, tuple[EngineParameter, RankTensor]] = {}
         self._collect_readings()
 
     def _collect_readings(self) -> None:
@@ -553,7 +556,7 @@ class _StateReader:
         for part in parameter.parts:
             for name in part.stored:
                 if layout is None:
-                    self._misfits.setdefault(name, whole)
+                    self._misfits.setdefault(name, (parameter, whole))
                 else:
                     reading = EngineReading(parameter, whole, layout)
                     self._readings.setdefault(name, []).append((reading, part))
@@ -572,9 +575,10 @@ class _StateReader:
         """
         readings = self._readings.get(name)
         if not readings:
-            whole = self._misfits.get(name)
-            if whole is None:
+            if name not in self._misfits:
                 return None
+            whole = self._misfits[name][1]
+            self._note_lacking(whole)
             self.used.add(whole.name)
             if _is_released(whole, published):
                 return self._released(name, published, whole)
@@ -602,6 +606,33 @@ class _StateReader:
 
         encoding = published.info.encoding if logarithm else ""
         return _engine_tensor(name, published.info.shape, whole, make, reading, encoding)
+
+    def refuse_lone_ranks(self) -> None:
+        """Raise FormatError where every tensor that fits no whole is a share of more ranks' tensor.
+
+        The files of the other ranks are missing. One such tensor alone may as well be damaged.
+        """
+        odd = {whole.name: (parameter, whole) for parameter, whole in self._misfits.values()}
+        known = max((len(one.parts) for one in self._held.values()), default=1)
+        if len(odd) < _SHARES:
+            return
+        for ranks in range(known + 1, _MOST_RANKS + 1):
+            if all(find_layout(one, whole.shape, ranks) for one, whole in odd.values()):
+                name, (parameter, whole) = next(iter(odd.items()))
+                raise FormatError(
+                    f"{self._path}: holds {known} of {ranks} ranks: {len(odd)} tensors are a "
+                    f"rank's share of it, such as {shorten(name, 100)} {list(whole.shape)} of "
+                    f"{list(parameter.shape)}; give the folder with the files of all ranks"
+                )
+
+    def _note_lacking(self, whole: RankTensor) -> None:
+        """Add a warning where some of the ranks do not have a tensor that fits no whole."""
+        every = sorted({rank for one in self._held.values() for rank in one.ranks})
+        lost = [rank for rank in every if rank not in whole.ranks]
+        if lost:
+            ranks = ", ".join(map(str, lost))
+            text = f"{shorten(whole.name, 100)}: rank {ranks} of {len(every)} does not have it"
+            self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def _published_tensors(self, reading: EngineReading, part: Part, copy: int) -> Sequence[Cells]:
         """Return the published tensors of a part; those of the last stack of experts are cached."""
@@ -680,7 +711,8 @@ class _StateReader:
         if not keys or not may_share_keys(self._model.spec):
             return False
         layer, _ = split_key(keys[0])
-        if layer is None or self._hyper["own_kv_layers"][layer]:
+        own = self._hyper["own_kv_layers"]
+        if layer is None or layer >= len(own) or own[layer]:
             return False
         return role_base(keys[0]) in _OF_KEYS
 
@@ -739,6 +771,7 @@ class _StateReader:
         held = [one for each in layout.sections for one in each]
         if held and min(one.copies(layout.ranks) for one in held) > 1:
             return  # ranks share all that they have
+        self._note_zeros(whole, published)
         seen: dict[bytes, list[int]] = {}
         for number, part in enumerate(whole.parts):
             seen.setdefault(bytes(part.raw(0, min(_BEGIN, part.info.nbytes))), []).append(number)
@@ -750,6 +783,28 @@ class _StateReader:
                 continue
             ranks = ", ".join(str(whole.ranks[n]) for n in (numbers[0], *twins))
             text = f"{shorten(whole.name, 100)}: ranks {ranks} hold the same share of it"
+            self.notes.append(Note("warning", str(self._path), text, "remark"))
+
+    def _note_zeros(self, whole: RankTensor, published: LazyTensor) -> None:
+        """Add a warning where a rank's share is zeros, and so much of the published tensor is not.
+
+        It is a parameter that the rank did not load.
+        """
+        empty = [
+            whole.ranks[number]
+            for number, part in enumerate(whole.parts)
+            if part.info.nbytes
+            and not any(part.raw(0, min(_BEGIN, part.info.nbytes)))
+            and not np.any(np.frombuffer(part.raw(), np.uint8))
+        ]
+        if not empty or len(empty) == len(whole.parts):
+            return
+        cells = element_array(published).reshape(-1)
+        size = cells.itemsize
+        filled = np.frombuffer(cells.tobytes(), np.uint8).reshape(-1, size).any(axis=1)
+        if np.count_nonzero(~filled) * len(whole.parts) < filled.size:
+            ranks = ", ".join(map(str, empty))
+            text = f"{shorten(whole.name, 100)}: the share of rank {ranks} is zeros: not loaded"
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def note_padding(self) -> None:
