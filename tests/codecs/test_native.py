@@ -255,7 +255,7 @@ def test_moments_of_rows_in_pieces_are_those_of_the_rows(
         here = pieces
         if (last := -(-(skip + count) // whole.shape[1])) < rows:  # rows behind are not given
             size = len(pieces[0][1]) // rows // pieces[0][2]
-            here = [(n, raw[: last * w * size], w, *rest) for n, raw, w, *rest in pieces]
+            here = [(n, raw[: last * w * size], w, at, m) for n, raw, w, at, m in pieces]
         found = native.stats_of_rows(here, whole.shape[1], skip, count)
         assert found == [native.stats(flat[at : at + part]) for at in range(0, count, part)]
     with pytest.raises(CodecError, match=f"{name}: found"):
