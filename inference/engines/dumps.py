@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.dump_names import place_in_dump
 from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.base.memory import keep_freed
 from aprfmt.errors import FormatError
@@ -145,7 +146,9 @@ def _captures_of_sequence(
     left = dict(found.left)
     for one_pass in dump.passes:
         left |= one_pass.left
-    left |= {f"{one.name} (pass {step})": one.says for step, one in dump.unequal}
+    for step, one in dump.unequal:
+        place = place_in_dump(step)
+        left[f"{one.name} ({place})" if place else one.name] = one.says
     return Captures(
         path,
         {name: one.shape for name, one in arrays.items()},
