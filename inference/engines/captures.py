@@ -209,7 +209,7 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
 def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     """Return the arrays of a folder by file name; FormatError for too many or a double name.
 
-    An array of a file that holds several is called FILE.NAME.
+    An array of a file that holds several is called FILE.NAME; in the only file, NAME.
     """
     files = [name for name in _sorted_names(folder) if name.endswith(ARRAYS)]
     if not files:
@@ -228,7 +228,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
         if file.endswith(PICKLED):
             inside = _open_tensors(path, stack)
             ids = ids or inside.listed
-            alone = list(inside.shapes) == [stem]
+            alone = list(inside.shapes) == [stem] or len(files) == 1
             names = {
                 each if alone or each == IDS else f"{stem}.{each}": each for each in inside.shapes
             }
@@ -397,6 +397,7 @@ def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
 INTEGERS: Mapping[str, str] = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
+COMPLEX = ("C64",)  # encodings of which a float would be half
 _SINGLE = ("F32", "F16", "BF16")  # encodings of one number after another, read as float32
 FLOATS: Mapping[str, str] = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
@@ -424,6 +425,8 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
         """
         tensor = source.tensors[names[name]]
         encoding = tensor.info.encoding
+        if encoding in COMPLEX:
+            raise FormatError(f"{path}: {name}: holds complex numbers; expected real ones")
         try:
             if encoding in INTEGERS:
                 raw = bytes(tensor.raw())
