@@ -67,6 +67,8 @@ _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 _SHOWN = 3
 _SHARES = 3  # tensors of too small a shape, at least, that show a rank's state to be alone
 _MOST_RANKS = 64
+_NORMS = ("norm",)  # ends of the roles of norms
+_ONE_ADDED = ("gemma",)  # sglang/srt/models/gemma.py, load_weights (0.5.23)
 _BEGIN = 4096  # bytes of a share that are compared before the whole of it
 _VARIED = 8  # different bytes that a share of trained or random numbers begins with, at least
 
@@ -175,7 +177,11 @@ class EngineReading:
 
     def rank_arrays(self) -> list[Cells]:
         """Return what each rank holds, as arrays of opaque elements."""
-        return [element_array(part) for part in self.tensor.parts]
+        shape = self.parameter.shape
+        return [
+            element_array(part).reshape(_with_unit_axis(part.info.shape, shape))
+            for part in self.tensor.parts
+        ]
 
     def published_tensors(
         self, part: Part, hp: Mapping[str, Value], copy: int = 0
@@ -298,6 +304,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
         reader.refuse_lone_ranks()
         reader.note_released()
         reader.note_padding()
+        reader.note_added_ones(tensors)
         # What the published model does not have is listed under its own name.
         left = [
             name
@@ -552,7 +559,8 @@ class _StateReader:
         `whole` is that tensor. Where its shape fits no division among the ranks, it is recorded as
         a misfit under these names.
         """
-        layout = find_layout(parameter, whole.shape, len(whole.parts))
+        local = _with_unit_axis(whole.shape, parameter.shape)
+        layout = find_layout(parameter, local, len(whole.parts))
         for part in parameter.parts:
             for name in part.stored:
                 if layout is None:
@@ -825,6 +833,28 @@ class _StateReader:
             level = "note" if zero else "warning"
             self.notes.append(Note(level, str(self._path), text, "remark"))
 
+    def note_added_ones(self, held: Mapping[str, LazyTensor]) -> None:
+        """Add a warning where norms of a Gemma hold 1 + what was published, in every layer.
+
+        SGLang adds it when it loads the first Gemma's weights; vLLM adds it when it computes, so
+        that the state alone does not say whether it is right. `held` are the tensors found.
+        """
+        if self._model.spec.name not in _ONE_ADDED:
+            return
+        norms = [
+            name
+            for name, readings in self._readings.items()
+            if name in held and role_base(readings[0][1].keys[0]).endswith(_NORMS)
+        ]
+        if norms and all(
+            _is_one_more(held[name], self._model.source.tensors[name]) for name in norms
+        ):
+            text = (
+                f"{len(norms)} norms hold 1 + the published weight: as SGLang loads them, and one "
+                "too many for vLLM"
+            )
+            self.notes.append(Note("warning", str(self._path), text, "remark"))
+
     def note_released(self) -> None:
         """Add a warning that names the parameters without numbers, if there are any."""
         if self._empty:
@@ -864,6 +894,30 @@ def _same_parts(a: RankTensor, b: RankTensor) -> bool:
         and bytes(x.raw()) == bytes(y.raw())
         for x, y in zip(a.parts, b.parts, strict=True)
     )
+
+
+def _is_one_more(held: LazyTensor, published: LazyTensor) -> bool:
+    """Return whether each value is 1 + the published one, added in the published encoding."""
+    from aprfmt.codecs import decode, encode
+
+    x, y = (
+        decode(one.info.encoding, {"": one.raw()}, one.info.shape).astype(np.float32)
+        for one in (held, published)
+    )
+    encoding = published.info.encoding
+    more = encode(encoding, (y + np.float32(1)).astype(np.float32))
+    return x.shape == y.shape and np.array_equal(x, decode(encoding, more, y.shape))
+
+
+def _with_unit_axis(held: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
+    """Return an engine's shape with the axis of one element that only the published shape has.
+
+    A depthwise convolution's is [channels, 1, taps], which some engines hold as [channels, taps].
+    """
+    if len(held) + 1 != len(published) or 1 not in published:
+        return held
+    at = published.index(1)
+    return (*held[:at], 1, *held[at:])
 
 
 def _is_released(whole: RankTensor, published: LazyTensor) -> bool:
