@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from aprfmt.training import ComputedGradients
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from aprfmt.inference.gradients.by_label import LabelGradients
     from aprfmt.inference.gradients.of_batch import BatchGradients
 
 GIB = 1 << 30
@@ -50,12 +51,13 @@ class Computed:
     """A batch's gradients, and the same in the trainer's arithmetic, None where that is no other.
 
     These are the methods of `ComputedGradients`. `recompute` computes the exact ones again with a
-    mistake; it needs the model to be open.
+    mistake, and `by_label` what each label adds to the last norm's; both need the model to be open.
     """
 
     exact: "BatchGradients"
     rounded: "BatchGradients | None"
     recompute: Recompute
+    by_label: "Callable[[], LabelGradients | None]" = lambda: None
 
     @property
     def loss(self) -> float:
@@ -234,7 +236,15 @@ def compute_gradients(
             )
             return Computed(found, None, recompute)
 
-    return Computed(result, rounded, recompute), batch_numbers(
+    def by_label() -> "LabelGradients | None":
+        """Return what each label adds to the last norm's gradient; None of an adapter."""
+        if adapter is not None:
+            return None
+        from aprfmt.inference.gradients.by_label import label_gradients
+
+        return label_gradients(base, loaded, device=device, dtype=dtype, activations=held)
+
+    return Computed(result, rounded, recompute, by_label), batch_numbers(
         loaded, scales.pop() if len(scales) == 1 else None
     )
 

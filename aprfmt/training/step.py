@@ -531,7 +531,7 @@ class _Step:
         bounds the rate by one over the root of the step's number, too; transformers scales the
         decay with the rate. Sources: torch.optim.Adafactor, transformers.optimization.Adafactor.
         """
-        if self.state is None or held.gradient is None or held.second is None:
+        if self.state is None or held.gradient is None or held.second is None or not recipe.lr:
             return recipe
         group = self.state.group_of(parameter.names[0])
         squares = weights = count = 0.0
@@ -630,7 +630,8 @@ class _Step:
             return
         for row in BACKWARDS:
             case = self._backward_case(computed)
-            if all(self._has_untied_guess(key) for key in case.wrong):
+            unlike = case.wrong or case.open  # what few bits may leave may be a small mistake, too
+            if all(self._has_untied_guess(key) for key in unlike):
                 return
             for guess in row.find(case):
                 keys = self._given_by(guess, computed, case)
@@ -661,6 +662,7 @@ class _Step:
             self.facts.packed,
             _dropout_rates(self.model),
             frozenset(key for key, one in found.items() if one.verdict == "not compared"),
+            computed.by_label,
         )
 
     def _has_untied_guess(self, key: str) -> bool:
@@ -1168,13 +1170,13 @@ def is_zero(view: View) -> bool:
 def _settings(state: OptimizerState) -> dict[str, float]:
     """Return {field of Recipe: value} of all groups of a state; the weight decay is the largest.
 
-    Values of zero are left out.
+    Values of zero are left out, but for a rate of zero.
     """
     found: dict[str, float] = {}
     for group in state.groups:
         for name, value in _settings_of(group).items():
             found[name] = max(found.get(name, 0.0), value) if name == "wd" else value
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in found.items() if value or name == "lr"}
 
 
 def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,8 @@ class BackwardChange:
     rows in the loss, 1.0 for right. `joined`: documents of a packed row see each other.
     `norm_tokens` are the columns [start, stop) of the batch that reach the gradients of norms.
     `shift` is how far ahead of a row its label is, 1 for right, and `unmasked` says that every
-    token of the mask is one. `smoothing` is the share of a label that is spread over the
+    token of the mask is one. `labels` are factors of the scored labels in the loss, in the order of
+    rows and columns, 1.0 for right. `smoothing` is the share of a label that is spread over the
     vocabulary, `z_loss` the factor of the squared logarithm of the softmax's denominator in the
     loss.
     """
@@ -47,6 +48,7 @@ class BackwardChange:
     norm_tokens: tuple[int, int] | None = None
     shift: int = 1
     unmasked: bool = False
+    labels: tuple[float, ...] | None = None
     smoothing: float = 0.0
     z_loss: float = 0.0
 

@@ -221,9 +221,17 @@ class Pass:
         """Return the document's part of the batch's loss, from the logits of the tokens `rows`."""
         labels = torch.from_numpy(document.labels[list(rows)]).to(logits.device)
         wide = self.backend.wide(logits)
+        reduction = "sum" if document.factors is None else "none"
         nats = functional.cross_entropy(
-            wide, labels, ignore_index=-100, reduction="sum", label_smoothing=self.change.smoothing
+            wide,
+            labels,
+            ignore_index=-100,
+            reduction=reduction,
+            label_smoothing=self.change.smoothing,
         )
+        if document.factors is not None:
+            factors = torch.from_numpy(document.factors[list(rows)])
+            nats = (nats * factors.to(nats)).sum()
         if self.change.z_loss:
             nats = nats + self.change.z_loss * wide[labels >= 0].logsumexp(-1).square().sum()
         return nats * document.weight

@@ -19,7 +19,7 @@ from aprfmt.training.memory import estimate_step
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
-from tests.training import adapters, judged_steps, thread_steps
+from tests.training import adapters, judged_steps, loop_steps, thread_steps
 from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
@@ -109,7 +109,8 @@ def test_one_part_of_a_tied_gradient_is_named(part: str, tmp_path: Path) -> None
 def test_every_cause_of_a_step_has_its_fault() -> None:
     """Those of adapters and of points stand in tests of their own, others in the judged steps."""
     judged = (*judged_steps.FAULTS, *judged_steps.RELATIVES, *thread_steps.THREAD_FAULTS)
-    every = (*FAULTS, *GRADIENT_FAULTS, *judged)
+    loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
+    every = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
     assert seeded | {"adapter_half_frozen", "adapter_frozen", "backward_operation"} == rows

@@ -325,7 +325,7 @@ def _setting(text: str, field: str, value: str) -> Any:
         number = math.nan
     most = {"b1": 1.0, "b2": 1.0, "momentum": 1.0}.get(field, math.inf)
     least = 1 if field == "step" else 0
-    positive = field in ("lr", "clip", "clip_value")
+    positive = field in ("clip", "clip_value")
     above = number > 0 if positive else number >= least
     if not (above and number < most and math.isfinite(number)):
         raise UsageError(
