@@ -17,6 +17,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from aprfmt.errors import FormatError, UsageError
+from aprfmt.inference.batch import read_batch
+from aprfmt.inference.gradients.by_label import label_gradients
+from aprfmt.model import open_model
 from aprfmt.training.computed import compute_gradients, doubtful_loss
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
@@ -26,6 +29,7 @@ from tests.inference.gradient_judge import write_batch
 from tests.models import save_tiny
 from tests.schemas.validation import faults
 
+LAST_NORMS = ("model.norm.weight", "transformer.ln_f.weight")
 _FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-batch-")
 
 
@@ -276,3 +280,26 @@ def compute_gradients_of(model: Path, batch: Path) -> tuple[dict[str, np.ndarray
     with open_model(model) as opened:
         found = batch_gradients(opened, read_batch(batch, int(opened.hyper["vocab_size"])))
         return dict(found.parameters), found.loss
+
+
+@pytest.mark.parametrize("name", ["gemma", "gpt2", "gemma2", "cohere", "mixtral"])
+def test_what_a_label_adds_is_the_gradient_of_it_alone(name: str, tmp_path: Path) -> None:
+    """By transformers, of a few labels. Seen red: the norm's offset left out; its bias left in."""
+    model: Any = save_tiny(name, tmp_path / "model")
+    ids, mask, labels = write_batch(tmp_path / "batch.npz", True)
+    with open_model(tmp_path / "model") as opened:
+        loaded = read_batch(tmp_path / "batch.npz", int(opened.hyper["vocab_size"]))
+        found = label_gradients(opened, loaded, device="cpu", dtype="float64")
+    assert found is not None and len(found.rows) == loaded.label_count
+    weight = next(p for key, p in model.named_parameters() if key in LAST_NORMS)
+    for number in (0, len(found.rows) // 2, len(found.rows) - 1):
+        row, column = int(found.rows[number]), int(found.columns[number])
+        assert found.tokens[number] == labels[row][column]
+        given = {"attention_mask": torch.tensor(mask)}
+        logits = model(torch.tensor(ids), **given).logits[row, column - 1]
+        model.zero_grad()
+        loss: Any = torch.nn.functional.cross_entropy(logits, torch.tensor(labels[row][column]))
+        loss.backward()
+        own = weight.grad.double().numpy()
+        apart = np.linalg.norm(found.gradients[number] - own) / np.linalg.norm(own)
+        assert apart < 1e-4
