@@ -12,12 +12,14 @@ import numpy as np
 
 from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError, UsageError
-from aprfmt.inference.batch import Batch, read_batch
-from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.inference.batch import Batch
+from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
+from aprfmt.inference.gradients.documents import routers
 from aprfmt.inference.loss import BITS, IMPLAUSIBLY_GOOD, RANDOM_BOUNDS
 from aprfmt.inference.weights import free_memory
 from aprfmt.model import Model
 from aprfmt.training import ComputedGradients
+from aprfmt.training.step_batch import read_step_batch, router_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,7 +98,8 @@ class BatchNumbers:
     """Numbers of a batch by what they are, the ids of its tokens, and how it is laid out.
 
     `labels` are the counts of scored labels of each row, `row_length` the columns, padding among
-    them. `packed` says that a row holds several documents.
+    them. `packed` says that a row holds several documents. `routers` are the factors of routers'
+    auxiliary losses in the batch's gradients, and `router_note` says who states them.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -104,6 +107,8 @@ class BatchNumbers:
     labels: tuple[int, ...] = ()
     row_length: int = 0
     packed: bool = False
+    routers: RouterFactors = NO_ROUTER_LOSS
+    router_note: str = ""
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -132,6 +137,8 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         tuple(int(count) for count in batch.label[:, 1:].sum(1)),
         batch.row_length,
         bool(batch.document_starts.any()),
+        routers(batch),
+        router_text(batch),
     )
 
 
@@ -184,7 +191,7 @@ def compute_gradients(
         from aprfmt.inference.gradients.of_batch import Activations, batch_gradients
     from aprfmt.adapters.trained_pairs import open_trained_pairs
 
-    loaded = read_batch(batch, int(base.hyper["vocab_size"]))
+    loaded = read_step_batch(batch, base)
     with ExitStack() as stack:
         pairs = open_trained_pairs(adapter, base, stack)
         free = _free(device)

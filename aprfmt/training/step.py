@@ -34,7 +34,6 @@ from aprfmt.causes.training.optimizers import (
 from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
-from aprfmt.inference.batch import read_batch
 from aprfmt.inference.gradients.given_points import read_points
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
@@ -69,6 +68,7 @@ from aprfmt.training.saved_arrays import (
     open_state,
     plain_name,
 )
+from aprfmt.training.step_batch import read_step_batch
 from aprfmt.training.update import CHUNK, Sums, pieces, same_bytes
 
 
@@ -142,7 +142,7 @@ def explain_step(
             checker = stack.enter_context(open_differences(base, Path(batch)))
         elif batch is not None:
             if given is not None and given.points:
-                loaded = read_batch(Path(batch), int(base.hyper["vocab_size"]))
+                loaded = read_step_batch(Path(batch), base)
                 points = read_points(base, loaded, given.point_shapes, given.point)
             own_adapter = None if adapter is None else Path(adapter)
             computed, facts = compute_gradients(
@@ -663,6 +663,7 @@ class _Step:
             _dropout_rates(self.model),
             frozenset(key for key, one in found.items() if one.verdict == "not compared"),
             computed.by_label,
+            self.facts.routers,
         )
 
     def _has_untied_guess(self, key: str) -> bool:
@@ -1101,6 +1102,8 @@ class _Step:
             doubt = doubtful_loss(loss, vocabulary)
             self.notes += [doubt] if doubt else []
         computed = self.computed
+        if self.facts.router_note:
+            self.notes.append(self.facts.router_note)
         if computed is None or self.given is None:
             return
         rounded = [

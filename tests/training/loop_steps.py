@@ -428,7 +428,93 @@ def last_labels(model: Any, batch: Batch) -> torch.Tensor:
     return own_loss(model, batch | {"labels": kept})
 
 
+def routed(
+    own: dict[str, float], stated: dict[str, float], config: float | None = None
+) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes the files of gradients of a model with experts and losses of its routers.
+
+    `own` are the factors of what the trainer adds, `stated` those that the batch says; `config` is
+    the factor that the configuration says.
+    """
+
+    def make(folder: Path) -> dict[str, Any]:
+        model, batch = tiny("mixtral", tied=False), batch_of()
+        if config is not None:
+            model.config.output_router_logits = True
+            model.config.router_aux_loss_coef = config
+        given = {key: each for key, each in batch.items() if key != "labels"}
+        out = model(**given, labels=batch["labels"], output_router_logits=True)
+        real = batch["attention_mask"].flatten() > 0
+        logits = [each[real] for each in out.router_logits]
+        loss = own_loss(model, batch) + own.get("balance", 0.0) * out.aux_loss
+        for x in logits:
+            chosen = functional.one_hot(x.topk(2).indices, x.shape[-1]).sum(1).float().mean(0)
+            alone = x.shape[-1] * (chosen * x.softmax(-1).mean(0)).sum() / len(logits)
+            squares = x.logsumexp(-1).square().mean() / len(logits)
+            loss = loss + own.get("by_layer", 0.0) * alone + own.get("z", 0.0) * squares
+        model.zero_grad()
+        loss.backward()
+        grads = {n: p.grad.clone() for n, p in model.named_parameters()}
+        files = written(folder, model, batch) | with_gradients(folder, grads)
+        arrays = {key: each.numpy() for key, each in batch.items()}
+        numbers = {key: torch.tensor(value).numpy() for key, value in stated.items()}
+        save_arrays(folder / "batch.npz", arrays | numbers)
+        return files
+
+    return make
+
+
+BALANCE, Z = "router_aux_loss_coef", "router_z_loss_coef"
+ROUTED = r"ffn_gate_inp"
 LOOP_RELATIVES = (
+    JudgedStep(
+        "balance_left_out",
+        "the batch states 0.1 times load balancing, which is not in the gradient",
+        routed({}, {BALANCE: 0.1}),
+        cause="router_loss",
+        named="load balancing over all layers is not in the gradient, and is stated 0.1 times",
+        at=ROUTED,
+    ),
+    JudgedStep(
+        "balance_of_config_left_out",
+        "the configuration states 0.1 times load balancing, which is not in the gradient",
+        routed({}, {}, config=0.1),
+        cause="router_loss",
+        named="load balancing over all layers is not in the gradient, and is stated 0.1 times",
+        at=ROUTED,
+    ),
+    JudgedStep(
+        "balance_of_another_factor",
+        "load balancing is in the gradient 0.1 times, and stated 0.02 times",
+        routed({"balance": 0.1}, {BALANCE: 0.02}),
+        cause="router_loss",
+        named="in the gradient 0.1 times; it is stated 0.02 times",
+        at=ROUTED,
+    ),
+    JudgedStep(
+        "balance_of_each_layer",
+        "load balancing of each layer is in the gradient, 0.1 times",
+        routed({"by_layer": 0.1}, {}),
+        cause="router_loss",
+        named="load balancing of each layer, an auxiliary loss, is in the gradient 0.1 times",
+        at=ROUTED,
+    ),
+    JudgedStep(
+        "router_z_loss",
+        "the router's z-loss is in the gradient, 0.05 times",
+        routed({"z": 0.05}, {}),
+        cause="router_loss",
+        named="the router's z-loss, an auxiliary loss, is in the gradient 0.05 times",
+        at=ROUTED,
+    ),
+    JudgedStep(
+        "router_losses_both",
+        "both losses of routers are in the gradient, and only the z-loss is stated",
+        routed({"balance": 0.1, "z": 0.05}, {Z: 0.05}),
+        cause="router_loss",
+        named="load balancing over all layers, an auxiliary loss, is in the gradient 0.1 times",
+        at=ROUTED,
+    ),
     JudgedStep(
         "first_label_left_out",
         "the first label of each row is not scored",
@@ -464,6 +550,16 @@ def warm_up(model: Any) -> torch.optim.Optimizer:
 
 
 LOOP_INNOCENTS = (
+    JudgedStep(
+        "router_losses_stated",
+        "losses of routers that the batch states",
+        routed({"balance": 0.1, "z": 0.05}, {BALANCE: 0.1, Z: 0.05}),
+    ),
+    JudgedStep(
+        "router_loss_of_config",
+        "load balancing that the configuration states",
+        routed({"balance": 0.1}, {}, config=0.1),
+    ),
     JudgedStep("in_another_order", "the batch's rows in another order", in_another_order),
     JudgedStep("accumulated_in_bfloat16", "added up in bfloat16", accumulated_in_bfloat16),
     JudgedStep("experts_in_bfloat16", "experts, in bfloat16", experts_in_bfloat16),

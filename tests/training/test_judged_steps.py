@@ -3,7 +3,8 @@
 Seen red, each alone: gradients computed without the mistake; the first mistake that is tried taken
 without a look at its gradients; a parameter without a gradient left out of the comparison; a factor
 of differences that no other direction confirms; three directions for bfloat16; labels left out
-of the pass that are not left out of their number; a rate of zero left out of a state's settings.
+of the pass that are not left out of their number; a rate of zero left out of a state's settings;
+a router's loss of the batch for that of the trainer.
 """
 
 from pathlib import Path
@@ -34,7 +35,6 @@ MISSED = {
     "frozen_decays": "not seen",
     "amsgrad_unsaid": "seen, not named",
     "qk_norms_of_one_rank": "seen, not named",
-    "router_balanced": "not seen",
     "softcap_identity": "seen, not named",
     "softmax_without_sum": "seen, not named",
     "silu_of_sigmoid": "seen, not named",

@@ -460,8 +460,9 @@ THREAD_FAULTS = (
         "router_balanced",
         "the auxiliary loss of the router is in the gradients",
         gradient_step("mixtral", loss_by(balanced)),
-        named="auxiliary|aux",
-        at="router|ffn_gate_inp|L2",
+        cause="router_loss",
+        named="load balancing over all layers, an auxiliary loss.*0.1 times; it is not stated",
+        at="ffn_gate_inp",
     ),
     JudgedStep(
         "labels_smoothed",

@@ -11,7 +11,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import LAST
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import F64
-from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
 
 Ints = NDArray[np.int64]
 # Roles behind the layers and of a layer, in the order in which a backward pass reaches them.
@@ -90,7 +90,8 @@ class BackwardCase:
     scored labels of each row of the batch, `row_length` its columns, `packed` says that a row holds
     several documents. `dropout` are the model's own rates by key. `open` are the keys whose
     difference arithmetic of few bits may leave. `by_label` computes what each label adds to the
-    gradient of the last norm, None where that is not known.
+    gradient of the last norm, None where that is not known. `routers` are the factors of routers'
+    auxiliary losses that the computed gradients have.
     """
 
     case: Callable[[str], GradientCase]
@@ -106,6 +107,7 @@ class BackwardCase:
     dropout: Mapping[str, float] = field(default_factory=dict)
     open: frozenset[str] = frozenset()
     by_label: Callable[[], LabelParts | None] = lambda: None
+    routers: RouterFactors = NO_ROUTER_LOSS
 
     @property
     def first(self) -> tuple[str, ...]:
