@@ -55,6 +55,7 @@ from aprfmt.training.judge import (
     RowReader,
     judge_gradient,
     judge_update,
+    moved_without_gradient,
     share_given,
 )
 from aprfmt.training.parameters import Parameter, pair_parameters
@@ -427,12 +428,15 @@ class _Step:
 
         It is the common recipe where the state names no group, or --optimizer states a learning
         rate that is none of several groups'. Else lr and wd are the group's, and so is what
-        --optimizer does not state.
+        --optimizer does not state. `sparse` is of tables of tokens alone.
         """
         assert self.recipe is not None
+        recipe = self.recipe
+        if recipe.sparse and "embd" not in parameter.key:
+            recipe = changed(recipe, sparse=False)
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
         if self.state is None or ("lr" in stated and not self._has_rates(stated["lr"])):
-            return self.recipe
+            return recipe
         found = self.state.group_of(parameter.names[0])
         values = _settings_of(found)
         values = {
@@ -443,7 +447,7 @@ class _Step:
         }
         if "wd" in values and "decay_on" not in stated:
             values["decay_on"] = "all"
-        return changed(self.recipe, **values)
+        return changed(recipe, **values)
 
     def _has_rates(self, stated: float) -> bool:
         """Return whether the state's groups have several learning rates, `stated` among them."""
@@ -467,8 +471,10 @@ class _Step:
             facts = self.compared[parameter.key].facts
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
+        ungiven = bool(self.gradients) and parameter.key not in self.gradients
+        bare = Held(gradient, others=others, idle=self._idle(parameter.key), ungiven=ungiven)
         if self.state is None or self.recipe is None:
-            return Held(gradient, others=others, idle=self._idle(parameter.key))
+            return bare
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
         after = self._has_state_after()
         if after and parameter.names[0] in self._coded():
@@ -479,8 +485,8 @@ class _Step:
         if flags == {False}:
             others["decoupled"] = 0.0
         if first is None and second is None:
-            return Held(gradient, others=others, idle=self._idle(parameter.key))
-        return Held(gradient, first, second, steps, after, others)
+            return replace(bare, others=others)
+        return Held(gradient, first, second, steps, after, others, ungiven=ungiven)
 
     def _computed_reader(self, parameter: Parameter) -> RowReader | None:
         """Return a reader of the parameter's gradient computed of the batch; None without one.
@@ -512,6 +518,11 @@ class _Step:
         if recipe.name == "adafactor":
             recipe = self._adafactor_recipe(parameter, recipe, held)
         found = judge_update(parameter, recipe, held)
+        if held.ungiven and self.state is not None and self.state.steps is None:
+            # A state without step counts may be that of before the step.
+            before = replace(held, step=max(1, held.step - 1), after=False)
+            alone = moved_without_gradient(parameter, recipe, before)
+            found = found if alone is None else alone
         if found.verdict == "differs" and self._may_be_before(held):
             first = 1 if held.first is None else held.step
             step = first if self.state is None or self.state.steps is None else held.step + 1

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional
 from transformers.models.llama import modeling_llama
 
@@ -464,9 +466,123 @@ def routed(
     return make
 
 
+def by_name(model: Any, states: Any) -> dict[str, Any]:
+    """Return the arrays of optimizers' states by the parameters' names."""
+    return {
+        f"{name}.{key}": np.asarray(x.numpy() if isinstance(x, torch.Tensor) else x, np.float32)
+        for name, p in model.named_parameters()
+        for key, x in states[p].items()
+        if x is not None
+    }
+
+
+def frozen_in_between(
+    optimizer: Callable[[Any], torch.optim.Optimizer], stated: str
+) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes step 3, before which layer 1 was frozen: its gradients are zeros.
+
+    They are not saved, and the optimizer steps by them. The state is that of before the step.
+    """
+
+    def make(folder: Path) -> dict[str, Any]:
+        model, batch = tiny("llama", tied=False), batch_of()
+        made = optimizer(model)
+        for _ in range(2):
+            backward(model, batch)
+            made.step()
+        grads = backward(model, batch)
+        held = {name: g for name, g in grads.items() if ".layers.1." not in name}
+        given = written(folder, model, batch) | with_gradients(folder, held)
+        save_arrays(folder / "state.npz", by_name(model, made.state))
+        for name, p in model.named_parameters():
+            if name not in held:
+                p.grad.zero_()
+        made.step()
+        model.save_pretrained(folder / "after")
+        del given["batch"]
+        files = {"after": folder / "after", "optimizer_state": folder / "state.npz"}
+        return given | files | {"optimizer": stated}
+
+    return make
+
+
+def third_step(stated: str, *, sparse: bool) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes step 3 of Adam, of other tokens than those of steps 1 and 2.
+
+    `sparse`: the table has torch's SparseAdam. The state is that of before the step.
+    """
+
+    def make(folder: Path) -> dict[str, Any]:
+        model, batch = tiny("llama", tied=False), batch_of()
+        table = model.model.embed_tokens
+        table.sparse = sparse
+        rest = [p for p in model.parameters() if p is not table.weight]
+        first: Any = (torch.optim.SparseAdam if sparse else torch.optim.Adam)([table.weight], lr=LR)
+        second = torch.optim.Adam(rest, lr=LR)
+        for row in (0, 0, 1):
+            model.zero_grad()
+            own_loss(model, row_of(batch, row)).backward()  # type: ignore[no-untyped-call]
+            if row:
+                grads = {n: p.grad.to_dense().clone() for n, p in model.named_parameters()}
+                given = written(folder, model, batch) | with_gradients(folder, grads)
+                save_arrays(folder / "state.npz", by_name(model, {**first.state, **second.state}))
+            first.step()
+            second.step()
+        model.save_pretrained(folder / "after")
+        del given["batch"]
+        files = {"after": folder / "after", "optimizer_state": folder / "state.npz"}
+        return given | files | {"optimizer": stated}
+
+    return make
+
+
+def part_by_state(folder: Path) -> dict[str, Any]:
+    """Write step 3 of AdamW with its state, and the gradients of layer 0 alone."""
+    given = taken(adamw(), "", steps=3, state=True)(folder)
+    grads = load_file(folder / "grads.safetensors")
+    with_gradients(folder, {n: g for n, g in grads.items() if ".layers.0." in n})
+    return given
+
+
+ADAM = f"adam:lr={LR},step=3"
 BALANCE, Z = "router_aux_loss_coef", "router_z_loss_coef"
 ROUTED = r"ffn_gate_inp"
 LOOP_RELATIVES = (
+    JudgedStep(
+        "frozen_moved_by_moments",
+        "layer 1 was frozen, and moves by its old moments and its decay",
+        frozen_in_between(adamw(), f"{RULE},step=3"),
+        cause="moved_without_gradient",
+        named="moved_without_gradient.*its old moments and its weight decay alone",
+        where=r"^L1\.",
+    ),
+    JudgedStep(
+        "frozen_moved_by_momentum",
+        "layer 1 was frozen, and moves by SGD's momentum",
+        frozen_in_between(
+            lambda m: torch.optim.SGD(list(m.named_parameters()), lr=0.1, momentum=0.9),
+            "sgd:lr=0.1,momentum=0.9,step=3",
+        ),
+        cause="moved_without_gradient",
+        named="moved_without_gradient.*its old moments alone",
+        where=r"^L1\.",
+    ),
+    JudgedStep(
+        "sparse_unsaid",
+        "rows of the table without a gradient did not move by their moments: SparseAdam",
+        third_step(ADAM, sparse=True),
+        cause="rows_frozen",
+        named="rows_frozen.*rows without a gradient did not move: a sparse or lazy optimizer",
+        where="token_embd",
+    ),
+    JudgedStep(
+        "dense_though_sparse",
+        "rows of the table without a gradient moved, and a sparse Adam is stated",
+        third_step(f"{ADAM},sparse=1", sparse=False),
+        cause="rows_moved",
+        named="rows_moved.*dense, and sparse is stated",
+        where="token_embd",
+    ),
     JudgedStep(
         "balance_left_out",
         "the batch states 0.1 times load balancing, which is not in the gradient",
@@ -550,6 +666,8 @@ def warm_up(model: Any) -> torch.optim.Optimizer:
 
 
 LOOP_INNOCENTS = (
+    JudgedStep("sparse_stated", "SparseAdam, stated", third_step(f"{ADAM},sparse=1", sparse=True)),
+    JudgedStep("part_by_state", "step 3 by its state, with a part of its gradients", part_by_state),
     JudgedStep(
         "router_losses_stated",
         "losses of routers that the batch states",

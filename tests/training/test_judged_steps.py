@@ -4,7 +4,8 @@ Seen red, each alone: gradients computed without the mistake; the first mistake 
 without a look at its gradients; a parameter without a gradient left out of the comparison; a factor
 of differences that no other direction confirms; three directions for bfloat16; labels left out
 of the pass that are not left out of their number; a rate of zero left out of a state's settings;
-a router's loss of the batch for that of the trainer.
+a router's loss of the batch for that of the trainer; a gradient that is lacking not taken for zero;
+SparseAdam's epsilon as Adam's, and rows of padding taken for rows that were not read.
 """
 
 from pathlib import Path
@@ -32,7 +33,6 @@ MISSED = {
     "merge_drift": "not seen",
     "tables_frozen": "open",
     "rank_stabilized_unsaid": "seen, not named",
-    "frozen_decays": "not seen",
     "amsgrad_unsaid": "seen, not named",
     "qk_norms_of_one_rank": "seen, not named",
     "softcap_identity": "seen, not named",

@@ -397,7 +397,8 @@ THREAD_FAULTS = (
         "frozen_decays",
         "layer 1 has no gradient and decays all the same",
         frozen_decays,
-        named="decay|frozen",
+        cause="moved_without_gradient",
+        named="moved_without_gradient.*its weight decay alone",
         where=r"^L1\.",
     ),
     JudgedStep(
