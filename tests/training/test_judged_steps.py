@@ -46,7 +46,6 @@ MISSED = {
     "tempered": "seen, not named",
     "shards_exchanged": "seen, not named",
     "experts_in_bfloat16": "open",
-    "sharded_names": "open",
 }
 
 

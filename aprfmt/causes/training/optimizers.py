@@ -324,7 +324,10 @@ def _setting(text: str, field: str, value: str) -> Any:
             raise UsageError(f"--optimizer {text!r}: decay_on={value}; expected all or matrices")
         return value
     if field in ("nesterov", "sparse"):
-        return value.lower() in ("1", "true", "yes")
+        said = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if value.lower() not in said:
+            raise UsageError(f"--optimizer {text!r}: {field}={value}; expected 1 or 0")
+        return said[value.lower()]
     try:
         number = int(value) if field == "step" else float(value)
     except ValueError:
