@@ -99,7 +99,8 @@ class BatchNumbers:
 
     `labels` are the counts of scored labels of each row, `row_length` the columns, padding among
     them. `packed` says that a row holds several documents. `routers` are the factors of routers'
-    auxiliary losses in the batch's gradients, and `router_note` says who states them.
+    auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
+    are the tokens that occur more than once.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -109,6 +110,7 @@ class BatchNumbers:
     packed: bool = False
     routers: RouterFactors = NO_ROUTER_LOSS
     router_note: str = ""
+    repeated: frozenset[int] = frozenset()
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -131,14 +133,16 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
     if scale is not None:
         counts["alpha / r"] = scale
     ids = batch.ids[:, : batch.row_length][batch.mask]
+    known, often = np.unique(ids, return_counts=True)
     return BatchNumbers(
         counts,
-        frozenset(int(i) for i in np.unique(ids)),
+        frozenset(int(i) for i in known),
         tuple(int(count) for count in batch.label[:, 1:].sum(1)),
         batch.row_length,
         bool(batch.document_starts.any()),
         routers(batch),
         router_text(batch),
+        frozenset(int(i) for i in known[often > 1]),
     )
 
 

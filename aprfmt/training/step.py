@@ -708,7 +708,7 @@ class _Step:
         for key in case.missing:
             if key in made.keys and made.gradient(key).any():
                 return frozenset()
-        for key in unlike | case.right:
+        for key in unlike if guess.alone else unlike | case.right:
             pair = case.case(key)
             values = made.gradient(key) if key in made.keys else np.zeros_like(pair.computed)
             other = replace(pair, computed=values.astype(np.float64).reshape(pair.given.shape))
@@ -900,6 +900,7 @@ class _Step:
             self._sizes(),
             self.facts.counts,
             self.facts.tokens,
+            self.facts.repeated,
         )
 
     def _checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":

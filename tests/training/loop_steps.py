@@ -166,8 +166,11 @@ def layer_in_two_groups(model: Any) -> torch.optim.Optimizer:
     return Twice(list(model.named_parameters()), lr=0.1)
 
 
-def first_moment_lost(folder: Path) -> dict[str, Any]:
-    """Write step 4 of AdamW, resumed from a state that has lost its first moments."""
+def first_moment_lost(folder: Path, *lost: str, anew: bool = False) -> dict[str, Any]:
+    """Write step 4 of AdamW, resumed from a state that has lost moments, or its count (`anew`).
+
+    `lost` are the moments that are zero, the first by default.
+    """
     model, batch = tiny("llama", tied=False), batch_of()
     made = adamw()(model)
     for number in range(1, 5):
@@ -176,7 +179,10 @@ def first_moment_lost(folder: Path) -> dict[str, Any]:
             given = written(folder, model, batch) | with_gradients(folder, grads)
             torch.save(made.state_dict(), folder / "optimizer.pt")
             for p in model.parameters():
-                made.state[p]["exp_avg"].zero_()
+                for name in lost or (() if anew else ("exp_avg",)):
+                    made.state[p][name].zero_()
+                if anew:
+                    made.state[p]["step"].zero_()
         made.step()
     model.save_pretrained(folder / "after")
     del given["batch"]
@@ -243,7 +249,8 @@ LOOP_FAULTS = (
         "first_moment_lost",
         "the first moments were zero when the step was taken, not those of the state",
         first_moment_lost,
-        named="first moment|momentum",
+        cause="moments_lost",
+        named="moments_lost.*the first moment was zero",
         where=".",
     ),
     JudgedStep(
@@ -257,14 +264,16 @@ LOOP_FAULTS = (
         "bias_of_one_row",
         "biases have the gradient of the first row of the batch",
         gradient_step("qwen2", bias_of_one_row),
-        named="row|sample|tokens",
+        cause="samples_left_out",
+        named="of biases alone, of 3 samples number 2, 3 are not in it",
         where=r"attn_[qkv]\.bias",
     ),
     JudgedStep(
         "rows_overwritten",
         "a token's row of the table has the gradient of its last occurrence only",
         gradient_step("llama", lambda: embedding_by(last_of_each)),
-        named="occur|token.*row|row.*token",
+        cause="gradient_repeated",
+        named="gradient_repeated.*tokens that occur more than once",
         where="token_embd",
     ),
     JudgedStep(
@@ -336,7 +345,8 @@ LOOP_FAULTS = (
         "shards_exchanged",
         "the halves of the rows of all q are exchanged",
         gradient_step("llama", change=shards_exchanged),
-        named="halves|order|shard|exchanged",
+        cause="gradient_order",
+        named="2 equal blocks of rows stand in the order 1, 0",
         where=r"attn_q\.weight",
     ),
 )
@@ -547,7 +557,54 @@ def part_by_state(folder: Path) -> dict[str, Any]:
 ADAM = f"adam:lr={LR},step=3"
 BALANCE, Z = "router_aux_loss_coef", "router_z_loss_coef"
 ROUTED = r"ffn_gate_inp"
+
+
+def interleaved(grads: Grads) -> Grads:
+    """The rows of q and k that rope turns together stand side by side, as GGUF's llama has them."""
+
+    def moved(g: torch.Tensor, heads: int) -> torch.Tensor:
+        return g.reshape(heads, 2, -1, g.shape[-1]).transpose(1, 2).reshape(g.shape).contiguous()
+
+    heads = {"q_proj": 4, "k_proj": 2}
+    return {
+        n: next((moved(g, many) for name, many in heads.items() if name in n), g)
+        for n, g in grads.items()
+    }
+
+
 LOOP_RELATIVES = (
+    JudgedStep(
+        "second_moment_lost",
+        "the second moments were zero when the step was taken",
+        lambda folder: first_moment_lost(folder, "exp_avg_sq"),
+        cause="moments_lost",
+        named="moments_lost.*the second moment was zero",
+        where=".",
+    ),
+    JudgedStep(
+        "both_moments_lost",
+        "both moments were zero when the step was taken, and its count went on",
+        lambda folder: first_moment_lost(folder, "exp_avg", "exp_avg_sq"),
+        cause="moments_lost",
+        named="moments_lost.*both moments were zero",
+        where=".",
+    ),
+    JudgedStep(
+        "count_anew",
+        "the count of steps began anew, and the moments were kept",
+        lambda folder: first_moment_lost(folder, anew=True),
+        cause="step_count",
+        named="step_count.*that of step 1; the moments are of step 3",
+        where=".",
+    ),
+    JudgedStep(
+        "rows_interleaved",
+        "rows of q and k that rope turns together stand side by side",
+        gradient_step("llama", change=interleaved),
+        cause="gradient_order",
+        named="gradient_order.*side by side",
+        where=r"attn_[qk]\.weight",
+    ),
     JudgedStep(
         "frozen_moved_by_moments",
         "layer 1 was frozen, and moves by its old moments and its decay",

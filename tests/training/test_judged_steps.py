@@ -5,7 +5,8 @@ without a look at its gradients; a parameter without a gradient left out of the 
 of differences that no other direction confirms; three directions for bfloat16; labels left out
 of the pass that are not left out of their number; a rate of zero left out of a state's settings;
 a router's loss of the batch for that of the trainer; a gradient that is lacking not taken for zero;
-SparseAdam's epsilon as Adam's, and rows of padding taken for rows that were not read.
+SparseAdam's epsilon as Adam's, and rows of padding taken for rows that were not read; a mistake of
+biases alone held to all gradients; saved moments taken where they were lost; blocks in any order.
 """
 
 from pathlib import Path
@@ -40,11 +41,7 @@ MISSED = {
     "silu_of_sigmoid": "seen, not named",
     "residual_detached": "seen, not named",
     "two_steps": "seen, not named",
-    "first_moment_lost": "seen, not named",
-    "bias_of_one_row": "seen, not named",
-    "rows_overwritten": "seen, not named",
     "tempered": "seen, not named",
-    "shards_exchanged": "seen, not named",
     "experts_in_bfloat16": "open",
 }
 

@@ -170,13 +170,15 @@ class BackwardGuess:
     """A mistake of a whole backward pass; `change` makes the gradients that were given.
 
     Or `source` does: {key: key whose computed gradient was given for it}. With neither it was not
-    made again, and is said as likely.
+    made again, and is said as likely. `alone`: the mistake reaches the wrong gradients alone, and
+    all others are those of the batch.
     """
 
     cause: str
     says: str
     change: BackwardChange | None = None
     source: Mapping[str, str] = field(default_factory=dict)
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

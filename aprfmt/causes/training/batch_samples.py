@@ -111,7 +111,8 @@ def samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     The factors are those of the sums of small parameters over the samples alone.
     """
     scored = [row for row, count in enumerate(case.labels) if count]
-    if not (2 <= len(scored) <= SAMPLES and all_differ(case)):
+    kind = "" if all_differ(case) else _kind(case)
+    if not (2 <= len(scored) <= SAMPLES and (kind or all_differ(case))):
         return
     key = _smallest(case, ENOUGH * len(scored))
     if key is None:
@@ -129,7 +130,24 @@ def samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     every = [1.0] * len(case.labels)
     for row, value in zip(scored, values, strict=True):
         every[row] = value
-    yield BackwardGuess(cause, says, BackwardChange(rows=tuple(every)))
+    if kind:
+        says = f"of {kind} alone, {says}: all other gradients have every sample"
+    yield BackwardGuess(cause, says, BackwardChange(rows=tuple(every)), alone=bool(kind))
+
+
+def _kind(case: BackwardCase) -> str:
+    """Return what the wrong parameters are, if none of that kind is right; "" for no one kind."""
+    kinds = {
+        "biases": lambda key: key.endswith(".bias"),
+        "norms": lambda key: "norm" in key,
+        "routers": lambda key: "ffn_gate_inp" in key,
+        "experts": lambda key: "_exps" in key,
+        "tables": lambda key: "embd" in key,
+    }
+    for name, belongs in kinds.items():
+        if case.wrong and all(map(belongs, case.wrong)) and not any(map(belongs, case.right)):
+            return name
+    return ""
 
 
 def other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
