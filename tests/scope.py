@@ -196,6 +196,8 @@ FAMILIES: Mapping[str, Family] = {
     "tests/training/test_judged_steps.py": Family(8),
     "tests/training/test_step.py": Family(7),
     "tests/training/test_points.py::test_every_point_that_a_hook_saves_is_transformers": Family(8),
+    "tests/training/test_points.py::"
+    "test_every_point_of_a_pass_has_a_gradient_but_those_of_a_choice": Family(8),
 }
 # Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({
