@@ -19,6 +19,7 @@ from aprfmt.cli import explain as explain_command
 from aprfmt.cli import hash_ as hash_command
 from aprfmt.cli import hex as hex_command
 from aprfmt.cli.eval import batch as batch_command
+from aprfmt.cli.eval import output as eval_output
 from aprfmt.cli.inspect import output as inspect_output
 from aprfmt.cli.parity import output as parity_output
 from aprfmt.cli.step import output as step_output
@@ -527,3 +528,50 @@ def test_a_heat_map_has_the_positions_that_most_points_have(
     ]  # fmt: skip
     assert page.heat_maps({"L1.k": [1.0]}, {"L1.k": (2,)}, {}) == ([], [])
     assert page.heat_maps({"out": rows["out"][:3]}, {"out": few[:3]}, {})[1] == ["2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("places", "name"),
+    [
+        (("L0.attn_q.weight (blk.0.attn_q.weight)",), "blk.0.attn_q.weight"),
+        (("model.norm.weight", "lm_head.weight"), "model.norm.weight"),
+        (("config.json: x", "L1.attn_q.bias (h.1.b.bias)", "a.weight"), "h.1.b.bias"),
+        (("general.architecture", "L0.attn_q.weight (packed)"), ""),
+        ((), ""),
+    ],
+)
+def test_the_next_command_looks_at_the_first_stored_weight(
+    places: tuple[str, ...], name: str
+) -> None:
+    assert check_output._first_tensor_name(places) == name
+
+
+@pytest.mark.parametrize("divergence", [False, True])
+def test_a_loss_beside_another_models_says_how_far_they_are_apart(
+    divergence: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_output.run_options, "run_headline", str)
+    monkeypatch.setattr(eval_output, "window_rows", lambda body: [("windows", "2")])
+    facts = {
+        "loss": 2.5, "perplexity": 12.1825, "uniform_loss": 3.5, "vocab_size": 33,
+        "loss_tokens": 7, "samples": 2, "skipped": [],
+    }  # fmt: skip
+    apart = {"kl": 0.25, "max_kl": 1.5, "top1": 0.875, "correct_change": -0.0125}
+    body: Any = {**facts, "run": "mine"}
+    other: Any = {
+        **facts, "run": "theirs", "loss": 2.75, "skipped": ["s"],
+        "divergence": apart if divergence else None,
+    }  # fmt: skip
+    eval_output.show(body, None, other)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    last = [
+        "this model against the other", "mean KL 0.25 nats per token", "max KL 1.5 nats",
+        "same top token 87.50 %", "right token's probability -0.012500 on average",
+    ]  # fmt: skip
+    assert lines == [
+        "mine", "windows 2", "loss 2.500000 nats per token", "perplexity 12.1825",
+        "uniform guess 3.5000 nats = ln(33)", "scored 7 labels of 2 samples",
+        "theirs", "loss 2.750000 nats per token", "perplexity 12.1825",
+        "uniform guess 3.5000 nats = ln(33)", "scored 7 labels of 2 samples, 1 skipped",
+        *(last if divergence else []),
+    ]  # fmt: skip

@@ -80,6 +80,7 @@ ENDS = {  # template -> how it ends
     "{{ 'é' * 20 }}": ("ok", "é" * 20),
     "{{ 'é' * 20 }}!": ("output", ""),  # counted are bytes
     "{{ 'x' * 2 ** 62 }}": ("memory", ""),
+    "{{ {'b': 1, 'a': '<é>'} | tojson }}": ("ok", '{"b": 1, "a": "<é>"}'),  # no order of its own
     "{% if %}": ("syntax", "line 1: Expected an expression, got 'end of statement block'"),
     "{{ raise_exception('no system role') }}": ("refused", "no system role"),
     "{{ messages.__class__.mro() }}": ("unsafe", ""),
