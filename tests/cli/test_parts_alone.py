@@ -550,7 +550,7 @@ def test_the_next_command_looks_at_the_first_stored_weight(
 def test_a_loss_beside_another_models_says_how_far_they_are_apart(
     divergence: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eval_output.run_options, "run_headline", str)
+    monkeypatch.setattr("aprfmt.cli.run_options.run_headline", str)
     monkeypatch.setattr(eval_output, "window_rows", lambda body: [("windows", "2")])
     facts = {
         "loss": 2.5, "perplexity": 12.1825, "uniform_loss": 3.5, "vocab_size": 33,
