@@ -9,6 +9,7 @@ import pytest
 
 from aprfmt.causes.forward import rank_shares
 from aprfmt.causes.forward.residual_stream import parallel_change
+from aprfmt.causes.forward.single_steps import use_earlier_layer_cache
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.model import open_model
@@ -78,3 +79,28 @@ def test_what_is_said_of_norms_and_of_the_stream_is_what_changes(arch: str) -> N
     parallel = changed.hp["parallel_residual"]
     assert parallel == change.values["parallel_residual"] != patched.hp["parallel_residual"]
     assert ("added together" in change.says) == parallel
+
+
+@pytest.mark.parametrize(
+    ("back", "layers", "reads"),
+    [
+        (1, None, [0, 0, 1, 2]),  # None: in all layers; nothing stands before the first
+        (2, None, [0, 1, 0, 1]),
+        (0, None, [0, 0, 0, 0]),  # the first layer's
+        (1, {2}, [0, 1, 1, 3]),
+        (1, {0, 3}, [0, 1, 2, 2]),
+        (1, set(), [0, 1, 2, 3]),
+    ],
+)
+def test_attention_reads_the_cache_of_the_layer_so_many_before(
+    back: int, layers: Any, reads: list[int]
+) -> None:
+    """Keys and values apart, and a layer's own where the other's have another shape."""
+    patched: Any = SimpleNamespace(with_keys_and_values=lambda read: read)
+    read: Any = use_earlier_layer_cache(back)(patched, layers)
+    for what, sign in (("k", 1), ("v", -1)):
+        own = [np.full((2, 3), sign * layer) for layer in range(4)]
+        found = [read(what, layer, own[layer]) for layer in range(4)]
+        assert [int(x[0, 0]) for x in found] == [sign * layer for layer in reads]
+    wider = np.zeros((2, 5))
+    assert read("k", 4, wider) is wider
