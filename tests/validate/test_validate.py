@@ -441,3 +441,27 @@ def test_a_weight_of_one_value_is_named_and_a_part_of_one_is_not(
     said = [one.finding for one in validate(tmp_path).findings if one.check == "filled"]
     assert [finding.where.partition(" (")[0] for finding in said] == found
     assert all(finding.level == "fail" and finding.found == "every value is 0" for finding in said)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "near"),
+    [
+        ("tokenizer.ggml.model", "gpt2", None),
+        ("tokenizer.ggml.pre", "qwen2", None),
+        ("tokenizer.ggml.model", "gtp2", "gpt2"),
+        ("tokenizer.ggml.model", "BPE", "gpt2"),  # read here, and by no llama.cpp
+        ("tokenizer.ggml.pre", "qwen-2", "qwen2"),
+    ],
+)
+def test_a_name_that_llama_cpp_does_not_know_is_said_though_a_tokenizer_json_is_carried(
+    key: str, name: str, near: str | None, demo_model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    package.convert(demo_model, path)
+    done = aprfmt("set", path, f"{key}={name}", "--in-place")
+    assert done.code == 0
+    said = [one.finding for one in validate(path).findings if one.check == "tokenizer"]
+    assert [finding.where for finding in said] == [f"{path}: {key}"] * (near is not None)
+    assert all((f.level, f.found) == ("warning", f"is {name!r}") for f in said)
+    assert all(near is not None and near in finding.expected for finding in said)
+    assert (f"{key}: is {name!r}" in done.err) == (near is not None)  # the change is warned of
