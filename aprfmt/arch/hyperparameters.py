@@ -434,12 +434,17 @@ def derived_tensors(
 
 
 def read_back_hyper(
-    spec: ArchSpec, hp: HyperParams, style: str, written: Mapping[str, Value] | None = None
+    spec: ArchSpec,
+    hp: HyperParams,
+    style: str,
+    written: Mapping[str, Value] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> HyperParams:
     """Return what the style's own keys and derived tensors give back of hyperparameters.
 
     Each has the key or tensor that it is read from. `written` is what `write_hyper` gave, computed
-    if None.
+    if None. `shapes` are the logical shapes of stored tensors by role key, for rules that read keys
+    by them; without them the keys alone count.
     """
     if written is None:
         written = write_hyper(spec, hp, style, complete=False)
@@ -449,7 +454,7 @@ def read_back_hyper(
         else written
     )
     tensors = {n: _Float32Values(v) for n, v in derived_tensors(spec, hp, style).items()}
-    facts = Facts(style, rounded, {}, tensors=tensors)
+    facts = Facts(style, rounded, shapes or {}, tensors=tensors)
     return read_hyper(spec, facts, f"{style} keys of {spec.name}", complete=False)[0]
 
 

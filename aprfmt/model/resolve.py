@@ -467,7 +467,7 @@ def read_missing_as_default(
     ]
     if not apart:
         return rows, []
-    notes, back = [], read_back_hyper(spec, hyper, facts.style)
+    notes, back = [], read_back_hyper(spec, hyper, facts.style, shapes=facts.shapes)
     usual = called[0]
     for name in apart:
         if name not in back or back.of(name).origin == "default":

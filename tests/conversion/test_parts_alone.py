@@ -19,7 +19,7 @@ from aprfmt.adapters import placing
 from aprfmt.arch import ARCHS
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.attestation.rederive import TensorAttestation, _Difference, _difference_row
-from aprfmt.base.protocols import Value
+from aprfmt.base.protocols import TensorInfo, Value
 from aprfmt.cli import hash_
 from aprfmt.compare import diff_models
 from aprfmt.conversion import Options, folder_edits, in_place, run, scheduling
@@ -33,6 +33,7 @@ from aprfmt.formats.pytorch.zip_archive import _WIDE, _apply_zip64
 from aprfmt.model import manifest, open_model, packing
 from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.ledger import Pronounced
+from aprfmt.model.unread import UndecodedPacking
 from aprfmt.recovery.byte_ranges import remaining_ranges
 from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile
 from tests.conversion.folders import float_bytes, llama_folder
@@ -415,3 +416,43 @@ def test_a_file_without_a_folder_of_texts_has_its_own(name: str, tmp_path: Path)
     model: Any = SimpleNamespace(folder=None, path=tmp_path / name)
     edits = folder_edits.FolderEdits(model)
     assert edits.folder == (tmp_path / name).parent and edits._texts == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "why", "claim", "todo"),
+    [
+        (
+            "aqlm", "its codebooks are additive",
+            "quantization 'aqlm' of config.json is not decoded here (its codebooks are additive)",
+            "decode them with the tool that made them",
+        ),
+        (
+            "hqq", "", "quantization 'hqq' of config.json is not decoded here",
+            "decode them with the tool that made them",
+        ),
+        (
+            "", "", "config.json says nothing of quantization, but weights are packed",
+            "get the config.json that belongs to them",
+        ),
+        (
+            "", "two axes",
+            "config.json says nothing of quantization, but weights are packed (two axes)",
+            "get the config.json that belongs to them",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_packed_weights_that_nothing_decodes_say_what_is_left_to_do(
+    count: int, method: str, why: str, claim: str, todo: str
+) -> None:
+    infos = tuple(TensorInfo(f"t{i}", (2, i + 1), "U8", 0, 2 * i + 2, None) for i in range(count))
+    packing = UndecodedPacking(method, frozenset({"a", "b"}), infos, why)
+    shown = [f"t{i} U8 [2, {i + 1}]" for i in range(min(count, 3))]
+    more = ", ..." if count > 3 else ""
+    text = f"{claim}: 2 weights in {count} tensors ({', '.join(shown)}{more})"
+    assert packing.refusal == (
+        f"{text}; expected weights that can be read; copy them as they are (to safetensors or "
+        f"APR), or {todo}"
+    )
+    note = packing.as_note("m")
+    assert (note.where, note.text) == ("m", f"{text}; they are copied as they are stored")

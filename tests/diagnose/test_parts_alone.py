@@ -13,8 +13,10 @@ import pytest
 from aprfmt import diagnosis
 from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
+from aprfmt.codecs import credible
 from aprfmt.diagnosis import (
     accumulated_rounding,
+    block_scales,
     config_changes,
     configuration_keys,
     direct,
@@ -714,3 +716,37 @@ def test_a_bias_that_went_with_its_weight_is_no_loss_of_its_own(
     side = "B" if label == "ONLY_IN_A" else "A"
     found = [(list(one.where), one.side) for one in levels.findings if one.cause == "missing_bias"]
     assert found == ([(named, side)] if named else [])
+
+
+ZEROS, ONES, NAN = (np.full(2, x, "<f4").tobytes() for x in (0, 1, np.nan))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "codes", "inputs", "right"),
+    [
+        (ONES, b"\x01\x02", ONES, True),
+        (ZEROS, b"\x01\x02", ONES, False),  # the reference's scales are lost too
+        (ZEROS, b"\x01\x01", ONES, True),  # a weight of one value
+        (NAN, b"\x01\x02", ONES, False),
+        (ONES, b"\x01\x02", NAN, False),  # no value depends on it, and a run does
+        (ONES, b"\x03\x02", ONES, False),  # other codes
+    ],
+)
+def test_a_part_is_the_wrong_one_where_the_weight_is_right_with_the_references(
+    theirs: bytes, codes: bytes, inputs: bytes, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decoded(encoding: str, parts: Any, shape: Any) -> Any:
+        if isinstance(parts, bytes):
+            return np.frombuffer(parts, "<f4")
+        return np.frombuffer(parts[""], np.uint8) * np.frombuffer(parts["scale"], "<f4")
+
+    def part(raw: bytes) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(encoding="F32", shape=(2,)), raw=lambda: raw)
+
+    reference = {"": codes if codes != b"\x03\x02" else b"\x01\x02", "scale": theirs}
+    monkeypatch.setattr(block_scales, "raw_parts", lambda right: reference)
+    for module in (block_scales, credible):
+        monkeypatch.setattr(module, "decode", decoded)
+    own: Any = {"": part(codes), "scale": part(ONES[::-1]), "input_scale": part(inputs)}
+    weight: Any = SimpleNamespace(info=SimpleNamespace(encoding="NF4", shape=(2,)))
+    assert block_scales._is_right_with_part(weight, own, "scale") is right
