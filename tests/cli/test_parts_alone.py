@@ -13,11 +13,16 @@ import gguf
 import pytest
 
 from aprfmt import errors
+from aprfmt.adapters.answers import ChangedWeight
 from aprfmt.cli import attest as attest_command
 from aprfmt.cli import check_output, demo, logprobs, output_format, render, tree
+from aprfmt.cli import diff as diff_command
 from aprfmt.cli import explain as explain_command
 from aprfmt.cli import hash_ as hash_command
 from aprfmt.cli import hex as hex_command
+from aprfmt.cli import repair as repair_command
+from aprfmt.cli import set_ as set_command
+from aprfmt.cli.ci_reports import ReportCase, sarif_log
 from aprfmt.cli.eval import batch as batch_command
 from aprfmt.cli.eval import output as eval_output
 from aprfmt.cli.inspect import output as inspect_output
@@ -27,6 +32,8 @@ from aprfmt.cli.trace import dumped_arrays, page, reference
 from aprfmt.inference import reported
 from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.model import missing_path
+from aprfmt.recovery import Repair
+from aprfmt.recovery.byte_ranges import Range
 from tests.cli.run import aprfmt
 
 
@@ -575,3 +582,86 @@ def test_a_loss_beside_another_models_says_how_far_they_are_apart(
         "uniform guess 3.5000 nats = ln(33)", "scored 7 labels of 2 samples, 1 skipped",
         *(last if divergence else []),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shown", [1, 4])
+@pytest.mark.parametrize("more", [0, 1, 7])
+def test_hex_says_how_many_fields_it_leaves_out(
+    more: int, shown: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A field's bytes are followed by dots where it has more of them."""
+    fields = [{"offset": 16 * i, "bytes": "4142", "nbytes": 2 + i, "name": f"f{i}", "value": i}
+              for i in range(shown)]  # fmt: skip
+    body: Any = {"fields": fields, "count": shown + more}
+    hex_command.show(body)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:shown]] == [
+        [f"{16 * i:08x}", "41", "42", *[".."] * (i > 0), f"f{i}", "=", str(i)] for i in range(shown)
+    ]
+    assert lines[shown:] == [f"... {more} more (--limit)"] * (more > 0)
+
+
+@pytest.mark.parametrize("patched", [None, 0, 12])
+def test_a_change_in_place_is_said_with_its_bytes(
+    patched: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change: Any = SimpleNamespace(
+        key="general.name", how="set", old="a", new="b", old_type="string", new_type="string"
+    )
+    set_command.show_changes([change], Path("m.gguf"), patched)
+    lines = capsys.readouterr().out.splitlines()
+    said = [f"changed {patched} bytes of m.gguf in place; every tensor lies where it lay"]
+    assert lines == [*said * (patched is not None), "  general.name: a -> b"]
+
+
+@pytest.mark.parametrize("unproven", [[], [(0, 4)]])
+@pytest.mark.parametrize("proof", ["", *repair_command.PROOFS])
+def test_a_repair_is_good_where_every_byte_is_proven(
+    proof: str, unproven: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(render, "say", lambda text, style="": told.append((text, style)))
+    found = Repair(2000, [Range(10, 40, "a tensor"), Range(50, 55, "lost")], unproven, proof)
+    repair_command.show(found, Path("out.gguf"))
+    assert [text for text, _ in told[:2]] == ["10..40  30 B  a tensor", "50..55  5 B  lost"]
+    ((text, style),) = told[2:]
+    assert style == ("good" if proof and not unproven else "warn")
+    said = repair_command.PROOFS.get(proof, "nothing proves the rest")
+    assert text == f"wrote out.gguf: 2.0 kB, 35 B of them new; {said}"
+    assert ("nothing proves" in text) is not bool(proof)
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_weights_with_one_mistake_are_shown_and_the_rest_is_counted(
+    count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to four have a line each; of more, three and a number: no line counts a single one."""
+    wrong = [ChangedWeight(f"w{i}", "", 2.0, 0.0, "twice", "added twice")
+             for i in range(count)]  # fmt: skip
+    right = [ChangedWeight(f"r{i}", "", 1.0, 0.0, "once") for i in range(3)]
+    found: Any = SimpleNamespace(
+        adapter="ad", found="mixed", weights=[*right, *wrong], says=[], others=[], differs=True
+    )
+    verdict: Any = SimpleNamespace(exit=1, not_compared=(), says="said")
+    diff_command.show_adapter(found, verdict, Path("a"), Path("b"), "aprfmt convert")
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first == f"ad is merged into b, of the base a: mixed ({3 + count} weights)"
+    assert last == "next: aprfmt convert"
+    shown = count if count <= 4 else 3
+    assert lines[:shown] == [f"  w{i}: twice: added twice" for i in range(shown)]
+    left = count - shown
+    assert lines[shown:] == [f"  {left} more weights: twice: added twice"] * (left > 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "uri"),
+    [
+        ("m.gguf", "m.gguf"), ("a folder/m 1.gguf", "a%20folder/m%201.gguf"),
+        ("50%#.apr", "50%25%23.apr"), ("https://h.org/a b?x=1#2", "https://h.org/a b?x=1#2"),
+        ("hf://owner/name@v1", "hf://owner/name@v1"),
+    ],
+)  # fmt: skip
+def test_an_address_is_itself_in_sarif_and_a_path_is_quoted(file: str, uri: str) -> None:
+    log = sarif_log("validate", [ReportCase("shapes", file, "fail", "wrong")], 1)
+    (place,) = log["runs"][0]["results"][0]["locations"]
+    assert place == {"physicalLocation": {"artifactLocation": {"uri": uri}}}

@@ -9,12 +9,12 @@ import pytest
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import CODECS, bnb4, encodable_names, encode, modelopt_scope, native_kernels
-from aprfmt.codecs.compressed_tensors import _numbers_by_group
+from aprfmt.codecs.compressed_tensors import _numbers_by_group, weight_arguments
 from aprfmt.codecs.grids import Groups
 from aprfmt.codecs.laid_out import PackedCodes, WeightLayout
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repack_blocks import _block_scales
-from aprfmt.errors import AprfmtError, CodecError
+from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
 from aprfmt.formats.pytorch.pickle_calls import _describe_sparse
 
 
@@ -157,3 +157,34 @@ def test_scales_of_equal_bytes_are_the_same_whatever_they_stand_for(
     mine = Groups(32, scale, whole=np.array([2.0], np.float32), codes="e2m1")
     other = replace(mine, **{"scale": scale.copy(), **change})
     assert mine.same(other) is same and other.same(mine) is same
+
+
+FOUR, EIGHT = {"num_bits": 4, "type": "int"}, {"num_bits": 8, "type": "int"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "found"),
+    [
+        ({"a": {"weights": FOUR}}, FOUR),
+        ({"a": {"weights": FOUR}, "b": {"weights": dict(FOUR)}}, FOUR),
+        ({"a": {"weights": None}, "b": {"weights": FOUR}}, FOUR),
+        ({"a": {"input_activations": EIGHT}, "b": {"weights": FOUR}}, FOUR),
+        ({"a": "text", "b": {"weights": FOUR}, "c": None}, FOUR),
+        ({"a": {"weights": FOUR}, "b": {"weights": EIGHT}}, "2 groups of weights with different"),
+        ({"a": {"weights": [4]}, "b": {}}, "config has no config_groups with weights"),
+        ({"a": ["weights"]}, "config has no config_groups with weights"),
+        ([{"weights": FOUR}], "config has no config_groups with weights"),
+        (None, "config has no config_groups with weights"), ({}, "config has no config_groups"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_the_arguments_of_weights_are_those_of_the_groups_that_have_some(
+    groups: object, found: object
+) -> None:
+    config = {"config_groups": groups}
+    if not isinstance(found, str):
+        assert weight_arguments(config) == found
+        return
+    with pytest.raises(AprfmtError, match=found) as raised:
+        weight_arguments(config)
+    assert isinstance(raised.value, UnsupportedError if "different" in found else CodecError)

@@ -37,7 +37,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.nextstep import missing_points
 from aprfmt.diagnosis.probes import DifferingRows
 from aprfmt.diagnosis.relations import relation_text
-from aprfmt.diagnosis.search import DEEPEST, Search, SearchStep, TriedSteps
+from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps
 from aprfmt.diagnosis.words import titled_lines
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas
@@ -249,6 +249,32 @@ def test_changes_of_different_things_are_joined_and_none_twice() -> None:
         assert len({step.changed_thing for step in tried}) == len(tried) <= DEEPEST
     keys = [frozenset(map(id, tried)) for tried in measured]
     assert len(keys) == len({*keys}) and max(map(len, keys)) == 4
+
+
+@pytest.mark.parametrize(("gain", "continued"), [(LEAST / 2, 0), (LEAST, 0), (2 * LEAST, 1)])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_change_is_continued_where_it_brings_the_rows_nearer_by_more_than_the_least(
+    first: bool, gain: float, continued: int
+) -> None:
+    """A single one (`first`) against the start, a joined one against what it continues."""
+    steps = [SearchStep(Change(name, "", (name,)), None) for name in "abc"]
+    measured: list[tuple[SearchStep, ...]] = []
+
+    def measure(tried: tuple[SearchStep, ...]) -> TriedSteps:
+        measured.append(tried)
+        return TriedSteps(tried, 1.0, 0.0 if first or len(tried) > 2 else 1.0 + gain)
+
+    start = gain if first else 1.0
+    search: Any = SimpleNamespace(
+        nearness=lambda view: 0.0, case=SimpleNamespace(view=None), runs=100,
+        singles=[TriedSteps((step,), 1.0, start if not at else LEAST / 4)
+                 for at, step in enumerate(steps)],
+        _with_best_values=lambda best, others: best, solves=lambda tried: False, measure=measure,
+    )  # fmt: skip
+    assert Search._join_changes(search) == []
+    pairs = [tried for tried in measured if len(tried) == 2]
+    assert len(pairs) == (2 * continued if first else 2)
+    assert bool([tried for tried in measured if len(tried) > 2]) == (not first and bool(continued))
 
 
 def test_a_step_that_agrees_further_takes_the_place_of_another(

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,8 @@ from aprfmt.inference.aprt import load_aprt
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _align_labels
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.engines import dump_folders, parts, sequences, statistics
+from aprfmt.inference.engines import dump_folders, dumps, parts, sequences, statistics
+from aprfmt.inference.engines.captures import Captures
 from aprfmt.inference.engines.graph import GraphReader, NodePoint
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
@@ -810,3 +811,69 @@ def test_a_modules_input_is_taken_however_it_is_given(named: bool) -> None:
         attention(x)
     assert sorted(taken) == sorted(keys)
     assert torch.equal(taken[keys[1]], x) and torch.equal(taken[keys[0]], 3 * x)
+
+
+def captured(arrays: dict[str, Any]) -> Captures:
+    """Return captures of arrays in memory."""
+    return Captures(
+        Path("x.npz"), {name: value.shape for name, value in arrays.items()},
+        {name: "F32" for name in arrays}, arrays.__getitem__,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_joined_result_is_cut_into_its_parts_and_others_stay(known: bool) -> None:
+    name = "model.layers.0.self_attn.qkv_proj"
+    arrays = {name: np.arange(24.0).reshape(2, 12), "model.norm": np.ones((2, 5))}
+    asked: list[Sequence[str]] = []
+
+    def widths_of(names: Sequence[str]) -> Any:
+        asked.append(list(names))
+        return SimpleNamespace(parts={name: ((6, 2), (4, 2), (2, 2))} if known else {})
+
+    found = dumps._split_joined_modules(captured(arrays), widths_of)
+    assert asked == [[name]]
+    above, cuts = name.rpartition(".")[0], {"q_proj": (0, 6), "k_proj": (6, 10), "v_proj": (10, 12)}
+    expected = {f"{above}.{part}": arrays[name][:, slice(*cut)] for part, cut in cuts.items()}
+    expected = {**(expected if known else {name: arrays[name]}), "model.norm": arrays["model.norm"]}
+    assert list(found.shapes) == list(expected)
+    for part, values in expected.items():
+        assert found.shapes[part] == values.shape and found.dtypes[part] == "F32"
+        assert np.array_equal(found.read(part), values)
+
+
+@pytest.mark.parametrize("positions", [[[0, 1, 2, 0, 1]], [[0, 1, 2, 3, 4]]])
+def test_positions_that_begin_anew_are_a_batch(positions: list[list[int]]) -> None:
+    arrays = {
+        "positions": np.array(positions), "input_ids": np.array([[5, 6, 7, 5, 6]]),
+        "model.norm": np.ones((5, 3), np.float32),
+    }  # fmt: skip
+    found = dumps._batch_as_pass(captured(arrays))
+    if positions == [[0, 1, 2, 3, 4]]:
+        assert found is None
+        return
+    assert found is not None and set(found.batch) == {"positions", "ids"}
+    ((name, one),) = found.arrays.items()
+    assert (name, one.name, one.shape, one.dtype) == ("model.norm", "model.norm", (5, 3), "F32")
+    assert np.array_equal(one.read(), arrays["model.norm"])
+
+
+@pytest.mark.parametrize("length", [None, 2])
+def test_an_array_that_does_not_fit_a_sequence_is_left_out_with_the_reason(
+    length: int | None,
+) -> None:
+    def array(name: str, values: Any) -> JoinedArray:
+        return JoinedArray(name, values.shape, "F32", lambda: values)
+
+    hidden = np.arange(12, dtype=np.float32).reshape(4, 3)
+    names = {"hidden": hidden, "odd": np.zeros((2, 3), np.float32)}
+    made = dump_folders.Pass(0, 0, {key: array(key, value) for key, value in names.items()})
+    made.batch["ids"] = array("ids", np.array([5, 6, 7, 8]))
+    run = sequences.TokenRun(
+        0, [sequences.Segment(0, 0, 0, 1, (0, 1, 2, 3), (0, 1, 2, 3), (5, 6, 7, 8))]
+    )
+    found = sequences._align_sequence([made], run, length, ["a note"])
+    assert list(found.arrays) == ["hidden"] and list(found.left) == ["odd"]
+    assert found.left["odd"] == "[2, 3] in pass 0, which has 4 tokens of 1 requests"
+    assert np.array_equal(found.arrays["hidden"].read(), hidden[:length])
+    assert (found.ids, found.notes) == ((5, 6, 7, 8)[:length], ("a note",))

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+import stat
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from aprfmt.remote.buckets import BucketSite
 from aprfmt.remote.disk_cache import DiskCache
 from aprfmt.remote.fsspec_sites import FsspecSite
 from aprfmt.remote.hub import HubSite
+from aprfmt.remote.paths import RemotePath
 from aprfmt.remote.ranges import AccessDenied
 from aprfmt.remote.read_ahead import ReadAhead
 from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
@@ -329,3 +331,30 @@ def test_a_pass_over_a_file_that_breaks_off_has_no_digest(opened: Any, says: str
         return
     with pytest.raises(RemoteError, match=f"^foo://h/x: cannot be read: {says}$"):
         FsspecSite.one_pass(site, "x", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [0, 1, 10**12])
+def test_a_remote_file_has_a_size_and_no_owner_or_date(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: Any = SimpleNamespace(
+        facts=lambda inner: FileFacts(size, "tag") if inner == "m.gguf" else None
+    )
+    monkeypatch.setattr(RemotePath, "site", property(lambda self: there))
+    found = RemotePath("https:", "h.org", "m.gguf").stat()
+    assert (found.st_size, found.st_nlink, stat.S_ISREG(found.st_mode)) == (size, 1, True)
+    assert stat.S_IMODE(found.st_mode) == 0o444
+    dates = (found.st_atime, found.st_mtime, found.st_ctime)
+    assert (found.st_ino, found.st_dev, found.st_uid, found.st_gid, *dates) == (0,) * 7
+    with pytest.raises(FileNotFoundError, match=r"No such file: 'https://h.org/other.gguf'"):
+        RemotePath("https:", "h.org", "other.gguf").stat()
+
+
+@pytest.mark.parametrize("at", [0, 5, len(DATA)])
+def test_no_bytes_are_nothing_to_expect(at: int) -> None:
+    ahead = ReadAhead(len(DATA), lambda start, stop: memoryview(DATA)[start:stop])
+    ahead.expect(at, at)
+    assert not ahead._expected and not ahead._parts
+    ahead.expect(at, at + 1)
+    assert [(one.start, one.stop) for one in ahead._expected] == [(at, at + 1)]
+    ahead.close()

@@ -4,8 +4,11 @@ Seen red: moments of a sample left out, Adafactor's rate without the parameter's
 called clipped that are larger than the norm, and sums of an update exchanged.
 """
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,7 @@ from aprfmt.errors import UsageError
 from aprfmt.training import judge, numbered_states
 from aprfmt.training import step as step_module
 from aprfmt.training.numbered_states import Candidate, Numbered
+from aprfmt.training.saved_arrays import open_arrays
 from aprfmt.training.update import Sums
 
 
@@ -238,3 +242,22 @@ def test_a_number_takes_the_place_that_other_layers_give_it() -> None:
     some = [row for row in candidates if row.key.startswith("L1.")]
     found, _ = numbered_states.recognize_numbers(numbered[4:], some, [["4", "5", "6", "7"]])
     assert found == {"4": keys[4], "7": keys[7]}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_array_is_in_one_of_the_files_that_are_given(twice: bool, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.npz", tmp_path / "b.npz"
+    np.savez(first, q=np.ones(2), k=np.ones(3))
+    more: dict[str, Any] = {"k": np.ones(3)} if twice else {}
+    np.savez(second, v=np.ones(4), **more)
+    with ExitStack() as stack:
+        if twice:
+            said = f"{second}: k is in {first} too; give each array once"
+            with pytest.raises(UsageError, match=re.escape(said)):
+                open_arrays([first, second], stack)
+            return
+        found = open_arrays([first, second], stack)
+        assert {name: held.shapes[own] for name, (held, own) in found.items()} == {
+            "q": (2,), "k": (3,), "v": (4,),
+        }  # fmt: skip
+        assert [held.path for held, _ in found.values()] == [first, first, second]

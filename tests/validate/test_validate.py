@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from aprfmt.checks.file import scales
 from aprfmt.checks.file.faulty_writers import FAULTS, WriterFault
 from aprfmt.checks.file.stated_facts import check_file_type, file_types
 from aprfmt.checks.file.value_pass import WINDOW, block_windows
+from aprfmt.checks.records import NotRun
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
@@ -465,3 +467,27 @@ def test_a_name_that_llama_cpp_does_not_know_is_said_though_a_tokenizer_json_is_
     assert all((f.level, f.found) == ("warning", f"is {name!r}") for f in said)
     assert all(near is not None and near in finding.expected for finding in said)
     assert (f"{key}: is {name!r}" in done.err) == (near is not None)  # the change is warned of
+
+
+@pytest.mark.parametrize(
+    ("metadata", "encoding", "said"),
+    [
+        ({}, "F32", "the file states no general.file_type"),
+        ({"general.file_type": 1024}, "F32", "general.file_type is 1024, which claims no type"),
+        ({"general.file_type": 0}, None, "the file holds no matrices"),
+        ({"general.file_type": 99}, "F32", "general.file_type 99 is not known; most weights are F"),
+        ({"general.file_type": "Q4"}, "F32", "general.file_type 'Q4' is not known; most weights"),
+    ],
+)
+def test_a_file_that_claims_no_type_is_not_judged(
+    metadata: dict[str, Any], encoding: str | None, said: str
+) -> None:
+    """llama.cpp's loader writes 1024 (guessed) plus the type that it took the tensors for."""
+    stored: Any = [SimpleNamespace(shape=(4, 32) if encoding else (4,), encoding=encoding or "F32")]
+    model: Any = SimpleNamespace(values=lambda: stored, metadata=metadata)
+    context: Any = SimpleNamespace(model=model, where="m.gguf")
+    with pytest.raises(NotRun, match=re.escape(said)):
+        check_file_type(context)
+    metadata["general.file_type"], stored[0].shape = 1024 + 1, (4, 32)
+    (found,) = check_file_type(context).findings
+    assert found.found.startswith("1025 (F16), but 100.0% of the weights are F32")
