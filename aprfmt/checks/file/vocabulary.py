@@ -20,7 +20,7 @@ from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import missing_template_tokens
 from aprfmt.tokenizer.doubts import PLACEHOLDER
 from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
-from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE
+from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE, TOKENS
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.pieces import byte_level_alphabet
 from aprfmt.tokenizer.pre import flatten_steps
@@ -64,6 +64,16 @@ def check_lists(ctx: CheckContext) -> Result:
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _ids_are_numbers(ctx.carried):
         load_tokenizer(ctx.model)  # else the check of what is wrong says it
+        side = ctx.stated  # as other programs read it: what a GGUF embeds beside its lists is ours
+        if side is not None and side.lacks_list:
+            findings.append(
+                Finding(
+                    ctx.where,
+                    f"{TOKENS.gguf} is not there, only a tokenizer.json, which aprfmt alone reads",
+                    "the list that other programs read",
+                    "convert the source again",
+                )
+            )
     return Result(f"{len(words.tokens)} tokens", findings)
 
 
