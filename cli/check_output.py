@@ -60,11 +60,11 @@ def show_validation(report: "Validation") -> None:
     width = max(len(check.name) for check in report.checks)
     for check in report.checks:
         word = check.outcome.replace("_", "-")
-        said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
+        said = "" if check.outcome == "FAIL" else render.escape(render.fit_names(check.found), 300)
         render.line(f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=styles[check.outcome])
         noted = [one.finding for one in report.findings if one.check == check.name]
         for text in render.first_rows(_finding_lines(noted, report.strict), LINES, " " * 9):
-            render.line("         " + render.escape(text, 1000))
+            render.line("         " + render.escape(render.fit_names(text), 1000))
     show_verdict(report.pronounced)
 
 
