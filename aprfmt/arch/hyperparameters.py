@@ -52,6 +52,7 @@ class KeyReport:
     of another program leaves to the defaults of the programs that read it. `demanded`: for parts
     whose presence tensors show (biases, norms), whether keys or table defaults require them;
     whether they are present is in the hyperparameters. `contradicted`: key -> what the tensors say.
+    `overruled`: hyperparameter -> what its key says where the tensors are believed.
     """
 
     read: Mapping[str, str]
@@ -62,6 +63,7 @@ class KeyReport:
     assumed: tuple[str, ...] = ()
     demanded: Mapping[str, HyperParam] = field(default_factory=dict)
     contradicted: Mapping[str, str] = field(default_factory=dict)
+    overruled: Mapping[str, HyperParam] = field(default_factory=dict)
 
 
 def convert_value(rule: HyperRule, value: Value, key: str) -> Value:
@@ -142,6 +144,7 @@ class _Reader:
     conflicts: list[str] = field(default_factory=list)
     demanded: dict[str, HyperParam] = field(default_factory=dict)
     contradicted: dict[str, str] = field(default_factory=dict)
+    overruled: dict[str, HyperParam] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Wrap the file's values so that the keys that rules access are recorded."""
@@ -252,6 +255,8 @@ class _Reader:
             self.conflicts.append(f"{found.key} says {rule.name} = {found.value!r}, {said}")
             if found.key:
                 self.contradicted[found.key] = said
+                if wins:
+                    self.overruled[rule.name] = found
         if found is None or wins:
             return HyperParam(actual, "shape", found.key if found else "")
         return found
@@ -308,6 +313,7 @@ class _Reader:
             tuple(self._assumptions()),
             self.demanded,
             self.contradicted,
+            self.overruled,
         )
 
     def _assumptions(self) -> Iterator[str]:

@@ -102,6 +102,45 @@ SHOWN_BY: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_DENIED = "transformers and vLLM drop the stored tensors, llama.cpp and aprfmt use them"
+_MISSING = "transformers fills them with zeros, which change nothing; llama.cpp and aprfmt add none"
+# Flags that a model's own tensors contradict: (hyperparameter, what the flag says) -> what loaders
+# do, and whether the reference's pass changes.
+FLAG_LOADERS: Mapping[tuple[str, bool], tuple[str, bool]] = {
+    **{(name, False): (_DENIED, True)
+       for name in ("attention_bias", "attention_out_bias", "mlp_bias")},
+    **{(name, True): (_MISSING, False)
+       for name in ("attention_bias", "attention_out_bias", "mlp_bias")},
+    ("tied_embeddings", True): (
+        "transformers 5 keeps the stored head and warns, older ones and vLLM use the embedding, "
+        "llama.cpp and aprfmt the stored head", False,
+    ),
+    ("parallel_residual", True): (
+        "transformers drops the second norm and adds attention and MLP to one stream, llama.cpp "
+        "and aprfmt follow the tensors", True,
+    ),
+}  # fmt: skip
+
+
+def flag_changes_pass(name: str, says: object) -> bool:
+    """Return whether a contradicted key changes the pass of the reference, transformers.
+
+    `says` is what the key says. True for a key that is no flag, and for one of no row.
+    """
+    row = FLAG_LOADERS.get((name, says)) if isinstance(says, bool) else None
+    return row is None or row[1]
+
+
+def lacks_tensors_of(model: Model, name: str) -> bool:
+    """Return whether required tensors that a hyperparameter speaks of are missing from a model."""
+    roles = SHOWN_BY.get(name, ())
+    coverage = model.resolution.coverage
+    return any(
+        key in roles or key.partition(".")[2] in roles
+        for key in (*coverage.missing, *coverage.accepted)
+    )
+
+
 # Parts of a scaling in normal form -> keys of config.json, where they are spelled otherwise.
 _SPELLED: Mapping[str, str] = {
     "original_context_length": "original_max_position_embeddings",

@@ -1,6 +1,7 @@
 """`diff`: compares two models tensor by tensor, with their configuration and tokenizer."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from aprfmt.measure.texts import (
 )
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import LATE, Kind, NotCompared, list_not_compared, make_ledger
+from aprfmt.model.own_keys import misleading_keys
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
@@ -382,7 +384,41 @@ def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tupl
                 decisive=name not in ("context_length",),
             )
         )
-    return tuple(rows)
+    return (*rows, *_misleading_rows(a, b, {row.name for row in rows}))
+
+
+def _misleading_rows(a: Model, b: Model, known: AbstractSet[str]) -> Iterator[FieldDiff]:
+    """Yield the keys by which other programs read the two sides otherwise than they are read here.
+
+    `known` are hyperparameters that are listed as differing. A key of config.json counts against
+    another config.json alone, as a conversion to other keys writes what the tensors say; but one
+    that demands tensors that are not there counts always.
+    """
+    of_a, of_b = misleading_keys(a), misleading_keys(b)
+    if of_a or of_b:
+        from aprfmt.causes.hyperparameters import flag_changes_pass, lacks_tensors_of
+    for name in dict.fromkeys((*of_a, *of_b)):
+        mine, other = of_a.get(name), of_b.get(name)
+        one = mine or other
+        assert one is not None
+        if name in known or (mine and other and same_value(mine.says, other.says)):
+            continue
+        decisive = any(
+            each.style != "hf"
+            or (
+                (a.key_style == b.key_style or lacks_tensors_of(model, name))
+                and flag_changes_pass(name, each.says)
+            )
+            for model, each in ((a, mine), (b, other))
+            if each is not None
+        )
+        left, right = (
+            (model.hyper[name], "read")
+            if each is None
+            else (each.says, "not there" if each.says is None else "its key")
+            for model, each in ((a, mine), (b, other))
+        )
+        yield FieldDiff(one.key, left[0], right[0], left[1], right[1], decisive=decisive)
 
 
 @dataclass(frozen=True)

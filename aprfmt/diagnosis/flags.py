@@ -14,7 +14,7 @@ import numpy as np
 
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.protocols import Value
-from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
+from aprfmt.causes.hyperparameters import FLAG_LOADERS, SHOWN_BY, hyper_causes
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import make_run_pair
@@ -28,24 +28,6 @@ from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
 from aprfmt.tensors.norms import exact_norm
-
-_DENIED = "transformers and vLLM drop the stored tensors, llama.cpp and aprfmt use them"
-_MISSING = "transformers fills them with zeros, which change nothing; llama.cpp and aprfmt add none"
-# (hyperparameter, what the flag says) -> what loaders do, and whether the reference's pass changes.
-_LOADERS: Mapping[tuple[str, bool], tuple[str, bool]] = {
-    **{(name, False): (_DENIED, True)
-       for name in ("attention_bias", "attention_out_bias", "mlp_bias")},
-    **{(name, True): (_MISSING, False)
-       for name in ("attention_bias", "attention_out_bias", "mlp_bias")},
-    ("tied_embeddings", True): (
-        "transformers 5 keeps the stored head and warns, older ones and vLLM use the embedding, "
-        "llama.cpp and aprfmt the stored head", False,
-    ),
-    ("parallel_residual", True): (
-        "transformers drops the second norm and adds attention and MLP to one stream, llama.cpp "
-        "and aprfmt follow the tensors", True,
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,10 +61,10 @@ def add_flag_findings(a: Model, b: Model, found: Levels) -> None:
     # What A contradicts in the same way is no difference.
     same = {(row.name, row.said) for row in contradictions(a)}
     for row in contradictions(b):
-        if (row.name, row.said) in same or (row.name, row.said) not in _LOADERS:
+        if (row.name, row.said) in same or (row.name, row.said) not in FLAG_LOADERS:
             continue
         # Flags that change nothing in the reference's pass are evidence only.
-        loaders, changes = _LOADERS[row.name, row.said]
+        loaders, changes = FLAG_LOADERS[row.name, row.said]
         key = _config_key(b, row.name)
         says = f"{key} of B's configuration is {row.said}, its tensors say {not row.said}"
         says += f": {loaders}"

@@ -1,11 +1,14 @@
 """Compares two models without a pass: identity, hyperparameters, then tensors."""
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
 from aprfmt.causes import CAUSES
 from aprfmt.causes.hyperparameters import (
+    FLAG_LOADERS,
     contradiction_sentences,
     difference_sentence,
     differing_sub_keys,
@@ -32,6 +35,7 @@ from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import list_keys
 from aprfmt.model.ledger import LATE
+from aprfmt.model.own_keys import misleading_keys
 from aprfmt.model.resolve import ARCH_KEYS, ARCHITECTURE, stated_architecture
 
 _NO_PASS = "forward pass: not needed, all it reads is equal"
@@ -142,6 +146,31 @@ def _architecture_findings(a: Model, b: Model) -> Iterator[Finding]:
             side=label,
             values={key: {"a": a.metadata.get(key), "b": b.metadata.get(key)}},
             next=set_command(model.path, [f"{key}={right}"]),
+            proof=unfitted_proof(),
+        )
+
+
+def _misleading_findings(a: Model, b: Model, row: FieldDiff) -> Iterator[Finding]:
+    """Yield a finding for each side whose own key, that of `row`, misleads other programs.
+
+    Flags of config.json that change the pass are not among them: their effect is measured.
+    """
+    for label, model in (("A", a), ("B", b)):
+        one = next((one for one in misleading_keys(model).values() if one.key == row.name), None)
+        if one is None or (one.style == "hf" and (one.name, one.says) in FLAG_LOADERS):
+            continue
+        cause = hyper_causes().get(one.name) if isinstance(one.says, bool) else ""
+        cause = cause or "config_sizes"
+        yield Finding(
+            cause,
+            f"{label}: {one.text}",
+            "config",
+            CAUSES[cause].verdict,
+            (one.key,),
+            True,
+            side=label,
+            values={one.key: {"a": row.a, "b": row.b}},
+            next=set_command(model.path, [shlex.quote(f"{one.key}={json.dumps(one.read)}")]),
             proof=unfitted_proof(),
         )
 
@@ -279,6 +308,10 @@ def _compare_hyperparameters(
             text = f"A is read as {a.spec.name}, B as {b.spec.name}"
             found.evidence.append(Evidence("config", text, (ARCHITECTURE,)))
         found.stated += _architecture_findings(a, b)
+    for row in [row for row in rows.values() if row.name not in (*a.hyper, *b.hyper)]:
+        del rows[row.name]
+        if row.decisive:
+            found.stated += _misleading_findings(a, b, row)
     if not any(
         hyper_causes().get(name) == "rope_scaling" and name != "context_length" for name in rows
     ) and not _differs_by_length(a, b):

@@ -10,7 +10,7 @@ from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.errors import ArchError
 from aprfmt.tokenizer.hf_json import id_list
-from aprfmt.tokenizer.keys import FLAGS, GENERATION, IDS
+from aprfmt.tokenizer.keys import END_TEXTS, FLAGS, GENERATION, IDS
 from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import are_equal_programs
 
@@ -55,6 +55,7 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
+_ENDS = ("eos", "eot", "eom")  # roles of ids that end a generation
 # Those that a greedy generation does not read.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
@@ -68,9 +69,7 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         lost = x is None or y is None
         if x is not None and y is not None and _same_text_moved(a, b, x, y):
             continue
-        if lost and (
-            role != "eos" or {x, y} & (a.stop_ids | b.stop_ids) <= a.stop_ids & b.stop_ids
-        ):
+        if lost and not (role in _ENDS and _ends_elsewhere(a, b, {x, y} - {None}, role)):
             if not (role == "bos" and (a.adds_bos or b.adds_bos)):
                 continue
         if lost and role == "eos" and _is_frame_of_encoder(a, b, {x, y} - {None}):
@@ -86,6 +85,21 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             y,
             mend=_mending_assignment(a, b, role, x),
         )
+
+
+def _ends_elsewhere(
+    a: StatedTokenizer, b: StatedTokenizer, ids: AbstractSet[int | None], role: str
+) -> bool:
+    """Return whether one of these ids ends a generation on one side only.
+
+    An end of a turn that GGUF has a key for, and that its readers find by its text as well, is no
+    loss in a format whose files have no such key.
+    """
+    ends = ids & (a.stop_ids ^ b.stop_ids)
+    if role != "eos" and a.uses_lists != b.uses_lists:
+        tokens = (a if a.uses_lists else b).vocabulary.tokens
+        ends = {i for i in ends if i is not None and set(tokens[i : i + 1]).isdisjoint(END_TEXTS)}
+    return bool(ends)
 
 
 def _is_frame_of_encoder(

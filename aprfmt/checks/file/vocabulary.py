@@ -65,6 +65,16 @@ def check_lists(ctx: CheckContext) -> Result:
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _ids_are_numbers(ctx.carried):
         load_tokenizer(ctx.model)  # else the check of what is wrong says it
+        side = ctx.stated  # as other programs read it: what a GGUF embeds beside its lists is ours
+        if side is not None and side.lacks_list:
+            findings.append(
+                Finding(
+                    ctx.where,
+                    f"{TOKENS.gguf} is not there, only a tokenizer.json, which aprfmt alone reads",
+                    "the list that other programs read",
+                    "convert the source again",
+                )
+            )
     return Result(f"{len(words.tokens)} tokens", findings)
 
 
