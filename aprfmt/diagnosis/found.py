@@ -285,6 +285,8 @@ class Diagnosis(Tabular):
         left = [one for one in faults if one.to_named_cause({}).remedy is None]
         if not left or any(one.level in ("forward", "capture") for one in left):
             return ""
+        if all(one.side == "A" for one in left):
+            return "no command mends A: it is the side that departs, and B has the right values"
         known = all(one.certainty != "located" for one in left)
         why = (
             "it has to be made again by what made it"
