@@ -337,7 +337,11 @@ class Diagnosis(Tabular):
         if self.kind != "derived":
             return ""
         faults = [one for one in self.findings if one.verdict not in ("same", "precision")]
-        names = dict.fromkeys(one.cause or "unknown" for one in faults if one.cause not in DERIVED)
+        names = dict.fromkeys(
+            f"{one.cause} ({one.says})" if one.level == "tensor" else one.cause or "unknown"
+            for one in faults
+            if one.cause not in DERIVED
+        )
         return f"; beside the weights: {', '.join(names)}" if names else ""
 
     def _absent_points_clause(self) -> str:
