@@ -64,11 +64,14 @@ StepText = Callable[[StepParts, Finding], str]
 def rewrite_b_command(asked: StepParts, finding: Finding) -> str:
     """Return the command that writes B again from A; "" if A is a trace.
 
-    Where B was trained further, the command that compares tensors instead.
+    Where B was trained further, or A's stored tensors are the wrong ones, the command that compares
+    tensors instead.
     """
     if asked.a.kind == "trace":
         return ""
     a, b = asked.a.model, asked.b.model
+    if finding.side == "A" and finding.level == "tensor":
+        return diff_tensors_command(asked, finding)
     if asked.trained or has_trained_head(finding.cause, a, b):  # only B has what it was trained to
         return diff_tensors_command(asked, finding)
     if a is None or b is None:

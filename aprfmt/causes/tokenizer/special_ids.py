@@ -123,13 +123,20 @@ def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> i
     BOS where it is put before a text or the chat template writes it. Where the other side has no id
     either, nothing was lost.
     """
-    i = side.vocabulary.ids.get(role)
+    i = side.vocabulary.ids.get(role, _id_without_token(side, role))
     stated = role not in side.vocabulary.taken
     if stated or role not in other.vocabulary.engine_ids:
         return i if stated else side.vocabulary.ids.get(role)
     if role == "bos" and not (side.adds_bos or "bos_token" in (side.template or "")):
         return i
     return side.vocabulary.taken[role] if role in ("bos", "eos") else i
+
+
+def _id_without_token(side: StatedTokenizer, role: str) -> int | None:
+    """Return the id that a file's lists state for a role although no token has it; None else."""
+    stated = side.carried.token_ids() if side.uses_lists else {}
+    i = stated.get(role)
+    return i if i is not None and i >= len(side.vocabulary.tokens) else None
 
 
 def _effect_of_default(side: StatedTokenizer, role: str) -> str:
@@ -192,7 +199,8 @@ def _token_text(side: StatedTokenizer, i: int) -> str:
 def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield ids that differ between the config.json files and not between the tokenizers.
 
-    A difference of eos is marked as without effect where both sides stop at the same ids.
+    A difference of eos is marked as without effect where both sides stop at the same ids, and B's
+    are among them.
     """
     left, right = (side.carried.model.config or {} for side in (a, b))
     if a.uses_lists or b.uses_lists:
@@ -211,7 +219,7 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
             f"{key} of config.json is {x} in A, {y} in B",
             str(x),
             str(y),
-            still=role == "eos" and a.stop_ids == b.stop_ids,
+            still=role == "eos" and a.stop_ids == b.stop_ids and {*id_list(y)} <= b.stop_ids,
             mend=(f"config.json:{key}={json.dumps(x)}",),
         )
 

@@ -30,6 +30,7 @@ from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import TODO, foreign_template
 from aprfmt.tokenizer.turn_ends import find_unstopped_turn
 from aprfmt.tokenizer.vocabulary import NO_VOCABULARY, Vocabulary
+from aprfmt.tokenizer.wrong_ends import find_wrong_ends
 
 _MANY = 20  # findings of one kind; the rest is counted
 
@@ -211,6 +212,7 @@ def check_ids(ctx: CheckContext) -> Result:
         for one in (absent_ids(ctx.carried) if _ids_are_numbers(ctx.carried) else ())
     ]
     findings += _find_stale_ids(ctx)
+    findings += _find_wrong_ends(ctx)
     if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
     if not findings:
@@ -244,6 +246,20 @@ def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
             )
         )
     return findings[:_MANY]
+
+
+def _find_wrong_ends(ctx: CheckContext) -> list[Finding]:
+    """Return a failure for each recorded end that is ordinary text, or begins a turn.
+
+    [] where the tokenizer cannot be read or is absent.
+    """
+    try:
+        side = ctx.stated
+        found = [] if side is None else find_wrong_ends(side)
+    except AprfmtError:
+        return []
+    expected = "the token that ends an answer"
+    return [Finding(one.place, one.says, expected, one.command) for one in found]
 
 
 def _find_unstopped_turn(ctx: CheckContext) -> list[Finding]:
