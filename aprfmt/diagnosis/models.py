@@ -71,6 +71,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     _compare_identity(a, b, report, found)
     if found.reason:
         if found.reason.startswith(KINDS["derived"]):
+            add_flag_findings(a, b, found, measured=False)
             add_tokenizer_findings(a, b, found)
         return found
     tensors = {row.key: row for row in report.tensors}
@@ -78,6 +79,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     if not found.reason:
         compare_tensors(a, b, report, explained, found)
     if found.reason.startswith(KINDS["derived"]):
+        add_flag_findings(a, b, found, measured=False)
         add_tokenizer_findings(a, b, found)  # a training explains no other tokenizer or stop
     if not found.reason:
         add_flag_findings(a, b, found)
