@@ -104,31 +104,33 @@ SHOWN_BY: Mapping[str, tuple[str, ...]] = {
 
 _DENIED = "transformers and vLLM drop the stored tensors, llama.cpp and aprfmt use them"
 _MISSING = "transformers fills them with zeros, which change nothing; llama.cpp and aprfmt add none"
+_BIASES = ("attention_bias", "attention_out_bias", "mlp_bias")
 # Flags that a model's own tensors contradict: (hyperparameter, what the flag says) -> what loaders
-# do, and whether the reference's pass changes.
-FLAG_LOADERS: Mapping[tuple[str, bool], tuple[str, bool]] = {
-    **{(name, False): (_DENIED, True)
-       for name in ("attention_bias", "attention_out_bias", "mlp_bias")},
-    **{(name, True): (_MISSING, False)
-       for name in ("attention_bias", "attention_out_bias", "mlp_bias")},
+# do.
+FLAG_LOADERS: Mapping[tuple[str, bool], str] = {
+    **{(name, False): _DENIED for name in _BIASES},
+    **{(name, True): _MISSING for name in _BIASES},
     ("tied_embeddings", True): (
         "transformers 5 keeps the stored head and warns, older ones and vLLM use the embedding, "
-        "llama.cpp and aprfmt the stored head", False,
+        "llama.cpp and aprfmt the stored head"
+    ),
+    ("tied_embeddings", False): (
+        "no head is stored: transformers draws one at random and warns, llama.cpp and aprfmt use "
+        "the embedding"
     ),
     ("parallel_residual", True): (
         "transformers drops the second norm and adds attention and MLP to one stream, llama.cpp "
-        "and aprfmt follow the tensors", True,
+        "and aprfmt follow the tensors"
     ),
-}  # fmt: skip
+}
 
 
-def flag_changes_pass(name: str, says: object) -> bool:
-    """Return whether a contradicted key changes the pass of the reference, transformers.
+def is_read_as_flag(style: str, name: str, says: object) -> bool:
+    """Return whether a contradicted key is a flag of config.json that `contradicted_flags` judges.
 
-    `says` is what the key says. True for a key that is no flag, and for one of no row.
+    `style` is the key style it is of, `says` what the key says.
     """
-    row = FLAG_LOADERS.get((name, says)) if isinstance(says, bool) else None
-    return row is None or row[1]
+    return style == "hf" and isinstance(says, bool) and (name, says) in FLAG_LOADERS
 
 
 def lacks_tensors_of(model: Model, name: str) -> bool:

@@ -8,11 +8,11 @@ from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
 from aprfmt.causes import CAUSES
 from aprfmt.causes.hyperparameters import (
-    FLAG_LOADERS,
     contradiction_sentences,
     difference_sentence,
     differing_sub_keys,
     hyper_causes,
+    is_read_as_flag,
     tensors_of_hyperparameter,
 )
 from aprfmt.compare import diff_models
@@ -75,6 +75,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     _compare_identity(a, b, report, found)
     if found.reason:
         if found.reason.startswith(KINDS["derived"]):
+            add_flag_findings(a, b, found, measured=False)
             add_tokenizer_findings(a, b, found)
         return found
     tensors = {row.key: row for row in report.tensors}
@@ -82,6 +83,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     if not found.reason:
         compare_tensors(a, b, report, explained, found)
     if found.reason.startswith(KINDS["derived"]):
+        add_flag_findings(a, b, found, measured=False)
         add_tokenizer_findings(a, b, found)  # a training explains no other tokenizer or stop
     if not found.reason:
         add_flag_findings(a, b, found)
@@ -157,7 +159,7 @@ def _misleading_findings(a: Model, b: Model, row: FieldDiff) -> Iterator[Finding
     """
     for label, model in (("A", a), ("B", b)):
         one = next((one for one in misleading_keys(model).values() if one.key == row.name), None)
-        if one is None or (one.style == "hf" and (one.name, one.says) in FLAG_LOADERS):
+        if one is None or is_read_as_flag(one.style, one.name, one.says):
             continue
         cause = hyper_causes().get(one.name) if isinstance(one.says, bool) else ""
         cause = cause or "config_sizes"

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aprfmt.causes import CAUSES
+from aprfmt.causes.tokenizer.special_ids import CHOSEN_BY_TRAINING, ENDS
 from aprfmt.diagnosis.configuration_keys import repair_arguments
 from aprfmt.diagnosis.packing_keys import repair_key_command
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.tokens import has_more_tokens, tokenizer_set_arguments
 from aprfmt.diagnosis.unread import refusal_reason
+from aprfmt.errors import AprfmtError
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
@@ -30,6 +32,7 @@ from aprfmt.measure.named_causes import (
     set_command,
 )
 from aprfmt.model.draft import is_draft_head
+from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
 
 FOLDER = "safetensors"  # the format whose keys stand in a config.json
 MOST_POINTS = 12  # points that are asked for
@@ -167,6 +170,31 @@ def repair_tokenizer_command(asked: StepParts, finding: Finding) -> str:
     return made if made.startswith(MENDS) else seen
 
 
+def keep_training_command(asked: StepParts, finding: Finding) -> str:
+    """Return the command for a tokenizer's choice of a B that was trained further than A.
+
+    A's value would undo what the training meant. Where B's chat template ends turns with a token
+    at which no generation stops, B contradicts itself: it is the `set` command that makes one stop
+    there. Else it is the diff that shows the choice. "" for what B lost, for any other finding, and
+    where A's end is that of B's template.
+    """
+    b, ((name, values), *_) = asked.b.model, [*finding.values.items(), ("", {})]
+    if b is None or not asked.trained or finding.cause not in CHOSEN_BY_TRAINING:
+        return ""
+    if values.get("b") is None:
+        return ""
+    seen = f"aprfmt diff {asked.pair} --only tokenizer"
+    if name not in ENDS:
+        return seen
+    try:
+        open_turn, end = find_unstopped_turn(b.carried), find_turn_end(b.carried)
+    except AprfmtError:
+        return seen
+    if open_turn is not None:
+        return set_command(asked.b.path, [shlex.quote(open_turn.assignment)])
+    return "" if end is not None and values.get("a") == end != values["b"] else seen
+
+
 def distances_command(asked: StepParts, finding: Finding) -> str:
     """Return the `diff` command that lists the 20 tensors with the largest distances.
 
@@ -258,13 +286,10 @@ def with_next_commands(
     apart = tuple(
         name for one in findings if one.level == "config" and _is_fault(one) for name in one.values
     )
+    asked = [StepParts(a, b, ids, lengths.get(i, 0), trained, apart) for i in range(len(findings))]
     made = [
-        replace(
-            one,
-            next=one.next
-            or next_command(StepParts(a, b, ids, lengths.get(i, 0), trained, apart), one),
-        )
-        for i, one in enumerate(findings)
+        replace(one, next=keep_training_command(parts, one) or one.next or next_command(parts, one))
+        for one, parts in zip(findings, asked, strict=True)
     ]
     anew = {one.next for one in made if _is_fault(one) and _makes_model_of(a, one.next)}
     keys = [one.next for one in made if _is_fault(one) and one.next.startswith("aprfmt set ")]

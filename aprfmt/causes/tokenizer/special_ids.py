@@ -56,6 +56,10 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 _ENDS = ("eos", "eot", "eom")  # roles of ids that end a generation
+# What a training sets anew on purpose, such as the end of a chat's turn: A's value would undo it.
+CHOSEN_BY_TRAINING = frozenset(row.name for row in CAUSE_ROWS)
+# Names of the differences that decide where a generation ends.
+ENDS = ("eos_id", "config.eos_token_id", "chat_template", "generation_config")
 # Those that a greedy generation does not read.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
