@@ -283,13 +283,13 @@ def first_rows(rows: Sequence[T], most: int, indent: str = "", what: str = "more
         line(f"{indent}... {len(rows) - most} {what} (--json)", style="dim")
 
 
-def print_pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:
-    """Print a line `name  value` for each pair, with names padded to one width."""
+def print_pairs(rows: Iterable[tuple[str, object]]) -> None:
+    """Print an indented line `name  value` for each pair, with names padded to one width."""
     listed = [(name, escape(str(value))) for name, value in rows]
     width = max((len(name) for name, _ in listed), default=0)
     STATUS.clear()
     for name, value in listed:
-        click.echo(f"{indent}{escape(name).ljust(width)}  {value}")
+        click.echo(f"  {escape(name).ljust(width)}  {value}")
 
 
 def size_text(count: int) -> str:

@@ -1,6 +1,6 @@
 """The pairs of an adapter as trainable factors, for gradients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,6 @@ from aprfmt.model import Model
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup
-
-Rows = Mapping[str, "np.ndarray[Any, np.dtype[np.int64]]"]
 
 
 def open_trained_pairs(adapter: Path | None, base: Model, stack: ExitStack) -> list[AdapterPair]:

@@ -510,7 +510,7 @@ def _rope() -> tuple[HyperRule, ...]:
         named = dict(zip(("full_attention", "sliding_attention"), nested, strict=True))
         return replace(facts, values=ChainMap({"rope_parameters": named}, stored))
 
-    def read_base(at: int, key: str, facts: Facts, hp: Params) -> Found:
+    def read_base(at: int, key: str, facts: Facts) -> Found:
         """Return (base, key) of the rope object number `at`, else of the key; None without both."""
         nested, top = _rope_objects(facts), facts.first(key)
         inner = None if nested is None else nested[at].get("rope_theta")
@@ -533,7 +533,7 @@ def _rope() -> tuple[HyperRule, ...]:
         return replace(
             usual[name],
             keys={**usual[name].keys, "hf": (key,), "gguf": (f"{{arch}}.{gguf}",)},
-            read={"hf": lambda facts, hp: read_base(at, key, facts, hp)},
+            read={"hf": lambda facts, hp: read_base(at, key, facts)},
             write={"hf": lambda value, hp: {key: value}},
             default_in={},
             check=None,

@@ -31,11 +31,11 @@ _H = "transformer.h.{L}."
 Rows = tuple[RoleRow, ...]
 
 
-def _plain_mlp_rows(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
-    """Return the rows of an MLP without a gate; `up` and `down` are its matrices' names."""
+def _plain_mlp_rows(up: str, down: str) -> tuple[RoleRow, ...]:
+    """Return the rows of an MLP with biases, no gate; `up` and `down` are its matrices' names."""
     return (
-        *linear("ffn_up", up, "ffn_size", "hidden_size", bias=bias),
-        *linear("ffn_down", down, "hidden_size", "ffn_size", bias=bias),
+        *linear("ffn_up", up, "ffn_size", "hidden_size", bias=""),
+        *linear("ffn_down", down, "hidden_size", "ffn_size", bias=""),
     )
 
 

@@ -159,45 +159,41 @@ def attention(
     )
 
 
-def gated_mlp(
-    bias: str | None = None, needs: str = "", module: str = "mlp", size: str = "ffn_size"
-) -> tuple[RoleRow, ...]:
+def gated_mlp(bias: str | None = None, needs: str = "", module: str = "mlp") -> tuple[RoleRow, ...]:
     """Return the rows of an MLP's gate, up and down matrices.
 
     `bias` is the condition for biases (None: no biases), `needs` that for a layer to have the MLP,
-    `module` its name in Hugging Face files, `size` the expression of its inner width.
+    `module` its name in Hugging Face files.
     """
     return (
-        *linear("ffn_gate", f"{module}.gate_proj", size, "hidden_size", needs, bias=bias),
-        *linear("ffn_up", f"{module}.up_proj", size, "hidden_size", needs, bias=bias),
-        *linear("ffn_down", f"{module}.down_proj", "hidden_size", size, needs, bias=bias),
+        *linear("ffn_gate", f"{module}.gate_proj", "ffn_size", "hidden_size", needs, bias=bias),
+        *linear("ffn_up", f"{module}.up_proj", "ffn_size", "hidden_size", needs, bias=bias),
+        *linear("ffn_down", f"{module}.down_proj", "hidden_size", "ffn_size", needs, bias=bias),
     )
 
 
-def plain_mlp(
-    up: str, down: str, bias: str | None = "", module: str = "mlp"
-) -> tuple[RoleRow, ...]:
+def plain_mlp(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
     """Return the rows of an MLP without a gate: `up` and `down` are its matrices' names.
 
-    They are names below `module`. `bias` is the condition for biases, None: no biases.
+    They are names below "mlp". `bias` is the condition for biases, None: no biases.
     """
     return (
-        *linear("ffn_up", f"{module}.{up}", "ffn_size", "hidden_size", bias=bias),
-        *linear("ffn_down", f"{module}.{down}", "hidden_size", "ffn_size", bias=bias),
+        *linear("ffn_up", f"mlp.{up}", "ffn_size", "hidden_size", bias=bias),
+        *linear("ffn_down", f"mlp.{down}", "hidden_size", "ffn_size", bias=bias),
     )
 
 
-def fused_qkv(hf: str = "self_attn.qkv_proj", suffix: str = "weight") -> Binding:
-    """Return the binding of one stored matrix with the rows of q, then k, then v.
+def fused_qkv(suffix: str) -> Binding:
+    """Return the binding of one stored matrix or bias with the rows of q, then k, then v.
 
-    `hf` is its name in a layer, `suffix` "weight" or "bias".
+    `suffix` is "weight" or "bias".
     """
     roles = tuple(f"attn_{x}.{suffix}" for x in "qkv")
-    return Binding((f"{LAYER}{hf}.{suffix}",), roles, (Split((Q, KV, KV)),))
+    return Binding((f"{LAYER}self_attn.qkv_proj.{suffix}",), roles, (Split((Q, KV, KV)),))
 
 
 # Some writers (early APR files) fuse q, k and v; read for architectures with separate ones, too.
-FUSED = (fused_qkv(), fused_qkv(suffix="bias"))
+FUSED = (fused_qkv("weight"), fused_qkv("bias"))
 
 
 def experts(

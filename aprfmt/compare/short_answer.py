@@ -22,17 +22,17 @@ _LONG_WORD = re.compile(rf"[^\s,;:()]{{{LONGEST + 1},}}")
 Line = tuple[str, str]
 
 
-def merge_similar_lines(rows: Sequence[Line], most: int = ALIKE) -> list[Line]:
+def merge_similar_lines(rows: Sequence[Line]) -> list[Line]:
     """Return lines in order, those that differ in places and numbers only joined to one.
 
-    Up to `most` of a kind stay separate; more are one line with a count.
+    Up to ALIKE of a kind stay separate; more are one line with a count.
     """
     kinds: dict[str, list[Line]] = {}
     for row in dict.fromkeys(rows):
         kinds.setdefault(PLACES.sub("#", row[0]), []).append(row)
     found: list[Line] = []
     for same in kinds.values():
-        if len(same) <= most:
+        if len(same) <= ALIKE:
             found += same
         else:
             text, style = same[0]

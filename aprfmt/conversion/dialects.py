@@ -226,9 +226,7 @@ def convert_codes(
         return str(error)
 
 
-def _check_alone(
-    outputs: Sequence[Output], model: "Model", writer: "Writer", options: Options
-) -> None:
+def _check_alone(outputs: Sequence[Output], model: "Model", options: Options) -> None:
     """Raise ConversionError where some weights would be packed in another way than the writer's.
 
     A folder has one quantization method: no other weight may stay packed or be packed.
@@ -287,7 +285,7 @@ def choose_kept_codes(
     """
     writer, path = dialect_writer(options), model.path
     if writer is not None:
-        _check_alone(outputs, model, writer, options)
+        _check_alone(outputs, model, options)
     kept: dict[str, GroupCounts] = {}
     reasons: dict[str, str] = {}
     # Try to keep the codes of each weight in this dialect.

@@ -22,6 +22,7 @@ from aprfmt.arch.element_moves import (
     to_logical,
     to_stored,
 )
+from aprfmt.arch.hyperparameters import expected_losses
 from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.columns import Columns
 from aprfmt.base.encodings import find_encoding
@@ -189,15 +190,14 @@ def _mapped(
     """
     resolution = model.resolution
     _check_unbound(model, target, drops, plan)
-    for loss in resolution.spec.lost:
-        if loss.style == target.style and loss.applies(resolution.hyper):
-            if loss.refused:
-                said = resolution.hyper[loss.name]
-                raise ArchError(
-                    f"{model.path}: {loss.name} is {said}, which no {target.name} file of "
-                    f"{resolution.spec.name} says: {loss.consequence}"
-                )
-            plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))
+    for loss in expected_losses(resolution.spec, resolution.hyper, target.style):
+        if loss.refused:
+            said = resolution.hyper[loss.name]
+            raise ArchError(
+                f"{model.path}: {loss.name} is {said}, which no {target.name} file of "
+                f"{resolution.spec.name} says: {loss.consequence}"
+            )
+        plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))
     outputs: list[Output] = []
     roles = _roles_to_write(model, target, drops, plan)
     for group in stored_groups(resolution.spec, target.style, roles, resolution.hyper):

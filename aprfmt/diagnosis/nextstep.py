@@ -31,7 +31,6 @@ from aprfmt.measure.named_causes import (
 )
 from aprfmt.model.draft import is_draft_head
 
-FOLDER = "safetensors"  # the format whose keys stand in a config.json
 MOST_POINTS = 12  # points that are asked for
 MOST_IDS = 64  # ids of a command; longer ones are in a file
 

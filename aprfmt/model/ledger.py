@@ -925,9 +925,9 @@ class Pronounced:
         return {"pronounced": asdict(self)}
 
 
-def array_items(kind: Kind, names: Collection[str], why: str = "") -> tuple[NotCompared, ...]:
+def array_items(kind: Kind, names: Collection[str]) -> tuple[NotCompared, ...]:
     """Return a NotCompared per array of a capture or batch that nothing reads."""
-    return tuple(NotCompared(kind, name, "unread", why) for name in names)
+    return tuple(NotCompared(kind, name, "unread", "") for name in names)
 
 
 _UNREAD = "unread:"  # what a pattern of --accept begins with

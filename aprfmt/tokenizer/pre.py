@@ -324,9 +324,9 @@ def pre_name_of(tokenizer: Mapping[str, Any], where: str) -> str:
     )
 
 
-def _shorten_text(text: str, limit: int = 300) -> str:
-    """Return a text on one line, cut at `limit` characters."""
-    return re.sub(r"\s+", " ", text[:limit]) + ("…" if len(text) > limit else "")
+def _shorten_text(text: str) -> str:
+    """Return a text on one line, cut at 300 characters."""
+    return re.sub(r"\s+", " ", text[:300]) + ("…" if len(text) > 300 else "")
 
 
 def tokenizer_splitting(tokenizer: Mapping[str, Any]) -> Splitting:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.base.dump_names import RANK, DumpPlace, module_path, parse_dump_path, rank_axis
 from aprfmt.base.text_escape import shorten
@@ -34,7 +33,6 @@ from aprfmt.inference.engines.rank_joining import (
     width_of,
 )
 
-Numbers = NDArray[Any]
 SPEC = "ranks.json"  # {"axes": {"tp": 2}, "arrays": {"*.o_proj": "t h", "*.q_proj": "t h[tp]"}}
 MAX_SPEC = 1 << 20
 MAX_FILES = 1 << 17

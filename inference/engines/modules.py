@@ -43,7 +43,6 @@ ADJACENT = (
 GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
-PASSING = ("fc1_latent_proj",)  # modules that do nothing in models without such a projection
 # Architectures whose router gives the experts' weights before the model's factor on them.
 UNSCALED = ("minimax_m3_vl",)
 # Points whose last two axes are joined in ours: streams or groups of heads (deepseek_v4), and an
