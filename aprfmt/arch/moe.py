@@ -1,6 +1,6 @@
 """Rules for mixtures of experts; a family's table overrides the rules that differ."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from aprfmt.arch.hyper_rules import fixed, per_layer, size
@@ -98,3 +98,11 @@ def norm_topk_loss(gguf: bool) -> Loss:
         f"GGUF has no key for it: llama.cpp {'always' if gguf else 'never'} renormalises the "
         "chosen experts' weights",
     )
+
+
+def has_router(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether tensor names show a router: the model has experts.
+
+    `values` (the metadata) is not used: every evidence function is given both.
+    """
+    return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)

@@ -175,11 +175,12 @@ def gated_mlp(bias: str | None = None, needs: str = "", module: str = "mlp") -> 
 def plain_mlp(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
     """Return the rows of an MLP without a gate: `up` and `down` are its matrices' names.
 
-    They are names below "mlp". `bias` is the condition for biases, None: no biases.
+    They are names in a layer of a Hugging Face file, or with {L} in the whole file. `bias` is the
+    condition for biases: "" for always, None for no biases.
     """
     return (
-        *linear("ffn_up", f"mlp.{up}", "ffn_size", "hidden_size", bias=bias),
-        *linear("ffn_down", f"mlp.{down}", "hidden_size", "ffn_size", bias=bias),
+        *linear("ffn_up", up, "ffn_size", "hidden_size", bias=bias),
+        *linear("ffn_down", down, "hidden_size", "ffn_size", bias=bias),
     )
 
 
