@@ -68,10 +68,14 @@ class Merge:
     noise: float = 0.0  # relative error that B's packed type, or A's, may have
     again: "Callable[[F64], F64 | None] | None" = None
 
-    def expert_merge(self, at: int) -> "Merge":
+    def expert_merge(self, number: int) -> "Merge":
         """Return one expert's matrix of a stack as a Merge."""
         return replace(
-            self, plain=self.plain[at], change=self.change[at], theirs=self.theirs[at], again=None
+            self,
+            plain=self.plain[number],
+            change=self.change[number],
+            theirs=self.theirs[number],
+            again=None,
         )
 
 

@@ -79,7 +79,7 @@ def place_pairs(
     found: dict[str, LowRank] = {}
     whole = whole_tensors(adapter, base, untie=untie)
 
-    def add_change(module: str, name: str, made: LowRank) -> None:
+    def add_change(module: str, name: str, change: LowRank) -> None:
         """Add the change of a weight to the result, once name and shape are checked.
 
         Raises ConversionError where the base has no such weight or one of another shape, and for a
@@ -92,14 +92,14 @@ def place_pairs(
                 + (f"one tensor for head and table: {_UNTIE}" if tied else f"no {name}")
             )
         shape = whole[name].shape if name in whole else base[name].shape
-        if shape != made.shape:
+        if shape != change.shape:
             raise ConversionError(
-                f"{adapter.path}: {module} changes {list(made.shape)}; "
+                f"{adapter.path}: {module} changes {list(change.shape)}; "
                 f"{name} of {base.path} is {list(shape)}: it belongs to another base"
             )
         if name in found:
             raise ConversionError(f"{adapter.path}: two pairs for {name} of {base.path}")
-        found[name] = made
+        found[name] = change
 
     # Pairs of whole modules, by name or by role.
     stacked, single = _names_of_stacked(adapter, base), dict[str, StoredPair]()

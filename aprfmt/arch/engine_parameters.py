@@ -671,8 +671,8 @@ class RankLayout:
         sizes = [one.share(self.ranks) for each in self.sections for one in each]
         return _split(local, self.axis, sizes)
 
-    def join_ranks(self, held: Sequence[Array], copy: int = 0) -> list[Array]:
-        """Return the parameter's arrays, put together from `held`, what the ranks have.
+    def join_ranks(self, rank_arrays: Sequence[Array], copy: int = 0) -> list[Array]:
+        """Return the parameter's arrays, put together from `rank_arrays`, what the ranks have.
 
         `copy` says which of the ranks that hold the same rows is read.
         """
@@ -680,9 +680,9 @@ class RankLayout:
 
         parameter = self.parameter
         if self.axis is None:
-            return self.split_shares(held[min(copy, len(held) - 1)])
+            return self.split_shares(rank_arrays[min(copy, len(rank_arrays) - 1)])
         if not self.sections:
-            whole = np.concatenate(list(held), self.axis)
+            whole = np.concatenate(list(rank_arrays), self.axis)
             whole = _cut(whole, self.axis, 0, parameter.shape[self.axis])
             sizes = (
                 [shape[parameter.axis] for shape in parameter.shapes]
@@ -690,7 +690,7 @@ class RankLayout:
                 else [1]
             )
             return _split(whole, parameter.axis, sizes)
-        each = [self.split_shares(one) for one in held]
+        each = [self.split_shares(one) for one in rank_arrays]
         flat = [section for sections in self.sections for section in sections]
         joined = []
         for at, section in enumerate(flat):

@@ -136,9 +136,9 @@ def _layers_by_heads_rule(
     )
 
 
-def other_layers_rule(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
-    """Return the rule `name` for the layers for which the hyperparameter `of` is False."""
-    return HyperRule(name, default=lambda hp: tuple(not on for on in hp[of]))
+def other_layers_rule(name: str = "ssm_layers", opposite: str = "attention_layers") -> HyperRule:
+    """Return the rule `name` for the layers for which the hyperparameter `opposite` is False."""
+    return HyperRule(name, default=lambda hp: tuple(not on for on in hp[opposite]))
 
 
 def read_layer_kinds(names: Sequence[str], rest: Sequence[str], *keys: str) -> Read:

@@ -255,14 +255,14 @@ class WeightLayout:
         width = len(out) // max(stop - start, 1)
         found: list[tuple[int, int, int]] = []
 
-        def recode_piece(matrix: int, first: int, last: int, at: int) -> None:
-            """Encode rows [first, last) of a matrix into `out` from row `at` on.
+        def recode_piece(matrix: int, first: int, last: int, out_row: int) -> None:
+            """Encode rows [first, last) of a matrix into `out` from row `out_row` on.
 
             Appends their counts to `found`.
             """
             streams = self.codes.streams(matrix, first, last)
             row, numbers, tables = self._numbers(matrix, first, last)
-            room = out[at * width : (at + last - first) * width]
+            room = out[out_row * width : (out_row + last - first) * width]
             found.append(
                 native.recode_packed(
                     encoding,
@@ -416,15 +416,15 @@ def tile_grid(shape: Sequence[int], tile: Tile) -> tuple[int, int]:
     return -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1])
 
 
-def spread_on_tiles(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array:
+def spread_on_tiles(numbers: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array:
     """Return the numbers of tiles [..., down, across] repeated for the finer tiles within each.
 
     `tile` and `finer` are (rows, columns); the sizes of `finer` divide those of `tile`.
     """
     if tile == finer:
-        return held
+        return numbers
     down, across = tile_grid(shape, finer)
-    found: Array = held[..., np.arange(down) * finer[0] // tile[0], :][
+    found: Array = numbers[..., np.arange(down) * finer[0] // tile[0], :][
         ..., np.arange(across) * finer[1] // tile[1]
     ]
     return found

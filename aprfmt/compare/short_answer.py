@@ -75,7 +75,7 @@ def short_answer(
     *,
     first_said: bool,
     others: Sequence[Line] = (),
-    left: Sequence[str] = (),
+    not_compared: Sequence[str] = (),
     unrun: Sequence[str] = (),
     unmended: str = "",
     commands: Sequence[str] = (),
@@ -83,14 +83,14 @@ def short_answer(
 ) -> list[Line]:
     """Return at most LINES lines (text, style).
 
-    `others` are differences that are no causes, a line each. `left` is what was not compared, in
-    words, `unrun` what was compared by its values alone and not reached by a pass, `unmended` the
-    sentence about what no command repairs. What does not fit is counted: the verdict, the first
-    cause, what was not compared and the commands are always shown. Long names are shortened, but
-    in commands.
+    `others` are differences that are no causes, a line each. `not_compared` is what was not
+    compared, in words, `unrun` what was compared by its values alone and not reached by a pass,
+    `unmended` the sentence about what no command repairs. What does not fit is counted: the
+    verdict, the first cause, what was not compared and the commands are always shown. Long names
+    are shortened, but in commands.
     """
     end: list[Line] = []
-    for title, rows in (("not compared", left), ("not reached by a pass", unrun)):
+    for title, rows in (("not compared", not_compared), ("not reached by a pass", unrun)):
         if rows:
             more = f"; {len(rows) - 1} more (-v)" if len(rows) > 1 else ""
             end.append((f"{title}: {rows[0]}{more}", "warn"))

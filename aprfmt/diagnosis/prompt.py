@@ -6,16 +6,18 @@ from aprfmt.base.protocols import Value
 from aprfmt.inference.probe_ids import TILE, critical_lengths
 
 
-def id_mismatch_sentence(given: Sequence[int] | None, recorded: Mapping[str, Sequence[int]]) -> str:
+def id_mismatch_sentence(
+    given_ids: Sequence[int] | None, recorded: Mapping[str, Sequence[int]]
+) -> str:
     """Return a sentence if the given ids and those of the traces differ; "" if they are equal.
 
     `recorded` has the ids of each side ("A", "B") whose trace has them.
     """
     for label, ids in recorded.items():
-        if given is not None and tuple(given) != tuple(ids):
+        if given_ids is not None and tuple(given_ids) != tuple(ids):
             return (
                 f"{label} was run on other token ids than those given "
-                f"({_first_difference_text(given, ids)})"
+                f"({_first_difference_text(given_ids, ids)})"
             )
     if len(recorded) == 2 and tuple(recorded["A"]) != tuple(recorded["B"]):
         return "the traces are of other token ids: " + _first_difference_text(

@@ -782,7 +782,7 @@ class _StateReader:
             )
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
-    def without_aliases(self, left: Sequence[str]) -> list[str]:
+    def without_aliases(self, names: Sequence[str]) -> list[str]:
         """Return the names of tensors that are no copies of one that was read.
 
         A module that is reached by two ways is in a state twice, and a head that is the embedding
@@ -793,7 +793,7 @@ class _StateReader:
             used.setdefault(self._held[name].shape, []).append(self._held[name])
         return [
             name
-            for name in left
+            for name in names
             if not any(
                 _same_parts(self._held[name], one) for one in used.get(self._held[name].shape, [])
             )

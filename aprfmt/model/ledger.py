@@ -581,9 +581,9 @@ def folder_files(model: "Model") -> list[Path]:
     return sorted(folder.path.iterdir())
 
 
-def surplus_text(one: Damage | Note) -> str:
+def surplus_text(record: Damage | Note) -> str:
     """Return a phrase about the bytes of a file that belong to no tensor."""
-    return f"of weights: {one.text.partition(';')[0].partition(', where')[0]}"
+    return f"of weights: {record.text.partition(';')[0].partition(', where')[0]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,10 +97,10 @@ class ReadAhead:
         self._told = False  # whoever says what comes next says it always: nothing is guessed
         self._parts: dict[int, tuple[int, Future[memoryview]]] = {}
 
-    def expect(self, start: int, stop: int, at: int | None = None) -> None:
+    def expect(self, start: int, stop: int, first: int | None = None) -> None:
         """Announce that bytes [start, stop) will be read after the ranges announced before.
 
-        Fetching begins at `at` (None: at `start`), where the bytes before it are there already.
+        Fetching begins at `first` (None: at `start`), where the bytes before it are there already.
         """
         with self._lock:
             if not self._told:
@@ -108,7 +108,7 @@ class ReadAhead:
             self._told = True
             said = any(one.start <= start and stop <= one.stop for one in self._expected)
             if stop > start and not said and not self._join_expected(start, stop):
-                self._expected.append(_Expected(start, stop, start if at is None else at))
+                self._expected.append(_Expected(start, stop, start if first is None else first))
             while len(self._expected) > EXPECTED:
                 self._expected.popleft()
             self._fetch_ahead()

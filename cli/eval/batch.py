@@ -193,10 +193,10 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
     # An end that is never a label is one that the model never learns to write.
     lost = [each for each in known if not each.scored]
 
-    def count_text(each: "EndCounts") -> str:
+    def count_text(counts: "EndCounts") -> str:
         """Return how often a token ends scored text, and how often it is a label, as words."""
-        text = " ".join(filter(None, (str(each.id), spelled.get(each.id, ""))))
-        return f"token {text} ends a scored text {each.places} times, {each.scored} are labels"
+        text = " ".join(filter(None, (str(counts.id), spelled.get(counts.id, ""))))
+        return f"token {text} ends a scored text {counts.places} times, {counts.scored} are labels"
 
     padded = any(each.padding for each in lost)
     return [

@@ -253,13 +253,13 @@ def _skip_numbers(cursor: Cursor, element: ValueType, count: int, what: str) -> 
                 return
 
 
-def report_bool(cursor: Cursor, what: str, at: int, found: int) -> None:
+def report_bool(cursor: Cursor, what: str, offset: int, found: int) -> None:
     """Add a fault to the cursor's for a bool whose byte `found` is not 0 or 1.
 
-    `at` is its offset, `what` names the key.
+    `offset` is its offset, `what` names the key.
     """
     error = FormatError(
-        f"{cursor.where}: {what} has a bool of {found} at offset {at}; GGUF has 0 and 1; "
+        f"{cursor.where}: {what} has a bool of {found} at offset {offset}; GGUF has 0 and 1; "
         "the file is damaged"
     )
     cursor.faults.add(error)
