@@ -707,13 +707,6 @@ class RankLayout:
             at += len(sections)
         return made
 
-    @property
-    def copies(self) -> int:
-        """How many ranks hold the same rows of some section, at most."""
-        if self.axis is None:
-            return self.ranks
-        return max((one.copies(self.ranks) for each in self.sections for one in each), default=1)
-
     def _group_count(self, shares: Sequence[Shape]) -> int:
         """Return the number of key heads of a rank, by the shapes of its shares of q, k and v."""
         return max(1, shares[1][0] // self.parameter.sections[1][0].unit)

@@ -89,7 +89,7 @@ def read_hyper(
     hyperparameter without a value and without a default; `complete=False` leaves the latter out.
     """
     require_causal_mask(spec, facts, subject)
-    reader = _Reader(spec, facts, subject)
+    reader = _Reader(spec, facts)
     for rule in spec.hyper:
         try:
             row = reader.read_rule(rule)
@@ -135,10 +135,8 @@ class _Reader:
 
     spec: ArchSpec
     facts: Facts
-    subject: str
     rows: dict[str, HyperParam] = field(default_factory=dict)
     read: dict[str, str] = field(default_factory=dict)
-    defaulted: list[str] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
     demanded: dict[str, HyperParam] = field(default_factory=dict)
     contradicted: dict[str, str] = field(default_factory=dict)

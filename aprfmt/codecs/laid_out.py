@@ -154,10 +154,6 @@ class GroupNumbers(NamedTuple):
         """Return float32 [256], the value of each byte in a matrix; None for float numbers."""
         return None if self.table is None else self.table[matrix % len(self.table)]
 
-    def floats(self) -> F32:
-        """Return the numbers of all matrices as float32 [matrices, down, across]."""
-        return self.held if self.table is None else np.stack([*map(self.of, range(len(self.held)))])
-
 
 Tile = tuple[int, int]
 

@@ -94,7 +94,6 @@ class FormatSpec:
     keeps: bool = False  # True: where that is asked for; open_sink then takes `carry=True`
     max_name_bytes: int | None = None
     max_dims: int | None = None
-    splits: bool = True
     order: Callable[[Sequence[TensorInfo]], list[TensorInfo]] = list  # data order on disk
     weights_name: str | None = None  # name of the weights inside a folder output
     rewrites: bool = False  # open_sink takes `like`, a source of this format: what the plan does

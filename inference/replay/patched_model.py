@@ -205,14 +205,6 @@ class PatchedModel:
         """Return a copy of the model with other positions of the tokens."""
         return replace(self, positions=tuple(positions))
 
-    @property
-    def stage_count(self) -> int:
-        """The number of stages a pass can be split into.
-
-        1 if the architecture has a special forward pass.
-        """
-        return 1 if self.spec.forward else self.n_layers + 2
-
     def run(
         self, recorder: "CallRecorder", rows: LogitRows = "all", span: Span | None = None
     ) -> Any:
