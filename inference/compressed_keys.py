@@ -54,8 +54,8 @@ def compress_keys(
 ) -> WindowState:
     """Return a compressor's state after the tokens x [tokens, hidden] of a pass.
 
-    Its keys are those of all windows that are over then, cached ones first: the point
-    `compressed_k`, or `index_compressed_k`.
+    `before` is its state before them. Its keys are those of all windows that are over then, cached
+    ones first: the point `compressed_k`, or `index_compressed_k`.
     """
     b, rate, (rows, keys) = c.backend, compressor.rate, before
     kv = c.tap(f"{compressor.point}compress_kv", layer, c.linear(layer, f"{compressor.role}_kv", x))
@@ -134,7 +134,10 @@ def rotate_last(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
 
 
 def rotate_last_back(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
-    """Return x [tokens, heads, d] with the rotation of `rotate_last` undone, in adjacent pairs."""
+    """Return x [tokens, heads, d] with the rotation of `rotate_last` undone, in adjacent pairs.
+
+    `table` is (cos, sin) [tokens, pairs] of the positions.
+    """
     b, (cos, sin) = c.backend, table
     pairs = cos.shape[-1]
     before = x.shape[-1] - 2 * pairs

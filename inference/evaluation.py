@@ -50,7 +50,8 @@ def plan_windows(
 ) -> tuple[Planned, list[str]]:
     """Return ([(sample, its windows)], messages on samples that have no label to score).
 
-    Raises UsageError for options that a convention does not support.
+    `capacity` is the most tokens of a window, `overlap` how many of them two windows share. Raises
+    UsageError for options that a convention does not support.
     """
     if convention != "disjoint" and (overlap or any(sample.cut for sample in samples)):
         found = "--overlap" if overlap else "a prompt with its response"
@@ -78,7 +79,10 @@ def plan_windows(
 
 
 def no_label_reason(sample: Sample, capacity: int, convention: str) -> str:
-    """Return why a sample has no loss token, and what would give it one."""
+    """Return why a sample has no loss token, and what would give it one.
+
+    `capacity` is the most tokens of a window, `convention` the name of the rule that cuts windows.
+    """
     count = len(sample.ids)
     if count < 2 or count == sample.prompt:
         todo = "a response" if sample.cut and count == sample.prompt else "a longer text"

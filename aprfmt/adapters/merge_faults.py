@@ -100,9 +100,10 @@ def scale_factors(
 ) -> tuple[Factor, ...]:
     """Return the factors of the usual mistakes with a pair's scale; equal ones are joined.
 
-    A factor is a multiple of the right change. `alpha` and `r` are those of the whole adapter,
-    which patterns may overrule for a pair. `stored` are scales that tensors beside the pairs give
-    (`.alpha`), which the configuration contradicts.
+    A factor is a multiple of the right change. `scale` is the pair's right scale, `rank` its rank,
+    and `rank_stabilised` says that alpha is divided by the rank's root. `alpha` and `r` are those
+    of the whole adapter, which patterns may overrule for a pair. `stored` are scales that tensors
+    beside the pairs give (`.alpha`), which the configuration contradicts.
     """
     # The alpha of this pair, from its scale.
     own = scale * (math.sqrt(rank) if rank_stabilised else rank)

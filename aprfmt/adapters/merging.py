@@ -316,10 +316,11 @@ ARITHMETIC = "B @ A in float64, rounded to float32; times the scale and added in
 def convert_merged(
     src: "Path | str", dst: "Path | str", adapter: Path, *, to: str | None = None, **wishes: Any
 ) -> "ConversionReport":
-    """Convert a base with an adapter merged into it; see `aprfmt.convert` for the options.
+    """Convert the base `src` with an adapter merged into it to `dst`; return the report.
 
-    The output records the adapter's digest, so that it is not merged twice. Raises what `convert`
-    and `merge_adapter` do.
+    `to` names the format of `dst`, None for that of its extension; the others are options of
+    `aprfmt.convert`. The output records the adapter's digest, so that it is not merged twice.
+    Raises what `convert` and `merge_adapter` do.
     """
     options = Options(**wishes)
     with open_model(src, arch=options.arch, allow_missing=options.allow_missing) as base:
@@ -394,7 +395,10 @@ def merged_values(merged: View, times: int) -> "F64":
 
 
 def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]:
-    """Return (note,) on how much of the change the stored types lose; () if nothing."""
+    """Return one note on how much of the change the stored types lose; () without a loss.
+
+    `losses` are those of the merged weights, `adapter` is the path that the note names.
+    """
     if not losses:
         return ()
     kinds = ", ".join(sorted({each.encoding for each in losses}))

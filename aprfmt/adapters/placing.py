@@ -337,11 +337,11 @@ def _place_by_role(
 def reorder_rows(
     pair: LowRank, group: "BoundGroup", target_group: "BoundGroup", base: Model, adapter: Adapter
 ) -> LowRank:
-    """Return a change with its rows in the order in which another style stores them.
+    """Return a LoRA pair with its rows in the order in which another style stores them.
 
-    `group` is the weight's group in the change's style, `target_group` in the other one. The rows
-    of `b` and the magnitudes are permuted. Raises ConversionError for any other difference in
-    layout.
+    `group` is the weight's group in the pair's style, `target_group` in the other one. The rows of
+    `b` and the magnitudes are permuted; `base` gives the hyperparameters, `adapter` the path for
+    messages. Raises ConversionError for any other difference in layout.
     """
     steps = (*group.binding.steps, *target_group.binding.steps)
     simple = all(isinstance(step, RowsPermuted) for step in steps)

@@ -45,8 +45,9 @@ def embedding_rows(
 ) -> tuple[RoleRow, ...]:
     """Return the rows of the tables of words, positions and token types, and of their norm.
 
-    The arguments are Hugging Face names, "" for a table that the model does not have.
-    `extra` (`+2`) are rows of the position table before position 0's.
+    `words`, `places`, `types` and `normed` (the norm) are Hugging Face names, "" for one that the
+    model does not have. `bias`: the norm has one. `extra` (`+2`) are rows of the position table
+    before position 0's.
     """
     rows = [RoleRow("token_embd.weight", f"{words}.weight", _TABLE, layered=False)]
     if places:

@@ -208,7 +208,10 @@ def _yarn_attn_scale(hp: Params) -> float:
 
 
 def expert_groups_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
-    """Return a rule for a number of groups of experts; an absent key means one group."""
+    """Return the rule `name` for a number of groups of experts; a GGUF without the key means 1.
+
+    `hf` and `gguf` are its keys, `default` is the number where config.json has no key.
+    """
     check = _check_enough_experts if name == "n_expert_groups_used" else None
     return hyper_rules.size(name, hf, gguf, default=1, hf_default=default, check=check)
 

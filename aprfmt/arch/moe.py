@@ -16,7 +16,11 @@ MAX_EXPERTS = 1 << 16
 def expert_count_rules(
     experts: int, used: int, hf: str = "num_experts num_local_experts"
 ) -> tuple[HyperRule, HyperRule]:
-    """Return (the rule for the number of experts, the rule for how many of them a token uses)."""
+    """Return (the rule for the number of experts, the rule for how many of them a token uses).
+
+    `experts` and `used` are the numbers where config.json has no key, `hf` are the keys of the
+    first, separated by spaces.
+    """
     return (
         size("n_experts", hf, "expert_count", "num_experts", hf_default=experts, high=MAX_EXPERTS),
         size(
@@ -31,7 +35,11 @@ def expert_count_rules(
 
 
 def expert_size_rule(hf: str = "moe_intermediate_size", hf_default: Any = None) -> HyperRule:
-    """Return the rule for the inner width of an expert; without a key a GGUF means ffn_size."""
+    """Return the rule for the inner width of an expert; without a key a GGUF means ffn_size.
+
+    `hf` is config.json's key, `hf_default` the width where it is absent, None where it has to be
+    there.
+    """
     return size(
         "moe_ffn_size",
         hf,

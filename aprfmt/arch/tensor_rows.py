@@ -69,7 +69,12 @@ def norm(
     gguf_steps: Steps = (),
     layered: bool = True,
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of a norm: its weight, and its bias if it has one."""
+    """Return the rows of a norm: its weight, and its bias with `bias`.
+
+    `role` and `hf` are its role and its name in Hugging Face files, without ".weight". `size` is
+    its shape in hyperparameters, `needs` the condition for a layer to have it, `gguf_steps` what a
+    GGUF does to the values. Not `layered`: it stands outside the layers.
+    """
     parts = ("weight", "bias") if bias else ("weight",)
     return tuple(
         RoleRow(f"{role}.{p}", f"{hf}.{p}", size, needs, (), gguf_steps, layered=layered)
@@ -78,7 +83,11 @@ def norm(
 
 
 def single_row(role: str, hf: str, *shape: str, needs: str = "", gguf_steps: Steps = ()) -> RoleRow:
-    """Return the row of a tensor outside the layers, with the sizes `shape`."""
+    """Return the row of a tensor outside the layers, with the sizes `shape`.
+
+    `role` and `hf` are its role and its whole name in Hugging Face files, `needs` the condition for
+    it, `gguf_steps` what a GGUF does to its elements.
+    """
     return RoleRow(role, hf, shape, needs, gguf_steps=gguf_steps, layered=False)
 
 

@@ -386,7 +386,8 @@ class WeightLayout:
 def wrap_codes(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[PackedCodes, F32]:
     """Return (codes, float32 number of each code) of a weight whose bytes are one stream of codes.
 
-    `shape` is [..., rows, columns]. Where rows would end within a byte, every code gets a byte.
+    `raw` is the stream of codes of `bits` bits, `values` the number of each code, `shape` [...,
+    rows, columns]. Where rows would end within a byte, every code gets a byte.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]
     held, table = raw, values.astype(np.float32)

@@ -143,7 +143,8 @@ class Writer:
 def count_changes(before: GridWeight, after: GridWeight) -> GroupCounts:
     """Return how many groups of values there are, in how many one changes, and the largest change.
 
-    Values are only decoded where the scales or offsets differ.
+    `before` and `after` are the same weight as codes and scales in two layouts. Values are only
+    decoded where the scales or offsets differ.
     """
     count = before.groups.scale.size
     if before.groups.same(after.groups):

@@ -348,6 +348,7 @@ def check_exact(
 ) -> None:
     """Raise ConversionError if a repack changes values and was not asked for by name.
 
+    `outputs` are the planned tensors, `found.asked` the names asked for; `path` begins the message.
     `allow_inexact` of the options accepts it.
     """
     if options.allow_inexact:

@@ -262,7 +262,8 @@ class WorkerPool:
     def write(self, output: Output, written: WrittenTensor) -> bool:
         """Hand a tensor to the workers; return False where the caller has to write it itself.
 
-        Tensors are handed over in the planned order. Raises what went wrong with an earlier one.
+        `written` is the record that they fill in. Tensors are handed over in the planned order.
+        Raises what went wrong with an earlier one.
         """
         tasks = self._tasks(output)
         if tasks is None:
@@ -502,7 +503,9 @@ def write_tensors(
 ) -> None:
     """Write all outputs that no earlier run wrote, and fill in `written`.
 
-    `begun` is the state of a resumable run or None; `verifier` reads tensors back or is None.
+    `infos` are the planned tensors in the order of `sink`, `written` their records in the plan's
+    order, `source_files` the files read. `begun` is the state of a resumable run or None;
+    `verifier` reads tensors back or is None.
     """
     from aprfmt.conversion.resume_state import journal_entry, skip_if_written
 

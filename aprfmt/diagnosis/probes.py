@@ -155,7 +155,10 @@ def choose_probes(
 
 
 def make_probe(ids: Sequence[int], every: Sequence[Mapping[str, Any]], why: str) -> Probe:
-    """Return a probe of these ids; only some rows of logits are compared if there are many."""
+    """Return a probe of these ids; only some rows of logits are compared if there are many.
+
+    `every` are the hyperparameters of both models, `why` says in words what the probe is for.
+    """
     size = 4 * len(ids) * max(int(hp["vocab_size"]) for hp in every)
     if size <= MOST_LOGITS:
         return Probe(tuple(ids), None, why)
@@ -194,7 +197,10 @@ def probe_other_ids(vocab: int, length: int, count: int) -> Iterator[tuple[int, 
 def unrouted_experts(
     differing: DifferingRows, routed: Mapping[int, set[int]]
 ) -> dict[str, list[int]]:
-    """Return {key: differing experts that no pass used}, without keys where all were used."""
+    """Return {key: differing experts that no pass used}, without keys where all were used.
+
+    `differing` are the rows that differ, `routed` the experts used by layer.
+    """
     found: dict[str, list[int]] = {}
     for key, experts in differing.experts.items():
         layer = int(key[1:].partition(".")[0])

@@ -199,7 +199,11 @@ def open_sink(
     max_shard_size: int | None = None,
     **options: Any,
 ) -> Sink:
-    """Return a sink that writes `path` in `format`; plan first, then write in plan order."""
+    """Return a sink that writes `path` in `format`; plan first, then write in plan order.
+
+    With `force` the file may exist. `max_shard_size` is the most tensor bytes of a file, None for
+    one file. `options` are the format's own.
+    """
     return FORMATS[format].open_sink(
         Path(path), force=force, max_shard_size=max_shard_size, **options
     )

@@ -176,7 +176,8 @@ class Tokenizer:
     ) -> tuple[str, list[int]]:
         """Return (text of the rendered chat, its ids).
 
-        `encode` adds no special tokens here, because the template writes them itself
+        A message is {"role", "content"}. With `add_generation_prompt` the text ends where the
+        answer begins. `encode` adds no special tokens here, because the template writes them itself
         (transformers does the same).
         """
         text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)

@@ -230,7 +230,10 @@ def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "
 
 
 def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
-    """Return the check that the reported loss is the recomputed one; a failure names why not."""
+    """Return the check that the reported loss is the recomputed one; a failure names why not.
+
+    `answer` compares both, `batch` is what the loss is of.
+    """
     from aprfmt.base.outcome import check
 
     agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"

@@ -157,7 +157,8 @@ def windows_to_json(
 ) -> WindowFacts:
     """Return how the texts were cut into windows, and the tokens put before windows, as JSON.
 
-    `planned` are the samples with their windows; the sizes are those they were cut by.
+    `planned` are the samples with their windows. `capacity` is the tokens of a window, `overlap`
+    how many of them two windows share, `convention` the name of the rule that cut them.
     """
     behind = [(sample, windows) for sample, windows in planned if sample.prefix]
     ids = list(behind[0][0].ids[: behind[0][0].prefix]) if behind else []
