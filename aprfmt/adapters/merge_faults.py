@@ -69,7 +69,7 @@ class Merge:
     again: "Callable[[F64], F64 | None] | None" = None
 
     def expert_merge(self, number: int) -> "Merge":
-        """Return one expert's matrix of a stack as a Merge."""
+        """Return the Merge of expert `number` of a stack: its matrix alone."""
         return replace(
             self,
             plain=self.plain[number],
@@ -267,8 +267,9 @@ def find_added_change(
 ) -> str:
     """Return the key of the weight whose change was added to this one; "" for none.
 
-    `plain` is the base's weight, which the adapter does not change, `theirs` is B's. "" too for
-    types that are no plain floats.
+    `plain` is the base's weight, which the adapter does not change, `theirs` is B's in `encoding`.
+    `others` are the changes that the adapter makes to other weights. "" too for types that are no
+    plain floats.
     """
     if encoding not in FRACTIONS:
         return ""

@@ -150,7 +150,10 @@ class DecodedTensor(LazyTensor):
 
 
 def merge_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
-    """Return rows [start, stop) of a merged weight; `weight` are the base's rows (float32)."""
+    """Return rows [start, stop) of a merged weight (float32), rounded once.
+
+    `weight` are the base's rows (float32), `pair` is the change.
+    """
     delta = pair.product_rows(start, stop).astype(np.float32) * np.float32(pair.scale)
     found: F32 = weight + delta
     if pair.magnitude is not None:

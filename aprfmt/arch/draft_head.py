@@ -169,9 +169,9 @@ class Head:
 def find_heads(
     spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str], packed: Set[str]
 ) -> list[Head]:
-    """Return the draft heads that a file stores, from its tensor names.
+    """Return the draft heads that a file stores, from its tensor names, in order of their blocks.
 
-    `packed` are the names of packed weights. The order is that of the blocks.
+    `style` is the naming (hf, gguf, apr), `packed` are the names of packed weights.
     """
     found = []
     for layer, stored in _group_names_by_head(spec, style, hp, names):
@@ -221,7 +221,8 @@ def _group_names_by_head(
 def first_head(spec: ArchSpec, style: str, names: Iterable[str]) -> int | None:
     """Return the block number of the first draft head; None if no tensor of one is stored.
 
-    Only tensors that no other layer has count as evidence.
+    `style` is the naming (hf, gguf, apr) of `names`. Only tensors that no other layer has count as
+    evidence.
     """
     own = spec.draft[style].own if style in spec.draft else ()
     rows = [(name.replace("{N}", "{L}"), name) for name in own if "{N}" in name]
@@ -282,7 +283,8 @@ def stored_groups(
 ) -> list[BoundGroup]:
     """Return the stored tensors that roles of a model and of its draft heads go to.
 
-    Like `groups_for`, which knows the model alone. Those of draft heads come last.
+    `style` is the naming (hf, gguf, apr). It is like `groups_for`, which knows the model alone.
+    Those of draft heads come last.
     """
     if style not in spec.draft:
         return groups_for(spec, style, roles, hp)

@@ -653,7 +653,7 @@ class RankLayout:
         return np.concatenate(list(shares), parameter.axis)
 
     def split_shares(self, local: Array) -> list[Array]:
-        """Return the shares of sections that a rank's array has, in the order of `shares`."""
+        """Return the shares of sections in `local`, a rank's array, in the order of `shares`."""
         parameter = self.parameter
         if parameter.grouped:
             return self._split_groups(local)
@@ -733,7 +733,10 @@ class RankLayout:
 
 
 def find_layout(parameter: EngineParameter, local: Shape, ranks: int) -> RankLayout | None:
-    """Return how `ranks` hold a parameter, by the shape of what one has; None where none fits."""
+    """Return how `ranks` ranks hold a parameter; None where no way fits.
+
+    `local` is the shape of what one rank has.
+    """
     whole, axis = parameter.shape, parameter.axis
     if local == whole:
         return RankLayout(parameter, ranks)

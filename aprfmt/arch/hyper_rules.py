@@ -370,8 +370,9 @@ def attn_scale(
 ) -> HyperRule:
     """Return the rule for the factor on attention scores.
 
-    `default` computes the value without a key. `gguf_default` is what GGUF readers compute, if
-    that differs: a GGUF has the key only for another value.
+    `default` computes the value without a key. `gguf_default` is what GGUF readers compute, if that
+    differs: a GGUF has the key only for another value. `read` and `write` are {style: function} in
+    place of the usual ones.
     """
     assumed = gguf_default or default
 

@@ -98,7 +98,8 @@ def attention_layers_rule(
 ) -> HyperRule:
     """Return the rule for which layers have attention; `hf` reads config.json's keys.
 
-    In a GGUF those with key heads have it. Without a key, `default` says it, or all layers have it.
+    `write_hf` writes them. In a GGUF those with key heads have it. Without a key, `default` says
+    it, or all layers have it.
     """
     return _layers_by_heads_rule(
         "attention_layers", True, hf, write_hf, default or hyper_rules.per_layer(True)
@@ -108,7 +109,8 @@ def attention_layers_rule(
 def conv_layers_rule(hf: Read, write_hf: Write) -> HyperRule:
     """Return the rule for which layers have a convolution; `hf` reads config.json's keys.
 
-    In a GGUF those without key heads have it. Without a key, those with a stored kernel have it.
+    `write_hf` writes them. In a GGUF those without key heads have it. Without a key, those with a
+    stored kernel have it.
     """
     rule = _layers_by_heads_rule("conv_layers", False, hf, write_hf, hyper_rules.per_layer(False))
     return replace(rule, shape=layers_with_role("shortconv.conv.weight"))

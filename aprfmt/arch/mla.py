@@ -30,7 +30,10 @@ def _size_or_default(facts: Facts, key: str, default: int) -> int:
 
 
 def mla_length_rules(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, HyperRule]:
-    """Return (the rule for the elements of a key head, the rule for those of a value head)."""
+    """Return (the rule for the elements of a key head, the rule for those of a value head).
+
+    `nope` is a key's elements without rope, `value` those of a value, where config.json has no key.
+    """
 
     def read_head_dim(facts: Facts, hp: Params) -> Found:
         """Return (elements of a key head, key): those without rope plus those with it.

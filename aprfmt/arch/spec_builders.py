@@ -12,8 +12,9 @@ Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of ro
 def names_only_spec(name: str, tables: Made, hyper: tuple[HyperRule, ...], **more: Any) -> ArchSpec:
     """Return an architecture of level "names": converted and compared, without a forward pass.
 
-    `tables` are its tensor table and bindings, `more` its other fields. Keys of config.json that no
-    rule reads stay unknown: what they mean matters to a forward pass.
+    `tables` are its tensor table and bindings, `hyper` the rules for its hyperparameters, `more`
+    other fields of ArchSpec. Keys of config.json that no rule reads stay unknown: what they mean
+    matters to a forward pass.
     """
     tensors, bindings = tables
     return own_styles_only(
@@ -34,7 +35,8 @@ def full_spec(
 ) -> ArchSpec:
     """Return an architecture of level "full": one with a forward pass, described by `block`.
 
-    `tables` are its tensor table and bindings, `more` its other fields.
+    `tables` are its tensor table and bindings, `hyper` the rules for its hyperparameters, `more`
+    other fields of ArchSpec.
     """
     return replace(names_only_spec(name, tables, hyper, **more), level="full", block=block)
 

@@ -48,9 +48,11 @@ def linear(
     hf_steps: Steps = (),
     gguf_steps: Steps = (),
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of a matrix [out, into]; `bias` is the `needs` of its bias, None: no bias.
+    """Return the rows of a matrix [out, into], and of its bias if it has one.
 
-    `gguf_steps` apply to the bias too, `hf_steps` to the matrix alone.
+    `role` and `hf` are its role and its name in Hugging Face files, without ".weight". `needs` is
+    the condition for a layer to have it, `bias` that for its bias, None: no bias. `gguf_steps`
+    apply to the bias too, `hf_steps` to the matrix alone.
     """
     rows = [RoleRow(f"{role}.weight", f"{hf}.weight", (out, into), needs, hf_steps, gguf_steps)]
     if bias is not None:
@@ -214,6 +216,7 @@ def experts(
 ) -> tuple[tuple[RoleRow, ...], tuple[Binding, ...]]:
     """Return (rows of stacked experts, bindings that Hugging Face files need).
 
+    `gate`, `up` and `down` are the names of an expert's matrices below `module` and its number.
     They are written as one tensor per expert. transformers 5 has one tensor for gate and up of all
     experts, often below another module; it is read too.
     """

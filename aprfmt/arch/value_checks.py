@@ -64,7 +64,7 @@ def text(value: Value, key: str) -> str:
 
 
 def sequence(value: Value, key: str, at_least: int = 0) -> Sequence[Value]:
-    """Return `value` if it is a list or GGUF array with enough entries; ArchError otherwise."""
+    """Return `value` if it is a list or GGUF array of `at_least` entries; ArchError otherwise."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
         raise ArchError(f"{key}: is {short_repr(value)}; expected a list")
     if len(value) < at_least:

@@ -48,7 +48,10 @@ def fold_name(name: str) -> str:
 
 
 def find_name(text: str, names: Iterable[str], aliases: Mapping[str, str] = ALIASES) -> str | None:
-    """Return which of `names` a user's spelling means; None where it means none of them."""
+    """Return which of `names` a user's spelling means; None where it means none of them.
+
+    `aliases` is {spelling: name}; case and punctuation do not matter.
+    """
     offered = list(names)
     if text in offered:
         return text

@@ -47,7 +47,7 @@ class RangeReader:
     def first(
         self, url: str, where: str, headers: Mapping[str, str], count: int = FIRST
     ) -> tuple[FileFacts, bytes]:
-        """Return (facts, first bytes) of a file by one request of `count` bytes.
+        """Return (facts, first bytes) of the file at `url` by one request of `count` bytes.
 
         `where` begins messages, `headers` are sent too. Raises RemoteError.
         """

@@ -155,8 +155,9 @@ class Tokenizer:
     ) -> str:
         """Return the messages rendered by the model's chat template, in a child process.
 
-        Raises FormatError if there is no template, or it is broken, unsafe or exceeds a limit;
-        UsageError if it rejects the messages.
+        With `add_generation_prompt` the text ends where the answer begins. Raises FormatError if
+        there is no template, or it is broken, unsafe or exceeds a limit; UsageError if it rejects
+        the messages.
         """
         if self.chat_template is None:
             raise FormatError(

@@ -236,7 +236,7 @@ def normalizer_json(row: PreTokenizer) -> dict[str, Any] | None:
 
 
 def flatten_steps(node: Any, inner: str) -> list[Mapping[str, Any]]:
-    """Return the steps of a tokenizer.json component, with nested sequences flattened.
+    """Return the steps of `node`, a tokenizer.json component, with nested sequences flattened.
 
     `inner` is the key of a sequence's members. The JSON reader bounds the nesting depth.
     """

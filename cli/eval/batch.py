@@ -293,7 +293,7 @@ def batch_to_json(batch: "Batch") -> BatchFacts:
 
 
 def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
-    """Return the verdict on the reported loss as JSON, with every guess that gives the number."""
+    """Return `answer`, the verdict on the reported loss, as JSON with every guess that gives it."""
     return {
         "value": answer.reported,
         "recomputed": answer.right,

@@ -20,8 +20,9 @@ def gibberish_signals(
 ) -> list[str]:
     """Return a sentence for each sign that a text is gibberish; [] for ordinary text.
 
-    `ids` are the tokens of the answer, and `spelled` returns their text, special tokens included: a
-    loop of tokens that have no text, or broken characters, shows in them alone.
+    Characters of another script are no sign where `prompt`, the question, has many too. `ids` are
+    the tokens of the answer, and `spelled` returns their text, special tokens included: a loop of
+    tokens that have no text, or broken characters, shows in them alone.
     """
     repeats = _repeated_fragment(text)
     if not repeats and spelled is not None:
