@@ -288,7 +288,7 @@ class _Reader:
         known = self.spec.ignored | IGNORED.get(style, frozenset())
         bare = {key: _bare_key(key, arch_key, self.spec.section) for key in left}
         ignored = tuple(
-            key for key in left if bare[key] in known or _outer_object(bare[key]) in known
+            key for key in left if bare[key] in known or bare[key].partition(".")[0] in known
         )
         defaulted = tuple(
             rule.name
@@ -342,11 +342,6 @@ def _freeze(value: Value) -> Value:
 
 # The weight that a bias belongs to, where its role has another name.
 _BESIDE: Mapping[str, str] = {"exp_probs_b": "ffn_gate_inp"}
-
-
-def _outer_object(bare: str) -> str:
-    """Return the first part of a dotted key: a key inside an ignored object is ignored too."""
-    return bare.partition(".")[0]
 
 
 # --- writing ----------------------------------------------------------------------------------

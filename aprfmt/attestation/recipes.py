@@ -186,7 +186,11 @@ class _OwnEncodings:
         wished = self._by_name.get(name)
         if wished is None or wished == source:
             return wished
-        return wished if _schemes_with_base(wished) or _has_encoder(wished) else None
+        return (
+            wished
+            if _schemes_with_base(wished) or (wished in CODECS and codec(wished).has_encoder)
+            else None
+        )
 
 
 def _has_known_arch(model: Model) -> bool:
@@ -195,11 +199,6 @@ def _has_known_arch(model: Model) -> bool:
         return model.roles is not None
     except ArchError:
         return False
-
-
-def _has_encoder(name: str) -> bool:
-    """Return whether an encoding can be written."""
-    return name in CODECS and codec(name).has_encoder
 
 
 def _schemes_with_base(name: str) -> list[str]:

@@ -81,14 +81,9 @@ def is_engine_state(path: Path) -> bool:
         if len({tuple(sorted(ranks.items())) for _, ranks in files}) > 1:
             return True
         with open_source(files[0][0]) as source:
-            return any(_is_joined_name(name) for name in source.tensors)
+            return any(not ENGINE_MODULES.isdisjoint(name.split(".")) for name in source.tensors)
     except (AprfmtError, OSError):
         return False
-
-
-def _is_joined_name(name: str) -> bool:
-    """Return whether a name has a module that an engine joins or stacks, such as `qkv_proj`."""
-    return not ENGINE_MODULES.isdisjoint(name.split("."))
 
 
 def _rank_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
