@@ -152,6 +152,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "norm_eps": EPS, "head_dim": 16, "partial_rotary_factor": 0.5,
     }),
     "jais2": ("Jais2", LAYER_NORM | {"head_dim": 16}),
+    "glm": ("Glm", LLAMA | {"head_dim": 16, "partial_rotary_factor": 0.5}),
     "glm4": ("Glm4", LLAMA | {"head_dim": 16, "partial_rotary_factor": 0.5}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", LLAMA | {"head_dim": 16}),
     "hunyuan_v1_moe": ("HunYuanMoEV1", LLAMA | {
@@ -203,6 +204,10 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "num_hidden_layers": 5, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2,
         "intermediate_size": 40, "intermediate_size_mlp": 72, "interleave_moe_layer_step": 2,
         "attention_chunk_size": WINDOW, "floor_scale": 5, "attn_scale": 0.4,
+    }),
+    "ministral": ("Ministral", LLAMA | {
+        "head_dim": 16, "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     }),
     "ministral3": ("Ministral3", LLAMA | {
         "head_dim": 16, "rope_theta": None,
@@ -542,6 +547,7 @@ EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
 # llama.cpp has none.
 WITHOUT_GGUF = (
     "lfm3",
+    "ministral",
     "olmo_hybrid",
     "opt",
     "opt_350m",

@@ -75,6 +75,7 @@ ROWS: Mapping[str, ArchRow] = {
     ),
     "glm4_moe_lite": _alias_row("glm4_moe_lite Glm4MoeLiteForCausalLM", "deepseek2"),
     "internlm3": _alias_row("internlm3 InternLM3ForCausalLM", "llama"),
+    "ministral": _alias_row("ministral MinistralForCausalLM", ""),
     "arcee": _alias_row("arcee ArceeForCausalLM", "arcee"),
     "seed_oss": _alias_row("seed_oss SeedOssForCausalLM", "seed_oss"),
     "exaone4": _alias_row("exaone4 Exaone4ForCausalLM", "exaone4"),
@@ -89,6 +90,7 @@ ROWS: Mapping[str, ArchRow] = {
     ),
     "nemotron": _alias_row("nemotron NemotronForCausalLM", "nemotron"),
     "jais2": _alias_row("jais2 Jais2ForCausalLM", "jais2"),
+    "glm": _alias_row("glm GlmForCausalLM", "chatglm", "glm chatglm"),
     "glm4": _alias_row("glm4 Glm4ForCausalLM", "glm4"),
     "olmoe": _alias_row("olmoe OlmoeForCausalLM", "olmoe"),
     "hunyuan_v1_dense": _alias_row(

@@ -130,7 +130,7 @@ _CLASS_EOS: Mapping[tuple[int, ...], str] = {
         "llama mistral mixtral phi granite deepseek_v2 seed_oss exaone4 ernie4_5 "
         "hunyuan_v1_dense hunyuan_v1_moe ernie4_5_moe granitemoe gpt_neox bloom opt "
         "llama4_text llama4 phimoe apertus persimmon xglm biogpt mamba2 jamba bamba "
-        "granitemoehybrid falcon_h1 lfm2 lfm2_moe nemotron_h ministral3 mistral3"
+        "granitemoehybrid falcon_h1 lfm2 lfm2_moe nemotron_h ministral ministral3 mistral3"
     ),
     (3,): "nemotron",
     (11,): "falcon",
@@ -140,7 +140,7 @@ _CLASS_EOS: Mapping[tuple[int, ...], str] = {
     (124900,): "lfm3",
     (128001,): "smollm3 arcee bitnet",
     (150024,): "jais2",
-    (151329, 151336, 151338): "glm4",
+    (151329, 151336, 151338): "glm glm4",
     (151645,): "qwen2_vl_text qwen2_vl qwen2_5_vl_text qwen2_5_vl",
     (200020,): "minimax_m2",
     (255001,): "cohere cohere2",

@@ -36,8 +36,8 @@ _ABOVE = re.compile(
 )
 # Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
 ADJACENT = (
-    "cohere", "cohere2", "deepseek_v2", "deepseek_v4", "ernie4_5", "ernie4_5_moe", "glm4", "gptj",
-    "llama4",
+    "cohere", "cohere2", "deepseek_v2", "deepseek_v4", "ernie4_5", "ernie4_5_moe", "glm", "glm4",
+    "gptj", "llama4",
 )  # fmt: skip
 # Architectures whose joined q, k and v come by groups of heads, q, k and v of each in turn.
 GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox")

@@ -111,6 +111,7 @@ def test_adjacent_pairs_are_cohere_and_deepseek() -> None:
         "glm4_moe_lite",
         "ernie4_5",
         "ernie4_5_moe",
+        "glm",
         "glm4",
         "gptj",
         "llama4",

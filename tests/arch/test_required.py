@@ -281,7 +281,7 @@ def test_which_losses_a_pass_survives(folders: Mapping[str, Path]) -> None:
 INSISTED = {
     "attn_q.bias": {
         "jais2",
-        "qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2", "seed_oss", "glm4",
+        "qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2", "seed_oss", "glm", "glm4",
         "gpt_neox", "gpt_bigcode", "bloom", "opt", "opt_350m", "qwen2_vl", "qwen2_5_vl",
         "bert_causal", "roberta_causal",
     },

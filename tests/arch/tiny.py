@@ -211,6 +211,11 @@ TINY: tuple[Tiny, ...] = (
         "head_dim": 10, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
         "rope_parameters": YARN,
     }),
+    Tiny("glm", "glm", "plain", {"head_dim": 12, "pad_token_id": 0}),
+    Tiny("glm", "glm", "bare", {
+        "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True, "pad_token_id": 0,
+        "rope_parameters": YARN | {"partial_rotary_factor": 0.5},
+    }),
     Tiny("glm4", "glm4", "plain", {"head_dim": 12, "pad_token_id": 0}),
     Tiny("glm4", "glm4", "bare", {
         "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True, "pad_token_id": 0,
@@ -306,6 +311,12 @@ TINY: tuple[Tiny, ...] = (
         "layer_types": ["full_attention"] * 4, "floor_scale": 32, "attn_scale": 0.25,
         "tie_word_embeddings": True,
     }),
+    Tiny("ministral", "ministral", "window", {"head_dim": 4, "sliding_window": 7}),
+    Tiny("ministral", "ministral", "listed", {
+        "sliding_window": 7, "head_dim": 10, "tie_word_embeddings": True, "rope_parameters": YARN,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    }),
+    Tiny("ministral", "ministral", "full", {"head_dim": 10, "sliding_window": None}),
     Tiny("ministral3", "ministral3", "plain", {"head_dim": 10, "rope_parameters": {
         **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.2,
     }}),

@@ -146,7 +146,7 @@ ADDING = ("bloom",)
 GEMMA4 = ("gemma4_text", "gemma4_unified_text")
 SANDWICH = ("gemma2", "gemma3_text", "gemma3n_text", *GEMMA4, "olmo2", "olmo3", "exaone4")
 # Model types whose code leaves rotated vectors in adjacent pairs.
-PAIRED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj", "llama4_text")
+PAIRED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "gptj", "llama4_text")
 WHOLE: dict[str, str] = {
     r"model\.(decoder\.)?embed_tokens|transformer\.(wte|word_embeddings)": "embd",
     r"(model|backbone)\.embeddings": "embd",

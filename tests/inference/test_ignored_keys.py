@@ -23,7 +23,7 @@ from tests.models import IDS, MAKERS, NO_ROPE, save_tiny
 
 # What reads it; phi3's is its maker's.
 PARTIAL = {
-    "phi2": 0.5, "phi3": 0.75, "stablelm": 0.5, "nemotron": 0.5, "glm4": 0.5,
+    "phi2": 0.5, "phi3": 0.75, "stablelm": 0.5, "nemotron": 0.5, "glm": 0.5, "glm4": 0.5,
     "glm4_moe": 0.5, "minimax_m2": 0.5, "gpt_neox": 0.5, "qwen3_next": 0.5, "qwen3_5": 0.5,
     "qwen3_5_moe": 0.5, "bamba": 0.5, "deepseek_v4": 0.5,
     "minimax_m3_vl": 0.5,
