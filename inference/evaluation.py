@@ -123,7 +123,7 @@ class _PassRows:
     mine: Numbers
     theirs: Numbers | None
     ids: Sequence[int]
-    at: int
+    start: int
     drafts: Numbers | None = None
 
     def labels(self, shift: int = 0, count: int | None = None) -> Sequence[int]:
@@ -131,7 +131,7 @@ class _PassRows:
 
         `count` is how many rows, None for all.
         """
-        first = self.at + shift
+        first = self.start + shift
         return self.ids[first : first + (len(self.mine) if count is None else count)]
 
 
@@ -227,7 +227,7 @@ def _score_shifted(rows: _PassRows, shifted: Sequence[list[Numbers]]) -> None:
     List k is for the label's token moved by k - 1. The last row of a pass has no token after the
     next and is left out.
     """
-    count = min(len(rows.mine), len(rows.ids) - 1 - rows.at)
+    count = min(len(rows.mine), len(rows.ids) - 1 - rows.start)
     for shift, kept in enumerate(shifted, -1):
         if count > 0:
             kept.append(cross_entropy(rows.mine[:count], rows.labels(shift, count)))

@@ -151,7 +151,7 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
     if adapter.spelling == "kohya":
         return adapter, None
     # Names that the base does not have, and one prefix that makes all of them fit.
-    every = [*adapter.pairs, *adapter.whole]
+    every = [*adapter.pairs, *adapter.replacements]
     stacked = _names_of_stacked(adapter, base)
     astray = [
         name
@@ -188,7 +188,7 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
             apply.get(name, name): replace(pair, module=apply.get(name, name))
             for name, pair in adapter.pairs.items()
         },
-        whole={apply.get(name, name): view for name, view in adapter.whole.items()},
+        replacements={apply.get(name, name): view for name, view in adapter.replacements.items()},
     ), relation
 
 
@@ -370,7 +370,7 @@ def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapp
     """
     found = {}
     # Each whole tensor: the saved embedding, one of the base, or a tied head.
-    for name, view in adapter.whole.items():
+    for name, view in adapter.replacements.items():
         plain = name.replace(".base_layer.", ".")
         if plain != name and plain in base:  # PEFT saves the table of tokens whose pair it has
             mine, other = view.numpy(), base[plain].numpy()
@@ -426,8 +426,8 @@ def _is_tied_head(adapter: Adapter, name: str, base: Model, *, untie: bool = Fal
     table = _embedding_name(base)
     if not table or not base.hyper["tied_embeddings"] or not name.endswith(_HEADS):
         return False
-    own = adapter.whole.get(table, base[table])
-    equal = np.array_equal(own.numpy(), adapter.whole[name].numpy())
+    own = adapter.replacements.get(table, base[table])
+    equal = np.array_equal(own.numpy(), adapter.replacements[name].numpy())
     if not equal and not untie:
         raise ConversionError(
             f"{adapter.path}: {name} is another than its {table}, and {base.path} has one tensor "

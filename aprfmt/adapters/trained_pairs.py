@@ -39,8 +39,8 @@ def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
     whole trained tensors (modules_to_save).
     """
     found, _ = with_base_names(adapter, base)
-    if found.whole:
-        name = next(iter(found.whole))
+    if found.replacements:
+        name = next(iter(found.replacements))
         raise UnsupportedError(
             f"{adapter.path}: {name} is a whole trained tensor (modules_to_save); gradients beside "
             "one are not computed: merge it into the base"

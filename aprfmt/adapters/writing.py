@@ -138,7 +138,7 @@ def _output_tensors(
     ConversionError for what the spelling cannot express.
     """
     # Refuse what only a merge can express.
-    whole = [name for name in adapter.whole if ".base_layer." not in name]
+    whole = [name for name in adapter.replacements if ".base_layer." not in name]
     if whole:
         raise ConversionError(
             f"{adapter.path}: {', '.join(whole[:3])} {'is' if len(whole) == 1 else 'are'} whole "

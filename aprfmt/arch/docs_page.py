@@ -127,7 +127,7 @@ def architectures_page() -> str:
     ]
     layouts = [row for spec in specs for row in _layout_rows(spec)]
     drafts = [
-        (spec.name, _code([f"{names.layer}*"]), _code(list(names.own)))
+        (spec.name, _code([f"{names.layer}*"]), _code(list(names.tensors)))
         for spec in specs
         if (names := spec.draft.get("hf")) is not None
     ]

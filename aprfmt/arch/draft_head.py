@@ -70,7 +70,7 @@ _GGUF = DraftNames(
     ("{arch}.nextn_predict_layers",),
 )
 # What a role of the head is called in the model, by its role in a model of one layer.
-_OUTER = {role: name.removeprefix(_GGUF.layer) for name, role in _GGUF.own.items()}
+_OUTER = {role: name.removeprefix(_GGUF.layer) for name, role in _GGUF.tensors.items()}
 _INNER = {name: role for role, name in _OUTER.items()}
 # DeepSeek-V3 and GLM-4.5: the layer after the last one, with the head's own tensors inside.
 NEXTN: Mapping[str, DraftNames] = {
@@ -224,7 +224,7 @@ def first_head(spec: ArchSpec, style: str, names: Iterable[str]) -> int | None:
     `style` is the naming (hf, gguf, apr) of `names`. Only tensors that no other layer has count as
     evidence.
     """
-    own = spec.draft[style].own if style in spec.draft else ()
+    own = spec.draft[style].tensors if style in spec.draft else ()
     rows = [(name.replace("{N}", "{L}"), name) for name in own if "{N}" in name]
     index = NameIndex(style, rows)
     found = (match.layer for name in names if (match := index.find(name)) is not None)
@@ -339,7 +339,7 @@ class HeadNames:
         names = spec.draft[style]
         self._layer = _fill_template(names.layer, n_layers, index)
         self._own, self._roles = {}, {}
-        for template, role in names.own.items():
+        for template, role in names.tensors.items():
             if index and "{" not in template:
                 continue
             target = next(row.stored[0] for row in spec.bindings[style] if row.roles == (role,))

@@ -172,7 +172,7 @@ def part_scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) 
     CodecError also for scales that are NaN, infinite or negative.
     """
     found = part_scale_numbers(name, parts, suffix, encodings)
-    scale: Array = found.held if found.table is None else found.table[0][found.held]
+    scale: Array = found.array if found.table is None else found.table[0][found.array]
     return scale
 
 

@@ -81,7 +81,7 @@ ORDERS: Mapping[str, Callable[[Array, int, int], U8]] = {
 
 
 class PackedCodes(NamedTuple):
-    """Codes of `bits` bits each, and their order in the array `held`.
+    """Codes of `bits` bits each, and their order in the array `array`.
 
     rows     uint8 [matrices, rows, bytes]: a row is a stream of codes, lowest bits first
     columns  uint8 or uint32 [matrices, units, rows]: the stream of a row goes down a column
@@ -91,14 +91,14 @@ class PackedCodes(NamedTuple):
 
     bits: int
     order: str
-    held: Array
+    array: Array
 
     def streams(self, matrix: int, start: int, stop: int) -> U8:
         """Return the code bytes of rows [start, stop) of a matrix, uint8 [rows, bytes].
 
         A row is a stream of codes, lowest bits first, whatever the order they are stored in.
         """
-        held, native = self.held[matrix], native_kernels()
+        held, native = self.array[matrix], native_kernels()
         if self.order == "rows" or native is None:
             return ORDERS[self.order](held, start, stop)
         first = start // _EIGHT * _EIGHT
@@ -141,13 +141,13 @@ class GroupNumbers(NamedTuple):
     `table` is float32 [1, 256], or [matrices, 256] where the matrices differ.
     """
 
-    held: Array
+    array: Array
     table: F32 | None = None
 
     def of(self, matrix: int) -> F32:
         """Return the scales (or zero points, or offsets) of one matrix, float32 [down, across]."""
         table = self.table_of(matrix)
-        held: F32 = self.held[matrix] if table is None else table[self.held[matrix]]
+        held: F32 = self.array[matrix] if table is None else table[self.array[matrix]]
         return held
 
     def table_of(self, matrix: int) -> F32 | None:
@@ -302,7 +302,7 @@ class WeightLayout:
         None stands for numbers that do not exist, and for the table of numbers that are floats.
         """
         every = (self.scale, self.zero, self.offset)
-        held = tuple(None if one is None else one.held[matrix] for one in every)
+        held = tuple(None if one is None else one.array[matrix] for one in every)
         return held, tuple(None if one is None else one.table_of(matrix) for one in every)
 
     def _fill(self, matrix: int, first: int, out: F32, fresh: bool) -> None:
@@ -321,7 +321,7 @@ class WeightLayout:
             if self._across(first, len(out)):
                 native.decode_across(
                     codes.order,
-                    codes.held[matrix],
+                    codes.array[matrix],
                     codes.bits,
                     self.values,
                     (first, len(out), self.tile[1]),
@@ -355,7 +355,7 @@ class WeightLayout:
         row's codes fill whole 32-bit words.
         """
         bits, columns = self.codes.bits, self.shape[-1]
-        widths = _ACROSS.get((self.codes.order, self.codes.held.itemsize), ())
+        widths = _ACROSS.get((self.codes.order, self.codes.array.itemsize), ())
         whole = not (first % _EIGHT or rows % _EIGHT or columns % _EIGHT or columns * bits % 32)
         return whole and bits in widths and self.group is not None and self.tile[0] == 1
 

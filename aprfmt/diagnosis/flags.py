@@ -50,10 +50,10 @@ _LOADERS: Mapping[tuple[str, bool], tuple[str, bool]] = {
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A flag of config.json (`name`, its value `said`) and the role keys that contradict it."""
+    """A flag of config.json (`name`, its value `stated`) and the role keys that contradict it."""
 
     name: str
-    said: bool
+    stated: bool
     keys: tuple[str, ...]
 
 
@@ -77,14 +77,14 @@ def contradictions(model: Model) -> Iterator[Contradiction]:
 def add_flag_findings(a: Model, b: Model, found: Levels) -> None:
     """Add findings or evidence to `found` for contradicted flags that B has and A has not."""
     # What A contradicts in the same way is no difference.
-    same = {(row.name, row.said) for row in contradictions(a)}
+    same = {(row.name, row.stated) for row in contradictions(a)}
     for row in contradictions(b):
-        if (row.name, row.said) in same or (row.name, row.said) not in _LOADERS:
+        if (row.name, row.stated) in same or (row.name, row.stated) not in _LOADERS:
             continue
         # Flags that change nothing in the reference's pass are evidence only.
-        loaders, changes = _LOADERS[row.name, row.said]
+        loaders, changes = _LOADERS[row.name, row.stated]
         key = _config_key(b, row.name)
-        says = f"{key} of B's configuration is {row.said}, its tensors say {not row.said}"
+        says = f"{key} of B's configuration is {row.stated}, its tensors say {not row.stated}"
         says += f": {loaders}"
         if not changes:
             found.evidence.append(Evidence("config", says, (key, *row.keys[:4])))
@@ -106,7 +106,7 @@ def add_flag_findings(a: Model, b: Model, found: Levels) -> None:
                 before,
                 after,
                 "logits as transformers reads the flag; after: with the flag the tensors ask for",
-                {row.name: {"a": not row.said, "b": row.said}},
+                {row.name: {"a": not row.stated, "b": row.stated}},
                 proof=unfitted_proof() if after <= bound else None,
             )
         )
@@ -127,8 +127,8 @@ def _logit_distances(a: Model, b: Model, row: Contradiction) -> tuple[float, flo
     bound = make_run_pair(a, b).threshold_of("logits", ("float32", "float32")).rel_l2
     reference = compute_logits(PatchedModel.unpatched(a, ids, "float32"))
     believed = compute_logits(PatchedModel.unpatched(b, ids, "float32"))
-    drop = () if row.said else row.keys
-    read = compute_logits(_model_with_flag(b, {row.name: row.said}, drop, ids))
+    drop = () if row.stated else row.keys
+    read = compute_logits(_model_with_flag(b, {row.name: row.stated}, drop, ids))
     scale = exact_norm(reference) or 1.0
     before, after = (exact_norm(x - reference) / scale for x in (read, believed))
     return before, after, bound

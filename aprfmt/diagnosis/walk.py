@@ -149,7 +149,7 @@ class Walk:
             self.reporter.announce_comparison(count_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model, self.reporter.budget)
             for side in (self.a, self.b):
-                side.model = self.levels.made.get(side.label, side.model)
+                side.model = self.levels.models.get(side.label, side.model)
             if self.levels.reason:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")
                 return self.make_diagnosis()

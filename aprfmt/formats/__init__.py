@@ -60,12 +60,13 @@ class ValueRules:
 
     `types` are the names of the types one value can have, () where values are JSON or text.
     `keys(architectures)` maps the keys that readers know to their types (() if values have no
-    type); a `*` in a key is any text. The writer itself sets keys that begin with one of `own`.
+    type); a `*` in a key is any text. The writer itself sets keys that begin with one of
+    `writer_keys`.
     """
 
     types: tuple[str, ...] = ()
     keys: Callable[[Sequence[str]], Mapping[str, tuple[str, ...]]] = lambda architectures: {}
-    own: tuple[str, ...] = ()
+    writer_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

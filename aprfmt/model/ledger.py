@@ -590,19 +590,19 @@ def surplus_text(record: Damage | Note) -> str:
 class Surplus:
     """Bytes of a file of weights that belong to no tensor. Calling it returns their digest.
 
-    `behind` is the shard whose end they are, None where they lie between tensors.
+    `shard` is the shard whose end they are, None where they lie between tensors.
     """
 
     path: Path
     text: str
-    behind: "Shard[Any] | None"
+    shard: "Shard[Any] | None"
 
     def __call__(self) -> str:
         """Return the SHA-256 in hex of the bytes after the last tensor; `text` if not there."""
-        if self.behind is None:
+        if self.shard is None:
             return self.text
-        file, digest = self.behind.file, hashlib.sha256()
-        for window in file.windows(min(self.behind.parsed.end, file.size), file.size):
+        file, digest = self.shard.file, hashlib.sha256()
+        for window in file.windows(min(self.shard.parsed.end, file.size), file.size):
             digest.update(window)
         return digest.hexdigest()
 

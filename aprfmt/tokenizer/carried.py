@@ -34,11 +34,11 @@ _SPELLING: Mapping[str, Callable[[Key], str]] = {
 class Carried:
     """The stored tokenizer parts of one open model.
 
-    Every file is parsed on first use and only once. `kept` is a cache for other modules.
+    Every file is parsed on first use and only once. `cache` is a cache for other modules.
     """
 
     model: "Model"
-    kept: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    cache: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     _parsed: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     _beside: dict[str, Any] = field(default_factory=dict, repr=False)
 

@@ -63,7 +63,7 @@ class OperationCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     result: Any
-    at: PassLocation
+    location: PassLocation
 
     @property
     def weights(self) -> list[Weight]:

@@ -125,9 +125,9 @@ def read_again(ctx: CheckContext) -> SecondReading:
 
     Raises NotRun where the format has no such library, or the file is not on this machine.
     """
-    if SECOND_READER not in ctx.kept:
-        ctx.kept[SECOND_READER] = _read_files(ctx)
-    found: SecondReading = ctx.kept[SECOND_READER]
+    if SECOND_READER not in ctx.shared:
+        ctx.shared[SECOND_READER] = _read_files(ctx)
+    found: SecondReading = ctx.shared[SECOND_READER]
     return found
 
 
