@@ -69,9 +69,9 @@ def demo_steps(folder: Path) -> list[tuple[str, list[str], int]]:
 
 
 def run_steps(folder: Path) -> list[dict[str, object]]:
-    """Run the steps in this process; return a row for each, up to the first unexpected exit code.
+    """Run the demo's steps on files in `folder`; return a row for each.
 
-    A row has the keys why, command, exit, expected.
+    It ends after the first unexpected exit code. A row has the keys why, command, exit, expected.
     """
     from aprfmt.cli.main import group
 

@@ -42,7 +42,8 @@ def compare_adapter(
     """Report whether B is A with the adapter merged, and return the exit code.
 
     0 where the adapter is in every weight once and nothing else differs, 1 where not, 2 where that
-    is not known. A is the file `a`, B the file `b`.
+    is not known. A is the file `a`, B the file `b`. `accept` are patterns of what may stay
+    uncompared.
     """
     from aprfmt.adapters import answer_merge
 

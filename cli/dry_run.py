@@ -47,12 +47,12 @@ def print_trace_estimate(
     text: str,
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
-    asked: "TraceRequest",
+    trace: "TraceRequest",
     wanted: "TraceOutputs",
 ) -> int:
     """Print the memory that `aprfmt trace --payload` would need; return exit code 0.
 
-    `text` names the model and its run, `asked` the points to record, `wanted` the output files.
+    `text` names the model and its run, `trace` the points to record, `wanted` the output files.
     """
     from aprfmt.cli.trace import point_selection, recording
     from aprfmt.inference.capture import point_instances
@@ -66,9 +66,9 @@ def print_trace_estimate(
         ids, _ = run_options.token_ids(model, tokens)
         known = point_instances(model.spec.block, model.hyper, model.roles)
         aprt = wanted.save_aprt is not None
-        keys = point_selection.keys_to_record(known, asked.points, asked.layers, aprt)
-        positions = parse_positions(asked.positions)
-        full = recording.recording_request(request, ids, keys, positions, asked.behind)
+        keys = point_selection.keys_to_record(known, trace.points, trace.layers, aprt)
+        positions = parse_positions(trace.positions)
+        full = recording.recording_request(request, ids, keys, positions, trace.behind)
         found = estimate_trace(model, full)
         return _report_estimates(model, len(ids), [found])
 

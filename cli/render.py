@@ -248,15 +248,15 @@ def warn_note(note: Note) -> None:
 def table(
     rows: Sequence[Sequence[object]],
     headers: Sequence[str],
-    right: str = "",
+    alignments: str = "",
     styles: Mapping[int, str] = MappingProxyType({}),
 ) -> None:
-    """Print aligned columns; `right` has an `r` for each right-aligned column (`l` else).
+    """Print aligned columns; `alignments` has an `r` for each right-aligned column (`l` else).
 
     `styles` is {row number: style}. A terminal gets rules and folded cells.
     """
     cells = [[escape(fit_names(str(cell))) for cell in row] for row in rows]
-    alignment = right.ljust(len(headers), "l")
+    alignment = alignments.ljust(len(headers), "l")
     if colours():
         from aprfmt.cli import terminal
 
@@ -291,26 +291,26 @@ def say_verdict(text: str, style: str) -> None:
     terminal.print_panel(escape(fit_names(text)), style)
 
 
-def first_rows(rows: Sequence[T], most: int, indent: str = "", what: str = "more") -> Iterator[T]:
-    """Yield the first `most` rows of a list, and then print a line that says how many are left.
+def first_rows(rows: Sequence[T], count: int, indent: str = "", what: str = "more") -> Iterator[T]:
+    """Yield the first `count` rows of a list, and then print a line that says how many are left.
 
     All rows are yielded in the form for agents, which shows a list only where it was asked for. The
     line is `indent`, the number left, and `what`.
     """
     if output_format.answer_format() == "agent":
-        most = len(rows)
-    yield from rows[:most]
-    if len(rows) > most:
-        line(f"{indent}... {len(rows) - most} {what} (--json)", style="dim")
+        count = len(rows)
+    yield from rows[:count]
+    if len(rows) > count:
+        line(f"{indent}... {len(rows) - count} {what} (--json)", style="dim")
 
 
-def print_pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:
-    """Print a line `name  value` for each pair, with names padded to one width."""
+def print_pairs(rows: Iterable[tuple[str, object]]) -> None:
+    """Print an indented line `name  value` for each pair, with names padded to one width."""
     listed = [(escape(fit_names(name)), escape(fit_names(str(value)))) for name, value in rows]
     width = max((len(name) for name, _ in listed), default=0)
     STATUS.clear()
     for name, value in listed:
-        click.echo(f"{indent}{name.ljust(width)}  {value}")
+        click.echo(f"  {name.ljust(width)}  {value}")
 
 
 def size_text(count: int) -> str:

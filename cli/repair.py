@@ -23,7 +23,10 @@ PROOFS = {
 
 
 def remake_index(folder: Path, output: Path | None, force: bool) -> int:
-    """Write a new shard index for a folder, print what it lists, and return exit code 0."""
+    """Write a new shard index for a folder, print what it lists, and return exit code 0.
+
+    `output` is its path, None for the usual one in the folder. With `force` it may exist.
+    """
     from aprfmt.recovery.index_repair import write_index
 
     found = write_index(folder, output, force=force)
@@ -83,7 +86,10 @@ def show(found: "Repair", output: Path) -> None:
 
 
 def salvage_file(broken: Path, output: Path, force: bool) -> int:
-    """Write the undamaged tensors to a new file, print the others, and return exit code 0."""
+    """Write the undamaged tensors to a new file, print the others, and return exit code 0.
+
+    `broken` is the damaged file, `output` the new one, which may exist with `force`.
+    """
     from aprfmt.recovery.salvage import salvage
 
     found = salvage(broken, output, force=force)

@@ -93,14 +93,14 @@ class TextWriter:
 
 
 def report_speed(
-    run: run_options.RunLocation, made: int, end: str, took: "Speed", tokenizer: float
+    run: run_options.RunLocation, count: int, end: str, took: "Speed", tokenizer: float
 ) -> None:
     """Print on stderr why generation ended, its speed, and where it ran.
 
-    `made` is the number of tokens, `end` the reason, `tokenizer` the seconds its loading took.
+    `count` is the number of tokens, `end` the reason, `tokenizer` the seconds its loading took.
     """
     why = {"max_tokens": "--max-tokens reached", "context": "the context is full"}.get(end, end)
-    parts = [f"{made} token{'' if made == 1 else 's'}, {why}"]
+    parts = [f"{count} token{'' if count == 1 else 's'}, {why}"]
     if took["decode_tokens_per_second"]:
         parts.append(f"{took['decode_tokens_per_second']:.1f} tokens/s")
     steps = took["steps"]

@@ -327,15 +327,15 @@ class TopToken(TypedDict):
     piece: NotRequired[str]
 
 
-def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[TopToken]:
-    """Return the `count` highest logits of a row [vocab], the highest first.
+def top_tokens(row: "Numbers", model: "Model | None") -> list[TopToken]:
+    """Return the five highest logits of a row [vocab], the highest first.
 
     NaN is last. Equal logits come in order of their ids. `model` None leaves the tokens out.
     """
     import numpy as np
 
     wide = np.asarray(row, np.float64)
-    best = np.argsort(-wide, kind="stable")[:count]
+    best = np.argsort(-wide, kind="stable")[:5]
     found = [TopToken(id=int(i), logit=float(wide[i])) for i in best]
     if model is not None:
         name_tokens(found, model)

@@ -74,7 +74,7 @@ def print_panel(text: str, style: str) -> None:
 def draw_bar(done: int, total: int, *, colour: bool, encoding: str) -> str:
     """Return a progress bar of BAR columns, in characters that `encoding` has.
 
-    With `colour` it holds ANSI escapes.
+    `done` of `total` is its filled part. With `colour` it holds ANSI escapes.
     """
     raw = BytesIO()
     out = TextIOWrapper(raw, encoding, newline="")

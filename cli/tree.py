@@ -45,7 +45,7 @@ def build_tree(tensors: "list[tuple[str, View]]") -> TreeNode:
 
 
 def show(root: TreeNode, depth: int | None, title: str) -> None:
-    """Print the tree to a depth (None: all), with numbers sorted as numbers."""
+    """Print the tree below `title` with numbers sorted as numbers, to a depth (None: all of it)."""
     render.say(title, style="head")
     stack: list[tuple[TreeNode, str, bool, int]] = []
 

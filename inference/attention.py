@@ -235,9 +235,9 @@ def _clip(c: Context, x: Array) -> Array:
 def _grouped_query_key_value(
     c: Context, layer: int, x: Array
 ) -> tuple[Array, Array | None, Array | None]:
-    """Return q, k, v [tokens, heads, d] of grouped queries, after norms and rope.
+    """Return (q, k, v) of grouped queries, each [tokens, heads, d], after norms and rope.
 
-    k and v are None in a layer that uses an earlier layer's.
+    k and v are None in a layer that reads those of an earlier layer.
     """
     if not c.hp["own_kv_layers"][layer]:
         [q] = _project_parts(c, layer, x, {"q": int(c.hp["n_heads"])})
@@ -362,7 +362,7 @@ def _qk_norm(c: Context, layer: int, role: str, x: Array) -> Array:
 
 
 def _latent_query_key_value(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
-    """Return q, k, v [tokens, heads, d] of multi-head latent attention, latents expanded.
+    """Return (q, k, v), each [tokens, heads, d], of multi-head latent attention, latents expanded.
 
     Every head's key is [k_nope | k_pe], k_pe shared by all heads. An indexer's chosen keys are put
     in the pass's state.

@@ -124,14 +124,14 @@ class EndCounts:
 class ScoredSample:
     """The losses in nats of one sample's rows, float64 [AHEAD, tokens]; NaN where none was run.
 
-    Entry k of row t is the loss of token t + k. `whole` are those of a pass that includes the
-    padding, whose tokens attend to the padding before them; the same array where there is no
+    Entry k of row t is the loss of token t + k. `with_padding` are those of a pass that includes
+    the padding, whose tokens attend to the padding before them; the same array where there is no
     padding. For a packed row `joined` has {how positions count: losses} of passes in which its
     documents see each other; None for a row that is one document.
     """
 
     nats: Numbers
-    whole: Numbers
+    with_padding: Numbers
     joined: Mapping[str, Numbers] | None = None
 
 

@@ -95,8 +95,8 @@ def point_instances(
 ) -> dict[str, PointInstance]:
     """Return {key: point} of every point of a model, in execution order.
 
-    Aliases and absent points are included. `k_cache` and `v_cache` are captured only in passes that
-    continue a cache.
+    `block` describes its layers, `roles` are the role keys that its file stores. Aliases and absent
+    points are included. `k_cache` and `v_cache` are captured only in passes that continue a cache.
     """
     layers = range(int(hp["n_layers"]))
     inside = [point for point in POINTS.values() if point.layered]

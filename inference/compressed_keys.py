@@ -43,40 +43,44 @@ class Compressor:
 WindowState = tuple[Array, Array]
 
 
-def empty_state(c: Context, made: Compressor) -> WindowState:
+def empty_state(c: Context, compressor: Compressor) -> WindowState:
     """Return a compressor's state before the first token: (no rows, no keys)."""
     b = c.backend
-    return b.zeros((0, 2 * made.series)), b.zeros((0, 1, made.width))
+    return b.zeros((0, 2 * compressor.series)), b.zeros((0, 1, compressor.width))
 
 
 def compress_keys(
-    c: Context, layer: int, x: Array, made: Compressor, before: WindowState
+    c: Context, layer: int, x: Array, compressor: Compressor, before: WindowState
 ) -> WindowState:
     """Return a compressor's state after the tokens x [tokens, hidden] of a pass.
 
-    Its keys are those of all windows that are over then, cached ones first: the point
-    `compressed_k`, or `index_compressed_k`.
+    `before` is its state before them. Its keys are those of all windows that are over then, cached
+    ones first: the point `compressed_k`, or `index_compressed_k`.
     """
-    b, rate, (rows, keys) = c.backend, made.rate, before
-    kv = c.tap(f"{made.point}compress_kv", layer, c.linear(layer, f"{made.role}_kv", x))
-    gate = c.tap(f"{made.point}compress_gate", layer, c.linear(layer, f"{made.role}_gate", x))
+    b, rate, (rows, keys) = c.backend, compressor.rate, before
+    kv = c.tap(f"{compressor.point}compress_kv", layer, c.linear(layer, f"{compressor.role}_kv", x))
+    gate = c.tap(
+        f"{compressor.point}compress_gate", layer, c.linear(layer, f"{compressor.role}_gate", x)
+    )
     new = b.concat([kv, gate])
     rows = b.stack([rows, new]) if len(rows) else new
     first = c.facts.cached // rate
     count = (c.facts.cached + len(x)) // rate - first
     if count:
         # The window before the first one has no tokens: their gates leave them out.
-        begins = made.overlaps and not first
+        begins = compressor.overlaps and not first
         if begins:
-            empty = b.zeros((rate, made.series))
+            empty = b.zeros((rate, compressor.series))
             rows = b.stack([b.concat([empty, b.shift(empty, -math.inf)]), rows])
-        over = _compress_windows(c, layer, rows, made, count)
+        over = _compress_windows(c, layer, rows, compressor, count)
         over = _rotate_windows(c, layer, over, first, rate)
         keys = b.stack([keys, over]) if len(keys) else over
         rows = rows[count * rate :]
     if len(keys):
-        keys = c.tap(f"{made.point}compressed_k", layer, keys)
-    return (b.stack([rows]) if len(rows) else empty_state(c, made)[0]), keys  # no view of the pass
+        keys = c.tap(f"{compressor.point}compressed_k", layer, keys)
+    return (
+        b.stack([rows]) if len(rows) else empty_state(c, compressor)[0]
+    ), keys  # no view of the pass
 
 
 def _compress_windows(c: Context, layer: int, rows: Array, made: Compressor, count: int) -> Array:
@@ -130,7 +134,10 @@ def rotate_last(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
 
 
 def rotate_last_back(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
-    """Return x [tokens, heads, d] with the rotation of `rotate_last` undone, in adjacent pairs."""
+    """Return x [tokens, heads, d] with the rotation of `rotate_last` undone, in adjacent pairs.
+
+    `table` is (cos, sin) [tokens, pairs] of the positions.
+    """
     b, (cos, sin) = c.backend, table
     pairs = cos.shape[-1]
     before = x.shape[-1] - 2 * pairs

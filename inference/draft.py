@@ -88,9 +88,9 @@ class DraftSession(Session):
         return taken.value, stream
 
     def logits_of_both(
-        self, ids: Sequence[int], rows: range, most: int
+        self, ids: Sequence[int], rows: range, limit: int
     ) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yield (model's logits, head's logits) for rows of a sequence, at most `most` at a time.
+        """Yield (model's logits, head's logits) for rows of a sequence, at most `limit` at a time.
 
         The model's row r and the head's draft in the second array predict the token after token r;
         the head made its guess one token earlier, so that row 0 has none.
@@ -98,8 +98,8 @@ class DraftSession(Session):
         hidden, stream = self.run_main(ids)
         entered = self._run_head_part(ids[1:], Span(stop=2, hidden=hidden[:-1]), "last", None)
         after = int(self.main.hp["n_layers"]) + 1
-        for first in range(rows.start, rows.stop, most):
-            part = range(first, min(first + most, rows.stop))
+        for first in range(rows.start, rows.stop, limit):
+            part = range(first, min(first + limit, rows.stop))
             mine = self.backend.to_numpy(self._run_main_part(ids, Span(after, stream=stream), part))
             earlier = [row - 1 for row in part if row]
             if not earlier:

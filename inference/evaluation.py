@@ -50,7 +50,8 @@ def plan_windows(
 ) -> tuple[Planned, list[str]]:
     """Return ([(sample, its windows)], messages on samples that have no label to score).
 
-    Raises UsageError for options that a convention does not support.
+    `capacity` is the most tokens of a window, `overlap` how many of them two windows share. Raises
+    UsageError for options that a convention does not support.
     """
     if convention != "disjoint" and (overlap or any(sample.cut for sample in samples)):
         found = "--overlap" if overlap else "a prompt with its response"
@@ -78,7 +79,10 @@ def plan_windows(
 
 
 def no_label_reason(sample: Sample, capacity: int, convention: str) -> str:
-    """Return why a sample has no loss token, and what would give it one."""
+    """Return why a sample has no loss token, and what would give it one.
+
+    `capacity` is the most tokens of a window, `convention` the name of the rule that cuts windows.
+    """
     count = len(sample.ids)
     if count < 2 or count == sample.prompt:
         todo = "a response" if sample.cut and count == sample.prompt else "a longer text"
@@ -119,7 +123,7 @@ class _PassRows:
     mine: Numbers
     theirs: Numbers | None
     ids: Sequence[int]
-    at: int
+    start: int
     drafts: Numbers | None = None
 
     def labels(self, shift: int = 0, count: int | None = None) -> Sequence[int]:
@@ -127,7 +131,7 @@ class _PassRows:
 
         `count` is how many rows, None for all.
         """
-        first = self.at + shift
+        first = self.start + shift
         return self.ids[first : first + (len(self.mine) if count is None else count)]
 
 
@@ -223,7 +227,7 @@ def _score_shifted(rows: _PassRows, shifted: Sequence[list[Numbers]]) -> None:
     List k is for the label's token moved by k - 1. The last row of a pass has no token after the
     next and is left out.
     """
-    count = min(len(rows.mine), len(rows.ids) - 1 - rows.at)
+    count = min(len(rows.mine), len(rows.ids) - 1 - rows.start)
     for shift, kept in enumerate(shifted, -1):
         if count > 0:
             kept.append(cross_entropy(rows.mine[:count], rows.labels(shift, count)))

@@ -107,8 +107,9 @@ def generate(
 ) -> tuple[list[int], list[float]]:
     """Return (tokens drawn, a stop token included; the time each was drawn at, in seconds).
 
-    `show` gets the tokens made so far, after each. The times have one entry more, the start:
-    times[1] - times[0] is the prompt's pass.
+    At most `limit` tokens are drawn by `sampler`, up to one of `stop`. `show` gets the tokens made
+    so far, after each. The times have one entry more, the start: times[1] - times[0] is the
+    prompt's pass.
     """
     drawn: list[int] = []
     times = [time.perf_counter()]

@@ -36,7 +36,7 @@ class KVCache:
         self.generation = 0  # counts new buffers: recordings made with old ones are invalid
 
     def extend(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
-        """Write k and v [tokens, kv_heads, d] after the valid positions; return all rows."""
+        """Write k and v [tokens, kv_heads, d] after the valid positions; return (all k, all v)."""
         stop = self.length + int(k.shape[0])
         keys = self._keys[layer] = self._ensure_rows(self._keys[layer], k, stop)
         values = self._values[layer] = self._ensure_rows(self._values[layer], v, stop)

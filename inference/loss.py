@@ -198,7 +198,9 @@ class MeanLoss:
 def mean_loss(losses: Iterable[Numbers], vocab: int, skipped: Sequence[str] = ()) -> MeanLoss:
     """Return the mean of losses in nats, each sample weighted by its tokens.
 
-    A sample without labels is ignored, not counted as 0.0. Without any label the mean is NaN.
+    `losses` has an array for each sample, `vocab` is the number of tokens, `skipped` are messages
+    on samples left out. A sample without labels is ignored, not counted as 0.0. Without any label
+    the mean is NaN.
     """
     total, tokens, samples = 0.0, 0, 0
     for each in losses:
@@ -296,7 +298,8 @@ def compare_distributions(
 ) -> KlDivergence:
     """Return the differences of two models' next-token distributions from logits [n, vocab].
 
-    `labels` [n] are the right tokens. Raises UsageError if shapes differ.
+    `first` and `second` are the logits, `labels` [n] the right tokens. Raises UsageError if shapes
+    differ.
     """
     if first.shape != second.shape or first.ndim != 2 or len(first) != len(labels):
         raise UsageError(

@@ -211,7 +211,8 @@ def norm_role(block: BlockSpec, norm: str) -> str:
 def has_last_norm(block: BlockSpec, roles: Collection[str]) -> bool:
     """Return whether a norm follows the last layer.
 
-    Models with a head always have it, unless their sums are normalised.
+    `roles` are the role keys that a file stores. Models with a head always have it, unless their
+    sums are normalised.
     """
     return "output_norm.weight" in roles or (block.head == "logits" and block.placement != "after")
 

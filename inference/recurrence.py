@@ -74,9 +74,12 @@ def by_channel(g: Array) -> Array:
 def delta_rule_by_token(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return (reads, state after the last token), computed token by token.
+    """Return (reads [tokens, value_heads, value_dim], state after the last token), token by token.
 
-    Every value head has its q and k here, already scaled.
+    q and k are [tokens, value_heads, key_dim], already scaled; every value head has its own. v is
+    shaped as the reads, beta (how much is written) [tokens, value_heads]. g is the logarithm of the
+    decay by head, or [tokens, value_heads, key_dim] by channel. `state` [value_heads, key_dim,
+    value_dim] is the one before.
     """
     reads, decays = [], by_channel(np.exp(g))[..., None]
     for t in range(len(q)):

@@ -325,7 +325,7 @@ def _wrong_selections(
             "labels of padding are scored",
             [
                 _picked_losses(
-                    batch, i, np.where(np.isnan(one.nats), one.whole, one.nats), 1, longer[i]
+                    batch, i, np.where(np.isnan(one.nats), one.with_padding, one.nats), 1, longer[i]
                 )
                 for i, one in each
             ],
@@ -334,12 +334,12 @@ def _wrong_selections(
         yield (
             "padding_counted",
             "every token is scored",
-            [_picked_losses(batch, i, one.whole, 1, everything) for i, one in each],
+            [_picked_losses(batch, i, one.with_padding, 1, everything) for i, one in each],
         )
         yield (
             "mask_ignored",
             "",
-            [_picked_losses(batch, i, one.whole, 1, batch.label[i]) for i, one in each],
+            [_picked_losses(batch, i, one.with_padding, 1, batch.label[i]) for i, one in each],
         )
     # Windows shorter than the rows.
     for size in usual_windows(batch.row_length):

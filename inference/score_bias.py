@@ -68,7 +68,7 @@ def _bfloat16(x: Numbers) -> Numbers:
     return kept.view(np.float32)
 
 
-def alibi_slopes(heads: int, most: float) -> Numbers:
+def alibi_slopes(heads: int, max_bias: float) -> Numbers:
     """Return ALiBi's slope of each head [heads], float64.
 
     The first n heads, n the power of two not above `heads`, have 2^(-most*i/n); the others have
@@ -77,7 +77,7 @@ def alibi_slopes(heads: int, most: float) -> Numbers:
     power = 1 << (heads.bit_length() - 1)
     steps = [(i + 1) / power for i in range(power)]
     steps += [(2 * i + 1) / (2 * power) for i in range(heads - power)]
-    return np.array([2.0 ** (-most * step) for step in steps])
+    return np.array([2.0 ** (-max_bias * step) for step in steps])
 
 
 def _relative_bias(c: Context, start: int, queries: int, keys: int) -> Array:

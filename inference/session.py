@@ -209,31 +209,31 @@ class Session:
         self.truncate()
         return self.extend(ids, None, logits_rows)
 
-    def logits_in_parts(self, ids: Sequence[int], rows: range, most: int) -> Iterator[Numbers]:
-        """Yield logits of the neighbouring `rows` of a new sequence, at most `most` rows at a time.
+    def logits_in_parts(self, ids: Sequence[int], rows: range, limit: int) -> Iterator[Numbers]:
+        """Yield logits of the adjacent `rows` of a new sequence, at most `limit` rows at a time.
 
         Later rows run after the cache of earlier ones, so that only those yielded are held. Where
         the rotary frequencies depend on the length the whole sequence runs at once.
         """
         if self._depends_on_length:
             logits = self.prefill(ids, rows)
-            yield from (logits[at : at + most] for at in range(0, len(rows), most))
+            yield from (logits[at : at + limit] for at in range(0, len(rows), limit))
             return
-        ends = [*range(rows.start + most, rows.stop, most), rows.stop]
+        ends = [*range(rows.start + limit, rows.stop, limit), rows.stop]
         yield self.prefill(ids[: ends[0]], range(rows.start, ends[0]))
         for start, stop in pairwise(ends):
             yield self.extend(ids[start:stop], None, "all")
 
     def logits_at_positions(
-        self, ids: Sequence[int], positions: Numbers, most: int
+        self, ids: Sequence[int], positions: Numbers, limit: int
     ) -> Iterator[Numbers]:
         """Yield logits of all rows of a sequence whose tokens have the given positions.
 
-        Every token attends to all before it, whatever the positions. At most `most` rows are held,
+        Every token attends to all before it, whatever the positions. At most `limit` rows are held,
         and each part of them takes a pass over the whole sequence.
         """
-        for start in range(0, len(ids), most):
-            rows = range(start, min(start + most, len(ids)))
+        for start in range(0, len(ids), limit):
+            rows = range(start, min(start + limit, len(ids)))
             yield self.backend.to_numpy(
                 self._forward(
                     self.backend,

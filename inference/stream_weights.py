@@ -24,8 +24,9 @@ def stream_weights(
     """Return hyper-connection weights [tokens, 2n + n^2]: pre, post and comb side by side.
 
     `products` [tokens, 2n + n^2] are those of the streams x [tokens, n * hidden], which are
-    normalised here. `scale` [3] and `base` [2n + n^2] are factors and shifts. With one scale there
-    is pre alone: n products.
+    normalised here (`norm_eps`). `scale` [3] and `base` [2n + n^2] are factors and shifts. comb is
+    normalised by rows and columns `iterations` times, with `eps` added to each sum and to pre. With
+    one scale there is pre alone: n products.
     """
     products = products / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm_eps)
     n = products.shape[-1] if scale.size == 1 else round((products.shape[-1] + 1) ** 0.5 - 1)

@@ -223,7 +223,7 @@ def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
     """
     with open_model(adapter) as opened:
         parts = adapter_parts(opened)
-        taken = {*parts.whole.values(), *parts.copies}
+        taken = {*parts.replacements.values(), *parts.copies}
         for item in make_ledger(opened, ("tensor", "adapter tensor")).unread:
             if item.name in taken:
                 continue

@@ -71,10 +71,14 @@ class Merge:
     noise: float = 0.0  # relative error that B's packed type, or A's, may have
     again: "Callable[[F64], F64 | None] | None" = None
 
-    def expert_merge(self, at: int) -> "Merge":
-        """Return one expert's matrix of a stack as a Merge."""
+    def expert_merge(self, number: int) -> "Merge":
+        """Return the Merge of expert `number` of a stack: its matrix alone."""
         return replace(
-            self, plain=self.plain[at], change=self.change[at], theirs=self.theirs[at], again=None
+            self,
+            plain=self.plain[number],
+            change=self.change[number],
+            theirs=self.theirs[number],
+            again=None,
         )
 
 
@@ -99,9 +103,10 @@ def scale_factors(
 ) -> tuple[Factor, ...]:
     """Return the factors of the usual mistakes with a pair's scale; equal ones are joined.
 
-    A factor is a multiple of the right change. `alpha` and `r` are those of the whole adapter,
-    which patterns may overrule for a pair. `stored` are scales that tensors beside the pairs give
-    (`.alpha`), which the configuration contradicts.
+    A factor is a multiple of the right change. `scale` is the pair's right scale, `rank` its rank,
+    and `rank_stabilised` says that alpha is divided by the rank's root. `alpha` and `r` are those
+    of the whole adapter, which patterns may overrule for a pair. `stored` are scales that tensors
+    beside the pairs give (`.alpha`), which the configuration contradicts.
     """
     # The alpha of this pair, from its scale.
     own = scale * (math.sqrt(rank) if rank_stabilised else rank)
@@ -324,8 +329,9 @@ def find_added_change(
 ) -> str:
     """Return the key of the weight whose change was added to this one; "" for none.
 
-    `plain` is the base's weight, which the adapter does not change, `theirs` is B's. "" too for
-    types that are no plain floats.
+    `plain` is the base's weight, which the adapter does not change, `theirs` is B's in `encoding`.
+    `others` are the changes that the adapter makes to other weights. "" too for types that are no
+    plain floats.
     """
     if encoding not in FRACTIONS:
         return ""

@@ -150,7 +150,10 @@ class DecodedTensor(LazyTensor):
 
 
 def merge_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
-    """Return rows [start, stop) of a merged weight; `weight` are the base's rows (float32)."""
+    """Return rows [start, stop) of a merged weight (float32), rounded once.
+
+    `weight` are the base's rows (float32), `pair` is the change.
+    """
     delta = pair.product_rows(start, stop).astype(np.float32) * np.float32(pair.scale)
     found: F32 = weight + delta
     if pair.magnitude is not None:
@@ -316,10 +319,11 @@ ARITHMETIC = "B @ A in float64, rounded to float32; times the scale and added in
 def convert_merged(
     src: "Path | str", dst: "Path | str", adapter: Path, *, to: str | None = None, **wishes: Any
 ) -> "ConversionReport":
-    """Convert a base with an adapter merged into it; see `aprfmt.convert` for the options.
+    """Convert the base `src` with an adapter merged into it to `dst`; return the report.
 
-    The output records the adapter's digest, so that it is not merged twice. Raises what `convert`
-    and `merge_adapter` do.
+    `to` names the format of `dst`, None for that of its extension; the others are options of
+    `aprfmt.convert`. The output records the adapter's digest, so that it is not merged twice.
+    Raises what `convert` and `merge_adapter` do.
     """
     options = Options(**wishes)
     with open_model(src, arch=options.arch, allow_missing=options.allow_missing) as base:
@@ -394,7 +398,10 @@ def merged_values(merged: View, times: int) -> "F64":
 
 
 def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]:
-    """Return (note,) on how much of the change the stored types lose; () if nothing."""
+    """Return one note on how much of the change the stored types lose; () without a loss.
+
+    `losses` are those of the merged weights, `adapter` is the path that the note names.
+    """
     if not losses:
         return ()
     kinds = ", ".join(sorted({each.encoding for each in losses}))

@@ -79,7 +79,8 @@ def parameter_changes(
 ) -> Iterator[tuple[str, StoredPair, Change]]:
     """Yield (stored name of the base, pair, change) of each pair for a single parameter.
 
-    Raises ConversionError for a pair that fits no parameter, or two of the same shape.
+    `order` says whether a pair holds the ranks of all experts expert by expert. Raises
+    ConversionError for a pair that fits no parameter, or two of the same shape.
     """
     modules: dict[str, list[StoredPair]] = {}
     for pair in adapter.pairs.values():

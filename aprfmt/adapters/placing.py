@@ -79,7 +79,7 @@ def place_pairs(
     found: dict[str, LowRank] = {}
     whole = whole_tensors(adapter, base, untie=untie)
 
-    def add_change(module: str, name: str, made: LowRank) -> None:
+    def add_change(module: str, name: str, change: LowRank) -> None:
         """Add the change of a weight to the result, once name and shape are checked.
 
         Raises ConversionError where the base has no such weight or one of another shape, and for a
@@ -92,14 +92,14 @@ def place_pairs(
                 + (f"one tensor for head and table: {_UNTIE}" if tied else f"no {name}")
             )
         shape = whole[name].shape if name in whole else base[name].shape
-        if shape != made.shape:
+        if shape != change.shape:
             raise ConversionError(
-                f"{adapter.path}: {module} changes {list(made.shape)}; "
+                f"{adapter.path}: {module} changes {list(change.shape)}; "
                 f"{name} of {base.path} is {list(shape)}: it belongs to another base"
             )
         if name in found:
             raise ConversionError(f"{adapter.path}: two pairs for {name} of {base.path}")
-        found[name] = made
+        found[name] = change
 
     # Pairs of whole modules, by name or by role.
     stacked, single = _names_of_stacked(adapter, base), dict[str, StoredPair]()
@@ -151,7 +151,7 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
     if adapter.spelling == "kohya":
         return adapter, None
     # Names that the base does not have, and one prefix that makes all of them fit.
-    every = [*adapter.pairs, *adapter.whole]
+    every = [*adapter.pairs, *adapter.replacements]
     stacked = _names_of_stacked(adapter, base)
     astray = [
         name
@@ -188,7 +188,7 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
             apply.get(name, name): replace(pair, module=apply.get(name, name))
             for name, pair in adapter.pairs.items()
         },
-        whole={apply.get(name, name): view for name, view in adapter.whole.items()},
+        replacements={apply.get(name, name): view for name, view in adapter.replacements.items()},
     ), relation
 
 
@@ -337,11 +337,11 @@ def _place_by_role(
 def reorder_rows(
     pair: LowRank, group: "BoundGroup", target_group: "BoundGroup", base: Model, adapter: Adapter
 ) -> LowRank:
-    """Return a change with its rows in the order in which another style stores them.
+    """Return a LoRA pair with its rows in the order in which another style stores them.
 
-    `group` is the weight's group in the change's style, `target_group` in the other one. The rows
-    of `b` and the magnitudes are permuted. Raises ConversionError for any other difference in
-    layout.
+    `group` is the weight's group in the pair's style, `target_group` in the other one. The rows of
+    `b` and the magnitudes are permuted; `base` gives the hyperparameters, `adapter` the path for
+    messages. Raises ConversionError for any other difference in layout.
     """
     steps = (*group.binding.steps, *target_group.binding.steps)
     simple = all(isinstance(step, RowsPermuted) for step in steps)
@@ -370,7 +370,7 @@ def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapp
     """
     found = {}
     # Each whole tensor: the saved embedding, one of the base, or a tied head.
-    for name, view in adapter.whole.items():
+    for name, view in adapter.replacements.items():
         plain = name.replace(".base_layer.", ".")
         if plain != name and plain in base:  # PEFT saves the table of tokens whose pair it has
             mine, other = view.numpy(), base[plain].numpy()
@@ -426,8 +426,8 @@ def _is_tied_head(adapter: Adapter, name: str, base: Model, *, untie: bool = Fal
     table = _embedding_name(base)
     if not table or not base.hyper["tied_embeddings"] or not name.endswith(_HEADS):
         return False
-    own = adapter.whole.get(table, base[table])
-    equal = np.array_equal(own.numpy(), adapter.whole[name].numpy())
+    own = adapter.replacements.get(table, base[table])
+    equal = np.array_equal(own.numpy(), adapter.replacements[name].numpy())
     if not equal and not untie:
         raise ConversionError(
             f"{adapter.path}: {name} is another than its {table}, and {base.path} has one tensor "

@@ -65,7 +65,7 @@ class Adapter:
     path: Path
     spelling: str
     pairs: Mapping[str, StoredPair]
-    whole: Mapping[str, View]
+    replacements: Mapping[str, View]
     config: Mapping[str, Any]
     alpha: float
     turned: bool = False  # fan_in_fan_out: the base stores [in, out]
@@ -117,7 +117,7 @@ def _adapter_from_model(model: Model, compare: bool) -> Adapter:
         for module, own in parts.factors.items()
     }
     turned = bool(config.get("fan_in_fan_out"))
-    whole = {name: model[stored] for name, stored in parts.whole.items()}
+    whole = {name: model[stored] for name, stored in parts.replacements.items()}
     return Adapter(model.path, spelling, pairs, whole, config, alpha, turned, parts.stray)
 
 

@@ -1,6 +1,6 @@
 """The pairs of an adapter as trainable factors, for gradients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,6 @@ from aprfmt.model import Model
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup
-
-Rows = Mapping[str, "np.ndarray[Any, np.dtype[np.int64]]"]
 
 
 def open_trained_pairs(adapter: Path | None, base: Model, stack: ExitStack) -> list[AdapterPair]:
@@ -41,8 +39,8 @@ def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
     whole trained tensors (modules_to_save).
     """
     found, _ = with_base_names(adapter, base)
-    if found.whole:
-        name = next(iter(found.whole))
+    if found.replacements:
+        name = next(iter(found.replacements))
         raise UnsupportedError(
             f"{adapter.path}: {name} is a whole trained tensor (modules_to_save); gradients beside "
             "one are not computed: merge it into the base"

@@ -55,11 +55,12 @@ class Spelling:
 def convert_adapter(
     src: Path, dst: Path, base: Path, *, force: bool = False, dry_run: bool = False
 ) -> ConversionReport:
-    """Write an adapter as GGUF, kohya's .safetensors or PEFT folder; return the report.
+    """Write the adapter `src` as GGUF, kohya's .safetensors or PEFT folder; return the report.
 
-    `dst`'s extension decides which. The base gives names, and the order of rows. Factors keep their
-    dtype and values. Raises ConversionError for what the other spelling cannot say: DoRA in GGUF,
-    embeddings in kohya's, scales that are no one alpha in GGUF.
+    `dst`'s extension decides which; with `force` it may exist, with `dry_run` nothing is written.
+    The base gives names, and the order of rows. Factors keep their dtype and values. Raises
+    ConversionError for what the other spelling cannot say: DoRA in GGUF, embeddings in kohya's,
+    scales that are no one alpha in GGUF.
     """
     # The extension of `dst` selects the spelling.
     spelling = SPELLINGS.get(dst.suffix.lower())
@@ -137,7 +138,7 @@ def _output_tensors(
     ConversionError for what the spelling cannot express.
     """
     # Refuse what only a merge can express.
-    whole = [name for name in adapter.whole if ".base_layer." not in name]
+    whole = [name for name in adapter.replacements if ".base_layer." not in name]
     if whole:
         raise ConversionError(
             f"{adapter.path}: {', '.join(whole[:3])} {'is' if len(whole) == 1 else 'are'} whole "

@@ -13,7 +13,7 @@ _TENSORS, _BINDINGS = make_tables(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
-        *plain_mlp("up_proj", "down_proj", bias="mlp_bias"),
+        *plain_mlp("mlp.up_proj", "mlp.down_proj", bias="mlp_bias"),
     ),
     hf_more=FUSED,
 )

@@ -195,8 +195,8 @@ def packed_binding(binding: Binding) -> Binding:
 def known_shapes(bound: BoundNames, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return {role key: logical shape}, as far as shapes follow without hyperparameters.
 
-    `shapes` are the stored shapes by name. A role whose steps need hyperparameters gets `()`: it
-    exists, but its shape is not known yet.
+    `bound` says which stored names make which roles, `shapes` are the stored shapes by name. A role
+    whose steps need hyperparameters gets `()`: it exists, but its shape is not known yet.
     """
     known: dict[str, Shape] = {}
     for group in bound.groups:

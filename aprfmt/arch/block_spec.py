@@ -1,7 +1,7 @@
 """The description of a decoder block: which of a fixed set of operations each part of it is."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
 from aprfmt.errors import ArchError
 
@@ -125,14 +125,9 @@ class BlockSpec:
         """Raise ArchError if a field has a value that its type does not list."""
         kinds = get_type_hints(BlockSpec)
         for name, values in (
-            (each.name, _allowed_values(kinds[each.name])) for each in fields(self)
+            (each.name, get_args(kinds[each.name]) or (False, True)) for each in fields(self)
         ):
             if getattr(self, name) not in values:
                 raise ArchError(
                     f"block field {name} is {getattr(self, name)!r}; expected one of {values}"
                 )
-
-
-def _allowed_values(kind: Any) -> tuple[object, ...]:
-    """Return the values of a field's type: those of a Literal, or both booleans."""
-    return get_args(kind) or (False, True)

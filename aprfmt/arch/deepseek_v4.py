@@ -510,11 +510,11 @@ def _rope() -> tuple[HyperRule, ...]:
         named = dict(zip(("full_attention", "sliding_attention"), nested, strict=True))
         return replace(facts, values=ChainMap({"rope_parameters": named}, stored))
 
-    def read_base(at: int, key: str, facts: Facts, hp: Params) -> Found:
-        """Return (base, key) of the rope object number `at`, else of the key; None without both."""
+    def read_base(number: int, key: str, facts: Facts) -> Found:
+        """Return (base, key) of rope object `number`, else of the key; None without both."""
         nested, top = _rope_objects(facts), facts.first(key)
-        inner = None if nested is None else nested[at].get("rope_theta")
-        return top if inner is None else (inner, f"rope_parameters.{('compress', 'main')[at]}")
+        inner = None if nested is None else nested[number].get("rope_theta")
+        return top if inner is None else (inner, f"rope_parameters.{('compress', 'main')[number]}")
 
     def read_scaling(facts: Facts, hp: Params) -> Found:
         """Return (scaling of compressed layers or None, key) of config.json; None without one."""
@@ -528,12 +528,12 @@ def _rope() -> tuple[HyperRule, ...]:
         outer = nested[0] if nested is not None else flat[0] if flat is not None else {}
         return found if "attention_factor" in outer else _with_plain_factor(found)
 
-    def base_rule(name: str, at: int, key: str, gguf: str) -> HyperRule:
+    def base_rule(name: str, number: int, key: str, gguf: str) -> HyperRule:
         """Return the rule of one base."""
         return replace(
             usual[name],
             keys={**usual[name].keys, "hf": (key,), "gguf": (f"{{arch}}.{gguf}",)},
-            read={"hf": lambda facts, hp: read_base(at, key, facts, hp)},
+            read={"hf": lambda facts, hp: read_base(number, key, facts)},
             write={"hf": lambda value, hp: {key: value}},
             default_in={},
             check=None,

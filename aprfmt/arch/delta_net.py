@@ -12,6 +12,7 @@ from aprfmt.arch import hyper_rules, rope_sections
 from aprfmt.arch.gemma import PLUS_ONE, gemma_norm_rows
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.nope_layers import all_but_every
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, Steps, linear, norm
@@ -136,11 +137,6 @@ def delta_net_rows(
     )  # fmt: skip
 
 
-def _layers_of_interval(interval: int, hp: Params) -> PerLayer:
-    """Return one boolean a layer: a delta net in all but every interval-th."""
-    return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
-
-
 def delta_layers_rule() -> HyperRule:
     """Return the rule for the layers with a delta net: listed, or all but every n-th."""
     key = "{arch}.full_attention_interval"
@@ -148,9 +144,7 @@ def delta_layers_rule() -> HyperRule:
     def read_interval(facts: Facts, name: str, hp: Params) -> tuple[Value, str] | None:
         """Return (one boolean a layer, key) from the interval under a key; None without it."""
         found = facts.first(name)
-        return (
-            None if found is None else (_layers_of_interval(whole_number(*found, 1), hp), found[1])
-        )
+        return None if found is None else (all_but_every(hp, whole_number(*found, 1)), found[1])
 
     # config.json may list the kinds, or give the period as a GGUF does.
     def read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
@@ -183,7 +177,7 @@ def delta_layers_rule() -> HyperRule:
         {"gguf": (key,)},
         read={"hf": read_hf, "gguf": lambda facts, hp: read_interval(facts, key, hp)},
         write={"hf": write_hf, "gguf": write_gguf},
-        default=lambda hp: _layers_of_interval(INTERVAL, hp),
+        default=lambda hp: all_but_every(hp, INTERVAL),
     )
 
 
@@ -242,8 +236,7 @@ LOST = (
         "gguf",
         "delta_layers",
         lambda hp: (
-            hp["delta_layers"]
-            != _layers_of_interval((*hp["delta_layers"], False).index(False) + 1, hp)
+            hp["delta_layers"] != all_but_every(hp, (*hp["delta_layers"], False).index(False) + 1)
         ),
         "GGUF has an interval only: llama.cpp gives every so many-th layer attention",
     ),

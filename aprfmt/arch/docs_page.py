@@ -111,10 +111,10 @@ def architectures_page() -> str:
         (
             spec.name,
             spec.level,
-            _types_text(spec),
-            _gguf_names_text(spec),
-            _mixtures_text(spec),
-            _backends_text(spec),
+            _code(_hf_types(spec)),
+            _code(spec.called.get("gguf", ())) or "-",
+            "all" if "gguf" in spec.called else "-",
+            "numpy torch cupy" if spec.level == "full" else "-",
             _measured_text(spec),
             _llama_cpp_text(spec, seen["rows"]),
         )
@@ -127,7 +127,7 @@ def architectures_page() -> str:
     ]
     layouts = [row for spec in specs for row in _layout_rows(spec)]
     drafts = [
-        (spec.name, _code([f"{names.layer}*"]), _code(list(names.own)))
+        (spec.name, _code([f"{names.layer}*"]), _code(list(names.tensors)))
         for spec in specs
         if (names := spec.draft.get("hf")) is not None
     ]
@@ -151,11 +151,6 @@ def _measured_text(spec: ArchSpec) -> str:
     if spec.level == "names":
         return "bytes, equal"
     return "logits, 1e-12" if spec.block.head != "none" else "embedding, 1e-12"
-
-
-def _mixtures_text(spec: ArchSpec) -> str:
-    """Return which mixtures of encodings `quantize` writes as a GGUF: "all", or "-" for none."""
-    return "all" if "gguf" in spec.called else "-"
 
 
 def _llama_cpp_text(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -200,24 +195,9 @@ def model_count() -> str:
     )
 
 
-def _types_text(spec: ArchSpec) -> str:
-    """Return the model types of config.json as Markdown code."""
-    return _code(_hf_types(spec))
-
-
 def _hf_types(spec: ArchSpec) -> list[str]:
     """Return the model types of config.json of an architecture, without its class names."""
     return [name for name in spec.called.get("hf", ()) if name == name.lower()]
-
-
-def _gguf_names_text(spec: ArchSpec) -> str:
-    """Return the names in GGUF as Markdown code, "-" for none."""
-    return _code(spec.called.get("gguf", ())) or "-"
-
-
-def _backends_text(spec: ArchSpec) -> str:
-    """Return the backends that run the architecture, "-" for none."""
-    return "numpy torch cupy" if spec.level == "full" else "-"
 
 
 def _names_text(spec: ArchSpec) -> str:

@@ -70,7 +70,7 @@ _GGUF = DraftNames(
     ("{arch}.nextn_predict_layers",),
 )
 # What a role of the head is called in the model, by its role in a model of one layer.
-_OUTER = {role: name.removeprefix(_GGUF.layer) for name, role in _GGUF.own.items()}
+_OUTER = {role: name.removeprefix(_GGUF.layer) for name, role in _GGUF.tensors.items()}
 _INNER = {name: role for role, name in _OUTER.items()}
 # DeepSeek-V3 and GLM-4.5: the layer after the last one, with the head's own tensors inside.
 NEXTN: Mapping[str, DraftNames] = {
@@ -169,9 +169,9 @@ class Head:
 def find_heads(
     spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str], packed: Set[str]
 ) -> list[Head]:
-    """Return the draft heads that a file stores, from its tensor names.
+    """Return the draft heads that a file stores, from its tensor names, in order of their blocks.
 
-    `packed` are the names of packed weights. The order is that of the blocks.
+    `style` is the naming (hf, gguf, apr), `packed` are the names of packed weights.
     """
     found = []
     for layer, stored in _group_names_by_head(spec, style, hp, names):
@@ -221,9 +221,10 @@ def _group_names_by_head(
 def first_head(spec: ArchSpec, style: str, names: Iterable[str]) -> int | None:
     """Return the block number of the first draft head; None if no tensor of one is stored.
 
-    Only tensors that no other layer has count as evidence.
+    `style` is the naming (hf, gguf, apr) of `names`. Only tensors that no other layer has count as
+    evidence.
     """
-    own = spec.draft[style].own if style in spec.draft else ()
+    own = spec.draft[style].tensors if style in spec.draft else ()
     rows = [(name.replace("{N}", "{L}"), name) for name in own if "{N}" in name]
     index = NameIndex(style, rows)
     found = (match.layer for name in names if (match := index.find(name)) is not None)
@@ -282,7 +283,8 @@ def stored_groups(
 ) -> list[BoundGroup]:
     """Return the stored tensors that roles of a model and of its draft heads go to.
 
-    Like `groups_for`, which knows the model alone. Those of draft heads come last.
+    `style` is the naming (hf, gguf, apr). It is like `groups_for`, which knows the model alone.
+    Those of draft heads come last.
     """
     if style not in spec.draft:
         return groups_for(spec, style, roles, hp)
@@ -337,7 +339,7 @@ class HeadNames:
         names = spec.draft[style]
         self._layer = _fill_template(names.layer, n_layers, index)
         self._own, self._roles = {}, {}
-        for template, role in names.own.items():
+        for template, role in names.tensors.items():
             if index and "{" not in template:
                 continue
             target = next(row.stored[0] for row in spec.bindings[style] if row.roles == (role,))

@@ -17,7 +17,7 @@ from aprfmt.arch.pooling import pooling_rule
 from aprfmt.arch.required_values import divided_head_dim_rule, require_values
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.spec_builders import Made, own_styles_only
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, plain_mlp
 from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
@@ -45,8 +45,9 @@ def embedding_rows(
 ) -> tuple[RoleRow, ...]:
     """Return the rows of the tables of words, positions and token types, and of their norm.
 
-    The arguments are Hugging Face names, "" for a table that the model does not have.
-    `extra` (`+2`) are rows of the position table before position 0's.
+    `words`, `places`, `types` and `normed` (the norm) are Hugging Face names, "" for one that the
+    model does not have. `bias`: the norm has one. `extra` (`+2`) are rows of the position table
+    before position 0's.
     """
     rows = [RoleRow("token_embd.weight", f"{words}.weight", _TABLE, layered=False)]
     if places:
@@ -80,14 +81,6 @@ def _attention_rows(q: str, k: str, v: str, out: str) -> tuple[RoleRow, ...]:
     )
 
 
-def mlp_rows(up: str, down: str) -> tuple[RoleRow, ...]:
-    """Return the rows of an MLP of two matrices with biases; arguments are their names."""
-    return (
-        *linear("ffn_up", up, "ffn_size", "hidden_size", bias=""),
-        *linear("ffn_down", down, "hidden_size", "ffn_size", bias=""),
-    )
-
-
 _OLD = ("embeddings.word_embeddings", "embeddings.position_embeddings")
 _BERT_LAYER = (
     *_attention_rows(
@@ -95,7 +88,7 @@ _BERT_LAYER = (
         _BERT + "attention.self.value", _BERT + "attention.output.dense",
     ),
     *norm("attn_output_norm", _BERT + "attention.output.LayerNorm", bias=True),
-    *mlp_rows(_BERT + "intermediate.dense", _BERT + "output.dense"),
+    *plain_mlp(_BERT + "intermediate.dense", _BERT + "output.dense"),
     *norm("layer_output_norm", _BERT + "output.LayerNorm", bias=True),
     *POOLER,
 )  # fmt: skip
@@ -312,7 +305,7 @@ DISTILBERT = encoder_spec(
         *embedding_rows(*_OLD, "", "embeddings.LayerNorm"),
         *_attention_rows(*(f"{_D}attention.{x}_lin" for x in ("q", "k", "v", "out"))),
         *norm("attn_output_norm", _D + "sa_layer_norm", bias=True),
-        *mlp_rows(_D + "ffn.lin1", _D + "ffn.lin2"),
+        *plain_mlp(_D + "ffn.lin1", _D + "ffn.lin2"),
         *norm("layer_output_norm", _D + "output_layer_norm", bias=True),
     )),
     encoder_rules(
@@ -342,7 +335,7 @@ MPNET = encoder_spec(
             ("position_buckets", "n_heads"), layered=False),
         *_attention_rows(*(f"{_BERT}attention.attn.{x}" for x in "qkvo")),
         *norm("attn_output_norm", _BERT + "attention.LayerNorm", bias=True),
-        *mlp_rows(_BERT + "intermediate.dense", _BERT + "output.dense"),
+        *plain_mlp(_BERT + "intermediate.dense", _BERT + "output.dense"),
         *norm("layer_output_norm", _BERT + "output.LayerNorm", bias=True),
         *POOLER,
     )),

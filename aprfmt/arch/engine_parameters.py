@@ -657,7 +657,7 @@ class RankLayout:
         return np.concatenate(list(shares), parameter.axis)
 
     def split_shares(self, local: Array) -> list[Array]:
-        """Return the shares of sections that a rank's array has, in the order of `shares`."""
+        """Return the shares of sections in `local`, a rank's array, in the order of `shares`."""
         parameter = self.parameter
         if parameter.grouped:
             return self._split_groups(local)
@@ -675,8 +675,8 @@ class RankLayout:
         sizes = [one.share(self.ranks) for each in self.sections for one in each]
         return _split(local, self.axis, sizes)
 
-    def join_ranks(self, held: Sequence[Array], copy: int = 0) -> list[Array]:
-        """Return the parameter's arrays, put together from `held`, what the ranks have.
+    def join_ranks(self, rank_arrays: Sequence[Array], copy: int = 0) -> list[Array]:
+        """Return the parameter's arrays, put together from `rank_arrays`, what the ranks have.
 
         `copy` says which of the ranks that hold the same rows is read.
         """
@@ -684,9 +684,9 @@ class RankLayout:
 
         parameter = self.parameter
         if self.axis is None:
-            return self.split_shares(held[min(copy, len(held) - 1)])
+            return self.split_shares(rank_arrays[min(copy, len(rank_arrays) - 1)])
         if not self.sections:
-            whole = np.concatenate(list(held), self.axis)
+            whole = np.concatenate(list(rank_arrays), self.axis)
             whole = _cut(whole, self.axis, 0, parameter.shape[self.axis])
             sizes = (
                 [shape[parameter.axis] for shape in parameter.shapes]
@@ -694,7 +694,7 @@ class RankLayout:
                 else [1]
             )
             return _split(whole, parameter.axis, sizes)
-        each = [self.split_shares(one) for one in held]
+        each = [self.split_shares(one) for one in rank_arrays]
         flat = [section for sections in self.sections for section in sections]
         joined = []
         for at, section in enumerate(flat):
@@ -710,13 +710,6 @@ class RankLayout:
             )
             at += len(sections)
         return made
-
-    @property
-    def copies(self) -> int:
-        """How many ranks hold the same rows of some section, at most."""
-        if self.axis is None:
-            return self.ranks
-        return max((one.copies(self.ranks) for each in self.sections for one in each), default=1)
 
     def _group_count(self, shares: Sequence[Shape]) -> int:
         """Return the number of key heads of a rank, by the shapes of its shares of q, k and v."""
@@ -744,7 +737,10 @@ class RankLayout:
 
 
 def find_layout(parameter: EngineParameter, local: Shape, ranks: int) -> RankLayout | None:
-    """Return how `ranks` hold a parameter, by the shape of what one has; None where none fits."""
+    """Return how `ranks` ranks hold a parameter; None where no way fits.
+
+    `local` is the shape of what one rank has.
+    """
     whole, axis = parameter.shape, parameter.axis
     if local == whole:
         return RankLayout(parameter, ranks)

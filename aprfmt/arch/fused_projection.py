@@ -35,7 +35,7 @@ def fused_bindings(
 ) -> tuple[Binding, ...]:
     """Return the bindings of one stored matrix with q, k and v, and of its bias.
 
-    `template` is its name, `steps` cut it into q, k and v.
+    `template` is its name, `steps` cut it into q, k and v, `parts` are "weight", "bias" or both.
     """
     return tuple(Binding((f"{template}.{part}",), ROLES[part], steps) for part in parts)
 

@@ -29,7 +29,11 @@ NO_BIASES = Loss(
 def gemma_norm_rows(
     role: str, hf: str, size: tuple[str, ...] = ("hidden_size",)
 ) -> tuple[RoleRow, ...]:
-    """Return the row of a norm that GGUF stores as 1 + w, as a tuple of one."""
+    """Return the row of a norm that GGUF stores as 1 + w, as a tuple of one.
+
+    `role` and `hf` are its role and its name in Hugging Face files, without ".weight". `size` is
+    its shape.
+    """
     return norm(role, hf, size, gguf_steps=PLUS_ONE)
 
 

@@ -155,7 +155,8 @@ def listed_windows(
 ) -> tuple[HyperRule, HyperRule]:
     """Return (the rule for the window's size, the rule for the layers with a window).
 
-    A GGUF lists one boolean a layer.
+    `size` is the window without a key, `every` gives one boolean a layer without a list. A GGUF
+    lists one boolean a layer.
     """
     positions, layers = window_rules(Window(size, MISSING, every, stated=True))
     key = "{arch}.attention.sliding_window_pattern"

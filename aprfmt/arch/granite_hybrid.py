@@ -101,14 +101,6 @@ def _is_bamba(names: Collection[str], values: Mapping[str, Value]) -> bool:
     return rotated and "granitehybrid.logit_scale" not in values
 
 
-def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether tensor names show a router: the model has experts.
-
-    `values` (the metadata) is not used: every evidence function is given both.
-    """
-    return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
-
-
 _IGNORED = IGNORED | {"mamba_d_head", "z_loss_coefficient", "num_logits_to_keep"}
 BAMBA = full_spec(
     "bamba",
@@ -232,7 +224,7 @@ GRANITE_HYBRID_MOE = full_spec(
         hyper_rules.fixed("norm_topk", True),
     ),
     BlockSpec(recurrence="mamba2", shared_expert="plain"),
-    evidence=_has_experts, derived=ROPE_TENSORS, ignored=_IGNORED,
+    evidence=moe.has_router, derived=ROPE_TENSORS, ignored=_IGNORED,
     lost=(*LOST, *losses.common_losses()),
 )  # fmt: skip
 GRANITE_HYBRID = full_spec(

@@ -50,8 +50,8 @@ def per_layer(value: bool) -> Callable[[Params], tuple[bool, ...]]:
     return lambda hp: (value,) * hp["n_layers"]
 
 
-def axis(role: str, at: int) -> Callable[[ShapesByName], int | None]:
-    """Return a function (logical shapes -> size) that reads axis `at` of a role's tensor.
+def axis(role: str, number: int) -> Callable[[ShapesByName], int | None]:
+    """Return a function (logical shapes -> size) that reads axis `number` of a role's tensor.
 
     For a role of a layer the tensor of layer 0 is read. The size is None without that tensor.
     """
@@ -60,8 +60,8 @@ def axis(role: str, at: int) -> Callable[[ShapesByName], int | None]:
         """Return the size of the axis, None if the tensor or the axis is missing."""
         for key in (role, f"L0.{role}"):
             shape = shapes.get(key, ())
-            if len(shape) > at:
-                return shape[at]
+            if len(shape) > number:
+                return shape[number]
         return None
 
     return read
@@ -370,8 +370,9 @@ def attn_scale(
 ) -> HyperRule:
     """Return the rule for the factor on attention scores.
 
-    `default` computes the value without a key. `gguf_default` is what GGUF readers compute, if
-    that differs: a GGUF has the key only for another value.
+    `default` computes the value without a key. `gguf_default` is what GGUF readers compute, if that
+    differs: a GGUF has the key only for another value. `read` and `write` are {style: function} in
+    place of the usual ones.
     """
     assumed = gguf_default or default
 

@@ -91,7 +91,7 @@ def read_hyper(
     hyperparameter without a value and without a default; `complete=False` leaves the latter out.
     """
     require_causal_mask(spec, facts, subject)
-    reader = _Reader(spec, facts, subject)
+    reader = _Reader(spec, facts)
     for rule in spec.hyper:
         try:
             row = reader.read_rule(rule)
@@ -137,10 +137,8 @@ class _Reader:
 
     spec: ArchSpec
     facts: Facts
-    subject: str
     rows: dict[str, HyperParam] = field(default_factory=dict)
     read: dict[str, str] = field(default_factory=dict)
-    defaulted: list[str] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
     demanded: dict[str, HyperParam] = field(default_factory=dict)
     contradicted: dict[str, str] = field(default_factory=dict)
@@ -295,7 +293,7 @@ class _Reader:
         known = self.spec.ignored | IGNORED.get(style, frozenset())
         bare = {key: _bare_key(key, arch_key, self.spec.section) for key in left}
         ignored = tuple(
-            key for key in left if bare[key] in known or _outer_object(bare[key]) in known
+            key for key in left if bare[key] in known or bare[key].partition(".")[0] in known
         )
         defaulted = tuple(
             rule.name
@@ -350,11 +348,6 @@ def _freeze(value: Value) -> Value:
 
 # The weight that a bias belongs to, where its role has another name.
 _BESIDE: Mapping[str, str] = {"exp_probs_b": "ffn_gate_inp"}
-
-
-def _outer_object(bare: str) -> str:
-    """Return the first part of a dotted key: a key inside an ignored object is ignored too."""
-    return bare.partition(".")[0]
 
 
 # --- writing ----------------------------------------------------------------------------------

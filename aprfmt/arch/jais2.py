@@ -13,7 +13,7 @@ _TENSORS, _BINDINGS = make_tables(
         *norm("attn_norm", "input_layernorm", bias=True),
         *attention(),
         *norm("ffn_norm", "post_attention_layernorm", bias=True),
-        *plain_mlp("up_proj", "down_proj", bias="mlp_bias"),
+        *plain_mlp("mlp.up_proj", "mlp.down_proj", bias="mlp_bias"),
         norm_bias=True,
     ),
     hf_more=FUSED,

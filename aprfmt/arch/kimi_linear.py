@@ -8,7 +8,6 @@ mapping; the converter's kimi_linear.py, llama.cpp's kimi-linear.cpp.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from reprlib import repr as short_repr
 
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.deepseek import (
@@ -45,7 +44,7 @@ from aprfmt.arch.tensor_rows import (
     norm,
     with_model_rows,
 )
-from aprfmt.arch.value_checks import sequence, whole_number
+from aprfmt.arch.value_checks import object_under, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -180,19 +179,6 @@ _KINDS = {True: "linear_attention", False: "full_attention"}
 _LISTS = {True: "kda_layers", False: "full_attn_layers"}  # layers are counted from 1 in these
 
 
-def _nested(facts: Facts) -> Mapping[str, Value]:
-    """Return config.json's object that describes KDA; {} without it.
-
-    Raises ArchError for a value that is no object.
-    """
-    found = facts.first(_NESTED)
-    if found is None:
-        return {}
-    if not isinstance(found[0], Mapping):
-        raise ArchError(f"{found[1]}: is {short_repr(found[0])}; expected an object")
-    return found[0]
-
-
 def _size(name: str, key: str, nested: str, default: int, gguf: str = "") -> HyperRule:
     """Return the rule that reads a size of KDA, hyperparameter `name`, from a config.
 
@@ -202,7 +188,7 @@ def _size(name: str, key: str, nested: str, default: int, gguf: str = "") -> Hyp
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (size, its key) from config.json, the nested key first; None with neither."""
-        inside = _nested(facts).get(nested)
+        inside = object_under(facts, _NESTED).get(nested)
         if inside is not None:
             return whole_number(inside, f"{_NESTED}.{nested}", 1), f"{_NESTED}.{nested}"
         found = facts.first(key)
@@ -222,7 +208,7 @@ def _delta_layers() -> HyperRule:
         Its list of layer kinds comes first, then the lists of layer numbers of published files.
         Raises ArchError where a layer is in both of these or in none.
         """
-        found, inside = listed(facts, hp), _nested(facts)
+        found, inside = listed(facts, hp), object_under(facts, _NESTED)
         if found is not None or not all(key in inside for key in _LISTS.values()):
             return found
         kinds: dict[int, bool] = {}

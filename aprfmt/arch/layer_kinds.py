@@ -108,7 +108,8 @@ def attention_layers_rule(
 ) -> HyperRule:
     """Return the rule for which layers have attention; `hf` reads config.json's keys.
 
-    In a GGUF those with key heads have it. Without a key, `default` says it, or all layers have it.
+    `write_hf` writes them. In a GGUF those with key heads have it. Without a key, `default` says
+    it, or all layers have it.
     """
     return _layers_by_heads_rule(
         "attention_layers", True, hf, write_hf, default or hyper_rules.per_layer(True)
@@ -118,7 +119,8 @@ def attention_layers_rule(
 def conv_layers_rule(hf: Read, write_hf: Write) -> HyperRule:
     """Return the rule for which layers have a convolution; `hf` reads config.json's keys.
 
-    In a GGUF those without key heads have it. Without a key, those with a stored kernel have it.
+    `write_hf` writes them. In a GGUF those without key heads have it. Without a key, those with a
+    stored kernel have it.
     """
     rule = _layers_by_heads_rule("conv_layers", False, hf, write_hf, hyper_rules.per_layer(False))
     return replace(rule, shape=layers_with_role("shortconv.conv.weight"))
@@ -145,9 +147,9 @@ def _layers_by_heads_rule(
     )
 
 
-def other_layers_rule(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
-    """Return the rule `name` for the layers for which the hyperparameter `of` is False."""
-    return HyperRule(name, default=lambda hp: tuple(not on for on in hp[of]))
+def other_layers_rule(name: str = "ssm_layers", opposite: str = "attention_layers") -> HyperRule:
+    """Return the rule `name` for the layers for which the hyperparameter `opposite` is False."""
+    return HyperRule(name, default=lambda hp: tuple(not on for on in hp[opposite]))
 
 
 def read_layer_kinds(names: Sequence[str], rest: Sequence[str], *keys: str) -> Read:

@@ -25,7 +25,7 @@ MAX_MOVES = 1 << 20  # longer lists cost more than moving the array at once
 
 
 def only_shape(shapes: Shapes, step: object) -> Shape:
-    """Return the only shape in `shapes`; ArchError if there is not exactly one."""
+    """Return the only shape in `shapes`; ArchError, which names `step`, if there is not one."""
     if len(shapes) != 1:
         raise ArchError(f"{step}: got {len(shapes)} tensors; expected one")
     return tuple(shapes[0])

@@ -59,17 +59,9 @@ _MISTRAL_TENSORS, _MISTRAL_BINDINGS = make_tables(
 )
 
 
-def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether tensor names show a router: the model is mixtral.
-
-    `values` (the metadata) is not used: every evidence function is given both.
-    """
-    return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
-
-
 def _has_window_key(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether a GGUF has a window's size and no experts: the model is mistral."""
-    return bool(values.get("llama.attention.sliding_window")) and not _has_experts(names, values)
+    return bool(values.get("llama.attention.sliding_window")) and not moe.has_router(names, values)
 
 
 MISTRAL = ArchSpec(
@@ -137,5 +129,5 @@ MIXTRAL = ArchSpec(
     lost=(*losses.common_losses(), IGNORED_WINDOW),
     derived=ROPE_TENSORS,
     buffers=BUFFERS,
-    evidence=_has_experts,
+    evidence=moe.has_router,
 )

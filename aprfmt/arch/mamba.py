@@ -102,7 +102,7 @@ def mamba2_rows(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Row
     )
 
 
-def inner_width_rule(expand: str = "expand", key: str = "", default: int = 2) -> HyperRule:
+def inner_width_rule(expand: str = "expand", key: str = "") -> HyperRule:
     """Return the rule for the mixers' inner width.
 
     config.json gives it by `key`, or as a factor of the hidden size by `expand`.
@@ -124,7 +124,7 @@ def inner_width_rule(expand: str = "expand", key: str = "", default: int = 2) ->
         "ssm_size",
         {"gguf": ("{arch}.ssm.inner_size",)},
         "size",
-        lambda hp: default * hp["hidden_size"],
+        lambda hp: 2 * hp["hidden_size"],
         read={"hf": read},
         write={"hf": write},
     )
@@ -195,21 +195,24 @@ def head_rules(heads: str, groups: str, default: int, n_groups: int) -> tuple[Hy
     )
 
 
-def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule, ...]:
+_LIMITS = "time_step_limit"  # config.json's key of the least and the greatest time step
+
+
+def limit_rules(least: str = "") -> tuple[HyperRule, ...]:
     """Return the rules for the least and the greatest time step.
 
-    `hf` is config.json's key of both. With `least` (keys of the least one, separated by spaces)
-    `hf` is not read and there is no greatest one (nemotron_h).
+    config.json has both in time_step_limit. With `least` (keys of the least one, separated by
+    spaces) that is not read and there is no greatest one (nemotron_h).
     """
 
     def read_low(facts: Facts, hp: Params) -> Found:
         """Return (least time step, key) of config.json; None without the key."""
-        found = _read_limits(facts, hf)
+        found = _read_limits(facts, _LIMITS)
         return None if found is None else (found[0][0], found[1])
 
     def read_high(facts: Facts, hp: Params) -> Found:
         """Return (greatest time step or None for infinity, key) of config.json; None without it."""
-        found = _read_limits(facts, hf)
+        found = _read_limits(facts, _LIMITS)
         if found is None:
             return None
         return (None if math.isinf(found[0][1]) else found[0][1]), found[1]
@@ -220,7 +223,7 @@ def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule
         if not value and greatest is None:
             return {}
         # transformers 5 writes infinity so (PreTrainedConfig, float tags)
-        return {hf: [value, {"__float__": "Infinity"} if greatest is None else greatest]}
+        return {_LIMITS: [value, {"__float__": "Infinity"} if greatest is None else greatest]}
 
     if least:
         keys = tuple(least.split())

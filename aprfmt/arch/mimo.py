@@ -275,13 +275,13 @@ MIMO_V2 = names_only_spec(
     draft={
         "gguf": replace(
             draft_head.NEXTN["gguf"],
-            own={
+            tensors={
                 **_head_names(
                     "blk.{N}.",
                     (draft_head.EMBED_NORM, draft_head.HIDDEN_NORM, draft_head.JOIN),
                     "layer_output_norm",
                 ),
-                **draft_head.NEXTN["gguf"].own,
+                **draft_head.NEXTN["gguf"].tensors,
             },
         ),
         "hf": DraftNames(

@@ -8,7 +8,6 @@ minimax.py, llama.cpp's minimax-m3.cpp.
 """
 
 from collections.abc import Mapping
-from reprlib import repr as short_repr
 
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.deepseek import ROUTER_BIAS, routed_scale_rule, sigmoid_router_rule
@@ -31,9 +30,8 @@ from aprfmt.arch.tensor_rows import (
     norm,
     with_model_rows,
 )
-from aprfmt.arch.value_checks import sequence, whole_number
+from aprfmt.arch.value_checks import object_under, sequence, whole_number
 from aprfmt.base.protocols import Value
-from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
@@ -110,16 +108,6 @@ _MADE = make_tables(
 _NESTED = "sparse_attention_config"  # published files have the indexers' sizes in this object
 
 
-def _nested(facts: Facts) -> Params:
-    """Return config.json's object with the indexers' sizes; {} without; ArchError for no object."""
-    found = facts.first(_NESTED)
-    if found is None:
-        return {}
-    if not isinstance(found[0], Mapping):
-        raise ArchError(f"{found[1]}: is {short_repr(found[0])}; expected an object")
-    return found[0]
-
-
 def _size(name: str, key: str, nested: str, gguf: str, default: int) -> HyperRule:
     """Return the rule of an indexers' size: `nested` in published files' object wins over `key`.
 
@@ -128,7 +116,7 @@ def _size(name: str, key: str, nested: str, gguf: str, default: int) -> HyperRul
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (size, its key) of config.json; None with neither key."""
-        inside, found = _nested(facts).get(nested), facts.first(key)
+        inside, found = object_under(facts, _NESTED).get(nested), facts.first(key)
         if inside is not None:
             return whole_number(inside, f"{_NESTED}.{nested}"), f"{_NESTED}.{nested}"
         return None if found is None else (whole_number(*found), key)
@@ -149,7 +137,7 @@ def _read_layers(listed: Read, key: str, nested: bool) -> Read:
         found = listed(facts, hp)
         if found is not None:
             return found
-        inside = _nested(facts).get(key) if nested else None
+        inside = object_under(facts, _NESTED).get(key) if nested else None
         numbers = facts.first(key) if not nested else None if inside is None else (inside, key)
         if numbers is None:
             return None

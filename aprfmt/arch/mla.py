@@ -30,7 +30,10 @@ def _size_or_default(facts: Facts, key: str, default: int) -> int:
 
 
 def mla_length_rules(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, HyperRule]:
-    """Return (the rule for the elements of a key head, the rule for those of a value head)."""
+    """Return (the rule for the elements of a key head, the rule for those of a value head).
+
+    `nope` is a key's elements without rope, `value` those of a value, where config.json has no key.
+    """
 
     def read_head_dim(facts: Facts, hp: Params) -> Found:
         """Return (elements of a key head, key): those without rope plus those with it.
@@ -208,7 +211,10 @@ def _yarn_attn_scale(hp: Params) -> float:
 
 
 def expert_groups_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
-    """Return a rule for a number of groups of experts; an absent key means one group."""
+    """Return the rule `name` for a number of groups of experts; a GGUF without the key means 1.
+
+    `hf` and `gguf` are its keys, `default` is the number where config.json has no key.
+    """
     check = _check_enough_experts if name == "n_expert_groups_used" else None
     return hyper_rules.size(name, hf, gguf, default=1, hf_default=default, check=check)
 

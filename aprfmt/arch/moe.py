@@ -1,6 +1,6 @@
 """Rules for mixtures of experts; a family's table overrides the rules that differ."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from aprfmt.arch.hyper_rules import fixed, per_layer, size
@@ -16,7 +16,11 @@ MAX_EXPERTS = 1 << 16
 def expert_count_rules(
     experts: int, used: int, hf: str = "num_experts num_local_experts"
 ) -> tuple[HyperRule, HyperRule]:
-    """Return (the rule for the number of experts, the rule for how many of them a token uses)."""
+    """Return (the rule for the number of experts, the rule for how many of them a token uses).
+
+    `experts` and `used` are the numbers where config.json has no key, `hf` are the keys of the
+    first, separated by spaces.
+    """
     return (
         size("n_experts", hf, "expert_count", "num_experts", hf_default=experts, high=MAX_EXPERTS),
         size(
@@ -31,7 +35,11 @@ def expert_count_rules(
 
 
 def expert_size_rule(hf: str = "moe_intermediate_size", hf_default: Any = None) -> HyperRule:
-    """Return the rule for the inner width of an expert; without a key a GGUF means ffn_size."""
+    """Return the rule for the inner width of an expert; without a key a GGUF means ffn_size.
+
+    `hf` is config.json's key, `hf_default` the width where it is absent, None where it has to be
+    there.
+    """
     return size(
         "moe_ffn_size",
         hf,
@@ -98,3 +106,11 @@ def norm_topk_loss(gguf: bool) -> Loss:
         f"GGUF has no key for it: llama.cpp {'always' if gguf else 'never'} renormalises the "
         "chosen experts' weights",
     )
+
+
+def has_router(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether tensor names show a router: the model has experts.
+
+    `values` (the metadata) is not used: every evidence function is given both.
+    """
+    return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)

@@ -28,7 +28,7 @@ _TENSORS, _BINDINGS = make_tables(
         *_norm_rows("attn_norm", "input_layernorm"),
         *attention(),
         *_norm_rows("ffn_norm", "post_attention_layernorm"),
-        *plain_mlp("up_proj", "down_proj", bias="mlp_bias"),
+        *plain_mlp("mlp.up_proj", "mlp.down_proj", bias="mlp_bias"),
         *_norm_rows("output_norm", "model.norm", layered=False),
         _HEAD,
     ),

@@ -24,19 +24,12 @@ from aprfmt.arch.tensor_rows import (
     linear,
     make_tables,
     norm,
+    plain_mlp,
     with_model_rows,
 )
 
 _H = "transformer.h.{L}."
 Rows = tuple[RoleRow, ...]
-
-
-def _plain_mlp_rows(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
-    """Return the rows of an MLP without a gate; `up` and `down` are its matrices' names."""
-    return (
-        *linear("ffn_up", up, "ffn_size", "hidden_size", bias=bias),
-        *linear("ffn_down", down, "hidden_size", "ffn_size", bias=bias),
-    )
 
 
 def _old_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
@@ -66,7 +59,7 @@ GPT_NEO = names_only_spec(
             *linear("attn_v", _H + "attn.attention.v_proj", KV, "hidden_size"),
             *linear("attn_output", _H + "attn.attention.out_proj", "hidden_size", Q, bias=""),
             *norm("ffn_norm", _H + "ln_2", bias=True),
-            *_plain_mlp_rows(_H + "mlp.c_fc", _H + "mlp.c_proj"),
+            *plain_mlp(_H + "mlp.c_fc", _H + "mlp.c_proj"),
             embed="transformer.wte",
             final="transformer.ln_f",
             norm_bias=True,
@@ -123,7 +116,7 @@ def _fairseq_rows(layer: str, *more: RoleRow, **named: Unpack[WholeNames]) -> Ro
         *linear("attn_v", layer + "self_attn.v_proj", KV, "hidden_size", bias=""),
         *linear("attn_output", layer + "self_attn.out_proj", "hidden_size", Q, bias=""),
         *norm("ffn_norm", layer + "final_layer_norm", bias=True),
-        *_plain_mlp_rows(layer + "fc1", layer + "fc2"),
+        *plain_mlp(layer + "fc1", layer + "fc2"),
         **named,
     )
 
@@ -174,7 +167,7 @@ PERSIMMON = names_only_spec(
             *norm("attn_k_norm", "self_attn.k_layernorm", ("head_dim",), "qk_norm", bias=True),
             *linear("attn_output", "self_attn.dense", "hidden_size", Q, bias=""),
             *norm("ffn_norm", "post_attention_layernorm", bias=True),
-            *_plain_mlp_rows(_L + "mlp.dense_h_to_4h", _L + "mlp.dense_4h_to_h"),
+            *plain_mlp(_L + "mlp.dense_h_to_4h", _L + "mlp.dense_4h_to_h"),
             final="model.final_layernorm",
             norm_bias=True,
         ),
@@ -201,7 +194,7 @@ CODEGEN = names_only_spec(
                 "attn_qvk.weight", _H + "attn.qkv_proj.weight", ("3*hidden_size", "hidden_size")
             ),
             *linear("attn_output", _H + "attn.out_proj", "hidden_size", Q),
-            *_plain_mlp_rows(_H + "mlp.fc_in", _H + "mlp.fc_out"),
+            *plain_mlp(_H + "mlp.fc_in", _H + "mlp.fc_out"),
             embed="transformer.wte",
             final="transformer.ln_f",
             norm_bias=True,

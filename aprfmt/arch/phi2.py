@@ -36,7 +36,7 @@ _TENSORS, _BINDINGS = make_tables(
         *norm("attn_norm", "input_layernorm", bias=True),
         *attention(bias="", out_bias="", out="dense"),
         *_QK_NORMS,
-        *plain_mlp("fc1", "fc2"),
+        *plain_mlp("mlp.fc1", "mlp.fc2"),
         final="model.final_layernorm",
         norm_bias=True,
         head_bias=True,

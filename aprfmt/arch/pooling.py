@@ -62,7 +62,7 @@ def _write_encoder(value: Value, hp: Params) -> Params:
     return {_CAUSAL: False, _KEY: number}
 
 
-def _check_pooling(value: Value, facts: Facts, hp: Params) -> str:
+def _check_pooling(value: Value, facts: Facts) -> str:
     """Return a remark if a file asks for a pooling that is not computed here, else ""."""
     found = facts.first(FILE, _KEY)
     if found is None or value is not None or found[0] == 0:
@@ -84,7 +84,7 @@ def pooling_rule(default: str | None = None, *, causal: bool = True) -> HyperRul
         stated = facts.first(_CAUSAL)
         if stated is not None and boolean(*stated) is not causal:
             raise ArchError(f"{stated[1]}: is {stated[0]}; expected {causal}: no other is known")
-        return _check_pooling(value, facts, hp)
+        return _check_pooling(value, facts)
 
     return HyperRule(
         "pooling",

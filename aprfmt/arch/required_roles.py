@@ -22,7 +22,7 @@ _NONE: Values = {}
 def is_required(
     rule: TensorRule, layer: int | None, hp: Values, demanded: Mapping[str, Value] = _NONE
 ) -> bool:
-    """Return whether a role (in a layer) is required.
+    """Return whether the role of a TensorRule (in a layer) is required.
 
     Values in `demanded` replace those in `hp`; `layer` None is for roles outside the layers.
     """

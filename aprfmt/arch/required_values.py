@@ -13,9 +13,9 @@ Params = Mapping[str, Value]
 
 
 def require_values(facts: Facts, usual: Mapping[str, Value]) -> None:
-    """Raise ArchError if a key of config.json has another value; null counts as absent.
+    """Raise ArchError if a key of config.json has another value than in `usual` ({key: value}).
 
-    Nothing is checked in other styles.
+    null counts as absent. Nothing is checked in other styles.
     """
     if facts.style != "hf":
         return

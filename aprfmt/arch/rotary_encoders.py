@@ -11,20 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules
-from aprfmt.arch.encoders import (
-    BLOCK,
-    POOLER,
-    embedding_rows,
-    encoder_rules,
-    encoder_spec,
-    mlp_rows,
-)
+from aprfmt.arch.encoders import BLOCK, POOLER, embedding_rows, encoder_rules, encoder_spec
 from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, PARTS, fused_bindings, fused_rows
 from aprfmt.arch.required_values import require_values
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, Facts, HyperRule
-from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, plain_mlp
 from aprfmt.arch.value_checks import sequence, text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -183,7 +176,7 @@ _JINA_ROWS = (
     *embedding_rows(_WORDS, "", _TYPES, "emb_ln"),
     *fused_rows(""),
     *linear("attn_output", _LAYER + "mixer.out_proj", "hidden_size", Q, bias=""),
-    *mlp_rows(_LAYER + "mlp.fc1", _LAYER + "mlp.fc2"),
+    *plain_mlp(_LAYER + "mlp.fc1", _LAYER + "mlp.fc2"),
     *_NORMS,
     *POOLER,
 )

@@ -331,13 +331,13 @@ class Loss:
 class DraftNames:
     """How one naming style stores the draft head after a model of {N} layers; {I} counts heads.
 
-    `layer` is the prefix of its decoder layer, `own` its other tensors by template, with the role
-    each has; the first of a role is written. `counts` are keys that say how many draft
-    layers there are. `join` are the steps of the matrix that joins embedding and hidden state.
+    `layer` is the prefix of its decoder layer, `tensors` its other tensors by template, with the
+    role each has; the first of a role is written. `counts` are keys that say how many draft layers
+    there are. `join` are the steps of the matrix that joins embedding and hidden state.
     """
 
     layer: str
-    own: Mapping[str, str]
+    tensors: Mapping[str, str]
     counts: tuple[str, ...]
     join: tuple[LayoutStep, ...] = ()
 

@@ -9,13 +9,14 @@ from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, TensorRule
 Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of rows.tables
 
 
-def names_only_spec(name: str, made: Made, hyper: tuple[HyperRule, ...], **more: Any) -> ArchSpec:
+def names_only_spec(name: str, tables: Made, hyper: tuple[HyperRule, ...], **more: Any) -> ArchSpec:
     """Return an architecture of level "names": converted and compared, without a forward pass.
 
-    `made` are its tensor table and bindings, `more` its other fields. Keys of config.json that no
-    rule reads stay unknown: what they mean matters to a forward pass.
+    `tables` are its tensor table and bindings, `hyper` the rules for its hyperparameters, `more`
+    other fields of ArchSpec. Keys of config.json that no rule reads stay unknown: what they mean
+    matters to a forward pass.
     """
-    tensors, bindings = made
+    tensors, bindings = tables
     return own_styles_only(
         ArchSpec(
             name=name,
@@ -30,13 +31,14 @@ def names_only_spec(name: str, made: Made, hyper: tuple[HyperRule, ...], **more:
 
 
 def full_spec(
-    name: str, made: Made, hyper: tuple[HyperRule, ...], block: BlockSpec, **more: Any
+    name: str, tables: Made, hyper: tuple[HyperRule, ...], block: BlockSpec, **more: Any
 ) -> ArchSpec:
     """Return an architecture of level "full": one with a forward pass, described by `block`.
 
-    `made` are its tensor table and bindings, `more` its other fields.
+    `tables` are its tensor table and bindings, `hyper` the rules for its hyperparameters, `more`
+    other fields of ArchSpec.
     """
-    return replace(names_only_spec(name, made, hyper, **more), level="full", block=block)
+    return replace(names_only_spec(name, tables, hyper, **more), level="full", block=block)
 
 
 def own_styles_only(spec: ArchSpec) -> ArchSpec:

@@ -14,7 +14,7 @@ _TENSORS, _BINDINGS = make_tables(
         *norm("attn_norm", "input_layernorm", bias=True),
         *attention(),
         *norm("ffn_norm", "post_attention_layernorm", bias=True),
-        *plain_mlp("c_fc", "c_proj", bias="mlp_bias"),
+        *plain_mlp("mlp.c_fc", "mlp.c_proj", bias="mlp_bias"),
         norm_bias=True,
     ),
     hf_more=FUSED,

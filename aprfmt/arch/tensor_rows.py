@@ -48,9 +48,11 @@ def linear(
     hf_steps: Steps = (),
     gguf_steps: Steps = (),
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of a matrix [out, into]; `bias` is the `needs` of its bias, None: no bias.
+    """Return the rows of a matrix [out, into], and of its bias if it has one.
 
-    `gguf_steps` apply to the bias too, `hf_steps` to the matrix alone.
+    `role` and `hf` are its role and its name in Hugging Face files, without ".weight". `needs` is
+    the condition for a layer to have it, `bias` that for its bias, None: no bias. `gguf_steps`
+    apply to the bias too, `hf_steps` to the matrix alone.
     """
     rows = [RoleRow(f"{role}.weight", f"{hf}.weight", (out, into), needs, hf_steps, gguf_steps)]
     if bias is not None:
@@ -69,7 +71,12 @@ def norm(
     gguf_steps: Steps = (),
     layered: bool = True,
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of a norm: its weight, and its bias if it has one."""
+    """Return the rows of a norm: its weight, and its bias with `bias`.
+
+    `role` and `hf` are its role and its name in Hugging Face files, without ".weight". `size` is
+    its shape in hyperparameters, `needs` the condition for a layer to have it, `gguf_steps` what a
+    GGUF does to the values. Not `layered`: it stands outside the layers.
+    """
     parts = ("weight", "bias") if bias else ("weight",)
     return tuple(
         RoleRow(f"{role}.{p}", f"{hf}.{p}", size, needs, (), gguf_steps, layered=layered)
@@ -78,7 +85,11 @@ def norm(
 
 
 def single_row(role: str, hf: str, *shape: str, needs: str = "", gguf_steps: Steps = ()) -> RoleRow:
-    """Return the row of a tensor outside the layers, with the sizes `shape`."""
+    """Return the row of a tensor outside the layers, with the sizes `shape`.
+
+    `role` and `hf` are its role and its whole name in Hugging Face files, `needs` the condition for
+    it, `gguf_steps` what a GGUF does to its elements.
+    """
     return RoleRow(role, hf, shape, needs, gguf_steps=gguf_steps, layered=False)
 
 
@@ -159,45 +170,42 @@ def attention(
     )
 
 
-def gated_mlp(
-    bias: str | None = None, needs: str = "", module: str = "mlp", size: str = "ffn_size"
-) -> tuple[RoleRow, ...]:
+def gated_mlp(bias: str | None = None, needs: str = "", module: str = "mlp") -> tuple[RoleRow, ...]:
     """Return the rows of an MLP's gate, up and down matrices.
 
     `bias` is the condition for biases (None: no biases), `needs` that for a layer to have the MLP,
-    `module` its name in Hugging Face files, `size` the expression of its inner width.
+    `module` its name in Hugging Face files.
     """
     return (
-        *linear("ffn_gate", f"{module}.gate_proj", size, "hidden_size", needs, bias=bias),
-        *linear("ffn_up", f"{module}.up_proj", size, "hidden_size", needs, bias=bias),
-        *linear("ffn_down", f"{module}.down_proj", "hidden_size", size, needs, bias=bias),
+        *linear("ffn_gate", f"{module}.gate_proj", "ffn_size", "hidden_size", needs, bias=bias),
+        *linear("ffn_up", f"{module}.up_proj", "ffn_size", "hidden_size", needs, bias=bias),
+        *linear("ffn_down", f"{module}.down_proj", "hidden_size", "ffn_size", needs, bias=bias),
     )
 
 
-def plain_mlp(
-    up: str, down: str, bias: str | None = "", module: str = "mlp"
-) -> tuple[RoleRow, ...]:
+def plain_mlp(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
     """Return the rows of an MLP without a gate: `up` and `down` are its matrices' names.
 
-    They are names below `module`. `bias` is the condition for biases, None: no biases.
+    They are names in a layer of a Hugging Face file, or with {L} in the whole file. `bias` is the
+    condition for biases: "" for always, None for no biases.
     """
     return (
-        *linear("ffn_up", f"{module}.{up}", "ffn_size", "hidden_size", bias=bias),
-        *linear("ffn_down", f"{module}.{down}", "hidden_size", "ffn_size", bias=bias),
+        *linear("ffn_up", up, "ffn_size", "hidden_size", bias=bias),
+        *linear("ffn_down", down, "hidden_size", "ffn_size", bias=bias),
     )
 
 
-def fused_qkv(hf: str = "self_attn.qkv_proj", suffix: str = "weight") -> Binding:
-    """Return the binding of one stored matrix with the rows of q, then k, then v.
+def fused_qkv(suffix: str) -> Binding:
+    """Return the binding of one stored matrix or bias with the rows of q, then k, then v.
 
-    `hf` is its name in a layer, `suffix` "weight" or "bias".
+    `suffix` is "weight" or "bias".
     """
     roles = tuple(f"attn_{x}.{suffix}" for x in "qkv")
-    return Binding((f"{LAYER}{hf}.{suffix}",), roles, (Split((Q, KV, KV)),))
+    return Binding((f"{LAYER}self_attn.qkv_proj.{suffix}",), roles, (Split((Q, KV, KV)),))
 
 
 # Some writers (early APR files) fuse q, k and v; read for architectures with separate ones, too.
-FUSED = (fused_qkv(), fused_qkv(suffix="bias"))
+FUSED = (fused_qkv("weight"), fused_qkv("bias"))
 
 
 def experts(
@@ -208,6 +216,7 @@ def experts(
 ) -> tuple[tuple[RoleRow, ...], tuple[Binding, ...]]:
     """Return (rows of stacked experts, bindings that Hugging Face files need).
 
+    `gate`, `up` and `down` are the names of an expert's matrices below `module` and its number.
     They are written as one tensor per expert. transformers 5 has one tensor for gate and up of all
     experts, often below another module; it is read too.
     """

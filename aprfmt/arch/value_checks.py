@@ -4,9 +4,13 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from reprlib import repr as short_repr
+from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import Facts
 
 MAX_SIZE = (1 << 31) - 1
 MAX_LAYERS = 1 << 12  # per-layer lists are built from the layer count
@@ -60,7 +64,7 @@ def text(value: Value, key: str) -> str:
 
 
 def sequence(value: Value, key: str, at_least: int = 0) -> Sequence[Value]:
-    """Return `value` if it is a list or GGUF array with enough entries; ArchError otherwise."""
+    """Return `value` if it is a list or GGUF array of `at_least` entries; ArchError otherwise."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
         raise ArchError(f"{key}: is {short_repr(value)}; expected a list")
     if len(value) < at_least:
@@ -131,3 +135,16 @@ def same_value(a: Value, b: Value) -> bool:
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
+
+
+def object_under(facts: "Facts", key: str) -> Mapping[str, Value]:
+    """Return the object that config.json has under `key`; {} without the key.
+
+    Raises ArchError for a value that is no object.
+    """
+    found = facts.first(key)
+    if found is None:
+        return {}
+    if not isinstance(found[0], Mapping):
+        raise ArchError(f"{found[1]}: is {short_repr(found[0])}; expected an object")
+    return found[0]

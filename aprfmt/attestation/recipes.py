@@ -66,36 +66,36 @@ class Recipe:
 
 def find_recipes(
     base: Model,
-    made: Model,
+    quantized: Model,
     *,
     scheme: str | None,
     imatrix: "ImportanceMatrix | None",
     drop: Sequence[str],
 ) -> list[Recipe]:
-    """Return the recipes by which `made` may have been made from `base`, the likeliest first.
+    """Return the recipes by which `quantized` may have been made from `base`, the likeliest first.
 
     The likeliest is the one whose tensors are most like the file's own, by name, shape and dtype.
     `scheme`, `imatrix` and `drop` are what the user says of it. Raises ConversionError where no
     layout can be planned.
     """
-    facts = made.metadata
+    facts = quantized.metadata
     named = scheme if scheme is None else type_name(scheme)
     if named is not None:
         scheme_of(named)  # UsageError for an unknown one
     recorded = str(facts.get(_TYPE, ""))
     if named is not None:
-        _refuse_other_type(made, named, recorded)
+        _refuse_other_type(quantized, named, recorded)
     wanted = named or (recorded if recorded in SCHEMES else "")
     fma = facts.get(_FMA)
     recipe = Recipe(
         wanted,
         tuple(way for way in WAYS if fma in (None, way.fma)) or WAYS,
         imatrix,
-        _missing_imatrix(made, imatrix),
+        _missing_imatrix(quantized, imatrix),
         tuple(drop),
     )
     options = Options(
-        choose=_OwnEncodings(made).choose,
+        choose=_OwnEncodings(quantized).choose,
         importance=None if imatrix is None else imatrix.of,
         drop=tuple(drop),
         allow_inexact=True,
@@ -104,14 +104,14 @@ def find_recipes(
     )
     found: list[tuple[int, Recipe]] = []
     refused: ConversionError | None = None
-    for name, asked in _possible_layouts(base, made, wanted, options):
+    for name, asked in _possible_layouts(base, quantized, wanted, options):
         try:
-            plan = build_plan(base, FORMATS[made.format], asked)
+            plan = build_plan(base, FORMATS[quantized.format], asked)
         except ConversionError as error:
             refused = refused or error
             continue
         row = replace(recipe, type=wanted or name, options=asked, plan=plan)
-        found.append((_count_alike(plan, made), row))
+        found.append((_count_alike(plan, quantized), row))
     if not found:
         assert refused is not None
         raise refused
@@ -186,7 +186,11 @@ class _OwnEncodings:
         wished = self._by_name.get(name)
         if wished is None or wished == source:
             return wished
-        return wished if _schemes_with_base(wished) or _has_encoder(wished) else None
+        return (
+            wished
+            if _schemes_with_base(wished) or (wished in CODECS and codec(wished).has_encoder)
+            else None
+        )
 
 
 def _has_known_arch(model: Model) -> bool:
@@ -195,11 +199,6 @@ def _has_known_arch(model: Model) -> bool:
         return model.roles is not None
     except ArchError:
         return False
-
-
-def _has_encoder(name: str) -> bool:
-    """Return whether an encoding can be written."""
-    return name in CODECS and codec(name).has_encoder
 
 
 def _schemes_with_base(name: str) -> list[str]:

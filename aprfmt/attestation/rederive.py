@@ -59,18 +59,18 @@ class _Difference(NamedTuple):
 
 def rederive(
     recipes: Sequence[Recipe],
-    made: Model,
+    quantized: Model,
     progress: Callable[[int, int], None] | None = None,
     budget: Budget | None = None,
 ) -> Iterator[TensorAttestation]:
     """Yield a row for each weight of the first recipe, and for each tensor only the file has.
 
     A weight whose bytes the first recipe does not give is tried with the others. `progress` is
-    called with weights done and weights in all. `made` is the quantized model. Weights that
+    called with weights done and weights in all. `quantized` is the quantized model. Weights that
     `budget` leaves are "not reached", and nothing of them is read.
     """
     budget = budget or Budget()
-    stored = made.source.tensors
+    stored = quantized.source.tensors
     (first, groups), *others = [(recipe, _outputs_by_weight(recipe)) for recipe in recipes]
     ways = first.ways
     for done, (key, outputs) in enumerate(groups.items(), 1):

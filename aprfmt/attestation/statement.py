@@ -30,15 +30,15 @@ _COMPARED: Mapping[str, str] = {
 PREDICATE = "tag:aprfmt,2026:attest/v1"  # RFC 4151: a name, not a place
 
 
-def make_statement(base: Model, made: Model, found: Mapping[str, Any]) -> dict[str, Any]:
+def make_statement(base: Model, quantized: Model, found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the in-toto statement of an attestation; `found` is its `to_json`.
 
     The base's digests are of decoded values, so that a copy of it in another format has the same.
-    `made` is the quantized model.
+    `quantized` is the quantized model.
     """
     return {
         "_type": TYPE,
-        "subject": _file_digests(made),
+        "subject": _file_digests(quantized),
         "predicateType": PREDICATE,
         "predicate": {
             "tool": {"name": "aprfmt", "version": __version__, "quantizer": QUANTIZER_VERSION},

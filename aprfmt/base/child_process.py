@@ -50,8 +50,9 @@ def start_file(
 ) -> "subprocess.Popen[bytes]":
     """Start a Python file of this package in isolation and return the process.
 
-    `flags` are Python's own, besides `-I`. Standard input and output are pipes. Raises OSError
-    where no process can be started.
+    `arguments` are the script's. `flags` are Python's own, besides `-I`. `environment` and `stderr`
+    are None for this process's. With `new_session` signals of the terminal do not reach it.
+    Standard input and output are pipes. Raises OSError where no process can be started.
     """
     return subprocess.Popen(
         [sys.executable, "-I", *flags, str(script), *arguments],

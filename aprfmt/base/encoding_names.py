@@ -48,7 +48,10 @@ def fold_name(name: str) -> str:
 
 
 def find_name(text: str, names: Iterable[str], aliases: Mapping[str, str] = ALIASES) -> str | None:
-    """Return which of `names` a user's spelling means; None where it means none of them."""
+    """Return which of `names` a user's spelling means; None where it means none of them.
+
+    `aliases` is {spelling: name}; case and punctuation do not matter.
+    """
     offered = list(names)
     if text in offered:
         return text
@@ -67,16 +70,16 @@ def encoding_name(text: str) -> str:
     return text if found is None else found
 
 
-def nearest_names(text: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Return the `count` names nearest to a spelling, best first; case does not matter.
+def nearest_names(text: str, names: Iterable[str]) -> list[str]:
+    """Return the three names nearest to a spelling, best first; case does not matter.
 
     Names that contain the spelling come first (`AWQ`: `AWQ-g32`).
     """
     key = fold_name(text)
     folded = {fold_name(name): name for name in names}
     parts = [each for each in folded if len(key) > 2 and key in each]
-    likes = get_close_matches(key, folded, count, cutoff=0.0)
-    return [folded[each] for each in dict.fromkeys((*parts, *likes))][:count]
+    likes = get_close_matches(key, folded, 3, cutoff=0.0)
+    return [folded[each] for each in dict.fromkeys((*parts, *likes))][:3]
 
 
 def unknown_name_message(text: str, names: Iterable[str]) -> str:

@@ -44,14 +44,20 @@ def block_members(layout: str) -> Iterator[tuple[str, int, str]]:
 
 
 def block_numbers(layout: str) -> Iterator[tuple[str, int]]:
-    """Yield (type, bytes) of every single number of a block, in file order."""
+    """Yield (type, bytes) of every single number of a block, in file order.
+
+    `layout` is that of the encoding's row.
+    """
     for _, count, kind in block_members(layout):
         inner = list(block_numbers(kind)) if ":" in kind else [(kind, int(kind[1]))]
         yield from inner * (count or 1)
 
 
 def member_offsets(layout: str) -> dict[str, tuple[int, int]]:
-    """Return {member: (start, stop)}: the bytes that each member of a block takes."""
+    """Return {member: (start, stop)}: the bytes that each member of a block takes.
+
+    `layout` is that of the encoding's row.
+    """
     found, at = {}, 0
     for name, count, kind in block_members(layout):
         one = sum(width for _, width in block_numbers(kind)) if ":" in kind else int(kind[1])

@@ -45,7 +45,11 @@ class Check:
 def check(
     name: str, passed: bool, found: str, expected: str, todo: str = "", where: str = ""
 ) -> Check:
-    """Return a PASS or FAIL check; `todo` is only kept for a FAIL."""
+    """Return the Check `name`: PASS or FAIL by `passed`.
+
+    `found` and `expected` are what was seen and what should be, `where` the file or place. `todo`
+    says what to do, and is only kept for a FAIL.
+    """
     outcome: Outcome = "PASS" if passed else "FAIL"
     return Check(name, outcome, where, found, expected, "" if passed else todo)
 

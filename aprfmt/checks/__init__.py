@@ -120,9 +120,9 @@ def validate_model(
     nbytes = sum(tensor.info.nbytes for tensor in model.source.tensors.values())
     answers, asked = [], [SECOND_READER] if second_reader else []
     for row in file_checks(source=source is not None, second_reader=second_reader):
-        if row.whole and not whole:
+        if row.reads_all_bytes and not whole:
             answers.append(make_answer(row, Result(), UNREAD))
-        elif budget.has_time() and budget.has_room(nbytes * row.whole):
+        elif budget.has_time() and budget.has_room(nbytes * row.reads_all_bytes):
             answers.append(run_check(row, context, strict=strict))
         else:
             answers.append(make_answer(row, Result(), budget.reason))
@@ -134,6 +134,6 @@ def validate_model(
         strict,
         context.ledger,
         tuple(accept),
-        context.kept.get(SECOND_READER),
+        context.shared.get(SECOND_READER),
         asked,
     )

@@ -91,7 +91,7 @@ def make_answer(
 ) -> Answer:
     """Return the answer that a check's result makes; `why` says why it did not run, or is "".
 
-    `row` is the check in the table.
+    `row` is the check in the table, `seconds` the time it took. With `strict` a warning fails.
     """
     checks = tuple(result.checks)
     if row.of_file or result.found or result.findings:

@@ -27,7 +27,7 @@ class CheckContext:
     progress: Progress | None = None
     source: "Model | None" = None  # what the model was made of, where that was given
     accept: Collection[str] = ()  # `unread:PATTERN`s: items that no warning is given for
-    kept: dict[str, Any] = field(default_factory=dict, repr=False)  # what checks share, by name
+    shared: dict[str, Any] = field(default_factory=dict, repr=False)  # what checks share, by name
 
     @property
     def where(self) -> str:

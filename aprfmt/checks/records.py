@@ -385,13 +385,13 @@ def pronounce_report(
 # --- making checks ----------------------------------------------------------------------------
 
 
-def list_names(names: Sequence[str], most: int = LISTED) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Return how many names there are and the first few, as text; "none" for none.
 
-    At most `most` names are listed.
+    At most LISTED names are listed.
     """
-    shown = ", ".join(names[:most])
-    return f"{len(names)}: {shown}{', ...' if len(names) > most else ''}" if names else "none"
+    shown = ", ".join(names[:LISTED])
+    return f"{len(names)}: {shown}{', ...' if len(names) > LISTED else ''}" if names else "none"
 
 
 def to_check(name: str, result: Result, reason: str, strict: bool) -> Check:

@@ -27,7 +27,7 @@ class CheckRow:
     and what it was made of; "second_reader", such a file and the wish to have it read by the
     format's official library too; "model", a whole model of a known architecture; "session", one
     that can run, and is not run where `tensor-contract` failed; "baseline", a baseline file and the
-    answers before. `whole` marks the rows of a file that read every stored byte.
+    answers before. `reads_all_bytes` marks the rows of a file that read every stored byte.
     """
 
     name: str
@@ -35,7 +35,7 @@ class CheckRow:
     run: str
     formats: tuple[str, ...] = ()
     needs: Need = "file"
-    whole: bool = False
+    reads_all_bytes: bool = False
 
     def __post_init__(self) -> None:
         """Raise UsageError for an unknown `needs`."""
@@ -76,7 +76,7 @@ CHECKS: tuple[CheckRow, ...] = (
         "every byte is as it was written",
         ".file.layout:check_checksum",
         ("apr", "pytorch"),
-        whole=True,
+        reads_all_bytes=True,
     ),
     CheckRow(
         "imports",
@@ -88,7 +88,7 @@ CHECKS: tuple[CheckRow, ...] = (
         "manifest",
         "every byte is as it was when the side manifest was written",
         ".file.layout:check_side_manifest",
-        whole=True,
+        reads_all_bytes=True,
     ),
     CheckRow(
         "padding",
@@ -110,13 +110,16 @@ CHECKS: tuple[CheckRow, ...] = (
         ("apr", "gguf"),
     ),
     CheckRow(
-        "values", "no NaN and no infinity in any tensor", ".file.values:check_values", whole=True
+        "values",
+        "no NaN and no infinity in any tensor",
+        ".file.values:check_values",
+        reads_all_bytes=True,
     ),
     CheckRow(
         "block_scales",
         "no scale of a block is NaN, infinite or impossible",
         ".file.values:check_block_scales",
-        whole=True,
+        reads_all_bytes=True,
     ),
     CheckRow(
         "activation_scales",
@@ -127,7 +130,7 @@ CHECKS: tuple[CheckRow, ...] = (
         "packed",
         "weights stored as several tensors are whole and decode",
         ".file.values:check_packed",
-        whole=True,
+        reads_all_bytes=True,
     ),
     CheckRow(
         "architecture",
@@ -159,13 +162,13 @@ CHECKS: tuple[CheckRow, ...] = (
         "role_bounds",
         "embeddings and norms have statistics of trained weights",
         ".file.architecture_checks:check_role_bounds",
-        whole=True,
+        reads_all_bytes=True,
     ),
     CheckRow(
         "filled",
         "no matrix is one value throughout",
         ".file.architecture_checks:check_filled",
-        whole=True,
+        reads_all_bytes=True,
     ),
     CheckRow(
         "tokenizer",
@@ -189,7 +192,7 @@ CHECKS: tuple[CheckRow, ...] = (
         "token_rows",
         "the marks that the chat template writes have rows that were trained",
         ".file.marks:check_token_rows",
-        whole=True,
+        reads_all_bytes=True,
     ),
     CheckRow(
         "merges",
@@ -248,7 +251,7 @@ CHECKS: tuple[CheckRow, ...] = (
         "encoding rounds",
         ".source_values:check_source_values",
         needs="source",
-        whole=True,
+        reads_all_bytes=True,
     ),
     CheckRow(
         SECOND_READER,
@@ -256,7 +259,7 @@ CHECKS: tuple[CheckRow, ...] = (
         ".file.second_reader:check_second_reader",
         ("gguf", "safetensors"),
         needs="second_reader",
-        whole=True,
+        reads_all_bytes=True,
     ),
     CheckRow(
         CONTRACT,

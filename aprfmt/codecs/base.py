@@ -162,7 +162,10 @@ class Codec:
     def encode_native(
         self, kernels: ModuleType, x: Array, *, fma: Fma, importance: Array | None
     ) -> Mapping[str, bytes]:
-        """Return what `encode` returns, made by the native encoder where there is one."""
+        """Return what `encode` returns, made by the native encoder where there is one.
+
+        `kernels` is the native extension; `fma` and `importance` as in `encode`.
+        """
         encoder: Callable[..., Mapping[str, bytes]] | None = kernels.ENCODERS.get((self.name, fma))
         if encoder is None:
             return self.encode(x, fma=fma, importance=importance)

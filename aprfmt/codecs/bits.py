@@ -29,9 +29,9 @@ def pack_pairs(q: Codes) -> Codes:
     return q[:, 0::2] | q[:, 1::2] << 4
 
 
-def unpack_crumbs(qs: Codes, count: int = 4) -> Codes:
-    """Return `count` 2-bit fields of [n, b] as [n, count, b], lowest bits first."""
-    return np.stack([qs >> 2 * k & 3 for k in range(count)], axis=1)
+def unpack_crumbs(qs: Codes) -> Codes:
+    """Return the four 2-bit fields of [n, b] as [n, 4, b], lowest bits first."""
+    return np.stack([qs >> 2 * k & 3 for k in range(4)], axis=1)
 
 
 def pack_crumbs(q: Codes) -> Codes:

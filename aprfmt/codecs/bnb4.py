@@ -162,7 +162,11 @@ class Bnb4Codec(Codec):
     def decode_native(
         self, kernels: ModuleType, raw: Mapping[str, Bytes], out: Array, threads: int, store: int
     ) -> None:
-        """Fill `out` as `decode` does, by the native kernel for codes."""
+        """Fill `out` as `decode` does, by the native kernel for codes, on `threads` threads.
+
+        `kernels` is the native extension, `raw` the stored parts by suffix, `store` how the kernel
+        writes.
+        """
         self.coded(raw, out.size).decode(kernels.decode_coded, out, threads, store)
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
@@ -283,8 +287,10 @@ def decode_coded(
 ) -> None:
     """Fill `out` with elements `first`, first + 1, ... of packed 4-bit codes.
 
-    `first` starts a block and a byte. `store` is used by the native kernel alone. The product is
-    formed in float32 and rounded once to the dtype `to`: 0 float32, 1 bfloat16, 2 float16.
+    `packed` has two codes a byte, `absmax` float32 a scale for each `blocksize` elements, `code`
+    the 16 values of the codes. `first` starts a block and a byte. `store` is used by the native
+    kernel alone. The product is formed in float32 and rounded once to the dtype `to`: 0 float32, 1
+    bfloat16, 2 float16.
     """
     two = np.stack([code.repeat(16), np.tile(code, 16)], axis=1)  # (byte, high then low nibble)
     unit = math.lcm(2, blocksize)

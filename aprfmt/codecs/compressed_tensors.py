@@ -149,12 +149,12 @@ def _lay_out_codes(
     Both are repeated for tiles whose sides are the greatest common divisors. `values` holds the
     number that each code stands for.
     """
-    held, tile = numbers_by_tile(scale.held, shape, weights, SCALE)
+    held, tile = numbers_by_tile(scale.array, shape, weights, SCALE)
     if zero is None:
-        return WeightLayout(shape, codes, values, tile, scale._replace(held=held))
+        return WeightLayout(shape, codes, values, tile, scale._replace(array=held))
     zeros, other = numbers_by_tile(zero, shape, weights, _ZERO)
     finer = (math.gcd(tile[0], other[0]), math.gcd(tile[1], other[1]))
-    scale = scale._replace(held=spread_on_tiles(held, tile, finer, shape))
+    scale = scale._replace(array=spread_on_tiles(held, tile, finer, shape))
     return WeightLayout(
         shape,
         codes,
@@ -362,14 +362,14 @@ def _lay_out_micro(parts: Parts, config: Config, shape: tuple[int, ...]) -> Weig
         scale = part_scale_numbers(NAME, parts, SCALE, ("F8_E4M3", *_FLOAT))
         whole = global_scale(parts)
         scale = (
-            GroupNumbers(scale.held / whole)
+            GroupNumbers(scale.array / whole)
             if scale.table is None
-            else GroupNumbers(scale.held, scale.table / whole)
+            else GroupNumbers(scale.array, scale.table / whole)
         )
     else:
         scale = part_scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0"))
-    check_shape(NAME, SCALE, scale.held.shape, (*shape[:-1], shape[-1] // size))
-    held = broadcast_to_matrices(scale.held, shape, tile_grid(shape, (1, size)))
+    check_shape(NAME, SCALE, scale.array.shape, (*shape[:-1], shape[-1] // size))
+    held = broadcast_to_matrices(scale.array, shape, tile_grid(shape, (1, size)))
     return WeightLayout(shape, codes, values, (1, size), GroupNumbers(held, scale.table))
 
 

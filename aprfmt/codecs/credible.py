@@ -46,7 +46,7 @@ def check_block_scales(parts: Mapping[str, Bytes]) -> None:
             continue
         raw, codes = (np.frombuffer(parts[one], np.uint8) for one in (suffix, scaled))
         if raw.size % 4 == 0:  # another length is the codec's to refuse
-            values = as_group_numbers(raw.view("<f4"), None, f"part {suffix!r}").held
+            values = as_group_numbers(raw.view("<f4"), None, f"part {suffix!r}").array
             if values.size and not values.any() and (codes != codes[:1]).any():
                 raise CodecError(_lost_scales_text([suffix], scaled))
         return
@@ -72,7 +72,7 @@ def check_scales(name: str, main: str, parts: Parts, laid: WeightLayout) -> None
     named in the error.
     """
     scale, factor = laid.scale, laid.factor
-    stored = scale is None or not scale.held.size or _any_scale(scale)
+    stored = scale is None or not scale.array.size or _any_scale(scale)
     if (stored and (factor is None or factor.any())) or not _codes_differ(laid):
         return
     beside = [suffix for suffix in parts if "scale" in suffix and not OF_INPUTS.search(suffix)]
@@ -86,7 +86,7 @@ def _any_scale(numbers: GroupNumbers) -> bool:
     A stored byte 0 counts as 0, although as E8M0 it is 2**-127. The first row of a matrix is
     checked before all of its rows are read.
     """
-    for matrix, held in enumerate(numbers.held):
+    for matrix, held in enumerate(numbers.array):
         table = numbers.table_of(matrix)
         for some in (held[:1], held):
             if some.any() and (table is None or table[some].any()):

@@ -157,9 +157,9 @@ def part_raw(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> 
 
 
 def part_words(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
-    """Return a part of 32-bit integers as uint32 of its stored shape.
+    """Return the part `suffix` of 32-bit integers as uint32 of its stored shape.
 
-    Raises CodecError as `part_array`.
+    `encodings` are those it may have, `name` begins messages. Raises CodecError as `part_array`.
     """
     held: Array = part_raw(name, parts, suffix, encodings).view("<u4")
     return held.reshape(parts[suffix].shape)
@@ -168,10 +168,11 @@ def part_words(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -
 def part_scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
     """Return scales as float32 of their part's shape; bytes and E8M0 are read as powers of two.
 
-    Raises CodecError also for scales that are NaN, infinite or negative.
+    `suffix` names the part, `encodings` are those it may have, `name` begins messages. Raises
+    CodecError also for scales that are NaN, infinite or negative.
     """
     found = part_scale_numbers(name, parts, suffix, encodings)
-    scale: Array = found.held if found.table is None else found.table[0][found.held]
+    scale: Array = found.array if found.table is None else found.table[0][found.array]
     return scale
 
 
@@ -193,9 +194,10 @@ def part_scale_numbers(
 
 
 def part_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
-    """Return scales or offsets as float32; CodecError for a NaN or an infinity.
+    """Return scales or offsets as float32 of their part's shape; they may be negative.
 
-    They may be negative: those of MLX and AutoRound are.
+    Those of MLX and AutoRound are. `suffix` names the part, `encodings` are those it may have,
+    `name` begins messages. Raises CodecError for a NaN or an infinity.
     """
     found = part_array(name, parts, suffix, encodings)
     if found.size and not (np.isfinite(found.min()) and np.isfinite(found.max())):
@@ -220,7 +222,10 @@ def config_integer(
 
 
 def check_shape(name: str, suffix: str, found: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise CodecError unless the part `suffix` has the shape that follows from the others."""
+    """Raise CodecError unless the part `suffix` has the shape that follows from the others.
+
+    `found` is its shape and `expected` the one it should have; `name` begins the message.
+    """
     if tuple(found) != tuple(expected):
         raise CodecError(
             f"{name}: part {suffix!r} has shape {list(found)}, expected {list(expected)}"

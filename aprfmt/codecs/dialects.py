@@ -126,9 +126,9 @@ def lay_out(dialect: Dialect, parts: Parts, config: Config) -> WeightLayout | No
     return laid
 
 
-def decode_weight(dialect: Dialect, parts: Parts, config: Config, *, threads: int = 1) -> F32:
+def decode_weight(dialect: Dialect, parts: Parts, config: Config) -> F32:
     """Return the weight as a new float32 array. Raises CodecError where parts do not fit."""
     found = lay_out(dialect, parts, config)
     if found is None:
         return np.empty(dialect.shape_of(parts, config), np.float32)
-    return found.decode(threads=threads).reshape(dialect.shape_of(parts, config))
+    return found.decode(threads=1).reshape(dialect.shape_of(parts, config))

@@ -143,7 +143,7 @@ class _DialectRows:
         scale = part_scale_numbers(NAME, parts, self.scale, _SCALES)
         tile = self.tile(parts, shape, config)
         whole = (shape[-2], shape[-1])
-        held = scale.held.reshape(1, 1) if tile is None else scale.held
+        held = scale.array.reshape(1, 1) if tile is None else scale.array
         if tile is not None and held.ndim < len(shape):
             held = held[..., None]
         grid = held.shape[-2:]
@@ -213,5 +213,5 @@ def has_multiplying_scale(parts: Parts) -> bool:
     scale = parts[rows.parts[0]]
     if parts[rows.main].encoding not in _BYTES or scale.encoding not in _PLAIN:
         return False
-    numbers = np.abs(part_scale_numbers(NAME, parts, rows.parts[0], _PLAIN).held)
+    numbers = np.abs(part_scale_numbers(NAME, parts, rows.parts[0], _PLAIN).array)
     return bool(numbers.size) and bool(np.median(numbers) <= 1)

@@ -45,7 +45,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
     """Return the layout of the experts' codes, with the exponents of their groups of 32."""
     blocks = part_raw(NAME, parts, "_blocks", ("U8",))
     scales = part_scale_numbers(NAME, parts, "_scales", ("U8",))
-    check_shape(NAME, "_scales", scales.held.shape, parts["_blocks"].shape[:3])
+    check_shape(NAME, "_scales", scales.array.shape, parts["_blocks"].shape[:3])
     held = blocks.reshape(*shape[:2], shape[2] // 2)
     return WeightLayout(shape, PackedCodes(4, "rows", held), f4.CODEC.values, (1, 32), scales)
 

@@ -23,15 +23,15 @@ class Groups:
     `size` is the number of inputs in a group. `scale` [rows, groups] is float32, or uint8 where it
     is E8M0 (groups of 32) or E4M3 (of 16). With integers a value is (code - 8) * scale, or (code -
     `zeros`) * scale, or code * scale + `offset`, all [rows, groups]; `why` says what an offset
-    comes from. With E2M1 it is code * (scale * `whole`), [1] or [experts], or code * (scale /
-    `divisor`) [1]. `exact` is False where `whole` is a rounded number.
+    comes from. With E2M1 it is code * (scale * `tensor_scale`), [1] or [experts], or code * (scale
+    / `divisor`) [1]. `exact` is False where `tensor_scale` is a rounded number.
     """
 
     size: int
     scale: Array
     offset: F32 | None = None
     why: str = ""
-    whole: F32 | None = None
+    tensor_scale: F32 | None = None
     exact: bool = True
     zeros: Array | None = None
     divisor: F32 | None = None
@@ -73,9 +73,9 @@ class Groups:
         found = (fp8.E4M3 if self.size == 16 else fp8.E8M0).values[self.scale]
         if self.divisor is not None:
             return found / self.divisor
-        if self.whole is None:
+        if self.tensor_scale is None:
             return found
-        each = np.repeat(self.whole, len(found) // len(self.whole))
+        each = np.repeat(self.tensor_scale, len(found) // len(self.tensor_scale))
         scaled: F32 = found * each[:, None]
         return scaled
 
@@ -96,7 +96,7 @@ class Groups:
         """
         if self.scale.dtype != np.uint8 or other.scale.dtype != np.uint8 or self.size != other.size:
             return False
-        for a, b in ((self.whole, other.whole), (self.divisor, other.divisor)):
+        for a, b in ((self.tensor_scale, other.tensor_scale), (self.divisor, other.divisor)):
             if a is None or b is None:
                 if a is not b:
                     return False

@@ -75,7 +75,9 @@ def encode_scales_and_mins(
 ) -> BlockFields:
     """Return the fields of superblocks x [n, 256] whose sub-blocks have a scale and a min.
 
-    `importance` [n, 256] weighs the elements; without it they are weighed by magnitude.
+    `plan` has the encoding's sizes and steps of the search. `importance` [n, 256] weighs the
+    elements; without it they are weighed by magnitude. `fused`: products are added as by fused
+    multiply-add.
     """
     n, subs = len(x), x.shape[1] // plan.size
     turned = element_first(x, plan.size)

@@ -81,7 +81,7 @@ ORDERS: Mapping[str, Callable[[Array, int, int], U8]] = {
 
 
 class PackedCodes(NamedTuple):
-    """Codes of `bits` bits each, and their order in the array `held`.
+    """Codes of `bits` bits each, and their order in the array `array`.
 
     rows     uint8 [matrices, rows, bytes]: a row is a stream of codes, lowest bits first
     columns  uint8 or uint32 [matrices, units, rows]: the stream of a row goes down a column
@@ -91,14 +91,14 @@ class PackedCodes(NamedTuple):
 
     bits: int
     order: str
-    held: Array
+    array: Array
 
     def streams(self, matrix: int, start: int, stop: int) -> U8:
         """Return the code bytes of rows [start, stop) of a matrix, uint8 [rows, bytes].
 
         A row is a stream of codes, lowest bits first, whatever the order they are stored in.
         """
-        held, native = self.held[matrix], native_kernels()
+        held, native = self.array[matrix], native_kernels()
         if self.order == "rows" or native is None:
             return ORDERS[self.order](held, start, stop)
         first = start // _EIGHT * _EIGHT
@@ -141,22 +141,18 @@ class GroupNumbers(NamedTuple):
     `table` is float32 [1, 256], or [matrices, 256] where the matrices differ.
     """
 
-    held: Array
+    array: Array
     table: F32 | None = None
 
     def of(self, matrix: int) -> F32:
         """Return the scales (or zero points, or offsets) of one matrix, float32 [down, across]."""
         table = self.table_of(matrix)
-        held: F32 = self.held[matrix] if table is None else table[self.held[matrix]]
+        held: F32 = self.array[matrix] if table is None else table[self.array[matrix]]
         return held
 
     def table_of(self, matrix: int) -> F32 | None:
         """Return float32 [256], the value of each byte in a matrix; None for float numbers."""
         return None if self.table is None else self.table[matrix % len(self.table)]
-
-    def floats(self) -> F32:
-        """Return the numbers of all matrices as float32 [matrices, down, across]."""
-        return self.held if self.table is None else np.stack([*map(self.of, range(len(self.held)))])
 
 
 Tile = tuple[int, int]
@@ -255,14 +251,14 @@ class WeightLayout:
         width = len(out) // max(stop - start, 1)
         found: list[tuple[int, int, int]] = []
 
-        def recode_piece(matrix: int, first: int, last: int, at: int) -> None:
-            """Encode rows [first, last) of a matrix into `out` from row `at` on.
+        def recode_piece(matrix: int, first: int, last: int, out_row: int) -> None:
+            """Encode rows [first, last) of a matrix into `out` from row `out_row` on.
 
             Appends their counts to `found`.
             """
             streams = self.codes.streams(matrix, first, last)
             row, numbers, tables = self._numbers(matrix, first, last)
-            room = out[at * width : (at + last - first) * width]
+            room = out[out_row * width : (out_row + last - first) * width]
             found.append(
                 native.recode_packed(
                     encoding,
@@ -306,7 +302,7 @@ class WeightLayout:
         None stands for numbers that do not exist, and for the table of numbers that are floats.
         """
         every = (self.scale, self.zero, self.offset)
-        held = tuple(None if one is None else one.held[matrix] for one in every)
+        held = tuple(None if one is None else one.array[matrix] for one in every)
         return held, tuple(None if one is None else one.table_of(matrix) for one in every)
 
     def _fill(self, matrix: int, first: int, out: F32, fresh: bool) -> None:
@@ -325,7 +321,7 @@ class WeightLayout:
             if self._across(first, len(out)):
                 native.decode_across(
                     codes.order,
-                    codes.held[matrix],
+                    codes.array[matrix],
                     codes.bits,
                     self.values,
                     (first, len(out), self.tile[1]),
@@ -359,7 +355,7 @@ class WeightLayout:
         row's codes fill whole 32-bit words.
         """
         bits, columns = self.codes.bits, self.shape[-1]
-        widths = _ACROSS.get((self.codes.order, self.codes.held.itemsize), ())
+        widths = _ACROSS.get((self.codes.order, self.codes.array.itemsize), ())
         whole = not (first % _EIGHT or rows % _EIGHT or columns % _EIGHT or columns * bits % 32)
         return whole and bits in widths and self.group is not None and self.tile[0] == 1
 
@@ -390,7 +386,8 @@ class WeightLayout:
 def wrap_codes(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[PackedCodes, F32]:
     """Return (codes, float32 number of each code) of a weight whose bytes are one stream of codes.
 
-    `shape` is [..., rows, columns]. Where rows would end within a byte, every code gets a byte.
+    `raw` is the stream of codes of `bits` bits, `values` the number of each code, `shape` [...,
+    rows, columns]. Where rows would end within a byte, every code gets a byte.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]
     held, table = raw, values.astype(np.float32)
@@ -416,15 +413,15 @@ def tile_grid(shape: Sequence[int], tile: Tile) -> tuple[int, int]:
     return -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1])
 
 
-def spread_on_tiles(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array:
+def spread_on_tiles(numbers: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array:
     """Return the numbers of tiles [..., down, across] repeated for the finer tiles within each.
 
     `tile` and `finer` are (rows, columns); the sizes of `finer` divide those of `tile`.
     """
     if tile == finer:
-        return held
+        return numbers
     down, across = tile_grid(shape, finer)
-    found: Array = held[..., np.arange(down) * finer[0] // tile[0], :][
+    found: Array = numbers[..., np.arange(down) * finer[0] // tile[0], :][
         ..., np.arange(across) * finer[1] // tile[1]
     ]
     return found

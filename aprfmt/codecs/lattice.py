@@ -39,8 +39,9 @@ def fill_codes(dialect: Dialect, parts: Parts, code: int, bits: int) -> Parts:
 def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> Lattice | None:
     """Return the step and range of each element of a packed weight; None where codes are unknown.
 
-    `values` is the decoded weight. The lowest and highest value come from decoding the weight with
-    all codes at the lowest and at the highest.
+    `parts` are the stored tensors of the weight, `config` its quantization section, `values` the
+    decoded weight. The lowest and highest value come from decoding the weight with all codes at the
+    lowest and at the highest.
     """
     codes = dialect.codes(parts, config) if dialect.codes is not None else None
     if codes is None:

@@ -159,7 +159,7 @@ def _scales_and_tile(
     A tile is the part of a matrix under one scale: a square, a row, or a whole matrix. Raises
     CodecError where the shape of the scales is that of no tile.
     """
-    values = found.held
+    values = found.array
     tile: Tile = (1, shape[-1])
     if config.get("quant_algo") in _TILED:
         tile = (_TILE, _TILE)
@@ -204,7 +204,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
     else:
         tile = (1, algorithm.group)
         second = second_scale(parts, shape) if algorithm.second else None
-        held = broadcast_to_matrices(scale.held, shape, tile_grid(shape, tile))
+        held = broadcast_to_matrices(scale.array, shape, tile_grid(shape, tile))
         table = scale.table
         if second is not None and table is not None:
             table = table * second.reshape(-1, 1)
@@ -280,7 +280,7 @@ def _lay_out_experts(parts: Parts, config: Config, shape: tuple[int, ...]) -> We
     if len(power.shape) == 3 and power.encoding not in _FLOAT and scale is not None:
         turned = np.frombuffer(power.raw, np.uint8).reshape(power.shape).swapaxes(1, 2)
         scale = GroupNumbers(turned, scale.table)
-    return replace(found, codes=found.codes._replace(order="columns", held=held), scale=scale)
+    return replace(found, codes=found.codes._replace(order="columns", array=held), scale=scale)
 
 
 EXPERTS = Dialect(

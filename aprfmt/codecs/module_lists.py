@@ -168,7 +168,7 @@ def _is_targeted(section: Config, spellings: Iterable[str]) -> bool:
     """
     every, groups = [*spellings], weight_groups(section)
     if len(groups) > 1 or section.get("format") == MIXED_FORMATS:
-        return all(SCOPE.at(section, module) is not None for module in every)
+        return all(SCOPE.section_of(section, module) is not None for module in every)
     targets = [target for group in groups.values() for target in section_names(group, "targets")]
     return any(
         target in _PROJECTIONS or any(is_named(target, module) for module in every)

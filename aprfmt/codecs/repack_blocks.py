@@ -53,7 +53,7 @@ def _small_float_groups(held: Blocks, tensor_scale: F32 | None) -> Groups:
     wrong = d == 0x7F
     if wrong.any():
         d[wrong] = 0
-    return Groups(16, d, whole=tensor_scale, codes="e2m1")
+    return Groups(16, d, tensor_scale=tensor_scale, codes="e2m1")
 
 
 def _power_groups(held: Blocks, tensor_scale: F32 | None) -> Groups:

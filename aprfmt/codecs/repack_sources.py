@@ -88,7 +88,9 @@ def _micro_grid(
     if exponents.encoding not in form.split():
         raise CodecError(f"scales are {exponents.encoding}, expected {' or '.join(form.split())}")
     held = _rows_of_bytes(exponents, int(np.prod(shape[:-1], dtype=np.int64)))
-    groups = Groups(size, held, whole=tensor_scale, exact=exact, divisor=divisor, codes="e2m1")
+    groups = Groups(
+        size, held, tensor_scale=tensor_scale, exact=exact, divisor=divisor, codes="e2m1"
+    )
     return GridWeight(shape, groups, code_rows(main, shape))
 
 

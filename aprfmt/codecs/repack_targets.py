@@ -26,8 +26,8 @@ class RepackTarget:
     `group` is the smallest number of inputs under one of its scales. `half` is the number of bytes
     in a run of codes whose low nibbles come before the high ones. `numbers(groups)` returns the
     members of blocks, or raises CodecError where they cannot hold the numbers. `fits` is true where
-    every member equals the number that was given. `held(groups, numbers)` returns the groups as the
-    blocks store them; both are of some rows.
+    every member equals the number that was given. `stored(groups, numbers)` returns the groups as
+    the blocks store them; both are of some rows.
     """
 
     name: str
@@ -35,7 +35,7 @@ class RepackTarget:
     half: int
     numbers: Callable[[Groups], BlockMembers]
     fits: Callable[[Groups, BlockMembers], bool]
-    held: Callable[[Groups, BlockMembers], Groups]
+    stored: Callable[[Groups, BlockMembers], Groups]
 
     def blocks(self, codes: U8, numbers: BlockMembers) -> U8:
         """Return blocks, uint8 [rows, bytes], of codes [rows, columns/2], the low nibble first.

@@ -99,7 +99,7 @@ class Repacked:
         self.row, self._packed = row, packed
         self.source = row.read(packed, row.target)
         self.shape = self.source.shape
-        self.whole: F32 | None = self.source.groups.whole
+        self.whole: F32 | None = self.source.groups.tensor_scale
         columns, block = self.shape[-1], ENCODINGS[row.target].block_size
         if columns % block:
             raise CodecError(f"rows of {columns} are no whole number of {row.target} blocks")
@@ -174,7 +174,7 @@ class Repacked:
         with np.errstate(all="ignore"):
             numbers = (
                 before.scale_zero_offset(),
-                self.row.into.held(before, made).scale_zero_offset(),
+                self.row.into.stored(before, made).scale_zero_offset(),
             )
         codes = self.source.codes(start, stop)
         return regroup(codes, before.size, before.numbers_of_codes(), *numbers, 0.0)

@@ -15,13 +15,13 @@ from aprfmt.errors import CodecError
 class Scope(NamedTuple):
     """Two functions that read the quantization section of one method.
 
-    `at(section, module)` returns the section for a module (`model.layers.0.mlp.up_proj`), or None
-    where the module is not quantized. `every(section)` returns all sections that `at` can return.
-    Both raise CodecError for a section that cannot be read, `every` also UnsupportedError where the
-    section says nothing of the weights.
+    `section_of(section, module)` returns the section for a module (`model.layers.0.mlp.up_proj`),
+    or None where the module is not quantized. `every(section)` returns all sections that
+    `section_of` can return. Both raise CodecError for a section that cannot be read, `every` also
+    UnsupportedError where the section says nothing of the weights.
     """
 
-    at: Callable[[Config, str], Config | None]
+    section_of: Callable[[Config, str], Config | None]
     every: Callable[[Config], Sequence[Config]]
 
 

@@ -41,7 +41,7 @@ def scope_of(section: Config) -> Scope | None:
 def section_at(section: Config, module: str) -> Config | None:
     """Return the section that applies to one module; None where the module is not quantized."""
     scope = scope_of(section)
-    return section if scope is None else scope.at(section, module)
+    return section if scope is None else scope.section_of(section, module)
 
 
 def all_sections(section: Config) -> Sequence[Config]:

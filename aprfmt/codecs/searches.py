@@ -72,7 +72,11 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
 
 
 def refined_scale(x: F32, nmax: int, fused: bool) -> tuple[F32, I32]:
-    """Return (scale [n], codes [size, n]) as `signed_scale` does, found by moving single codes."""
+    """Return (scale [n], codes [size, n]) as `signed_scale` does, found by moving single codes.
+
+    `x` is [size, n], codes are -nmax to nmax - 1 with nmax added. `fused`: sums are made as by
+    fused multiply-add.
+    """
     largest = largest_magnitude(x.T)
     zero = np.abs(largest) < SMALLEST
     w = x * x

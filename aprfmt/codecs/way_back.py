@@ -92,7 +92,8 @@ def _doubtful_scales(
 def has_only_safe_scales(packed: PackedWeight, stored: str) -> bool:
     """Return whether a weight's scales alone prove that every code can be recovered.
 
-    No code is tried. False also for a band of a weight.
+    That is from its values rounded to the float type `stored`. No code is tried. False also for a
+    band of a weight.
     """
     kind, laid = _KINDS.get(packed.parts[packed.dialect.main].encoding), packed.laid_out()
     if kind is None or laid is None or packed.rows is not None:

@@ -61,7 +61,7 @@ def _choose_multiplied(values: F32, settings: Settings) -> Groups:
     found = most / (E2M1_MAX * whole)
     found[found == 0] = 1
     held = e4m3_bytes(np.maximum(found, np.float32(2.0**-9)))
-    return Groups(_SIZE, held, whole=np.array([whole], np.float32), codes="e2m1")
+    return Groups(_SIZE, held, tensor_scale=np.array([whole], np.float32), codes="e2m1")
 
 
 def _choose_powers(values: F32, settings: Settings) -> Groups:
@@ -86,8 +86,8 @@ def _check_micro(groups: Groups, size: int = _SIZE) -> None:
     """Raise CodecError unless codes are E2M1 in groups of `size` with at most one outer scale."""
     if groups.codes != "e2m1" or groups.size != size:
         raise CodecError(f"its codes are no E2M1 in groups of {size}")
-    if groups.whole is not None and len(groups.whole) != 1:
-        raise CodecError(f"it has {len(groups.whole)} scales of scales, expected one")
+    if groups.tensor_scale is not None and len(groups.tensor_scale) != 1:
+        raise CodecError(f"it has {len(groups.tensor_scale)} scales of scales, expected one")
 
 
 def _hold_divided(groups: Groups, settings: Settings) -> Groups:
@@ -99,7 +99,7 @@ def _hold_divided(groups: Groups, settings: Settings) -> Groups:
     _check_micro(groups)
     if groups.divisor is not None:
         return groups
-    whole = np.ones(1, np.float32) if groups.whole is None else groups.whole
+    whole = np.ones(1, np.float32) if groups.tensor_scale is None else groups.tensor_scale
     with np.errstate(all="ignore"):
         divisor = np.float32(1) / whole
     if not np.isfinite(divisor).all() or not divisor.all():
@@ -114,8 +114,8 @@ def _hold_multiplied(groups: Groups, settings: Settings) -> Groups:
     16.
     """
     _check_micro(groups)
-    whole = np.ones(1, np.float32) if groups.whole is None else groups.whole
-    return replace(groups, whole=whole, divisor=None)
+    whole = np.ones(1, np.float32) if groups.tensor_scale is None else groups.tensor_scale
+    return replace(groups, tensor_scale=whole, divisor=None)
 
 
 def _code_bytes(source: GridWeight, settings: Settings) -> U8:
@@ -258,7 +258,7 @@ MODELOPT = Writer(
         ".weight_scale_2": OutTensor(
             "F32",
             lambda out, columns, n: (),
-            lambda source, s: _float32_number(source.groups.whole),
+            lambda source, s: _float32_number(source.groups.tensor_scale),
         ),
     },
     section=_section,

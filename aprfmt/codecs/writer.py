@@ -143,7 +143,8 @@ class Writer:
 def count_changes(before: GridWeight, after: GridWeight) -> GroupCounts:
     """Return how many groups of values there are, in how many one changes, and the largest change.
 
-    Values are only decoded where the scales or offsets differ.
+    `before` and `after` are the same weight as codes and scales in two layouts. Values are only
+    decoded where the scales or offsets differ.
     """
     count = before.groups.scale.size
     if before.groups.same(after.groups):
@@ -159,16 +160,16 @@ def count_changes(before: GridWeight, after: GridWeight) -> GroupCounts:
     return GroupCounts(count, changed, largest)
 
 
-def round_numbers(what: str, held: F32, encoding: str) -> F32:
+def round_numbers(what: str, numbers: F32, encoding: str) -> F32:
     """Return numbers rounded to an encoding, as float32; CodecError where one is beyond its range.
 
     `what` names the numbers in the error.
     """
     found: F32 = decode(
-        encoding, encode(encoding, np.ascontiguousarray(held, np.float32))[""], held.shape
+        encoding, encode(encoding, np.ascontiguousarray(numbers, np.float32))[""], numbers.shape
     )
     wrong = ~np.isfinite(found)
     if wrong.any():
         at = [int(index) for index in np.argwhere(wrong)[0]]
-        raise CodecError(f"{what} {held[tuple(at)]} at {at} is beyond {encoding}")
+        raise CodecError(f"{what} {numbers[tuple(at)]} at {at} is beyond {encoding}")
     return found

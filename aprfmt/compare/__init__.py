@@ -142,7 +142,10 @@ def diff_models(
 ) -> DiffReport:
     """Return the comparison of two open models; parameters as in `diff`.
 
-    `oracle` judges quantized tensors by their float source, None without one.
+    `only` are the sections to compare, None for all. `oracle` judges quantized tensors by their
+    float source, None without one. Without `explain` no cause is searched for. `images` is how many
+    tensors get a picture of their differences. Pairs that `budget` has no room for are not
+    compared; None is no limit.
     """
     from aprfmt.codecs.parallel import cpu_count
     from aprfmt.measure.tensors import compare_pair

@@ -19,17 +19,17 @@ PLACES = re.compile(r"\bL?\d[\w.+-]*")
 Line = tuple[str, str]
 
 
-def merge_similar_lines(rows: Sequence[Line], most: int = ALIKE) -> list[Line]:
+def merge_similar_lines(rows: Sequence[Line]) -> list[Line]:
     """Return lines in order, those that differ in places and numbers only joined to one.
 
-    Up to `most` of a kind stay separate; more are one line with a count.
+    Up to ALIKE of a kind stay separate; more are one line with a count.
     """
     kinds: dict[str, list[Line]] = {}
     for row in dict.fromkeys(rows):
         kinds.setdefault(PLACES.sub("#", row[0]), []).append(row)
     found: list[Line] = []
     for same in kinds.values():
-        if len(same) <= most:
+        if len(same) <= ALIKE:
             found += same
         else:
             text, style = same[0]
@@ -67,7 +67,7 @@ def short_answer(
     *,
     first_said: bool,
     others: Sequence[Line] = (),
-    left: Sequence[str] = (),
+    not_compared: Sequence[str] = (),
     unrun: Sequence[str] = (),
     unmended: str = "",
     commands: Sequence[str] = (),
@@ -75,14 +75,14 @@ def short_answer(
 ) -> list[Line]:
     """Return at most LINES lines (text, style).
 
-    `others` are differences that are no causes, a line each. `left` is what was not compared, in
-    words, `unrun` what was compared by its values alone and not reached by a pass, `unmended` the
-    sentence about what no command repairs. What does not fit is counted: the verdict, the first
-    cause, what was not compared and the commands are always shown. Long names are shortened, but
-    in commands.
+    `others` are differences that are no causes, a line each. `not_compared` is what was not
+    compared, in words, `unrun` what was compared by its values alone and not reached by a pass,
+    `unmended` the sentence about what no command repairs. What does not fit is counted: the
+    verdict, the first cause, what was not compared and the commands are always shown. Long names
+    are shortened, but in commands.
     """
     end: list[Line] = []
-    for title, rows in (("not compared", left), ("not reached by a pass", unrun)):
+    for title, rows in (("not compared", not_compared), ("not reached by a pass", unrun)):
         if rows:
             more = f"; {len(rows) - 1} more (-v)" if len(rows) > 1 else ""
             end.append((f"{title}: {rows[0]}{more}", "warn"))

@@ -21,7 +21,6 @@ from aprfmt.conversion.sidecar_files import (
     VOCABULARY,
     embedded_files,
     sidecar_names,
-    stated_template,
 )
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
@@ -329,8 +328,8 @@ class _Comparison:
                 there, same = has_tokenizer(copy.carried), copy.format == source.format
             elif name == TEMPLATE:
                 there, same = (
-                    stated_template(copy) is not None,
-                    stated_template(copy) == stated_template(source),
+                    copy.carried.readable_template() is not None,
+                    copy.carried.readable_template() == source.carried.readable_template(),
                 )
             else:
                 there = (found := _licence(copy, name)) is not None
@@ -391,7 +390,7 @@ class _Comparison:
         """Return what of the copy holds the content of a file that it lacks, in words; else ""."""
         if kind == "tokenizer" and has_tokenizer(self.copy.carried):
             return "the copy's vocabulary"
-        if kind == "template" and stated_template(self.copy) is not None:
+        if kind == "template" and self.copy.carried.readable_template() is not None:
             return "the copy's chat template"
         if name == "config.json" and (self.copy.config is not None or self.roles):
             return "the copy's hyperparameters"

@@ -143,8 +143,10 @@ def make_dialect_weight(
 ) -> DialectWeight:
     """Return a weight as it will be stored in the writer's tensors.
 
-    `dtype` is that of its scales where neither layout nor source says it. Raises ConversionError
-    for a tensor that is no matrix, or no stack of experts where the layout stores stacks.
+    `output` is the planned tensor. `dtype` is that of its scales where neither layout nor source
+    says it. `latest` keeps the codes made last, which several stored tensors share. Raises
+    ConversionError for a tensor that is no matrix, or no stack of experts where the layout stores
+    stacks.
     """
     if len(output.info.shape) != 2 + writer.stacked:
         what = "stacks [experts, out, in]" if writer.stacked else "matrices [out, in]"
@@ -205,9 +207,10 @@ def _activation_scales(output: Output, writer: "Writer") -> Mapping[str, bytes]:
 def convert_codes(
     output: Output, writer: "Writer", settings: "Settings"
 ) -> "tuple[GridWeight, GroupCounts] | str":
-    """Return (a weight's own codes in the new layout, counts of what changes), or a text.
+    """Return (a packed weight's codes in the writer's layout, counts of what changes), or a text.
 
-    The text says why its codes cannot be kept. It is "" where no pair of encodings is in the table.
+    The text says why the codes of `output` cannot be kept. It is "" where no pair of encodings is
+    in the table. `settings` are the group size and dtypes of the new layout.
     """
     from aprfmt.codecs.writers import PAIRS, READS
 
@@ -226,9 +229,7 @@ def convert_codes(
         return str(error)
 
 
-def _check_alone(
-    outputs: Sequence[Output], model: "Model", writer: "Writer", options: Options
-) -> None:
+def _check_alone(outputs: Sequence[Output], model: "Model", options: Options) -> None:
     """Raise ConversionError where some weights would be packed in another way than the writer's.
 
     A folder has one quantization method: no other weight may stay packed or be packed.
@@ -287,7 +288,7 @@ def choose_kept_codes(
     """
     writer, path = dialect_writer(options), model.path
     if writer is not None:
-        _check_alone(outputs, model, writer, options)
+        _check_alone(outputs, model, options)
     kept: dict[str, GroupCounts] = {}
     reasons: dict[str, str] = {}
     # Try to keep the codes of each weight in this dialect.

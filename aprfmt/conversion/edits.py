@@ -96,7 +96,7 @@ def parse_value(model: Model, key: str, wished: str, text: str) -> Value | Typed
     if the text does not fit the type.
     """
     rules = FORMATS[model.format]
-    if any(key.startswith(prefix) for prefix in rules.values.own):
+    if any(key.startswith(prefix) for prefix in rules.values.writer_keys):
         raise UsageError(f"{key}: is written by aprfmt split and aprfmt merge; use those")
     whole = text.startswith("@")
     if whole:

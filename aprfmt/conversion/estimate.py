@@ -42,10 +42,11 @@ def estimate_conversion(
     options: Options,
     hashing: bool,
 ) -> dict[str, Any]:
-    """Return the `estimate` of a dry run.
+    """Return the `estimate` of a dry run, for the plan and its target `dst`.
 
     Its keys are memory_bytes, disk_bytes, disk_free_bytes (None if unknown) and seconds, by kind of
-    work. `sizes` are those of the files to write; `hashing` says whether the source is hashed.
+    work. `sizes` are those of the files to write in bytes; `hashing` says whether the source is
+    hashed.
     """
     folder = _existing_folder(dst)
     output = sum(sizes.values())

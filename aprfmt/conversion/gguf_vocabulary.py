@@ -14,12 +14,13 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.errors import FormatError
+from aprfmt.formats.gguf.value_encoding import is_list
 from aprfmt.model.carried_files import json_object
 from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.vocabulary import BLANK
@@ -42,7 +43,7 @@ def vocabulary_record(model: "Model") -> str | None:
         carried = model.metadata.get(KEY)
         return carried if isinstance(carried, str) else None
     tokens = model.metadata.get(keys.TOKENS.apr if of_gguf else keys.TOKENS.gguf)
-    if not _is_list(tokens):
+    if not is_list(tokens):
         return None
     spaced = [i for i, token in enumerate(tokens) if " " in token]
     if _spell_blanks(tokens, spaced) != list(tokens):
@@ -50,7 +51,7 @@ def vocabulary_record(model: "Model") -> str | None:
     found: dict[str, Any] = {"tokens": _token_digest(tokens), "spaced": spaced}
     for name, (key, kind) in _LISTS.items():
         values = model.metadata.get(key.apr if of_gguf else key.gguf)
-        if _is_list(values) and len(values) == len(tokens):
+        if is_list(values) and len(values) == len(tokens):
             raw = np.asarray(values, kind).tobytes()
             found[name] = base64.b64encode(zlib.compress(raw)).decode("ascii")
     return json.dumps(found) if len(found) > 2 else None
@@ -70,7 +71,7 @@ def restored_vocabulary(
         return {}
     where = f"{model.path}: {KEY}"
     record = json_object(text, where)
-    if not _is_list(tokens.value) or record.get("tokens") != _token_digest(tokens.value):
+    if not is_list(tokens.value) or record.get("tokens") != _token_digest(tokens.value):
         return {}  # tokens were added or taken away since: what is made of these is right
     spaced = record.get("spaced")
     if not isinstance(spaced, list) or not all(type(i) is int for i in spaced):
@@ -103,11 +104,6 @@ def _unpack_numbers(text: object, kind: str, count: int, where: str) -> list[flo
         )
     found: list[float] | list[int] = np.frombuffer(raw, kind).tolist()
     return found
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Return whether a metadata value is a list rather than a text or a single value."""
-    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _spell_blanks(tokens: Sequence[str], spaced: Sequence[int]) -> list[str]:

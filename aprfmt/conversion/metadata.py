@@ -69,7 +69,7 @@ def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> 
     if model.format == target:
         carried = CarriedMetadata(
             {key: value for key, value in model.typed.items() if not key.startswith("split.")},
-            _folder_texts(model),
+            dict(model.folder.texts) if model.folder is not None else {},
         )
     else:
         style = FORMATS[target].keys_like or target
@@ -254,11 +254,6 @@ def model_name(model: Model) -> str:
             return name
     path = model.path
     return path.resolve().parent.name if model.folder is not None else path.stem
-
-
-def _folder_texts(model: Model) -> dict[str, str]:
-    """Return {file name: text} of the model's folder; {} for a single file."""
-    return dict(model.folder.texts) if model.folder is not None else {}
 
 
 def _small_files(model: Model) -> dict[str, str]:

@@ -94,8 +94,9 @@ def record_missing_roles(
 ) -> tuple[str, ...]:
     """Record in the output's metadata the roles missing on purpose, and return them.
 
-    A role missing in all layers that require it is returned once, without a layer. The source's own
-    record is removed if nothing is missing any more.
+    `carried` is that metadata, `plan` lists the roles that it leaves out. A role missing in all
+    layers that require it is returned once, without a layer. The source's own record is removed if
+    nothing is missing any more.
     """
     resolution = _resolution(model, options)
     if resolution is None:

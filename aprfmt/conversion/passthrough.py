@@ -57,10 +57,10 @@ def transposed_output(tensor: LazyTensor) -> Output:
 def joined_output(
     model: Model, target: FormatSpec, options: Options, repacking: Repacking
 ) -> list[Output]:
-    """Return the outputs of all tensors under their own names.
+    """Return the outputs of all tensors under their own names, for the format `target`.
 
-    A packed weight that is re-encoded is one output, made from all its parts. One that is not stays
-    in its stored parts.
+    A packed weight that is re-encoded is one output, made from all its parts by `repacking`. One
+    that is not stays in its stored parts.
     """
     roles = model.roles_of
     wanted = _reencoded_names(model, options)

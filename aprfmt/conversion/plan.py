@@ -22,6 +22,7 @@ from aprfmt.arch.element_moves import (
     to_logical,
     to_stored,
 )
+from aprfmt.arch.hyperparameters import expected_losses
 from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.columns import Columns
 from aprfmt.base.encodings import find_encoding
@@ -189,15 +190,14 @@ def _mapped(
     """
     resolution = model.resolution
     _check_unbound(model, target, drops, plan)
-    for loss in resolution.spec.lost:
-        if loss.style == target.style and loss.applies(resolution.hyper):
-            if loss.refused:
-                said = resolution.hyper[loss.name]
-                raise ArchError(
-                    f"{model.path}: {loss.name} is {said}, which no {target.name} file of "
-                    f"{resolution.spec.name} says: {loss.consequence}"
-                )
-            plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))
+    for loss in expected_losses(resolution.spec, resolution.hyper, target.style):
+        if loss.refused:
+            said = resolution.hyper[loss.name]
+            raise ArchError(
+                f"{model.path}: {loss.name} is {said}, which no {target.name} file of "
+                f"{resolution.spec.name} says: {loss.consequence}"
+            )
+        plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))
     outputs: list[Output] = []
     roles = _roles_to_write(model, target, drops, plan)
     for group in stored_groups(resolution.spec, target.style, roles, resolution.hyper):
@@ -349,7 +349,9 @@ def _group_output(
             moves = None  # its blocks would be cut: it stays what it is stored as
             sources = tuple(dict.fromkeys(s for t in logical for s in t.stored))
             encodings = list(dict.fromkeys(s.info.encoding for s in sources))
-    source_encoding = encodings[0] if len(encodings) == 1 else _widest_float(encodings)
+    source_encoding = (
+        encodings[0] if len(encodings) == 1 else ("F64" if "F64" in encodings else "F32")
+    )
     patch = model.records.stored.get(group.roles[0]) if len(group.roles) == 1 else None
     one = logical[0] if len(logical) == 1 and len(group.stored) == 1 else None
     if one is not None and one.restored:
@@ -418,11 +420,6 @@ def _restore_bits(
         np.ascontiguousarray(logical[0].numpy()).view(np.uint32),
     )
     return candidate if same else made
-
-
-def _widest_float(encodings: Sequence[str]) -> str:
-    """Return the encoding for a tensor made of mixed encodings: F64 if one has it, else F32."""
-    return "F64" if "F64" in encodings else "F32"
 
 
 def _split_dropped(outputs: list[Output], drops: Drops) -> tuple[list[Output], tuple[str, ...]]:

@@ -164,7 +164,7 @@ class Repacking:
 
     tensors: Mapping[str, Substitute]
     reasons: Mapping[str, str]
-    asked: frozenset[str] = frozenset()  # names whose encoding somebody asked for
+    named: frozenset[str] = frozenset()  # names whose encoding somebody asked for
 
     def of(self, tensor: LazyTensor) -> LazyTensor:
         """Return the tensor that replaces a packed one in the plan, else the tensor itself."""
@@ -348,6 +348,7 @@ def check_exact(
 ) -> None:
     """Raise ConversionError if a repack changes values and was not asked for by name.
 
+    `outputs` are the planned tensors, `found.named` the names asked for; `path` begins the message.
     `allow_inexact` of the options accepts it.
     """
     if options.allow_inexact:
@@ -358,7 +359,7 @@ def check_exact(
         for one in output.sources
         if isinstance(one, RepackedTensor)
         and one.judged.inexact
-        and one.info.name not in found.asked
+        and one.info.name not in found.named
     }
     if not changed:
         return

@@ -72,7 +72,8 @@ def skip_if_written(
 ) -> bool:
     """Return whether an earlier run wrote this tensor correctly, so that it need not be written.
 
-    The bytes on disk are checked. If True, `record` is filled in from the earlier run's journal.
+    `begun` is that run's journal. The bytes on disk are checked. If True, `record` is filled in
+    from the journal.
     """
     known = begun.tensors.get(info.name)
     if known is None or not isinstance(sink, SequentialSink):
@@ -84,9 +85,9 @@ def skip_if_written(
 
 
 def restore_record(begun: ResumableFileSet, name: str, record: "WrittenTensor") -> None:
-    """Fill in a tensor's checksum and counts from the journal of an earlier run.
+    """Fill in `record`, a tensor's checksum and counts, from the journal of an earlier run.
 
-    Raises OutputError where the journal does not have the tensor.
+    Raises OutputError where the journal `begun` does not have the tensor `name`.
     """
     known = begun.tensors.get(name)
     if known is None:

@@ -198,7 +198,11 @@ def _encoded_chunks(
 def encode_piece(
     output: Output, options: Options, importance: "Array | None", piece: RowPiece
 ) -> "tuple[bytes | memoryview, ChangeCounts]":
-    """Return (encoded bytes of some rows, counts of the values that encoding changed)."""
+    """Return (encoded bytes of some rows, counts of the values that encoding changed).
+
+    `piece` has the rows of `output`. `importance` weighs their elements, None without an importance
+    matrix.
+    """
     target = output.info.encoding
     # Packed rows that kernels encode without decoding them to memory.
     band = recodable_rows(output, piece)
@@ -258,7 +262,10 @@ def _move_encoded(output: Output, band: "PackedWeight", made: "bytes | memoryvie
 
 
 def check_overflow(output: Output, options: Options, counts: ChangeCounts) -> None:
-    """Raise ConversionError where finite values became infinite and no option allows it."""
+    """Raise ConversionError where finite values of `output` became infinite by encoding.
+
+    `counts` says how many did. The option `allow_overflow` accepts it.
+    """
     if counts.overflowed and not options.allow_overflow:
         raise ConversionError(
             f"{output.info.name}: {counts.overflowed} finite {output.source_encoding} values "

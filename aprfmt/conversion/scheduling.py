@@ -99,7 +99,7 @@ def writes_in_source_order(sink: "Sink", outputs: Sequence[Output]) -> bool:
 def write_in_source_order(
     sink: SequentialSink,
     infos: Sequence[TensorInfo],
-    held: "dict[str, tuple[Output, WrittenTensor]]",
+    outputs: "dict[str, tuple[Output, WrittenTensor]]",
     files: "Sequence[Path]",
     options: Options,
     on_finished: Callable[[Output, WrittenTensor, DeferredSlot], None],
@@ -107,14 +107,14 @@ def write_in_source_order(
 ) -> None:
     """Write all outputs in the order of the source, each at the place reserved for it.
 
-    `held` is {name: (output, record)}, `files` the source's files in order. `on_finished` is called
-    after each output. `already_written` says which outputs an earlier run wrote; these are not
-    written. Raises ConversionError where an output has another size than planned.
+    `outputs` is {name: (output, record)}, `files` the source's files in order. `on_finished` is
+    called after each output. `already_written` says which outputs an earlier run wrote; these are
+    not written. Raises ConversionError where an output has another size than planned.
     """
     rooms = {info.name: sink.defer_tensor(info.name) for info in infos if not already_written(info)}
     numbers = {path: number for number, path in enumerate(files)}
     every = sorted(
-        (held[name] for name in rooms), key=lambda row: _source_order_key(row[0], numbers)
+        (outputs[name] for name in rooms), key=lambda row: _source_order_key(row[0], numbers)
     )
     coming = _read_ranges([tensor for output, _ in every for tensor in output.sources])
     for output, record in every:
@@ -262,7 +262,8 @@ class WorkerPool:
     def write(self, output: Output, written: WrittenTensor) -> bool:
         """Hand a tensor to the workers; return False where the caller has to write it itself.
 
-        Tensors are handed over in the planned order. Raises what went wrong with an earlier one.
+        `written` is the record that they fill in. Tensors are handed over in the planned order.
+        Raises what went wrong with an earlier one.
         """
         tasks = self._tasks(output)
         if tasks is None:
@@ -502,7 +503,9 @@ def write_tensors(
 ) -> None:
     """Write all outputs that no earlier run wrote, and fill in `written`.
 
-    `begun` is the state of a resumable run or None; `verifier` reads tensors back or is None.
+    `infos` are the planned tensors in the order of `sink`, `written` their records in the plan's
+    order, `source_files` the files read. `begun` is the state of a resumable run or None;
+    `verifier` reads tensors back or is None.
     """
     from aprfmt.conversion.resume_state import journal_entry, skip_if_written
 

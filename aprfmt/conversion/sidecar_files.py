@@ -45,7 +45,7 @@ def embedded_files(source: Model) -> Mapping[str, str]:
     if source.folder is not None:
         return {}
     found = {VOCABULARY: "tokenizer"} if has_tokenizer(source.carried) else {}
-    if stated_template(source) is not None:
+    if source.carried.readable_template() is not None:
         found[TEMPLATE] = "template"
     every = dict.fromkeys((*source.metadata, *foreign_gguf_keys(source)))
     licences = [key for key in every if key.startswith("general.license")]
@@ -66,14 +66,6 @@ def drop_files(
         held = json_object(text, where)
         left = {name: held[name] for name in held if name not in names}
         metadata[FILES_KEY] = json.dumps(left, ensure_ascii=False)
-
-
-def stated_template(model: Model) -> str | None:
-    """Return the chat template's text; None without one that can be read."""
-    try:
-        return model.carried.chat_template()
-    except AprfmtError:
-        return None
 
 
 def config_text(model: Model) -> str | None:

@@ -74,8 +74,8 @@ class Verifier:
     ) -> None:
         """Start comparing a written tensor, if it is large and its source can be read again.
 
-        It is the tensor that `sink` wrote last, or that workers wrote into `slot`. Raises
-        ConversionError for an earlier tensor that differs.
+        It is the tensor `output` that `sink` wrote last, or that workers wrote into `slot`;
+        `record` has its CRC-32. Raises ConversionError for an earlier tensor that differs.
         """
         self._raise_errors()
         if output.info.nbytes < LARGE or not isinstance(sink, SequentialSink):
@@ -114,7 +114,8 @@ class Verifier:
 def compare_written(output: "Output", record: "WrittenTensor", stored: LazyTensor) -> None:
     """Raise ConversionError where a tensor, read back, does not have the bytes that were written.
 
-    Copied bytes are compared with the source, others by their CRC-32.
+    `stored` is the tensor of the new file. Copied bytes are compared with the source, others by the
+    CRC-32 of `record`.
     """
     from aprfmt.conversion.run import equal_bytes, tensor_checksum
 

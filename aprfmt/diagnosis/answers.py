@@ -132,14 +132,13 @@ class Divergence:
 class Examined:
     """The result of examining a trace: divergences in order, the first pass and the last one.
 
-    `plain` are the final values by point. `unfinished`: more divergences than LIMIT.
-    `supposed` is an arithmetic of the run that nothing but the size of its differences shows.
+    `unfinished`: more divergences than LIMIT. `supposed` is an arithmetic of the run that nothing
+    but the size of its differences shows.
     """
 
     divergences: tuple[Divergence, ...]
     before: ShadowPass
     after: ShadowPass
-    plain: Mapping[str, Array]
     unfinished: bool = False
     supposed: str = ""
 

@@ -16,8 +16,8 @@ from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.recorded_trace import (
     NO_VALUES,
     fit_values,
+    layer_keys,
     may_be_masked,
-    neighbour_keys,
     token_axis,
 )
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
@@ -214,7 +214,7 @@ def equal_neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
 def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
     """Yield (name, values of A) of other points of the layer, and of sums with the residual."""
     point, layer = parse_key(key)
-    others = neighbour_keys(key, layer)
+    others = layer_keys(layer)
     if layer >= 0:
         others += [key_name("out", layer - 1)] if layer else ["embd", "embd_scaled"]
     for other in others:

@@ -131,7 +131,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
     if not divergences and not guessed:
         divergences = find_directed_mistake(patched, recorded, found, values)
     divergences = recheck_answers(divergences, *start, found)
-    return Examined(tuple(divergences), before, found, values, view is not None, guessed)
+    return Examined(tuple(divergences), before, found, view is not None, guessed)
 
 
 def _read_in_its_arithmetic(

@@ -29,7 +29,7 @@ class Levels:
     runs: bool = True  # True if both models have all tensors a pass needs
     report: DiffReport | None = None  # what comparing the files gave
     coverage: CoverageText = field(default_factory=CoverageText)
-    made: dict[str, Model] = field(default_factory=dict)  # sides as they are once they are read
+    models: dict[str, Model] = field(default_factory=dict)  # sides as they are once they are read
     added: tuple[int, ...] = ()  # ids of special and added tokens, which probes are to hold
     ended: bool = False  # packed weights do not decode, and it is known why: no pass can be made
     left: tuple[NotCompared, ...] = ()  # of tokenizers, extra tensors and levels

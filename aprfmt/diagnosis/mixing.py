@@ -46,13 +46,13 @@ class Share:
 
 @dataclass(frozen=True)
 class MixedResult:
-    """The effect of every part, the pass with no part replaced, and what all parts leave.
+    """The effect of every part, and what all parts leave.
 
-    `shares` are in the order of the parts, `rest` is relative L2, `points` are those of `bare`.
+    `shares` are in the order of the parts, `rest` is relative L2, `points` are those of the pass
+    with no part replaced.
     """
 
     shares: tuple[Share, ...]
-    bare: PassResult
     rest: float
     points: Mapping[str, PointDiff] = field(default_factory=dict)
 
@@ -125,7 +125,7 @@ class PartMeasurement:
             found.append(
                 Share(one.distance, rest.distance, one.first, one.odd, one.kl, rest.kl, one.exact)
             )
-        return MixedResult(tuple(found), bare, rest.distance, bare.points)
+        return MixedResult(tuple(found), rest.distance, bare.points)
 
     def remove_in_order(
         self, still: Sequence[int], order: Sequence[int]

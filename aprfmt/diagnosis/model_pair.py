@@ -39,13 +39,13 @@ CHEAP = 1e10  # multiplications and additions: a long probe costs nothing
 class ModelPair:
     """Two models, what the levels found, and the effective quantities of the findings.
 
-    `quantities` are by number of the finding, `apart` the rows in which the models differ.
+    `quantities` are by number of the finding, `differing` the rows in which the models differ.
     """
 
     a: Model
     b: Model
     levels: Levels
-    apart: DifferingRows = field(default_factory=DifferingRows)
+    differing: DifferingRows = field(default_factory=DifferingRows)
     quantities: dict[int, list[Quantity]] = field(default_factory=dict)
     points: Mapping[str, PointDiff] = field(default_factory=dict)
 
@@ -86,7 +86,7 @@ class ModelPair:
         found = {
             i: max((row.length for row in rows), default=0) for i, rows in self.quantities.items()
         }
-        positions = self.apart.rows.get(POSITIONS, [])
+        positions = self.differing.rows.get(POSITIONS, [])
         for i, part in enumerate(self.levels.parts):
             if POSITIONS in part.keys and positions:
                 found[i] = positions[0] + 1
@@ -141,7 +141,7 @@ class ModelPair:
         `runs`: one side is an engine's run, so that probes are as long as every attention window.
         """
         models = [self.a, self.b]
-        self.apart = differing_rows(self.a, self.b, self.levels.report)
+        self.differing = differing_rows(self.a, self.b, self.levels.report)
         hypers = [model.hyper for model in models]
         length = max((reach for hp in hypers for reach in critical_lengths(hp)), default=0)
         cheap = 2 * 2.0 * 1.5 * length * multiplications_per_token(self.a) <= CHEAP
@@ -153,13 +153,13 @@ class ModelPair:
         ]
         least = max(wanted, default=0)
         return choose_probes(
-            models, self.apart, long=runs or cheap, least=least, added=self.levels.added
+            models, self.differing, long=runs or cheap, least=least, added=self.levels.added
         )
 
     def probe_given_ids(self, ids: Sequence[int]) -> ChosenProbes:
         """Return one probe of the user's ids, with the differing embedding rows among them."""
-        self.apart = differing_rows(self.a, self.b, self.levels.report)
-        rows = set(self.apart.rows.get("token_embd.weight", ())) & set(ids)
+        self.differing = differing_rows(self.a, self.b, self.levels.report)
+        rows = set(self.differing.rows.get("token_embd.weight", ())) & set(ids)
         one = make_probe(ids, [self.a.hyper, self.b.hyper], "given")
         return ChosenProbes((one,), tuple(sorted(rows)))
 
@@ -204,7 +204,7 @@ class ModelPair:
     ) -> MixedResult:
         """Return `found`, or a new measurement with probes that use more differing experts."""
         passes, hp = measuring.passes, self.a.hyper
-        left = unrouted_experts(self.apart, passes.routed)
+        left = unrouted_experts(self.differing, passes.routed)
         if not left:
             return found
         more: list[Probe] = []
@@ -213,7 +213,7 @@ class ModelPair:
             if passes.flops + 2 * passes.pass_flops(one) > BUDGET:
                 break
             passes.stage_inputs(one)
-            now = unrouted_experts(self.apart, passes.routed)
+            now = unrouted_experts(self.differing, passes.routed)
             if sum(map(len, now.values())) < sum(map(len, left.values())):
                 more.append(one)
             left = now
@@ -293,7 +293,7 @@ class ModelPair:
             held = len(added & {i for one in measuring.probes for i in one.ids})
             coverage.run.append(f"{held} of {len(added)} special and added tokens")
         # Differing rows of tables: which of them were among the ids.
-        for key, rows_apart in self.apart.rows.items():
+        for key, rows_apart in self.differing.rows.items():
             ids = set(chosen.rows) if key == "token_embd.weight" else set(range(len(chosen.ids)))
             hit = len(ids & set(rows_apart))
             text = f"{hit} of {len(rows_apart)} rows that differ in {key}"
@@ -304,8 +304,8 @@ class ModelPair:
                     f"{key}: {len(left)} of its differing rows, the first is row {left[0]}"
                 )
         # Differing experts: which of them some token was routed to.
-        missing = unrouted_experts(self.apart, passes.routed)
-        for key, experts in self.apart.experts.items():
+        missing = unrouted_experts(self.differing, passes.routed)
+        for key, experts in self.differing.experts.items():
             left = missing.get(key, [])
             coverage.run.append(
                 f"{len(experts) - len(left)} of {len(experts)} experts that differ in {key}"

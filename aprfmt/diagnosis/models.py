@@ -199,7 +199,7 @@ def _compare_with_repaired(
     found = compare_models(*pair, budget)
     found.stated.insert(0, finding)
     found.evidence.insert(0, error)
-    found.made[label] = made
+    found.models[label] = made
     found.checked = [row for row in found.checked if row != _NO_PASS]
     found.checked.append(f"forward pass: {label} with the key that lets it be read")
     return found

@@ -34,7 +34,6 @@ from aprfmt.measure.named_causes import (
 from aprfmt.model.draft import is_draft_head
 from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
 
-FOLDER = "safetensors"  # the format whose keys stand in a config.json
 MOST_POINTS = 12  # points that are asked for
 MOST_IDS = 64  # ids of a command; longer ones are in a file
 
@@ -64,113 +63,113 @@ class StepParts:
 StepText = Callable[[StepParts, Finding], str]
 
 
-def rewrite_b_command(asked: StepParts, finding: Finding) -> str:
+def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
     """Return the command that writes B again from A; "" if A is a trace.
 
     Where B was trained further, or A's stored tensors are the wrong ones, the command that compares
     tensors instead.
     """
-    if asked.a.kind == "trace":
+    if parts.a.kind == "trace":
         return ""
-    a, b = asked.a.model, asked.b.model
+    a, b = parts.a.model, parts.b.model
     if finding.side == "A" and finding.level == "tensor":
-        return diff_tensors_command(asked, finding)
-    if asked.trained or has_trained_head(finding.cause, a, b):  # only B has what it was trained to
-        return diff_tensors_command(asked, finding)
+        return diff_tensors_command(parts, finding)
+    if parts.trained or has_trained_head(finding.cause, a, b):  # only B has what it was trained to
+        return diff_tensors_command(parts, finding)
     if a is None or b is None:
-        return rewrite_command(asked.a.path, asked.b.path, {}, {})
+        return rewrite_command(parts.a.path, parts.b.path, {}, {})
     mine = matrix_encodings(a)
     theirs = {} if finding.cause in MISLABELLED else matrix_encodings(b)
     if overflows_encoding(finding.values, theirs):
         theirs = {}
     stated = b.metadata.get("general.file_type")
     return rewrite_command(
-        asked.a.path, asked.b.path, mine, theirs, stated
-    ) or diff_tensors_command(asked, finding)
+        parts.a.path, parts.b.path, mine, theirs, stated
+    ) or diff_tensors_command(parts, finding)
 
 
-def set_keys_command(asked: StepParts, finding: Finding) -> str:
+def set_keys_command(parts: StepParts, finding: Finding) -> str:
     """Return the `set` command that gives B A's values, else a command that rewrites B from A.
 
     One command sets the keys of all findings where that works, else those of this one. For a trace
     it is the command that records the layer.
     """
-    a, b = asked.a.model, asked.b.model
-    if a is None or b is None or asked.b.kind == "trace":
-        return trace_layer_command(asked, finding)
+    a, b = parts.a.model, parts.b.model
+    if a is None or b is None or parts.b.kind == "trace":
+        return trace_layer_command(parts, finding)
     if refusal_reason(a) or refusal_reason(b):
-        return rewrite_b_command(asked, finding)
+        return rewrite_b_command(parts, finding)
     own = [name for name in finding.values if name in b.hyper]
-    for names in (dict.fromkeys((*own, *asked.differing)), own):
+    for names in (dict.fromkeys((*own, *parts.differing)), own):
         words = repair_arguments(a, b, list(names)) if own else []
         if words:
-            return set_command(asked.b.path, words)
-    return rewrite_b_command(asked, finding)
+            return set_command(parts.b.path, words)
+    return rewrite_b_command(parts, finding)
 
 
-def diff_tensors_command(asked: StepParts, finding: Finding) -> str:
+def diff_tensors_command(parts: StepParts, finding: Finding) -> str:
     """Return the `diff` command for up to four tensors of the finding; for traces `trace`."""
-    if "trace" in (asked.a.kind, asked.b.kind):
-        return trace_layer_command(asked, finding)
+    if "trace" in (parts.a.kind, parts.b.kind):
+        return trace_layer_command(parts, finding)
     names = [name for name in finding.where if "." in name][:4]
     picked = "".join(f" --tensor {shlex.quote(name)}" for name in names)
-    return f"aprfmt diff {shlex.quote(str(asked.a.path))} {shlex.quote(str(asked.b.path))}{picked}"
+    return f"aprfmt diff {shlex.quote(str(parts.a.path))} {shlex.quote(str(parts.b.path))}{picked}"
 
 
-def repair_command(asked: StepParts, finding: Finding) -> str:
+def repair_command(parts: StepParts, finding: Finding) -> str:
     """Return the command that repairs B: a key to set, or B written again.
 
     B is only written again where the cause is proven or bytes are damaged; else the command
     compares the tensors.
     """
-    a, b = asked.a.model, asked.b.model
-    if a is not None and b is not None and asked.b.kind != "trace":
+    a, b = parts.a.model, parts.b.model
+    if a is not None and b is not None and parts.b.kind != "trace":
         mended = repair_key_command(a, b, finding)
         if mended:
             return mended
     anew = is_repaired_by_rewriting(finding.cause, finding.confirmed, finding.values)
-    return (rewrite_b_command if anew else diff_tensors_command)(asked, finding)
+    return (rewrite_b_command if anew else diff_tensors_command)(parts, finding)
 
 
-def trace_layer_command(asked: StepParts, finding: Finding) -> str:
+def trace_layer_command(parts: StepParts, finding: Finding) -> str:
     """Return the `trace` command that records every point of the layer where the two diverge.
 
     Without a model it is `diagnose` again with --model.
     """
-    side = asked.b if asked.b.kind == "trace" or asked.a.kind != "trace" else asked.a
-    model = side.model or asked.a.model or asked.b.model
+    side = parts.b if parts.b.kind == "trace" or parts.a.kind != "trace" else parts.a
+    model = side.model or parts.a.model or parts.b.model
     if model is None:
-        return f"aprfmt diagnose {asked.pair} --model MODEL"
+        return f"aprfmt diagnose {parts.pair} --model MODEL"
     layer = finding.first[1:].partition(".")[0] if finding.first.startswith("L") else ""
     only = f" --layers {layer}" if layer.isdigit() else ""
-    shown = f" --ids {','.join(map(str, asked.ids))}" if 0 < len(asked.ids) <= MOST_IDS else ""
+    shown = f" --ids {','.join(map(str, parts.ids))}" if 0 < len(parts.ids) <= MOST_IDS else ""
     return (
         f"aprfmt trace {shlex.quote(str(model.path))} --payload --points all{only}{shown} "
         f"--reference {shlex.quote(side.text)}"
     )
 
 
-def repair_tokenizer_command(asked: StepParts, finding: Finding) -> str:
+def repair_tokenizer_command(parts: StepParts, finding: Finding) -> str:
     """Return the command that gives B the tokenizer of A, or the diff that shows how they differ.
 
     It sets keys in B where that is enough, else rewrites B. Where the cause is only located, or
     where a rewrite would discard tokens of B or weights that were trained with them, it is the
     diff.
     """
-    a, b = asked.a.model, asked.b.model
-    seen = f"aprfmt diff {asked.pair} --only tokenizer"
+    a, b = parts.a.model, parts.b.model
+    seen = f"aprfmt diff {parts.pair} --only tokenizer"
     if a is None or b is None or finding.certainty == "located":
         return seen
     words = tokenizer_set_arguments(a, b, finding.where)
     if words:
-        return set_command(asked.b.path, words)
+        return set_command(parts.b.path, words)
     if words is None:
         return seen
-    made = "" if has_more_tokens(a, b) else rewrite_b_command(asked, finding)
+    made = "" if has_more_tokens(a, b) else rewrite_b_command(parts, finding)
     return made if made.startswith(MENDS) else seen
 
 
-def keep_training_command(asked: StepParts, finding: Finding) -> str:
+def keep_training_command(parts: StepParts, finding: Finding) -> str:
     """Return the command for a tokenizer's choice of a B that was trained further than A.
 
     A's value would undo what the training meant. Where B's chat template ends turns with a token
@@ -178,12 +177,12 @@ def keep_training_command(asked: StepParts, finding: Finding) -> str:
     there. Else it is the diff that shows the choice. "" for what B lost, for any other finding, and
     where A's end is that of B's template.
     """
-    b, ((name, values), *_) = asked.b.model, [*finding.values.items(), ("", {})]
-    if b is None or not asked.trained or finding.cause not in CHOSEN_BY_TRAINING:
+    b, ((name, values), *_) = parts.b.model, [*finding.values.items(), ("", {})]
+    if b is None or not parts.trained or finding.cause not in CHOSEN_BY_TRAINING:
         return ""
     if values.get("b") is None:
         return ""
-    seen = f"aprfmt diff {asked.pair} --only tokenizer"
+    seen = f"aprfmt diff {parts.pair} --only tokenizer"
     if name not in ENDS:
         return seen
     try:
@@ -191,34 +190,34 @@ def keep_training_command(asked: StepParts, finding: Finding) -> str:
     except AprfmtError:
         return seen
     if open_turn is not None:
-        return set_command(asked.b.path, [shlex.quote(open_turn.assignment)])
+        return set_command(parts.b.path, [shlex.quote(open_turn.assignment)])
     return "" if end is not None and values.get("a") == end != values["b"] else seen
 
 
-def distances_command(asked: StepParts, finding: Finding) -> str:
+def distances_command(parts: StepParts, finding: Finding) -> str:
     """Return the `diff` command that lists the 20 tensors with the largest distances.
 
     `finding` is not used: all steps have the same parameters.
     """
-    return f"aprfmt diff {asked.pair} --top 20"
+    return f"aprfmt diff {parts.pair} --top 20"
 
 
-def reach_difference_command(asked: StepParts, finding: Finding) -> str:
+def reach_difference_command(parts: StepParts, finding: Finding) -> str:
     """Return the command that runs what no probe reached; for a draft head `eval --draft`."""
-    if asked.b.model is not None and is_draft_head(asked.b.model, finding.where):
-        return f"aprfmt eval {shlex.quote(asked.b.text)} --draft --text TEXT"
-    if asked.length:
+    if parts.b.model is not None and is_draft_head(parts.b.model, finding.where):
+        return f"aprfmt eval {shlex.quote(parts.b.text)} --draft --text TEXT"
+    if parts.length:
         vocab = min(
             int(side.model.hyper["vocab_size"])
-            for side in (asked.a, asked.b)
+            for side in (parts.a, parts.b)
             if side.model is not None
         )
-        code = f"import numpy as n; n.save('ids.npy', n.arange({asked.length}) % {vocab})"
-        return f'python -c "{code}" && aprfmt diagnose {asked.pair} --ids ids.npy'
-    return f'aprfmt diagnose {asked.pair} --prompt "$(cat TEXT)"'
+        code = f"import numpy as n; n.save('ids.npy', n.arange({parts.length}) % {vocab})"
+        return f'python -c "{code}" && aprfmt diagnose {parts.pair} --ids ids.npy'
+    return f'aprfmt diagnose {parts.pair} --prompt "$(cat TEXT)"'
 
 
-def no_command(asked: StepParts, finding: Finding) -> str:
+def no_command(parts: StepParts, finding: Finding) -> str:
     """Return "", since nothing is to be done; the parameters are those of all commands."""
     return ""
 
@@ -242,7 +241,7 @@ LEVELS: Mapping[str, StepText] = {
 }
 
 
-def next_command(asked: StepParts, finding: Finding) -> str:
+def next_command(parts: StepParts, finding: Finding) -> str:
     """Return the command for a finding, "" where nothing is to be done.
 
     For a difference that no probe reached: the command that repairs it, else the one that reaches
@@ -251,9 +250,9 @@ def next_command(asked: StepParts, finding: Finding) -> str:
     if finding.next or finding.verdict in ("same", "precision"):
         return finding.next
     if finding.exercised == "not_exercised":
-        made = _usual_step(asked, finding)
-        return made if made.startswith(MENDS) else reach_difference_command(asked, finding)
-    return _usual_step(asked, finding)
+        made = _usual_step(parts, finding)
+        return made if made.startswith(MENDS) else reach_difference_command(parts, finding)
+    return _usual_step(parts, finding)
 
 
 def _usual_step(asked: StepParts, finding: Finding) -> str:

@@ -51,13 +51,11 @@ def repair_key_command(good: Model, bad: Model, finding: Finding) -> str:
             best = (left, inside)
     if not best[1]:
         return ""
-    words = [_set_argument(key, value) for key, value in best[1].items()]
+    words = [
+        shlex.quote(f"config.json:{'.'.join(key)}={json.dumps(value)}")
+        for key, value in best[1].items()
+    ]
     return set_command(bad.path, words, in_place=bool(bad.damage))
-
-
-def _set_argument(key: Key, value: Value) -> str:
-    """Return the argument `config.json:KEY=VALUE` of `aprfmt set`, quoted."""
-    return shlex.quote(f"config.json:{'.'.join(key)}={json.dumps(value)}")
 
 
 def _section_changes(good: Model, section: Mapping[str, Value]) -> Iterator[Changes]:

@@ -176,7 +176,7 @@ class PairedPass:
     def run_stage(
         self, blend: Blend, probe: Probe, stage: int, stream: Any, keep: bool
     ) -> tuple[Any, dict[str, Array]]:
-        """Run one stage; return (stream or logits, {point key: values}).
+        """Run one stage of model `blend` on a probe; return (stream or logits, {point: values}).
 
         `stream` is the hidden states that enter the stage, None for stage 0. Without `keep` only
         the chosen experts are recorded. They are added to `routed`.
@@ -292,8 +292,9 @@ def compare_passes(
 ) -> dict[str, PointDiff]:
     """Return {key: PointDiff} of every point that both passes have, in order.
 
-    Values of other sizes are infinitely far apart. Logits are compared over the ids that both
-    have: a padded vocabulary adds some.
+    `mine` and `theirs` are {key: values} of A's and of B's pass, computed in `dtype`; `pair` has
+    the tolerances. Values of other sizes are infinitely far apart. Logits are compared over the ids
+    that both have: a padded vocabulary adds some.
     """
     found: dict[str, PointDiff] = {}
     for key in (key for key in mine if key in theirs):
@@ -321,7 +322,7 @@ def measure_point(
 
 
 def shared_columns(mine: Array, theirs: Array) -> tuple[Array, Array]:
-    """Return (A's logits, B's), cut to the token ids that both sides have."""
+    """Return (A's logits `mine`, B's `theirs`), cut to the token ids that both sides have."""
     few = min(mine.shape[-1], theirs.shape[-1])
     return mine[..., :few], theirs[..., :few]
 

@@ -119,7 +119,7 @@ class ChosenProbes:
 
 def choose_probes(
     models: Sequence[Model],
-    apart: DifferingRows,
+    differing: DifferingRows,
     *,
     long: bool,
     least: int = 0,
@@ -128,12 +128,12 @@ def choose_probes(
     """Return probes of about `least` tokens or more that reach what differs between the models.
 
     They are cut to the length of a position table. `long`: longer than every attention window.
-    `apart` are the differing rows, of which some are among the ids. `added` are special and added
-    tokens, some of which are put at the end.
+    `differing` are the differing rows, of which some are among the ids. `added` are special and
+    added tokens, some of which are put at the end.
     """
     every = [model.hyper for model in models]
     ids = _lengthen(list(choose_ids(every, long=long)), least, every)
-    positions = apart.rows.get(POSITIONS, [])
+    positions = differing.rows.get(POSITIONS, [])
     if positions and positions[0] < LONGEST:
         ids = _lengthen(ids, positions[0] + 2, every)
     longest = min(
@@ -142,7 +142,7 @@ def choose_probes(
     )
     ids = ids[: max(1, min(len(ids), longest))]
     vocab = min(int(hp["vocab_size"]) for hp in every)
-    rows = [row for row in apart.rows.get("token_embd.weight", ()) if row < vocab]
+    rows = [row for row in differing.rows.get("token_embd.weight", ()) if row < vocab]
     taken = _spread_evenly(rows, min(MOST_ROWS, max(0, len(ids) - FIRST_ROW)))
     ids[FIRST_ROW : FIRST_ROW + len(taken)] = taken
     room = max(0, len(ids) - FIRST_ROW - len(taken))
@@ -155,7 +155,10 @@ def choose_probes(
 
 
 def make_probe(ids: Sequence[int], every: Sequence[Mapping[str, Any]], why: str) -> Probe:
-    """Return a probe of these ids; only some rows of logits are compared if there are many."""
+    """Return a probe of these ids; only some rows of logits are compared if there are many.
+
+    `every` are the hyperparameters of both models, `why` says in words what the probe is for.
+    """
     size = 4 * len(ids) * max(int(hp["vocab_size"]) for hp in every)
     if size <= MOST_LOGITS:
         return Probe(tuple(ids), None, why)
@@ -191,10 +194,15 @@ def probe_other_ids(vocab: int, length: int, count: int) -> Iterator[tuple[int, 
         yield tuple((step * (run * length + i) + run) % vocab for i in range(length))
 
 
-def unrouted_experts(apart: DifferingRows, routed: Mapping[int, set[int]]) -> dict[str, list[int]]:
-    """Return {key: differing experts that no pass used}, without keys where all were used."""
+def unrouted_experts(
+    differing: DifferingRows, routed: Mapping[int, set[int]]
+) -> dict[str, list[int]]:
+    """Return {key: differing experts that no pass used}, without keys where all were used.
+
+    `differing` are the rows that differ, `routed` the experts used by layer.
+    """
     found: dict[str, list[int]] = {}
-    for key, experts in apart.experts.items():
+    for key, experts in differing.experts.items():
         layer = int(key[1:].partition(".")[0])
         left = [expert for expert in experts if expert not in routed.get(layer, set())]
         if left:

@@ -1,4 +1,7 @@
-"""Findings on the token ids that a trace recorded: their frame, and padding before the text."""
+"""Token ids of a diagnosis: whether both sides ran on the same, and what the ids show or hide.
+
+Findings on the ids that a trace recorded: their frame, and padding before the text.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -7,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.protocols import Value
 from aprfmt.causes.tokenizer.recorded_ids import leading_padding, padding_sentence, wrong_frame
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.points import POINTS
+from aprfmt.inference.probe_ids import TILE, critical_lengths
 from aprfmt.inference.record import Record
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
@@ -23,6 +28,54 @@ from aprfmt.tokenizer.base import Tokenizer
 _MOST_IDS = 64  # of a command
 # The axes of a point's values that count tokens, by the meaning of its rows.
 _AXES = {"tokens": (0,), "logits": (0,), "keys": (0,), "scores": (1, 2)}
+
+
+def id_mismatch_sentence(
+    given_ids: Sequence[int] | None, recorded: Mapping[str, Sequence[int]]
+) -> str:
+    """Return a sentence if the given ids and those of the traces differ; "" if they are equal.
+
+    `recorded` has the ids of each side ("A", "B") whose trace has them.
+    """
+    for label, ids in recorded.items():
+        if given_ids is not None and tuple(given_ids) != tuple(ids):
+            return (
+                f"{label} was run on other token ids than those given "
+                f"({_first_difference_text(given_ids, ids)})"
+            )
+    if len(recorded) == 2 and tuple(recorded["A"]) != tuple(recorded["B"]):
+        return "the traces are of other token ids: " + _first_difference_text(
+            recorded["A"], recorded["B"]
+        )
+    return ""
+
+
+def _first_difference_text(a: Sequence[int], b: Sequence[int]) -> str:
+    """Return the lengths and the first differing place of two sequences of ids, as text."""
+    at = next(
+        (i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
+        min(len(a), len(b)),
+    )
+    return f"{len(a)} and {len(b)} ids, the first difference at {at}"
+
+
+def hidden_causes(hp: Mapping[str, Value], tokens: int) -> Iterator[str]:
+    """Yield sentences about causes that a pass over `tokens` tokens cannot show."""
+    rotates = any(hp["rope_layers"])
+    if tokens < 2:
+        yield "mask, positions and rope: one token at position 0 does not show them"
+    elif tokens < 4 and rotates:
+        yield f"rope: {tokens} tokens hardly tell a base from a scaling"
+    window = hp["sliding_window"]
+    if window is not None and any(hp["window_layers"]) and tokens <= int(window):
+        yield f"sliding_window: {tokens} tokens; more than {window} would show it, give --ids"
+    if tokens <= TILE:
+        yield f"softmax_reduction: {tokens} tokens; more than {TILE} would show tiles of {TILE}"
+    scaling = hp["rope_scaling"]
+    if scaling is not None and scaling["type"] in ("dynamic", "longrope"):
+        for reach in critical_lengths({**hp, "sliding_window": None}):
+            if tokens <= reach:
+                yield f"rope_scaling: {tokens} tokens; beyond {reach} other frequencies apply"
 
 
 def tokenizer_of(model: Model | None) -> Tokenizer | None:

@@ -37,12 +37,12 @@ Tries = Callable[[int, int], Iterator[int]]  # of a token, and the step of the o
 class Solver:
     """What is solved for each token: a cached row, a position or a token id.
 
-    `make` builds the change from all tokens' values, `tries` yields a token's values. `own` are
+    `make` builds the change from all tokens' values, `tries` yields a token's values. `right` are
     the right ones, `highest` is the largest there is (None: no bound). `single`: a token's value
     says nothing of the next one's.
     """
 
-    own: Array
+    right: Array
     make: Make
     highest: int | None
     tries: Tries
@@ -126,7 +126,7 @@ def solve_rows(
     `measure` returns the residual of each row under a change. `rows` are the residuals without a
     change, `bound` is the largest residual of a row that agrees.
     """
-    values, shift, change = solver.own, 0, None
+    values, shift, change = solver.right, 0, None
     for _ in range(len(values)):
         late = np.flatnonzero(rows > bound)
         if not len(late):
@@ -152,7 +152,7 @@ def _candidate_values(
     which two rows have to show. `values` are those solved so far, `shift` is the offset of the
     token before.
     """
-    own = solver.own
+    own = solver.right
     for value in solver.tries(token, shift):
         if solver.single:
             alone = values.copy()

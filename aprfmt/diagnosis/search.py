@@ -47,11 +47,11 @@ ROUTED = ("experts", "expert_w", "router_margin")
 
 @dataclass(frozen=True)
 class SearchStep:
-    """A change in some layers; `whole`: in all layers that the change belongs to."""
+    """A change in some layers; `everywhere`: in all layers that the change belongs to."""
 
     change: Change
     layers: Layers
-    whole: bool = True  # in all layers that the change belongs to
+    everywhere: bool = True  # in all layers that the change belongs to
 
     @property
     def changed_thing(self) -> tuple[str, tuple[str, ...]]:
@@ -301,7 +301,7 @@ class Search:
         Changes that bring the rows nearest are continued first, up to DEEPEST.
         """
         start = self.nearness(self.case.view)
-        whole = [one for one in self.singles if one.steps[0].whole]
+        whole = [one for one in self.singles if one.steps[0].everywhere]
         steps = [one.steps[0] for one in whole if one.nearness != start]
         front = [one for one in whole if one.nearness > start + LEAST]
         done: set[frozenset[int]] = set()
@@ -385,7 +385,7 @@ class Search:
         for one in self.singles:
             other = one.steps[0]
             if (
-                not other.whole
+                not other.everywhere
                 or other.change.cause in (step.change.cause, *found)
                 or other in rest
             ):
@@ -398,7 +398,7 @@ class Search:
 
 def spanned_layers(case: Mismatch) -> frozenset[int]:
     """Return the layers whose operations lie between the trace's last points and this one."""
-    layers = {call.at.layer for call in case.view.calls if call.op not in MOVES}
+    layers = {call.location.layer for call in case.view.calls if call.op not in MOVES}
     return frozenset(layer for layer in layers if 0 <= layer < case.patched.n_layers)
 
 

@@ -37,7 +37,8 @@ class Side:
 def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side:
     """Return a side with its model opened; a saved trace is recognised but not read yet.
 
-    Raises UsageError for a missing file or an unknown run, FormatError for a damaged file.
+    `label` is "A" or "B", `text` what the user gave for it; `stack` closes the model. Raises
+    UsageError for a missing file or an unknown run, FormatError for a damaged file.
     """
     path = Path(text)
     if path.exists() and trace_kind(path) is not None:

@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.causes.tokenizer.comparison import compare_tokens
@@ -124,7 +123,12 @@ def _set_arguments(
         held = written[key]
         value = held.value if isinstance(held, TypedValue) else held
         file = None if a.folder is None else a.folder.path / _FILE
-        if key == _TEMPLATE and file is not None and _file_has_text(file, value):
+        if (
+            key == _TEMPLATE
+            and file is not None
+            and file.is_file()
+            and file.read_text(encoding="utf-8") == value
+        ):
             yield shlex.quote(f"{key}=@{file}")
         elif isinstance(value, str) and len(value) <= _LONGEST and value.isprintable():
             yield shlex.quote(f"{key}={value}")
@@ -132,11 +136,6 @@ def _set_arguments(
             yield shlex.quote(f"{key}={json.dumps(value)}")
         else:
             raise LookupError(key)
-
-
-def _file_has_text(file: Path, value: Value) -> bool:
-    """Return whether a file exists and has exactly this text."""
-    return file.is_file() and file.read_text(encoding="utf-8") == value
 
 
 def has_more_tokens(a: Model, b: Model) -> bool:

@@ -22,8 +22,13 @@ from aprfmt.diagnosis.nextstep import with_next_commands
 from aprfmt.diagnosis.observed import differing_statistics
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.probes import ChosenProbes
-from aprfmt.diagnosis.prompt import hidden_causes, id_mismatch_sentence
-from aprfmt.diagnosis.recorded_ids import frame_finding, hidden_padding, without_leading_rows
+from aprfmt.diagnosis.recorded_ids import (
+    frame_finding,
+    hidden_causes,
+    hidden_padding,
+    id_mismatch_sentence,
+    without_leading_rows,
+)
 from aprfmt.diagnosis.renumbered import NUMBERED
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
 from aprfmt.diagnosis.stored_names import stored_names_of_places
@@ -144,7 +149,7 @@ class Walk:
             self.reporter.announce_comparison(count_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model, self.reporter.budget)
             for side in (self.a, self.b):
-                side.model = self.levels.made.get(side.label, side.model)
+                side.model = self.levels.models.get(side.label, side.model)
             if self.levels.reason:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")
                 return self.make_diagnosis()

@@ -30,7 +30,7 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
         (result.sentence, style),
         causes,
         first_said=lead or _reason_says_cause(result),
-        left=open_items if lead else (),
+        not_compared=open_items if lead else (),
         unrun=unrun,
         unmended=result.unrepaired_text,
         commands=result.next,

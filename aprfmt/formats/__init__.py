@@ -60,12 +60,13 @@ class ValueRules:
 
     `types` are the names of the types one value can have, () where values are JSON or text.
     `keys(architectures)` maps the keys that readers know to their types (() if values have no
-    type); a `*` in a key is any text. The writer itself sets keys that begin with one of `own`.
+    type); a `*` in a key is any text. The writer itself sets keys that begin with one of
+    `writer_keys`.
     """
 
     types: tuple[str, ...] = ()
     keys: Callable[[Sequence[str]], Mapping[str, tuple[str, ...]]] = lambda architectures: {}
-    own: tuple[str, ...] = ()
+    writer_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,6 @@ class FormatSpec:
     keeps: bool = False  # True: where that is asked for; open_sink then takes `carry=True`
     max_name_bytes: int | None = None
     max_dims: int | None = None
-    splits: bool = True
     order: Callable[[Sequence[TensorInfo]], list[TensorInfo]] = list  # data order on disk
     weights_name: str | None = None  # name of the weights inside a folder output
     rewrites: bool = False  # open_sink takes `like`, a source of this format: what the plan does
@@ -200,7 +200,11 @@ def open_sink(
     max_shard_size: int | None = None,
     **options: Any,
 ) -> Sink:
-    """Return a sink that writes `path` in `format`; plan first, then write in plan order."""
+    """Return a sink that writes `path` in `format`; plan first, then write in plan order.
+
+    With `force` the file may exist. `max_shard_size` is the most tensor bytes of a file, None for
+    one file. `options` are the format's own.
+    """
     return FORMATS[format].open_sink(
         Path(path), force=force, max_shard_size=max_shard_size, **options
     )

@@ -26,12 +26,12 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 
 
 class Budget(NamedTuple):
-    """How often a mark may occur: `free` times, and once more for every `each` bytes of text."""
+    """How often a mark may occur: `free` times, and once more per `bytes_per_mark` of text."""
 
     what: str
     marks: bytes
     free: int
-    each: int
+    bytes_per_mark: int
 
 
 # Twice what real files have: a safetensors header has a colon every 13 bytes and a container every
@@ -67,7 +67,7 @@ def check_json_limits(raw: bytes, where: str, max_depth: int) -> None:
 
 def _budget_limit(budget: Budget, size: int) -> int:
     """Return how many of a budget's characters (such as commas) `size` bytes of text may have."""
-    return budget.free + size // budget.each
+    return budget.free + size // budget.bytes_per_mark
 
 
 def _marks_over_budget(budget: Budget, raw: bytes, size: int) -> int:

@@ -83,7 +83,7 @@ class RunningChecksum:
 
 
 def combine_crcs(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of A + B from the CRCs of A and of B and the number of bytes of B.
+    """Return the CRC-32 of A + B from A's (`first`), B's (`second`) and the bytes of B (`length`).
 
     Appending zeros is linear over GF(2): A's CRC goes through the operators for 2^n zero bytes, for
     every bit n of `length`. The method is that of zlib's crc32_combine.

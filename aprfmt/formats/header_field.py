@@ -15,10 +15,10 @@ class HeaderField:
 
 
 def sequential_fields(
-    rows: Iterator[tuple[str, int, object]] | list[tuple[str, int, object]], start: int = 0
+    rows: Iterator[tuple[str, int, object]] | list[tuple[str, int, object]],
 ) -> Iterator[HeaderField]:
-    """Yield fields that follow one another from `start`; rows are (name, bytes, value)."""
-    at = start
+    """Yield fields that follow one another from byte 0; rows are (name, bytes, value)."""
+    at = 0
     for name, size, value in rows:
         yield HeaderField(at, size, name, str(value))
         at += size

@@ -183,7 +183,10 @@ def _add_signature(head: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_patch(data: bytes, where: str) -> PatchRecord:
-    """Return the record in a patch file's bytes. Raises FormatError unless it is complete."""
+    """Return the record in `data`, a patch file's bytes; FormatError unless it is complete.
+
+    `where` begins messages.
+    """
     line, newline, payload = data.partition(b"\n")
     value: Any = bounded_json.loads(line, where, max_bytes=_MAX_LINE) if newline else None
     head = value if isinstance(value, dict) else {}

@@ -223,9 +223,9 @@ def truncated_files() -> list[tuple[Path, int, int]]:
     return found
 
 
-def truncation_line(path: Path, had: int, has: int) -> str:
-    """Return the error message of a file that was cut from `had` to `has` bytes while mapped."""
-    cut = f"was cut while it was read, from {had} to {has} bytes"
+def truncation_line(path: Path, before: int, has: int) -> str:
+    """Return the error message of a file that was cut from `before` to `has` bytes while mapped."""
+    cut = f"was cut while it was read, from {before} to {has} bytes"
     return f"{path}: {cut}; start again when nothing writes it"
 
 

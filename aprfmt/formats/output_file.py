@@ -33,8 +33,8 @@ _CANNOT = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, 
 def copy_mode(fd: int, old: os.stat_result) -> None:
     """Give an open file the permissions and group of the file that it replaces.
 
-    Set-id bits are not given. If the group cannot be set, the group's bits are no wider than
-    everybody's, as other people are in it.
+    `old` are that file's facts. Set-id bits are not given. If the group cannot be set, the group's
+    bits are no wider than everybody's, as other people are in it.
     """
     if not hasattr(os, "fchmod"):
         return
@@ -113,7 +113,7 @@ class OutputFile:
             self._send(view)
 
     def patch(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Overwrite bytes that were written already; the position at the end does not change.
+        """Overwrite bytes from `offset` on that were written already; the end position stays.
 
         Raises ValueError for bytes that were not written yet, and after the file was closed.
         """

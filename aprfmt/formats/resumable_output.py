@@ -158,18 +158,13 @@ def _parse_moves(value: object, where: str) -> list[tuple[str, str, str]]:
         if (
             not isinstance(each, list)
             or len(each) != 3
-            or not _all_text(each)
+            or not all(isinstance(value, str) for value in each)
             or not _is_plain_name(each[1])
             or (each[0] and not is_temporary(each[0]))
         ):
             raise FormatError(f"{where}: its moves name no plain files; remove it, and begin anew")
         found.append((each[0], each[1], each[2]))
     return found
-
-
-def _all_text(values: Sequence[object]) -> bool:
-    """Return whether all values are texts."""
-    return all(isinstance(value, str) for value in values)
 
 
 def _is_plain_name(name: str) -> bool:

@@ -361,7 +361,7 @@ def program_size(program: FileProgram) -> int:
 
 
 def check_unique(infos: Sequence[TensorInfo], where: str) -> None:
-    """Raise ConversionError if a tensor name is planned twice."""
+    """Raise ConversionError if `infos` plan a tensor name twice; `where` begins the message."""
     seen: set[str] = set()
     for info in infos:
         if info.name in seen:
@@ -377,7 +377,7 @@ def distribute_tensors(
     """Return the tensors of each shard, at most `limit` tensor bytes in one, in order.
 
     A larger tensor gets its own shard. One shard without a limit, or if everything fits. Raises
-    UsageError for a limit of 0 or less.
+    UsageError for a limit of 0 or less; `where` begins the message.
     """
     if limit is None:
         return [infos]

@@ -42,7 +42,11 @@ def sign(kind: str, data: bytes) -> str:
 
 
 def is_signed(kind: str, data: bytes, signature: object) -> bool:
-    """Return whether a record's signature was made by `sign` with this user's key."""
+    """Return whether a record's signature was made by `sign` with this user's key.
+
+    `kind` names the kind of record and `data` are its bytes, as `sign` got them. False without a
+    key.
+    """
     key = _load_key(make=False)
     return (
         key is not None

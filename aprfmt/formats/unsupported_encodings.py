@@ -35,9 +35,9 @@ def stored_info(info: TensorInfo, holds: Holds) -> TensorInfo:
 
 
 def unsupported_record(infos: Iterable[TensorInfo], holds: Holds) -> dict[str, Value]:
-    """Return the metadata entry {KEY: {name: encoding and shape}} of tensors stored as bytes.
+    """Return {KEY: {name: encoding and shape}} of tensors stored as plain bytes, for metadata.
 
-    {} if there are none.
+    `holds` says whether the format has a code for an encoding. {} if all have one.
     """
     table = {
         info.name: {"encoding": info.encoding, "shape": list(info.shape)}

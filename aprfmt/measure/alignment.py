@@ -7,7 +7,7 @@ from aprfmt.errors import ArchError
 from aprfmt.measure.records import SideRelation
 from aprfmt.model import Model
 from aprfmt.model.relations import relation_between_names
-from aprfmt.model.renames import Rename, prefix_rule_between
+from aprfmt.model.renames import prefix_rule_between
 from aprfmt.model.towers import has_towers, tower_name
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
@@ -184,7 +184,7 @@ def _pair_by_name(
 
 def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
     """Return {name used for pairing: stored name} of tensors without a role."""
-    rules = [rule.function for rule in _rename_rules(model)]
+    rules = [rule.function for relation in model.relations for rule in relation.rules]
     found: dict[str, str] = {}
     for stored in names:
         name = stored
@@ -194,11 +194,6 @@ def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
             name = tower_name(name) or name
         found[name if name not in found else stored] = stored
     return found
-
-
-def _rename_rules(model: Model) -> Sequence[Rename]:
-    """Return the renames under which a model is read."""
-    return tuple(rule for relation in model.relations for rule in relation.rules)
 
 
 def _one_sided_relations(a: Model, b: Model) -> tuple[SideRelation, ...]:

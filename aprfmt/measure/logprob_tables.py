@@ -87,11 +87,6 @@ class LogprobTable:
         return len(self.rows)
 
     @property
-    def worst(self) -> LogprobRow | None:
-        """The position with the largest difference; None without positions."""
-        return max(self.rows, key=lambda row: row.largest, default=None)
-
-    @property
     def beyond(self) -> bool:
         """Whether the log-probabilities differ by more than rounding of logits makes."""
         return not self.scaled <= self.tolerance.rel_l2 or self.first is not None

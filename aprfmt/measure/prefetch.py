@@ -136,7 +136,7 @@ class BytePrefetch:
 
 
 def _plain_bytes_of_pair(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
-    """Return both sides' bytes that `compare_pair` compares first.
+    """Return (A's bytes, B's bytes) that `compare_pair` compares first.
 
     None for small tensors, remote files, and pairs that need more than bytes.
     """

@@ -1,5 +1,6 @@
 """Reads rows of a tensor by number, decoded on demand."""
 
+from collections.abc import Callable
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
@@ -92,6 +93,10 @@ class RowReader:
         """
         parts = {"": np.ascontiguousarray(raw).tobytes()}
         return widen_values(decode(encoding or self.encoding, parts, (len(raw), self.columns)))
+
+    def rows_as(self, encoding: str) -> "Callable[[Array], Array]":
+        """Return a function from row numbers to these rows, their bytes read as `encoding`."""
+        return lambda rows: self.decode_rows(self.raw(rows), encoding)
 
     def drop(self) -> None:
         """Release decoded values and mapped pages."""

@@ -111,7 +111,7 @@ def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdict
         judged = _one_sided_text("A" in tokens.carried, "B" in tokens.carried)
     elif not tokens.checked:
         judged = "not compared"
-    x, y = _template_of(a), _template_of(b)
+    x, y = a.carried.readable_template(), b.carried.readable_template()
     texts = "different" if x != y else "equal"
     mine, theirs = bool(_generation_config(a)), bool(_generation_config(b))
     return SideVerdicts(
@@ -200,7 +200,7 @@ def _one_sided_text(a: bool, b: bool) -> str:
 
 def template_diff(a: "Model", b: "Model") -> tuple[str, ...]:
     """Return the lines of a unified diff of both chat templates; () if equal or missing."""
-    x, y = _template_of(a), _template_of(b)
+    x, y = a.carried.readable_template(), b.carried.readable_template()
     if x is None or y is None or x == y:
         return ()
     from difflib import unified_diff
@@ -219,14 +219,6 @@ def differing_generation_keys(a: "Model", b: "Model") -> tuple[KeyDiff, ...]:
         for key in dict.fromkeys((*x, *y))
         if key not in _OF_THE_WRITER and x.get(key) != y.get(key)
     )
-
-
-def _template_of(model: "Model") -> str | None:
-    """Return a model's chat template; None without one, or if it is not readable."""
-    try:
-        return model.carried.chat_template()
-    except AprfmtError:
-        return None  # the tokenizers' comparison says what is wrong with it
 
 
 def _has_generation_config(model: "Model") -> bool:

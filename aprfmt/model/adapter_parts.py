@@ -55,14 +55,14 @@ class AdapterParts(NamedTuple):
 
     `spellings`: which conventions the factors' names follow: peft, gguf, kohya. Names such as
     `.alpha` and `.dora_scale` occur in several and do not decide that. `factors`: module ->
-    {part ("a", "b", "alpha", ...): stored name}. `whole`: name in the base -> stored name.
+    {part ("a", "b", "alpha", ...): stored name}. `replacements`: name in the base -> stored name.
     `stray`: tensors that do not belong to an adapter. `copies`: what PEFT saves of a trained module
     a second time, or of the module before it was trained.
     """
 
     spellings: frozenset[str]
     factors: Mapping[str, Mapping[str, str]]
-    whole: Mapping[str, str]  # name in the base -> stored name
+    replacements: Mapping[str, str]  # name in the base -> stored name
     stray: tuple[str, ...]
     copies: tuple[str, ...] = ()
 
@@ -225,7 +225,7 @@ def merge_obstacle(
             "well; save it by PEFT's path_initial_model_for_weight_conversion first"
         )
     kohya = "kohya" in parts.spellings  # has no whole tensors
-    odd = [stored for name, stored in parts.whole.items() if "lora" in name or kohya]
+    odd = [stored for name, stored in parts.replacements.items() if "lora" in name or kohya]
     if odd:
         return f"{odd[0]} is no part of a LoRA that is read here"
     if len(parts.spellings) > 1:

@@ -136,7 +136,7 @@ def require_complete(
 
 
 def check_runnable(resolution: "Resolution", where: object) -> None:
-    """Raise ArchError if the model cannot run a forward pass.
+    """Raise ArchError if the model cannot run a forward pass; `where` begins the message.
 
     It cannot if only names and shapes of its architecture are known, if required tensors are
     missing, or if it combines features that no published model of the architecture has. Tensors

@@ -53,7 +53,7 @@ def draft_head(model: "Model") -> DraftHead:
         head_role(key): view for key, view in model.roles.items() if split_key(key)[0] == count
     }
     if not roles:
-        raise ArchError(f"{model.path}: {_no_draft_head_text(model, spec, style, renamed)}")
+        raise ArchError(f"{model.path}: {_no_draft_head_text(model, spec, renamed)}")
     # With tensors shared with the model, every required one must be there.
     shared = _shared_roles(model, roles)
     found = {key: role.shape for key, role in roles.items()}
@@ -107,7 +107,7 @@ def _stored_names_of_roles(
     return tuple(renamed.stored_name(name) for group in groups for name in group.stored)
 
 
-def _no_draft_head_text(model: "Model", spec: ArchSpec, style: str, renamed: HeadNames) -> str:
+def _no_draft_head_text(model: "Model", spec: ArchSpec, renamed: HeadNames) -> str:
     """Return why a model has no draft head, as a clause.
 
     It names the key that declares one, or the tensors that a draft head would have.

@@ -85,14 +85,9 @@ def is_engine_state(path: Path) -> bool:
         if len({tuple(sorted(ranks.items())) for _, ranks in files}) > 1:
             return True
         with open_source(files[0][0]) as source:
-            return any(_is_joined_name(name) for name in source.tensors)
+            return any(not ENGINE_MODULES.isdisjoint(name.split(".")) for name in source.tensors)
     except (AprfmtError, OSError):
         return False
-
-
-def _is_joined_name(name: str) -> bool:
-    """Return whether a name has a module that an engine joins or stacks, such as `qkv_proj`."""
-    return not ENGINE_MODULES.isdisjoint(name.split("."))
 
 
 def _rank_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
@@ -867,7 +862,7 @@ class _StateReader:
             )
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
-    def without_aliases(self, left: Sequence[str]) -> list[str]:
+    def without_aliases(self, names: Sequence[str]) -> list[str]:
         """Return the names of tensors that are no copies of one that was read.
 
         A module that is reached by two ways is in a state twice, and a head that is the embedding
@@ -878,7 +873,7 @@ class _StateReader:
             used.setdefault(self._held[name].shape, []).append(self._held[name])
         return [
             name
-            for name in left
+            for name in names
             if not any(
                 _same_parts(self._held[name], one) for one in used.get(self._held[name].shape, [])
             )

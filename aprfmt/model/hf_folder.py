@@ -305,14 +305,14 @@ def snapshot_of_cache(folder: Path) -> Path | None:
     return newest_snapshot(models[0]) if models else None
 
 
-def newest_snapshot(repository: Path, asked: str = "") -> Path | None:
+def newest_snapshot(repository: Path, repository_name: str = "") -> Path | None:
     """Return the snapshot folder that refs/main names, else the newest; None if there is none.
 
-    If `asked`, the repository's name, is given, the user is told which commit is used.
+    If `repository_name`, the repository's name, is given, the user is told which commit is used.
     """
     found = _cached_snapshot(repository)
-    if asked and found is not None:
-        TRAFFIC.tell(f"{asked}: read from the local hub cache, commit {found.name}")
+    if repository_name and found is not None:
+        TRAFFIC.tell(f"{repository_name}: read from the local hub cache, commit {found.name}")
     return found
 
 

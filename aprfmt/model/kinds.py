@@ -77,8 +77,10 @@ def _adapter_text(model: "Model") -> str:
     base = config.get("base_model_name_or_path", model.metadata.get("general.base_model.0.name"))
     to = f" for {shorten(base, 100)}" if isinstance(base, str) and base else ""
     found = f"a LoRA adapter{rank}{scale}{to}, {len(model)} tensors"
-    if parts.whole:
-        each = [f"{name} {list(model[stored].shape)}" for name, stored in parts.whole.items()]
+    if parts.replacements:
+        each = [
+            f"{name} {list(model[stored].shape)}" for name, stored in parts.replacements.items()
+        ]
         found += f", {len(each)} of them whole ({_list_names(each)})"
     if parts.stray:
         found += (
@@ -117,7 +119,7 @@ def _adapter_next_step(model: "Model") -> str:
     if obstacle:
         return f"it is not merged here ({obstacle}); merge it with PEFT's merge_and_unload"
     merge = f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path})"
-    if parts.whole:
+    if parts.replacements:
         return f"{merge}, which alone takes whole tensors along"
     if any(target_parameters(config, unwrap_module(module)[0]) for module in parts.factors):
         return f"{merge}, the one form that pairs for single parameters have here"

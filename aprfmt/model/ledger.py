@@ -581,28 +581,28 @@ def folder_files(model: "Model") -> list[Path]:
     return sorted(folder.path.iterdir())
 
 
-def surplus_text(one: Damage | Note) -> str:
+def surplus_text(record: Damage | Note) -> str:
     """Return a phrase about the bytes of a file that belong to no tensor."""
-    return f"of weights: {one.text.partition(';')[0].partition(', where')[0]}"
+    return f"of weights: {record.text.partition(';')[0].partition(', where')[0]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
     """Bytes of a file of weights that belong to no tensor. Calling it returns their digest.
 
-    `behind` is the shard whose end they are, None where they lie between tensors.
+    `shard` is the shard whose end they are, None where they lie between tensors.
     """
 
     path: Path
     text: str
-    behind: "Shard[Any] | None"
+    shard: "Shard[Any] | None"
 
     def __call__(self) -> str:
         """Return the SHA-256 in hex of the bytes after the last tensor; `text` if not there."""
-        if self.behind is None:
+        if self.shard is None:
             return self.text
-        file, digest = self.behind.file, hashlib.sha256()
-        for window in file.windows(min(self.behind.parsed.end, file.size), file.size):
+        file, digest = self.shard.file, hashlib.sha256()
+        for window in file.windows(min(self.shard.parsed.end, file.size), file.size):
             digest.update(window)
         return digest.hexdigest()
 
@@ -925,9 +925,9 @@ class Pronounced:
         return {"pronounced": asdict(self)}
 
 
-def array_items(kind: Kind, names: Collection[str], why: str = "") -> tuple[NotCompared, ...]:
+def array_items(kind: Kind, names: Collection[str]) -> tuple[NotCompared, ...]:
     """Return a NotCompared per array of a capture or batch that nothing reads."""
-    return tuple(NotCompared(kind, name, "unread", why) for name in names)
+    return tuple(NotCompared(kind, name, "unread", "") for name in names)
 
 
 _UNREAD = "unread:"  # what a pattern of --accept begins with

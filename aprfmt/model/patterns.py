@@ -105,8 +105,8 @@ def close_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     return get_close_matches(name, dict.fromkeys(names), count, cutoff=0.6)
 
 
-def similar_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` names that look like `name`, best first; the first ones if none does."""
+def similar_names(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three names that look like `name`, best first; the first ones if none does."""
     every = list(dict.fromkeys(names))
-    found = get_close_matches(name, every, count, cutoff=0.3) if len(every) <= 20_000 else []
-    return found or every[:count]
+    found = get_close_matches(name, every, 3, cutoff=0.3) if len(every) <= 20_000 else []
+    return found or every[:3]

@@ -309,9 +309,9 @@ def component_rules(
 ) -> list[Rename]:
     """Return rules that rename components of names without a role to those of missing names.
 
-    Both mappings have the names' number of elements, 0 if unknown. A rule is only made where one
-    component, or a run of two, differs. Where several would do, the number of names and then the
-    similarity of words decide.
+    `unmatched` and `missing` have the names' number of elements, 0 if unknown; `style` is the
+    file's naming. A rule is only made where one component, or a run of two, differs. Where several
+    would do, the number of names and then the similarity of words decide.
     """
     wanted: dict[tuple[str, ...], list[tuple[list[str], int]]] = {}
     for name, size in missing.items():

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, Facts, HyperParam, HyperParams
     from aprfmt.model import Model
     from aprfmt.model.relations import Relation
-    from aprfmt.model.renames import Rename
     from aprfmt.model.unread import UndecodedPacking
 
 
@@ -58,11 +57,6 @@ class Resolution:
         """Stored tensors that belong to no role, no draft head and no declared tower."""
         others = {*self.draft, *self.towers}
         return tuple(name for name in self.unbound if name not in others)
-
-    @property
-    def rules(self) -> "tuple[Rename, ...]":
-        """The renames under which the file is read."""
-        return tuple(rule for relation in self.relations for rule in relation.rules)
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -85,7 +85,10 @@ class UndecodedPacking:
     def roles_among(
         self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]
     ) -> frozenset[str]:
-        """Return those of the missing role keys whose weights these tensors hold."""
+        """Return those of the missing role keys whose weights these tensors hold.
+
+        `style` is the naming of the file, `hyper` the model's hyperparameters.
+        """
         from aprfmt.arch.binding import groups_for
 
         return frozenset(

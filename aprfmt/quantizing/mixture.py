@@ -176,10 +176,10 @@ APART = frozenset({"falcon"})
 
 @dataclass(frozen=True, slots=True)
 class RunningNumber:
-    """A tensor's number among the `of` tensors of its kind, and facts of the model."""
+    """A tensor's number among the `total` tensors of its kind, and facts of the model."""
 
     number: int
-    of: int
+    total: int
     n_gqa: int
     n_experts: int
     imatrix: bool
@@ -196,16 +196,16 @@ class RunningNumber:
 
         It does for the first and last eighth of the tensors, and every third one between.
         """
-        eighth = self.of // 8
+        eighth = self.total // 8
         return (
             self.number < eighth
-            or self.number >= 7 * self.of // 8
+            or self.number >= 7 * self.total // 8
             or (self.number - eighth) % 3 == 2
         )
 
     def first(self, share: int) -> bool:
         """Return whether the tensor is among the first 1/share of its kind."""
-        return self.number < self.of // share
+        return self.number < self.total // share
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +404,8 @@ def is_bitsandbytes_linear(name: str, base: str, shape: tuple[int, ...]) -> bool
 def is_linear(name: str, base: str, suffix: str, shape: tuple[int, ...]) -> bool:
     """Return whether a weight is a Linear that tools for GPTQ, AWQ and the like pack.
 
-    An expert of its own counts, a stack of experts does not.
+    `base` is its role without layer and `suffix` what follows it ("weight"). An expert of its own
+    counts, a stack of experts does not.
     """
     return (
         suffix == "weight"

@@ -72,11 +72,11 @@ def repair(
 ) -> Repair:
     """Write `broken` with missing and wrong bytes taken from `copy`; return what was taken.
 
-    `manifest` is by default the one next to the copy or the broken file. `compare` compares all
-    bytes with a copy at an address, which fetches it; a copy on this machine always is compared.
-    Raises UsageError where the files are not of one model or nothing says that anything is wrong,
-    Unrepaired where the result does not have the digest it should. An AssertionError is a bug: such
-    a result was published.
+    The result goes to `output`, which may exist with `force`. `manifest` is by default the one next
+    to the copy or the broken file. `compare` compares all bytes with a copy at an address, which
+    fetches it; a copy on this machine always is compared. Raises UsageError where the files are not
+    of one model or nothing says that anything is wrong, Unrepaired where the result does not have
+    the digest it should. An AssertionError is a bug: such a result was published.
     """
     with ExitStack() as stack:
         here = stack.enter_context(closing(open_bytes(broken)))

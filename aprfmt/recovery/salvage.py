@@ -55,7 +55,7 @@ def _output_metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Va
 
     Keys about shards are left out. A key is added that lists the missing tensors, if there are any.
     """
-    own = FORMATS[source.format].values.own
+    own = FORMATS[source.format].values.writer_keys
     found: dict[str, Any] = {}
     for key in source.metadata:
         if any(key.startswith(prefix) for prefix in own):

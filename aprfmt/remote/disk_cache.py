@@ -64,9 +64,9 @@ class DiskCache:
         return body
 
     def put(self, identity: str, start: int, data: memoryview) -> None:
-        """Store the bytes of a range that begins at `start`, if this run may still add them.
+        """Store `data`, the bytes of a range from `start` on, if this run may still add them.
 
-        A file without an identity is not cached.
+        `identity` names the version of the file. A file without one is not cached.
         """
         most = cache_limit() // 2
         with self._lock:

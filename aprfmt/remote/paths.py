@@ -129,16 +129,16 @@ class RemotePath(_Path):
         return self
 
 
-def parse_location(given: Any) -> Path:
+def parse_location(location: Any) -> Path:
     """Return what a user gave as a path; an address becomes a RemotePath.
 
     An address whose file lies in the local hub cache is the path there. Raises UsageError for an
-    address that is not complete. `given` is a text or a path.
+    address that is not complete. `location` is a text or a path.
     """
-    if isinstance(given, RemotePath):
-        return given
-    if not _ADDRESS.match(text := os.fspath(given)) or os.path.exists(text):
-        return Path(given)
+    if isinstance(location, RemotePath):
+        return location
+    if not _ADDRESS.match(text := os.fspath(location)) or os.path.exists(text):
+        return Path(location)
     from aprfmt.remote.sites import resolve_address
 
     parts = resolve_address(text)

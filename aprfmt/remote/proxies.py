@@ -29,9 +29,9 @@ class Proxy:
 def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
     """Return the proxy that the environment names for a host, None where it names none.
 
-    The lower-case spelling comes first, and NO_PROXY excepts hosts, as urllib.request has it.
-    `scheme` is that of the address asked for: http or https. Raises RemoteError for a proxy of
-    another kind, or text that is no address of one.
+    `scheme` and `port` are those of the address asked for: http or https. The lower-case spelling
+    comes first, and NO_PROXY excepts hosts, as urllib.request has it. Raises RemoteError for a
+    proxy of another kind, or text that is no address of one.
     """
     for name in (f"{scheme}_proxy", _ALL):
         spelled = next((each for each in (name, name.upper()) if each in os.environ), "")

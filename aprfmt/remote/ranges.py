@@ -47,7 +47,7 @@ class RangeReader:
     def first(
         self, url: str, where: str, headers: Mapping[str, str], count: int = FIRST
     ) -> tuple[FileFacts, bytes]:
-        """Return (facts, first bytes) of a file by one request of `count` bytes.
+        """Return (facts, first bytes) of the file at `url` by one request of `count` bytes.
 
         `where` begins messages, `headers` are sent too. Raises RemoteError.
         """
@@ -83,16 +83,17 @@ class RangeReader:
         start: int,
         stop: int,
     ) -> memoryview:
-        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`.
+        """Return bytes [start, stop) of the file at `url`; RemoteError if it does not fit `facts`.
 
-        `where` begins messages.
+        `headers` are sent with the request; `where` begins messages.
         """
         return self._request_range(url, where, headers, facts, start, stop).body
 
     def one_pass(self, url: str, where: str, headers: Mapping[str, str], facts: FileFacts) -> str:
-        """Return the SHA-256 of a file, read whole by one request.
+        """Return the SHA-256 of the file at `url`, read whole by one request.
 
-        Raises RemoteError if it no longer fits `facts`. `where` begins messages.
+        Raises RemoteError if it no longer fits `facts`. `headers` are sent with the request;
+        `where` begins messages.
         """
         if not facts.size:
             return hashlib.sha256().hexdigest()

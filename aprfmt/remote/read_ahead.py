@@ -67,11 +67,11 @@ def _shared_pool() -> _Pool:
 
 @dataclass
 class _Expected:
-    """Bytes [start, stop) that are expected to be read; those before `at` have been."""
+    """Bytes [start, stop) that are expected to be read; those before `position` have been."""
 
     start: int
     stop: int
-    at: int
+    position: int
 
 
 def _is_short_rest(one: _Expected) -> bool:
@@ -79,7 +79,7 @@ def _is_short_rest(one: _Expected) -> bool:
 
     Such a rest is mostly a short range that `_join_expected` joined to the one before it.
     """
-    return one.start < one.at and one.stop - one.at < LITTLE
+    return one.start < one.position and one.stop - one.position < LITTLE
 
 
 class ReadAhead:
@@ -97,10 +97,10 @@ class ReadAhead:
         self._told = False  # whoever says what comes next says it always: nothing is guessed
         self._parts: dict[int, tuple[int, Future[memoryview]]] = {}
 
-    def expect(self, start: int, stop: int, at: int | None = None) -> None:
+    def expect(self, start: int, stop: int, first: int | None = None) -> None:
         """Announce that bytes [start, stop) will be read after the ranges announced before.
 
-        Fetching begins at `at` (None: at `start`), where the bytes before it are there already.
+        Fetching begins at `first` (None: at `start`), where the bytes before it are there already.
         """
         with self._lock:
             if not self._told:
@@ -108,7 +108,7 @@ class ReadAhead:
             self._told = True
             said = any(one.start <= start and stop <= one.stop for one in self._expected)
             if stop > start and not said and not self._join_expected(start, stop):
-                self._expected.append(_Expected(start, stop, start if at is None else at))
+                self._expected.append(_Expected(start, stop, start if first is None else first))
             while len(self._expected) > EXPECTED:
                 self._expected.popleft()
             self._fetch_ahead()
@@ -157,7 +157,7 @@ class ReadAhead:
             passed = [self._expected.popleft() for _ in range(at[0] if at else none)]
             self._expected.extendleft(one for one in reversed(passed) if _is_short_rest(one))
         for begin, (end, part) in list(self._parts.items()):
-            expected = any(begin < one.stop and one.at < end for one in self._expected)
+            expected = any(begin < one.stop and one.position < end for one in self._expected)
             if not expected and not begin <= start < end:
                 part.cancel()
                 del self._parts[begin]
@@ -167,8 +167,8 @@ class ReadAhead:
         self._next, self._streak = stop, self._streak + stop - start
         self._reads += 1
         for one in [one for one in self._expected if one.start < stop and start < one.stop]:
-            one.at = max(one.at, stop)
-            if one.at >= one.stop:
+            one.position = max(one.position, stop)
+            if one.position >= one.stop:
                 self._expected.remove(one)
         if not self._told and self._reads > 1 and self._streak >= STREAK:
             self._expected = deque([_Expected(stop, min(self._size, stop + AHEAD * PART), stop)])
@@ -198,7 +198,7 @@ class ReadAhead:
         """Start to fetch expected bytes, until AHEAD parts are there or on their way."""
         last = self._expected[-1] if self._expected else None
         for one in self._expected:
-            begin = one.at
+            begin = one.position
             while begin < min(one.stop, self._size) and len(self._parts) < AHEAD:
                 there = [e for b, (e, _) in self._parts.items() if b <= begin < e]
                 if there:

@@ -18,7 +18,7 @@ _LINES = 100  # lines after the last chunk
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
-    """Return the number in Content-Length, None without one; BadAnswer for no number."""
+    """Return `headers`' Content-Length, None without one; BadAnswer if it is no number."""
     text = headers.get("content-length")
     if text is None:
         return None

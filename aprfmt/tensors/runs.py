@@ -81,9 +81,9 @@ class RunBytes:
         pieces = [r.tensor.raw(r.start, r.start + r.nbytes) for r in self.runs(start, stop)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def locate(self, at: int) -> tuple[LazyTensor, int]:
-        """Return (stored tensor, offset in it) of the byte at `at`."""
-        run = next(self.runs(at, at + 1))
+    def locate(self, position: int) -> tuple[LazyTensor, int]:
+        """Return (stored tensor, offset in it) of the byte at `position`."""
+        run = next(self.runs(position, position + 1))
         return run.tensor, run.start
 
     def drop(self, start: int, stop: int) -> None:

@@ -110,7 +110,7 @@ class Accumulator:
         self._join(n, shift + total / n, max(squares - total * total / n, 0.0))
 
     def add_stats(self, part: Stats) -> None:
-        """Add values of which only the statistics are known."""
+        """Add the values of a part, of which only the statistics `part` are known."""
         self._count += part.count
         self._nan += part.nan
         self._inf += part.inf

@@ -121,7 +121,7 @@ def _check_copy(model: Model, source: Path, target: Path, ids: Sequence[int], lo
 def assert_near(found: Any, expected: Any, limit: float, what: str) -> None:
     """Raise AssertionError where the relative L2 distance is not below `limit`.
 
-    `what` begins the message.
+    It is the distance of `found` from `expected`. `what` begins the message.
     """
     a, b = (np.asarray(x, np.float64) for x in (found, expected))
     assert a.shape == b.shape, f"{what}: shape {a.shape}; expected {b.shape}"

@@ -121,8 +121,9 @@ def check_backend(
 ) -> tuple[str, ...]:
     """Compare every operation of a backend with numpy's float64; return the names of the checks.
 
-    Also checked: equal input gives equal bits, and in deterministic mode a row's bits do not depend
-    on the rows next to it. Raises AssertionError for the first check that fails.
+    `seed` is that of the random inputs. Also checked: equal input gives equal bits, and in
+    deterministic mode a row's bits do not depend on the rows next to it. Raises AssertionError for
+    the first check that fails.
     """
     backend, judge = BACKENDS[name](device, dtype), BACKENDS["numpy"]("cpu", "float64")
     inputs = _random_inputs(seed)

@@ -19,8 +19,8 @@ _WORST = 0.85
 def check_codec(name: str, seed: int = 0) -> tuple[str, ...]:
     """Check that the codec `name` does what base.Codec promises; return the names of the checks.
 
-    A codec of several parts is checked with the bytes it encodes, others with random bytes too.
-    Raises AssertionError for the first that fails.
+    `seed` is that of the random inputs. A codec of several parts is checked with the bytes it
+    encodes, others with random bytes too. Raises AssertionError for the first that fails.
     """
     codec = CODECS[name]
     row = find_encoding(name)

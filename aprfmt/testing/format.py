@@ -17,9 +17,9 @@ _FLIPS = 200
 def check_format(name: str, folder: Path, seed: int = 0) -> tuple[str, ...]:
     """Check that the format `name` does what its FormatSpec says; return the names of the checks.
 
-    Files are made in `folder`. Checked are writing and reading back, equal bytes for equal input,
-    existing files, interrupted writing, cut and damaged files. Raises AssertionError for the first
-    that fails.
+    Files are made in `folder`, with random values from `seed`. Checked are writing and reading
+    back, equal bytes for equal input, existing files, interrupted writing, cut and damaged files.
+    Raises AssertionError for the first that fails.
     """
     spec = FORMATS[name]
     data = _sample_tensors(spec, seed)

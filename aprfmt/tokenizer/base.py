@@ -155,8 +155,9 @@ class Tokenizer:
     ) -> str:
         """Return the messages rendered by the model's chat template, in a child process.
 
-        Raises FormatError if there is no template, or it is broken, unsafe or exceeds a limit;
-        UsageError if it rejects the messages.
+        With `add_generation_prompt` the text ends where the answer begins. Raises FormatError if
+        there is no template, or it is broken, unsafe or exceeds a limit; UsageError if it rejects
+        the messages.
         """
         if self.chat_template is None:
             raise FormatError(
@@ -176,7 +177,8 @@ class Tokenizer:
     ) -> tuple[str, list[int]]:
         """Return (text of the rendered chat, its ids).
 
-        `encode` adds no special tokens here, because the template writes them itself
+        A message is {"role", "content"}. With `add_generation_prompt` the text ends where the
+        answer begins. `encode` adds no special tokens here, because the template writes them itself
         (transformers does the same).
         """
         text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)

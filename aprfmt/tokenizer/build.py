@@ -90,7 +90,8 @@ def split_merges(
 ) -> list[tuple[str, str]]:
     """Return merges as (left, right) without duplicates; FormatError for unknown tokens.
 
-    A pair is split at the first space that is not its first character, as llama.cpp does.
+    `vocab` is {token: id}; `where` begins messages. A pair is split at the first space that is not
+    its first character, as llama.cpp does.
     """
     if vocabulary.merges is None:
         raise FormatError(f"{where}: a BPE vocabulary without merges; the file is damaged")

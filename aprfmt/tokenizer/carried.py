@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Value
-from aprfmt.errors import FormatError
+from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.model.carried_files import read_embedded_files
 from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, HF_JSON, IDS, Key
 
@@ -34,11 +34,11 @@ _SPELLING: Mapping[str, Callable[[Key], str]] = {
 class Carried:
     """The stored tokenizer parts of one open model.
 
-    Every file is parsed on first use and only once. `kept` is a cache for other modules.
+    Every file is parsed on first use and only once. `cache` is a cache for other modules.
     """
 
     model: "Model"
-    kept: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    cache: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     _parsed: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     _beside: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -205,6 +205,13 @@ class Carried:
         it is `default`, else the first.
         """
         return self.template_and_origin()[0]
+
+    def readable_template(self) -> str | None:
+        """Return the chat template, None without one or if it cannot be read."""
+        try:
+            return self.chat_template()
+        except AprfmtError:
+            return None
 
     def _stored_templates(self) -> Iterator[tuple[Value, str]]:
         """Yield (chat template or None, name of the place) per place, in order of precedence."""

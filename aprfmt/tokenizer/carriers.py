@@ -317,7 +317,7 @@ def to_hf(model: "Model") -> dict[str, str]:
         data = tokenizer_json(lists, carried.where)
         found[TOKENIZER_JSON] = json.dumps(data, ensure_ascii=False) + "\n"
     if lists is not None:  # a tokenizer.json does not say which tokens begin and end a text
-        found.setdefault("tokenizer_config.json", _tokenizer_config(carried, lists))
+        found.setdefault("tokenizer_config.json", _tokenizer_config(lists))
         stops = sorted(vocabulary_stop_ids(carried, lists))
         if len(stops) > 1 and not configured_stop_ids(carried):
             found["generation_config.json"] = json.dumps({"eos_token_id": stops}, indent=2) + "\n"
@@ -353,11 +353,8 @@ def vocabulary_stop_ids(carried: Carried, vocabulary: Vocabulary) -> frozenset[i
     return collect_stop_ids(vocabulary.ids, control.get, configured_stop_ids(carried))
 
 
-def _tokenizer_config(carried: Carried, vocabulary: Vocabulary) -> str:
-    """Return the text of a tokenizer_config.json for a built tokenizer.json.
-
-    `carried` is not used: all writers of files have the same parameters.
-    """
+def _tokenizer_config(vocabulary: Vocabulary) -> str:
+    """Return the text of a tokenizer_config.json for a built tokenizer.json."""
     roles = ("bos", "eos", "unk", "sep", "pad", "mask")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -92,7 +92,8 @@ def render_conversations(
 ) -> dict[str, tuple[str, str]]:
     """Return {conversation: (status, text)}; status "ok" with the rendered text.
 
-    Raises FormatError as `render_several` does.
+    `variables` are bos_token and the like; `where` begins messages. Raises FormatError as
+    `render_several` does.
     """
     found = render_several(template, list(CONVERSATIONS.values()), variables, where)
     return dict(zip(CONVERSATIONS, found, strict=True))
@@ -103,8 +104,8 @@ def answer_end(
 ) -> str | None:
     """Return which of `tokens` the template writes directly after a final answer; or None.
 
-    None if it writes another text or nothing there. The longest token counts. Raises FormatError as
-    `render_several` does.
+    `variables` are bos_token and the like; `where` begins messages. None if it writes another text
+    or nothing there. The longest token counts. Raises FormatError as `render_several` does.
     """
     conversation = CONVERSATIONS["an answer, no prompt"]
     ((status, text),) = render_several(template, [conversation], variables, where)

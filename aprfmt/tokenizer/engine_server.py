@@ -26,7 +26,8 @@ def limit_cpu(seconds: int) -> None:
 def answer_call(engine: Any, call: str, arguments: list[Any]) -> tuple[str, Any]:
     """Return (status, value) of calling the engine's method, or reading its attribute, `call`.
 
-    The status is "ok" with the result, "error" with a message, or "memory" with "".
+    `arguments` are the method's. The status is "ok" with the result, "error" with a message, or
+    "memory" with "".
     """
     try:
         value = getattr(engine, call)

@@ -140,7 +140,10 @@ class HfEngine:
             return [word for word, _ in parts.pre_tokenizer.pre_tokenize_str(text)]
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        """Return the text of ids; ids out of range are left out."""
+        """Return the text of ids, with `skip_special` without special tokens.
+
+        Ids out of range are left out.
+        """
         known = [i for i in ids if 0 <= i <= _MAX_ID]
         with _library_errors(self._where, "cannot decode these ids"):
             return str(self._tokenizer.decode(known, skip_special_tokens=skip_special))

@@ -152,6 +152,7 @@ def effective_added_tokens(
 ) -> list[dict[str, Any]]:
     """Return {content, id, flags} of the tokens split off whole, in id order.
 
+    `data` is the parsed tokenizer.json, `carried` has the files next to it, `vocab` is {token: id}.
     These are tokenizer.json's own, and those that transformers adds from tokenizer_config.json:
     `added_tokens_decoder` (its flags win) and special tokens named there that are not yet added.
     Raises FormatError where the list or the id of a token is damaged.

@@ -33,9 +33,9 @@ def tokenizer_facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
         return {}
     if quick:
         return _quick_facts(carried)
-    if "facts" not in carried.kept:
-        carried.kept["facts"] = token_facts(carried)
-    return carried.kept["facts"]
+    if "facts" not in carried.cache:
+        carried.cache["facts"] = token_facts(carried)
+    return carried.cache["facts"]
 
 
 def token_facts(carried: Carried) -> Mapping[str, Any]:

@@ -51,8 +51,9 @@ def render_messages(
 ) -> str | None:
     """Return the messages rendered by the chat template; needs no working tokenizer.
 
-    Special tokens are those named by tokenizer_config.json, else the metadata's ids. None
-    without a template. Raises FormatError and UsageError as `template.render` does.
+    With `add_generation_prompt` the text ends where the answer begins. Special tokens are those
+    named by tokenizer_config.json, else the metadata's ids. None without a template. Raises
+    FormatError and UsageError as `template.render` does.
     """
     carried = model.carried
     template, where = carried.template_and_origin()

@@ -236,7 +236,7 @@ def normalizer_json(row: PreTokenizer) -> dict[str, Any] | None:
 
 
 def flatten_steps(node: Any, inner: str) -> list[Mapping[str, Any]]:
-    """Return the steps of a tokenizer.json component, with nested sequences flattened.
+    """Return the steps of `node`, a tokenizer.json component, with nested sequences flattened.
 
     `inner` is the key of a sequence's members. The JSON reader bounds the nesting depth.
     """
@@ -324,9 +324,9 @@ def pre_name_of(tokenizer: Mapping[str, Any], where: str) -> str:
     )
 
 
-def _shorten_text(text: str, limit: int = 300) -> str:
-    """Return a text on one line, cut at `limit` characters."""
-    return re.sub(r"\s+", " ", text[:limit]) + ("…" if len(text) > limit else "")
+def _shorten_text(text: str) -> str:
+    """Return a text on one line, cut at 300 characters."""
+    return re.sub(r"\s+", " ", text[:300]) + ("…" if len(text) > 300 else "")
 
 
 def tokenizer_splitting(tokenizer: Mapping[str, Any]) -> Splitting:

@@ -186,7 +186,10 @@ class SpmEngine:
     # --- back to text ---------------------------------------------------------------------------
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        """Return the text of ids; each byte that is not valid UTF-8 becomes U+FFFD."""
+        """Return the text of ids, with `skip_special` without special tokens.
+
+        Each byte that is not valid UTF-8 becomes U+FFFD.
+        """
         tokens, types = self._vocabulary.tokens, self._vocabulary.types
         hidden = (CONTROL, UNKNOWN) if skip_special else ()
         shown = [i for i in ids if 0 <= i < len(tokens) and types[i] not in hidden]

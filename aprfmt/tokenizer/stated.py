@@ -250,5 +250,5 @@ def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
         row.add_bos if add_bos is None else add_bos,
         row.add_eos if add_eos is None else add_eos,
         bool(carried.flag_value("add_space_prefix")),
-        taken={role: i for role, i in taken.items() if role not in stated_ids},
+        engine_defaults={role: i for role, i in taken.items() if role not in stated_ids},
     )

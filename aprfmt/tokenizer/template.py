@@ -43,9 +43,10 @@ def render(
 ) -> str:
     """Return the messages rendered by a chat template.
 
-    `variables` are bos_token and the like. Raises UsageError if the template rejects the messages,
-    FormatError if it is not a valid template, is unsafe, or exceeds a limit (5 s of CPU, 256 MiB,
-    4 MiB of output).
+    With `add_generation_prompt` the text ends where the answer begins. `variables` are bos_token
+    and the like; `where` begins messages. Raises UsageError if the template rejects the messages,
+    FormatError if it is not a valid template, is unsafe, or exceeds a limit (5 s of CPU, 256 MiB, 4
+    MiB of output).
     """
     _refuse_foreign(template, where)
     request = {
@@ -74,9 +75,10 @@ def render_several(
 ) -> list[tuple[str, str]]:
     """Return (status, text) of several conversations, rendered by one child process.
 
-    Each conversation is {"messages", "add_generation_prompt"}. The status is "ok", or "refused",
-    "unsafe" or "error" with the reason as the text. Raises FormatError if the template is not one,
-    or if rendering all of them exceeds a limit.
+    Each conversation is {"messages", "add_generation_prompt"}; `variables` are bos_token and the
+    like, `where` begins messages. The status is "ok", or "refused", "unsafe" or "error" with the
+    reason as the text. Raises FormatError if the template is not one, or if rendering all of them
+    exceeds a limit.
     """
     _refuse_foreign(template, where)
     contexts = [

@@ -26,13 +26,13 @@ _WHOLE = (CONTROL, USER_DEFINED, UNKNOWN)
 class Mark:
     """One token that a template names: its id, and whether a test conversation contains it.
 
-    `whole`: it is split off a text before everything else.
+    `split_whole`: it is split off a text before everything else.
     """
 
     text: str
     id: int
     written: bool
-    whole: bool
+    split_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def cut_marks(side: StatedTokenizer, found: list[Mark]) -> Iterator[CutMark]:
     `found` are the template's marks. A mark that merging makes of its letters is not cut, whatever
     its type. Without an engine that encodes, the ids are ().
     """
-    doubtful = [mark for mark in found if not mark.whole]
+    doubtful = [mark for mark in found if not mark.split_whole]
     if not doubtful:
         return
     engine = _reader_engine(side)

@@ -38,7 +38,7 @@ class Vocabulary:
     `merges` are `"left right"`, best first; `scores` of SentencePiece, higher is better. Fillers
     at the end (`[PAD151666]`) are not part of it. `added` are the ids that are split off the text
     first: control and user-defined tokens; those in `rstrip` also remove blanks after them.
-    `taken` are the ids that llama.cpp uses for roles which a GGUF does not set.
+    `engine_defaults` are the ids that llama.cpp uses for roles which a GGUF does not set.
     """
 
     kind: str
@@ -52,12 +52,12 @@ class Vocabulary:
     add_eos: bool = False
     add_space_prefix: bool = False
     rstrip: frozenset[int] = frozenset()
-    taken: Mapping[str, int] = field(default_factory=dict)
+    engine_defaults: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def engine_ids(self) -> dict[str, int]:
         """{role: id} that an engine uses: those of the file, and its defaults for the others."""
-        return {**self.taken, **self.ids}
+        return {**self.engine_defaults, **self.ids}
 
     @property
     def added(self) -> list[int]:

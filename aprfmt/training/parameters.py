@@ -153,7 +153,7 @@ def adapter_keys(adapter: Model, base: Model | None) -> Mapping[str, str]:
         for part, stored in held.items():
             if part in FACTORS:
                 found[stored] = f"{role}.{FACTORS[part]}"
-    for name, stored in parts.whole.items():
+    for name, stored in parts.replacements.items():
         found[stored] = role_of(base, style, name)
     return found
 

@@ -171,7 +171,6 @@ def explain_step(
         if points is not None and loaded is not None and isinstance(computed, Computed):
             report = _with_points(
                 report,
-                base,
                 compare_points(
                     base,
                     loaded,
@@ -197,7 +196,7 @@ def explain_step(
         )
 
 
-def _with_points(report: StepReport, base: Model, found: ComparedPoints) -> StepReport:
+def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
     """Return a report with the gradients of capture points, and the operation that they name."""
     notes, causes = list(report.notes), list(report.causes)
     if found.scale != 1.0:

@@ -193,10 +193,10 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
     # An end that is never a label is one that the model never learns to write.
     lost = [each for each in known if not each.scored]
 
-    def count_text(each: "EndCounts") -> str:
+    def count_text(counts: "EndCounts") -> str:
         """Return how often a token ends scored text, and how often it is a label, as words."""
-        text = " ".join(filter(None, (str(each.id), spelled.get(each.id, ""))))
-        return f"token {text} ends a scored text {each.places} times, {each.scored} are labels"
+        text = " ".join(filter(None, (str(counts.id), spelled.get(counts.id, ""))))
+        return f"token {text} ends a scored text {counts.places} times, {counts.scored} are labels"
 
     padded = any(each.padding for each in lost)
     return [
@@ -230,7 +230,10 @@ def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "
 
 
 def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
-    """Return the check that the reported loss is the recomputed one; a failure names why not."""
+    """Return the check that the reported loss is the recomputed one; a failure names why not.
+
+    `answer` compares both, `batch` is what the loss is of.
+    """
     from aprfmt.base.outcome import check
 
     agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
@@ -290,7 +293,7 @@ def batch_to_json(batch: "Batch") -> BatchFacts:
 
 
 def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
-    """Return the verdict on the reported loss as JSON, with every guess that gives the number."""
+    """Return `answer`, the verdict on the reported loss, as JSON with every guess that gives it."""
     return {
         "value": answer.reported,
         "recomputed": answer.right,

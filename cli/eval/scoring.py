@@ -51,36 +51,36 @@ class EvalRequest:
         return bool(self.texts or self.samples or self.ids)
 
 
-def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
+def evaluate_texts(model: str, request: EvalRequest, where: run_options.WhereOptions) -> int:
     """Score texts with one model or with two, print the losses, and return the exit code.
 
-    `asked` says what to score, `where` has the options of the run. Raises UsageError for --draft
+    `request` says what to score, `where` has the options of the run. Raises UsageError for --draft
     together with --against.
     """
     from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import plan_windows, score_windows
     from aprfmt.inference.loss import assess_loss
 
-    if asked.draft and asked.against is not None:
+    if request.draft and request.against is not None:
         raise UsageError("--draft measures one model; leave --against out")
     with ExitStack() as stack:
         run = stack.enter_context(run_options.open_session(model, where))
-        draft = stack.enter_context(DraftSession(run.model, run.session)) if asked.draft else None
+        draft = stack.enter_context(DraftSession(run.model, run.session)) if request.draft else None
         # Cut the texts into windows; the other model, if any, is scored on the same ones.
-        found = list(read_samples(run.model, asked.texts, asked.samples, asked.ids))
-        capacity = window_tokens(run.model, asked.max_seq_len, asked.convention)
-        cut = capacity, asked.overlap, asked.convention
+        found = list(read_samples(run.model, request.texts, request.samples, request.ids))
+        capacity = window_tokens(run.model, request.max_seq_len, request.convention)
+        cut = capacity, request.overlap, request.convention
         planned, skipped = plan_windows(found, *cut)
         for text in skipped:
             render.warn(text, "skipped_sample")
         other = None
-        if asked.against is not None:
-            other = stack.enter_context(open_compared_model(asked.against, run, found, where))
+        if request.against is not None:
+            other = stack.enter_context(open_compared_model(request.against, run, found, where))
         with render.ProgressLine("evaluating") as progress:
             twin = None if other is None else other.session
             measured = score_windows(run.session, planned, skipped, twin, progress, draft=draft)
         # Judge the losses, then what was asked for besides: the draft head, the other model.
-        kind: Literal["trained", "random"] = "random" if asked.random_weights else "trained"
+        kind: Literal["trained", "random"] = "random" if request.random_weights else "trained"
         checks = assess_loss(measured.loss, kind, str(run.model.path))
         scored: output.EvalFacts = {
             "run": run_options.run_facts(run),
@@ -90,7 +90,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
         draft_found: output.DraftAcceptance | None = None
         against: output.ComparedModel | None = None
         if measured.acceptance is not None:
-            least = ALIVE if asked.least_accepted is None else asked.least_accepted
+            least = ALIVE if request.least_accepted is None else request.least_accepted
             checks.insert(0, measured.acceptance.check_acceptance(least, str(run.model.path)))
             found_drafts = measured.acceptance
             draft_found = output.DraftAcceptance(
@@ -132,27 +132,27 @@ def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
     }
 
 
-def evaluate_batch(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
+def evaluate_batch(model: str, request: EvalRequest, where: run_options.WhereOptions) -> int:
     """Score a trainer's batch, judge the loss reported for it, and return the exit code.
 
-    Raises UsageError for an option that goes with texts only. `asked` says what to score, `where`
+    Raises UsageError for an option that goes with texts only. `request` says what to score, `where`
     has the options of the run.
     """
     others = {
-        "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,
-        "--draft": asked.draft,
-        "--max-seq-len": asked.max_seq_len is not None, "--overlap": bool(asked.overlap),
-        "--convention": asked.convention != "disjoint",
+        "--text, --samples or --ids": request.texts_given, "--against": request.against is not None,
+        "--draft": request.draft,
+        "--max-seq-len": request.max_seq_len is not None, "--overlap": bool(request.overlap),
+        "--convention": request.convention != "disjoint",
     }  # fmt: skip
     found = [name for name, given in others.items() if given]
     if found:
         raise UsageError(f"--batch is scored as it is; found {found[0]} beside it")
     from aprfmt.model.ledger import array_items
 
-    assert asked.batch is not None
+    assert request.batch is not None
     with run_options.open_session(model, where) as run:
         body, verdict, checks = batch.score_batch_file(
-            run, asked.batch, asked.reported, asked.within
+            run, request.batch, request.reported, request.within
         )
         said = {**body} if verdict is None else {**body, "reported": verdict}
         left = array_items("batch array", body["batch"]["unread"])

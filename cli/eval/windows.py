@@ -118,20 +118,20 @@ def read_jsonl_samples(model: "Model", path: Path) -> "Iterator[Sample]":
         yield Sample(where, check_token_ids(model, [*ids, *response]), prompt=len(ids), cut=True)
 
 
-def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
-    """Return how many tokens a window holds: `asked`, else the default of the convention.
+def window_tokens(model: "Model", size: int | None, convention: str) -> int:
+    """Return how many tokens a window holds: `size`, else the default of the convention.
 
     More than the model's context is warned of.
     """
     from aprfmt.inference.loss import window_size
 
     context = int(model.hyper["context_length"])
-    if asked is not None and asked > context:
+    if size is not None and size > context:
         render.warn(
-            f"{model.path}: windows of {asked} tokens; the model was made for {context}",
+            f"{model.path}: windows of {size} tokens; the model was made for {context}",
             "context_length",
         )
-    return asked if asked is not None else window_size(context, convention)
+    return size if size is not None else window_size(context, convention)
 
 
 class LeadingTokens(TypedDict):
@@ -157,7 +157,8 @@ def windows_to_json(
 ) -> WindowFacts:
     """Return how the texts were cut into windows, and the tokens put before windows, as JSON.
 
-    `planned` are the samples with their windows; the sizes are those they were cut by.
+    `planned` are the samples with their windows. `capacity` is the tokens of a window, `overlap`
+    how many of them two windows share, `convention` the name of the rule that cut them.
     """
     behind = [(sample, windows) for sample, windows in planned if sample.prefix]
     ids = list(behind[0][0].ids[: behind[0][0].prefix]) if behind else []

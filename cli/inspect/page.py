@@ -44,9 +44,9 @@ class PageRequest:
 
 
 def write_inspect_page(opened: "Model", body: "InspectBody", paged: PageRequest) -> None:
-    """Write the page of an open model, and add its path to `body` as "html".
+    """Write the HTML page of an open model, and add its path to `body` as "html".
 
-    `body` is what `inspect --json` prints.
+    `body` is what `inspect --json` prints, `paged` says where the page goes and what it shows.
     """
     from aprfmt.cli.html_page import write_page
 
@@ -62,7 +62,7 @@ def render_page(
 ) -> str:
     """Return the HTML page of an open model; a damaged tensor has its damage in place of values.
 
-    `body` is the JSON of `inspect`.
+    `body` is the JSON of `inspect`, `paged` says whether values and vocabulary are shown.
     """
     from aprfmt.checks import validate_model
     from aprfmt.cli import html_page

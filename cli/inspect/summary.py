@@ -39,7 +39,7 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
         "quantization": _quantization_name(body),
         "context_length": _context_length(body),
         "tokenizer": _tokenizer_text(body["tokenizer"]),
-        "licence": _find_licence(opened, body["metadata"]),
+        "licence": _find_licence(body["metadata"]),
         "unusual": _list_oddities(opened, body),
         "line": "",
     }
@@ -116,7 +116,7 @@ def _tokenizer_text(facts: dict[str, object]) -> str:
     return kind + (f" of {facts['entries']}" if "entries" in facts else "")
 
 
-def _find_licence(opened: Model, metadata: dict[str, object]) -> str:
+def _find_licence(metadata: dict[str, object]) -> str:
     """Return the licence by the metadata, "" where none is given."""
     for key in ("general.license", "license"):
         value = metadata.get(key)

@@ -50,26 +50,26 @@ def run_parity(
     base: str | None,
     calibrate: Path | None,
     repeats: int,
-    asked: ParityOptions,
+    options: ParityOptions,
     wanted: ParityOutputs,
     tokens: run_options.TokenOptions,
 ) -> int:
     """Compare the runs, or calibrate with them; print the result and return the exit code.
 
     `text` is the model, `base` the model before quantization, `calibrate` the file to write
-    tolerances to, `repeats` the sequences to calibrate with. `asked` says what is compared,
+    tolerances to, `repeats` the sequences to calibrate with. `options` says what is compared,
     `wanted` what is written of it. Raises UsageError for `base` together with --through.
     """
     from aprfmt.inference.device import parse_run
 
-    if base is not None and asked.through is not None:
+    if base is not None and options.through is not None:
         raise UsageError("--through has its own base: the model itself; leave --base out")
     choices = [parse_run(run) for run in runs]
     if not wanted.dry_run:
         for choice in choices:
             choice.refuse_missing_gpu()  # before the model is opened and read
     with ExitStack() as stack:
-        opened, request = prepare_runs(text, asked, tokens, stack)
+        opened, request = prepare_runs(text, options, tokens, stack)
         request = replace(request, by_position=wanted.html is not None)
         if not tokens.given and output_format.answer_format() != "json":
             output.show_chosen(request.ids)
@@ -77,7 +77,7 @@ def run_parity(
             return dry_run.report_parity(opened, choices, request)
         if calibrate is not None:
             return calibrate_tolerances(opened, choices, request, repeats, calibrate, wanted)
-        found = compare_runs(opened, choices, request, base, asked)
+        found = compare_runs(opened, choices, request, base, options)
         body = found.to_json() | {"ids_chosen": not tokens.given, "bundle": None}
         if wanted.bundle is not None:
             body["bundle"] = write_bundle(wanted.bundle, found, runs, wanted.force)
@@ -107,12 +107,12 @@ def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def prepare_runs(
-    text: str, asked: ParityOptions, tokens: run_options.TokenOptions, stack: ExitStack
+    text: str, options: ParityOptions, tokens: run_options.TokenOptions, stack: ExitStack
 ) -> "tuple[Model, ParityRequest]":
     """Return (the open model, what to run on it); token ids are chosen where none are given.
 
-    `stack` closes the model. `asked` has the points, tolerances and options of the runs. `text` is
-    the path of the model.
+    `stack` closes the model. `options` has the points, tolerances and options of the runs. `text`
+    is the path of the model.
     """
     from aprfmt.inference.capture import point_instances, select_keys
     from aprfmt.inference.parity.calibrate import load_calibration
@@ -121,8 +121,8 @@ def prepare_runs(
     from aprfmt.model import open_model
     from aprfmt.model.completeness import check_runnable
 
-    rows = () if asked.thresholds is None else load_calibration(asked.thresholds)
-    opened = open_model(text, arch=asked.arch, allow_missing=asked.allow_missing)
+    rows = () if options.thresholds is None else load_calibration(options.thresholds)
+    opened = open_model(text, arch=options.arch, allow_missing=options.allow_missing)
     model = stack.enter_context(opened)
     run_options.warn_of_model(model)
     check_runnable(model.resolution, model.path)
@@ -131,22 +131,22 @@ def prepare_runs(
     else:
         ids, said = list(choose_ids([model.hyper], long=True)), None
     wanted = None
-    if asked.points is not None:
+    if options.points is not None:
         known = point_instances(model.spec.block, model.hyper, model.roles)
         names = {key: item.point.name for key, item in known.items()}
-        wanted = list(select_keys([*asked.points.split(","), "logits"], names))
+        wanted = list(select_keys([*options.points.split(","), "logits"], names))
     return model, ParityRequest(
         tuple(ids),
         text=said,
         wanted=wanted,
-        through=asked.through,
-        arbiter=asked.arbiter,
-        budget=asked.budget,
-        threads=asked.threads,
-        memory=asked.memory,
-        deterministic=asked.deterministic,
+        through=options.through,
+        arbiter=options.arbiter,
+        budget=options.budget,
+        threads=options.threads,
+        memory=options.memory,
+        deterministic=options.deterministic,
         calibrated=rows,
-        calibrated_by=None if asked.thresholds is None else str(asked.thresholds),
+        calibrated_by=None if options.thresholds is None else str(options.thresholds),
     )
 
 
@@ -155,7 +155,7 @@ def compare_runs(
     choices: "list[DeviceChoice]",
     request: "ParityRequest",
     base: str | None,
-    asked: ParityOptions,
+    options: ParityOptions,
 ) -> "Parity":
     """Run the model in each way and return the comparison with the first run.
 
@@ -168,7 +168,7 @@ def compare_runs(
     render.STATUS.doing(f"running {', '.join(map(str, choices))}")
     if base is None:
         return compare_choices(model, choices, request)
-    with open_model(base, arch=asked.arch, allow_missing=asked.allow_missing) as source:
+    with open_model(base, arch=options.arch, allow_missing=options.allow_missing) as source:
         return compare_choices(model, choices, request, source)
 
 

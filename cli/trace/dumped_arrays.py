@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from aprfmt.model.ledger import Pronounced
 
 _SHOWN = 3
-STYLES = {"certain": "good", "likely": "", "possible": "warn", "": "dim"}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def run_trace(
     model: str | None,
     loaded: Path | None,
     list_points: bool,
-    asked: TraceRequest,
+    request: TraceRequest,
     wanted: TraceOutputs,
     dumped: dumped_arrays.DumpedArrays,
     tokens: run_options.TokenOptions,
@@ -34,7 +34,7 @@ def run_trace(
 ) -> int:
     """Run `aprfmt trace` in the way the options ask for, and return the exit code.
 
-    `loaded` is the trace of --load, `asked` what to record, `wanted` what to make of it, `dumped`
+    `loaded` is the trace of --load, `request` what to record, `wanted` what to make of it, `dumped`
     arrays to map. Raises UsageError for options of two ways at once. `where` has the options of the
     run.
     """
@@ -42,50 +42,56 @@ def run_trace(
         raise UsageError("--same-dtype goes with --reference, a float32 run")
     if dumped.mapping is not None and dumped.arrays is None:
         raise UsageError("--mapping goes with --map DIR; a mapping file alone is opened by --load")
-    if asked.budget is not None:
-        if not (asked.payload or asked.engine) or asked.dry_run:
+    if request.budget is not None:
+        if not (request.payload or request.engine) or request.dry_run:
             raise UsageError("--budget limits a run; add --payload or --engine")
         if wanted.save or wanted.save_aprt:
             raise UsageError("a saved trace has every point asked for; leave --budget out")
     if dumped.arrays is not None:
-        if loaded is not None or asked.payload or asked.engine or asked.dry_run or list_points:
+        if (
+            loaded is not None
+            or request.payload
+            or request.engine
+            or request.dry_run
+            or list_points
+        ):
             raise UsageError(
                 "--map reads dumped arrays; leave --load, --payload, --engine and --list-points out"
             )
         options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
         named = model if model is not None else find_only_model()
-        return show_mapped(named, dumped, tokens, where, wanted, asked)
+        return show_mapped(named, dumped, tokens, where, wanted, request)
     if loaded is not None:
-        unused = unused_with_load(asked, tokens, where, list_points)
+        unused = unused_with_load(request, tokens, where, list_points)
         if unused:
             raise UsageError(f"--load shows a saved trace; leave {', '.join(unused)} out")
         given = None if tokens.ids is None else run_options.parse_ids(tokens.ids)
-        return show_saved(loaded, model, given, asked, wanted)
+        return show_saved(loaded, model, given, request, wanted)
     model = model if model is not None else find_only_model()
-    runs = asked.payload or asked.engine or asked.dry_run  # naming an engine asks for a run
+    runs = request.payload or request.engine or request.dry_run  # naming an engine asks for a run
     if list_points or not runs:
-        return show_points(model, list_points, asked, wanted, where)
-    if asked.dry_run:
-        if asked.draft:
+        return show_points(model, list_points, request, wanted, where)
+    if request.dry_run:
+        if request.draft:
             raise UsageError("--dry-run counts the passes of a model; leave --draft out")
-        there = replace(where, backend=asked.engine) if asked.engine else where
-        return dry_run.print_trace_estimate(model, tokens, there, asked, wanted)
+        there = replace(where, backend=request.engine) if request.engine else where
+        return dry_run.print_trace_estimate(model, tokens, there, request, wanted)
     options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
-    return show_run(model, asked, wanted, tokens, where)
+    return show_run(model, request, wanted, tokens, where)
 
 
 def unused_with_load(
-    asked: TraceRequest,
+    request: TraceRequest,
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
     list_points: bool,
 ) -> list[str]:
     """Return the names of the given options that have no meaning for a saved trace."""
     runs = {
-        "--payload": asked.payload, "--engine": asked.engine, "--prompt": tokens.prompt,
-        "--chat": tokens.chat, "--positions": asked.positions != "all", "--behind": asked.behind,
-        "--dry-run": asked.dry_run, "--list-points": list_points, "--draft": asked.draft,
-        "--arch": where.arch,
+        "--payload": request.payload, "--engine": request.engine, "--prompt": tokens.prompt,
+        "--chat": tokens.chat, "--positions": request.positions != "all",
+        "--behind": request.behind, "--dry-run": request.dry_run, "--list-points": list_points,
+        "--draft": request.draft, "--arch": where.arch,
         **{f"--{field.name.replace('_', '-')}": getattr(where, field.name)
            for field in fields(where)},
     }  # fmt: skip
@@ -111,13 +117,13 @@ def find_only_model() -> str:
 def show_points(
     model: str,
     details: bool,
-    asked: TraceRequest,
+    request: TraceRequest,
     wanted: TraceOutputs,
     where: run_options.WhereOptions,
 ) -> int:
     """Print the capture points of a model without running it, and return exit code 0.
 
-    `details` adds what each point means. `asked` selects points and layers, `wanted` are the
+    `details` adds what each point means. `request` selects points and layers, `wanted` are the
     outputs that need a run. Raises UsageError for options that need a run. `where` has the options
     of the run.
     """
@@ -130,44 +136,44 @@ def show_points(
     ]
     if needs and not details:
         raise UsageError(f"{', '.join(needs)}: needs --payload, which runs the model")
-    body = point_selection.plan_points(model, asked.points, asked.layers, where, asked.draft)
+    body = point_selection.plan_points(model, request.points, request.layers, where, request.draft)
     return render.emit(body, 0, partial(output.show_plan, body, details=details))
 
 
 def show_run(
     text: str,
-    asked: TraceRequest,
+    request: TraceRequest,
     wanted: TraceOutputs,
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
 ) -> int:
     """Run a model, print or save its capture points, and return the exit code.
 
-    `asked` says what to record, `wanted` what to make of it. `text` is MODEL[@RUN], `where` has the
-    options of the run.
+    `request` says what to record, `wanted` what to make of it. `text` is MODEL[@RUN], `where` has
+    the options of the run.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.inference.identity import trace_identity
     from aprfmt.inference.trace import parse_positions
 
-    positions = parse_positions(asked.positions)
+    positions = parse_positions(request.positions)
     histograms = page.Histograms()
     with ExitStack() as stack:
-        run = recording.open_runner(text, asked.engine, where, stack, asked.draft)
+        run = recording.open_runner(text, request.engine, where, stack, request.draft)
         ids, said = run_options.token_ids(run.model, tokens)
         run_options.warn_of_length(run.model, ids)
         # Choose what to record, and refuse a useless reference before anything runs.
         aprt = wanted.save_aprt is not None
-        keys = point_selection.keys_to_record(run.points, asked.points, asked.layers, aprt)
-        request = recording.recording_request(run.request, ids, keys, positions, asked.behind)
+        keys = point_selection.keys_to_record(run.points, request.points, request.layers, aprt)
+        run_request = recording.recording_request(run.request, ids, keys, positions, request.behind)
         other = None
         if wanted.reference is not None:
             other = recording.check_reference(wanted.reference, ids, run.model, stack)
         watch = histograms.add if wanted.html is not None else None
         trace = recording.record_trace(
-            run, request, stack, {"prompt": said}, wanted.values, watch, asked.budget
+            run, run_request, stack, {"prompt": said}, wanted.values, watch, request.budget
         )
-        late = recording.unreached_points(run, keys, trace, asked.budget)
+        late = recording.unreached_points(run, keys, trace, request.budget)
         # Put into JSON what was recorded and where it ran.
         body = output.trace_to_json(trace) | {"run": run_options.run_facts(run, trace)}
         body["tokens"] = {"ids": ids, "text": said}
@@ -180,7 +186,7 @@ def show_run(
         def against() -> "TraceDiff":
             """Return the comparison with the reference."""
             found = recording.compare_with_reference(
-                trace, other, wanted, request, run, where, asked.budget
+                trace, other, wanted, run_request, run, where, request.budget
             )
             return replace(found, left=tuple(dict.fromkeys((*found.left, *late))))
 
@@ -205,12 +211,12 @@ def pronounce_recorded(done: int, every: int, late: "Sequence[NotCompared]") -> 
 
 
 def show_saved(
-    path: Path, text: str | None, ids: list[int] | None, asked: TraceRequest, wanted: TraceOutputs
+    path: Path, text: str | None, ids: list[int] | None, request: TraceRequest, wanted: TraceOutputs
 ) -> int:
     """Print a saved trace, compared with --reference if given, and return the exit code.
 
     `text` is the model it was made from, or None: with it other engines' files are read completely.
-    Saving such a trace again writes it in aprfmt's format. `asked` selects points and layers,
+    Saving such a trace again writes it in aprfmt's format. `request` selects points and layers,
     `wanted` says what to make of the trace.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
@@ -221,7 +227,7 @@ def show_saved(
     with ExitStack() as stack:
         model = None if text is None else stack.enter_context(open_model(text))
         trace = stack.enter_context(open_trace(path, ids, model))
-        trace = point_selection.select_records(trace, asked.points, asked.layers)
+        trace = point_selection.select_records(trace, request.points, request.layers)
         unknown: Any = trace.run.get("unknown") or {}
         recording.warn_of_unknown(str(path), unknown)
         other = None
@@ -243,11 +249,11 @@ def show_mapped(
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
     wanted: TraceOutputs,
-    asked: TraceRequest,
+    request: TraceRequest,
 ) -> int:
     """Print dumped arrays as a trace, with the point each was mapped to; return the exit code.
 
-    `asked` selects points and layers, `wanted` says what to make of the trace. `where` has the
+    `request` selects points and layers, `wanted` says what to make of the trace. `where` has the
     options of the run.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
@@ -256,7 +262,7 @@ def show_mapped(
         opened, trace, found = dumped_arrays.map_arrays(
             model, dumped, tokens, where, wanted.save, wanted.force, stack
         )
-        trace = point_selection.select_records(trace, asked.points, asked.layers)
+        trace = point_selection.select_records(trace, request.points, request.layers)
         ids: Any = trace.run["ids"]
         other = None
         if wanted.reference is not None:

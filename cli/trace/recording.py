@@ -106,7 +106,7 @@ class WatchedKeeper:
 
 
 def record_trace(
-    run: Run, asked: RunRequest, stack: ExitStack, facts: dict[str, object], values: bool,
+    run: Run, request: RunRequest, stack: ExitStack, facts: dict[str, object], values: bool,
     watch: Watch | None = None, budget: Budget | None = None,
 ) -> Trace:  # fmt: skip
     """Return the trace of a run on the tokens asked for.
@@ -117,10 +117,10 @@ def record_trace(
     Raises BudgetSpent where it has no room for the weights that a pass reads.
     """
     check_room(run, budget)
-    assert asked.ids is not None and asked.wanted is not None
+    assert request.ids is not None and request.wanted is not None
     if run.own is None:
-        check_positions(asked.positions, range(len(asked.ids)))
-        trace = stack.enter_context(run.trace(replace(asked, hashes=True), facts=facts))
+        check_positions(request.positions, range(len(request.ids)))
+        trace = stack.enter_context(run.trace(replace(request, hashes=True), facts=facts))
         for key in trace.records if watch is not None else ():
             values_there = trace.recorded_values(key)
             if watch is not None and values_there is not None:
@@ -130,13 +130,13 @@ def record_trace(
         return trace
     place: ValueStore = stack.enter_context(Spool()) if values else KeptValues()
     seen = WatchedKeeper(place, values, watch, budget)
-    hashed = replace(asked, hashes=values)
+    hashed = replace(request, hashes=values)
     trace = stack.enter_context(run.trace(hashed, place=seen, stop=True, facts=facts))
-    whole = len(asked.wanted) == len(run.points) and asked.positions == "all"
+    whole = len(request.wanted) == len(run.points) and request.positions == "all"
     if trace.nonfinite is None or whole or budget is not None:
         return trace
     # The NaN may have begun before the points asked for: run again with every point.
-    every = run.own.trace(asked.ids, tuple(run.points), behind=asked.behind)
+    every = run.own.trace(request.ids, tuple(run.points), behind=request.behind)
     return replace(trace, nonfinite=every.nonfinite or trace.nonfinite)
 
 
@@ -211,13 +211,13 @@ def check_reference(
 
 
 def compare_with_reference(
-    trace: Trace, saved: Trace | None, wanted: TraceOutputs, asked: RunRequest, this_run: Run,
+    trace: Trace, saved: Trace | None, wanted: TraceOutputs, request: RunRequest, this_run: Run,
     where: run_options.WhereOptions, budget: Budget | None = None,
 ) -> TraceDiff:  # fmt: skip
     """Return the comparison with a saved trace, or with another model's run on the same tokens.
 
-    `saved` is what check_reference returned, `asked` what `this_run` recorded. Of `where` the other
-    run takes threads, memory and determinism; its backend, device and dtype are those of its
+    `saved` is what check_reference returned, `request` what `this_run` recorded. Of `where` the
+    other run takes threads, memory and determinism; its backend, device and dtype are those of its
     MODEL@RUN. For a page each token position is compared too. `wanted` has the reference and
     whether a page is written. What `budget` leaves of another run is in `left`. Raises BudgetSpent
     where it leaves all.
@@ -227,12 +227,16 @@ def compare_with_reference(
         late: tuple[NotCompared, ...] = ()
         if other is None:
             other, moe, late = _record_other(
-                wanted.reference or "", asked, this_run, where, stack, budget
+                wanted.reference or "", request, this_run, where, stack, budget
             )
         if wanted.same_dtype is not None:
-            same = check_reference(wanted.same_dtype, list(asked.ids or ()), this_run.model, stack)
+            same = check_reference(
+                wanted.same_dtype, list(request.ids or ()), this_run.model, stack
+            )
             if same is None:
-                same, _, _ = _record_other(wanted.same_dtype, asked, this_run, where, stack, budget)
+                same, _, _ = _record_other(
+                    wanted.same_dtype, request, this_run, where, stack, budget
+                )
         found = compare_traces(
             trace, other, moe=moe, positions=wanted.html is not None, same_dtype=same
         )

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.base.dump_names import (
     RANK,
@@ -42,7 +41,6 @@ from aprfmt.inference.engines.rank_joining import (
     width_of,
 )
 
-Numbers = NDArray[Any]
 SPEC = "ranks.json"  # {"axes": {"tp": 2}, "arrays": {"*.o_proj": "t h", "*.q_proj": "t h[tp]"}}
 MAX_SPEC = 1 << 20
 MAX_FILES = 1 << 17

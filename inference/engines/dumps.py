@@ -80,24 +80,27 @@ def _batch_as_pass(captures: Captures) -> Pass | None:
     if not several:
         return None
 
-    def captured_array(name: str) -> JoinedArray:
-        """Return a captured array by its name, unread."""
-        return JoinedArray(
-            name,
-            captures.shapes[name],
-            captures.dtypes[name],
-            lambda: captures.read(name),
-            tiles=captures.tiles(name),
-        )
-
     # Several sequences: treat the arrays as one pass of a dump.
     made = Pass(
-        -1, 0, {name: captured_array(name) for name in captures.shapes if name not in kinds}
+        -1,
+        0,
+        {name: _captured_array(captures, name) for name in captures.shapes if name not in kinds},
     )
     for name, kind in kinds.items():
-        made.batch.setdefault(kind, captured_array(name))
+        made.batch.setdefault(kind, _captured_array(captures, name))
     made.texts = {name: value for name, value in captures.values.items() if isinstance(value, list)}
     return made
+
+
+def _captured_array(captures: Captures, name: str) -> JoinedArray:
+    """Return a captured array by its name, unread."""
+    return JoinedArray(
+        name,
+        captures.shapes[name],
+        captures.dtypes[name],
+        lambda: captures.read(name),
+        tiles=captures.tiles(name),
+    )
 
 
 def _under_transformers_names(captures: Captures, widths_of: WidthsOf) -> Captures:
@@ -110,17 +113,9 @@ def _under_transformers_names(captures: Captures, widths_of: WidthsOf) -> Captur
     if not engine and not any(name.rpartition(".")[2] in JOINED for name in captures.shapes):
         return captures
 
-    def captured_array(name: str) -> JoinedArray:
-        """Return a captured array by its name, unread."""
-        return JoinedArray(
-            name,
-            captures.shapes[name],
-            captures.dtypes[name],
-            lambda: captures.read(name),
-            tiles=captures.tiles(name),
-        )
-
-    arrays: Mapping[str, JoinedArray] = {name: captured_array(name) for name in captures.shapes}
+    arrays: Mapping[str, JoinedArray] = {
+        name: _captured_array(captures, name) for name in captures.shapes
+    }
     rows: Mapping[str, tuple[int, ...]] = captures.rows
     if engine:
         named = under_module_names(arrays, rows)

@@ -67,7 +67,7 @@ class CupyBackend(CupyExperts):
             **super().facts(),
             "tf32": self._tf32,
             "kernel_cache": str(cache_folder()),
-            "weights_held": self._placer.held,
+            "weights_held": self._placer.resident_bytes,
             "weights_streamed": self._placer.streamed,
             "decoded_on_cpu": {name: [*on_cpu.values()].count(name) for name in on_cpu.values()},
             **memory.device_facts(self._index),

@@ -140,7 +140,7 @@ def read_points(
 def _reader(
     model: Model, names: Collection[str], part: Document, kept: KeptValues
 ) -> tuple[Collector, ModuleReader]:
-    """Return what reads modules' values of one document into `kept`."""
+    """Return (collector, reader): what reads modules' values of one document into `kept`."""
     collector = Collector(kept, model, tokens=len(part.ids), dtype="float64")
     return collector, ModuleReader(
         collector,

@@ -317,11 +317,11 @@ def _comparable_rows(key: str, limits: Mapping[int, int]) -> int | None:
 
 
 def measure_run_distance(
-    of: int, what: str, run: Trace, exact: Trace, request: ParityRequest
+    number: int, what: str, run: Trace, exact: Trace, request: ParityRequest
 ) -> RunDistance:
     """Return how far a run is from another by point, and by how much its loss differs.
 
-    `of` is the run's number, `exact` the other run's trace, `what` its description. The loss is
+    `number` is the run's number, `exact` the other run's trace, `what` its description. The loss is
     that of the request's ids.
     """
     found: dict[str, float] = {}
@@ -334,4 +334,4 @@ def measure_run_distance(
     if x is not None and y is not None:
         mine, other = mean_label_loss(x, request.ids), mean_label_loss(y, request.ids)
         ce = None if mine is None or other is None else mine - other
-    return RunDistance(of, what, found, ce)
+    return RunDistance(number, what, found, ce)

@@ -132,7 +132,8 @@ def save_bundle(
 ) -> None:
     """Write a reproduction, atomically; OutputError where `path` cannot be written.
 
-    `command` is the command line that made it, which the file records.
+    `command` is the command line that made it, which the file records. With `force` the file may
+    exist.
     """
     cell = bundle.cell
     tensors: dict[str, Numbers] = {

@@ -138,7 +138,10 @@ def _least_bound(dtype: str) -> float:
 
 
 def save_calibration(path: Path, calibration: Calibration, *, force: bool = False) -> None:
-    """Write the bounds as JSON, atomically; OutputError where that is not possible."""
+    """Write the bounds as JSON, atomically; OutputError where that is not possible.
+
+    With `force` the file may exist.
+    """
     text = json.dumps(calibration.to_json(), indent=1) + "\n"
     with FileSet(force=force) as files:
         files.create(path).write(text.encode())

@@ -37,11 +37,11 @@ def run_single_operations(
     b: Trace,
     diff: TraceDiff,
     request: ParityRequest,
-    most: int = MAX_OPERATIONS,
+    limit: int = MAX_OPERATIONS,
 ) -> tuple[list[Operation], OperationCell | None]:
     """Return (results of single operations, the cell of the first wrong one).
 
-    Operations of at most `most` points beyond tolerance run on equal inputs, until one is wrong by
+    Operations of at most `limit` points beyond tolerance run on equal inputs, until one is wrong by
     itself. If none is, the cell is the first that could be cut, or None.
     """
     beyond = [point for point in diff.points if point.beyond and "qkv" not in point.key]
@@ -53,7 +53,7 @@ def run_single_operations(
         other = request.with_choice(second).open_backend()
     found: list[Operation] = []
     fallback: OperationCell | None = None
-    for point in beyond[:most]:
+    for point in beyond[:limit]:
         try:
             cell = cut_point_cell(model, point, a, b, reference, other is None, request)
             operation = _run_operation(cell, point, a, b, reference, other)

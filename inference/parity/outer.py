@@ -45,7 +45,9 @@ def check_outcomes(
 ) -> list[Check]:
     """Return the checks of a pair: its loss always, logits and losses on quantized weights.
 
-    Expert flips are checked too. `text` says that the ids are text; `where` names the run.
+    Expert flips are checked too. `outcomes` compares the predictions of both runs, None if that was
+    not possible. `vocab` is the number of tokens. `text` says that the ids are text; `where` names
+    the run.
     """
     gate = _Gate(where)
     checks = []

@@ -92,7 +92,9 @@ def judge_pair(
 ) -> tuple[Verdict, str]:
     """Return (verdict on a pair of runs, a sentence that says why).
 
-    `flipped`: tokens went to other experts; `before` has the points that were cut for that.
+    `diff` compares their points, `report` has the checks, `operations` ran alone on equal inputs;
+    `amplified` are the residuals of operations in one pass, None if that was not run. `flipped`:
+    tokens went to other experts; `before` has the points that were cut for that.
     """
     if not diff.compared:
         return "not_comparable", "no point has values on both sides"

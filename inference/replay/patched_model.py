@@ -63,7 +63,7 @@ class OperationCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     result: Any
-    at: PassLocation
+    location: PassLocation
 
     @property
     def weights(self) -> list[Weight]:
@@ -204,14 +204,6 @@ class PatchedModel:
     def with_positions(self, positions: Sequence[int]) -> "PatchedModel":
         """Return a copy of the model with other positions of the tokens."""
         return replace(self, positions=tuple(positions))
-
-    @property
-    def stage_count(self) -> int:
-        """The number of stages a pass can be split into.
-
-        1 if the architecture has a special forward pass.
-        """
-        return 1 if self.spec.forward else self.n_layers + 2
 
     def run(
         self, recorder: "CallRecorder", rows: LogitRows = "all", span: Span | None = None

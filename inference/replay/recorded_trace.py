@@ -266,9 +266,6 @@ def fit_values(
     return RecordedValue(values, rows, dtype, note, mask)
 
 
-def neighbour_keys(key: str, layer: int) -> list[str]:
-    """Return the keys of one layer's points, or of the whole model's, in execution order.
-
-    `key` is not used: only its layer matters.
-    """
+def layer_keys(layer: int) -> list[str]:
+    """Return the keys of a layer's points in execution order; -1: of the points of no layer."""
     return [key_name(name, layer) for name, row in POINTS.items() if row.layered == (layer >= 0)]

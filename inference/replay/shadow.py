@@ -237,12 +237,12 @@ def measure_operation_residuals(
     return found
 
 
-def value_at(patched: PatchedModel, given: Mapping[str, Array], wanted: str) -> Array | None:
-    """Return the value of the point `wanted` where the points of `given` have these values.
+def value_at(patched: PatchedModel, points: Mapping[str, Array], wanted: str) -> Array | None:
+    """Return the value of the point `wanted` where the points of `points` have these values.
 
     None where the pass has no such point; nothing after it is computed.
     """
-    recorder = _ValueAt(patched, given, wanted)
+    recorder = _ValueAt(patched, points, wanted)
     with contextlib.suppress(StopPass):
         patched.run(recorder)
     return recorder.found

@@ -141,7 +141,7 @@ ACROSS: dict[str, Callable[[WeightLayout], WeightLayout]] = {
 
 def lying(found: GroupNumbers) -> GroupNumbers:
     """Return numbers that lie by groups: those of neighbouring rows are neighbours."""
-    return found._replace(held=np.ascontiguousarray(found.held.swapaxes(1, 2)).swapaxes(1, 2))
+    return found._replace(array=np.ascontiguousarray(found.array.swapaxes(1, 2)).swapaxes(1, 2))
 
 
 @pytest.mark.parametrize("kind", ["integers", "signed", "mirrored", "table"])
@@ -357,7 +357,7 @@ def test_what_does_not_fit_across_is_refused(level: str) -> None:
         )
 
     call()
-    call(order="awq", held=np.zeros((16, 2), np.uint32))
+    call(order="awq", array=np.zeros((16, 2), np.uint32))
     for change in (
         {"order": "rows"},
         {"order": "pairs"},

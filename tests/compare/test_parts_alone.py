@@ -223,7 +223,7 @@ def test_a_short_answer_shows_what_counts_and_counts_the_rest(
     differing = [(f"  {chr(97 + i % 26) * (i + 1)} differs", "bad") for i in range(others)]
     lines = short_answer(
         ("verdict", "bad"), (), first_said=True, others=differing,
-        left=[f"l{i}" for i in range(left)], unrun=["u0"], unmended="nothing mends x",
+        not_compared=[f"l{i}" for i in range(left)], unrun=["u0"], unmended="nothing mends x",
         commands=[f"c{i}" for i in range(commands)],
     )  # fmt: skip
     texts = [text for text, _ in lines]

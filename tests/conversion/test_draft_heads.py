@@ -34,10 +34,10 @@ def test_the_names_are_those_of_the_library() -> None:
     """The converter gives Qwen's `mtp.*` these names too, by its `_Qwen35MtpMixin`."""
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GLM4_MOE, 4)
     for spec in (ARCHS[name] for name in ARCHS if ARCHS[name].draft and "mimo" not in name):
-        names = {role: name for name, role in spec.draft["gguf"].own.items()}
+        names = {role: name for name, role in spec.draft["gguf"].tensors.items()}
         assert {name.split(".")[-2] for name in names.values()} == {*OWN}
         assert spec.draft["gguf"].counts[0] == gguf.Keys.LLM.NEXTN_PREDICT_LAYERS
-        for name, role in spec.draft["hf"].own.items():
+        for name, role in spec.draft["hf"].tensors.items():
             if "{N}" in name:
                 wanted = table.get_name(name.replace("{N}", "3"), (".weight",))
                 assert names[role].replace("{N}", "3") == wanted

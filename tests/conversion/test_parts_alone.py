@@ -181,7 +181,7 @@ def test_a_head_is_the_table_only_where_the_base_ties_them(
     base: Any = {"table": tensor(1)}
     base = SimpleNamespace(hyper={"tied_embeddings": tied}, path="base", __getitem__=None)
     held = {"table": tensor(1), name: tensor(1 if equal else 2)}
-    adapter: Any = SimpleNamespace(whole=held, path="adapter")
+    adapter: Any = SimpleNamespace(replacements=held, path="adapter")
     of = cast(Any, type("Base", (), {"__getitem__": lambda self, key: tensor(1)}))()
     of.hyper, of.path = base.hyper, base.path
     head = tied and name == "lm_head.weight"

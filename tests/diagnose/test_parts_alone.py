@@ -507,7 +507,7 @@ def test_a_side_that_is_read_with_a_restored_key_is_compared_in_its_place(
     label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: Any = SimpleNamespace(
-        stated=["later"], evidence=["more"], made={}, checked=["tokens", models._NO_PASS]
+        stated=["later"], evidence=["more"], models={}, checked=["tokens", models._NO_PASS]
     )
     compared: list[Any] = []
 
@@ -521,7 +521,7 @@ def test_a_side_that_is_read_with_a_restored_key_is_compared_in_its_place(
     assert made is found
     assert compared == (["made", "good", None] if label == "A" else ["good", "made", None])
     assert (found.stated, found.evidence) == (["finding", "later"], ["error", "more"])
-    assert found.made == {label: "made"}
+    assert found.models == {label: "made"}
     assert found.checked == ["tokens", f"forward pass: {label} with the key that lets it be read"]
 
 

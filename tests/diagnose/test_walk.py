@@ -12,7 +12,7 @@ import aprfmt
 from aprfmt.causes.forward.attention import solve_cap
 from aprfmt.causes.forward.mismatch import short_numbers
 from aprfmt.diagnosis import conclude, diagnose
-from aprfmt.diagnosis.prompt import hidden_causes
+from aprfmt.diagnosis.recorded_ids import hidden_causes
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import save_aprt

@@ -232,7 +232,7 @@ def checks() -> str:
                 f"`{row.name}`",
                 row.proves,
                 ", ".join(row.formats) or "all",
-                "every byte" if row.whole else row.needs,
+                "every byte" if row.reads_all_bytes else row.needs,
             )
             for row in CHECKS
             if wanted(row)

@@ -45,7 +45,7 @@ from aprfmt.inference.parity import operations, outer
 from aprfmt.inference.parity.bundle import HEADER, choose_bundle, parse_bundle, run_cell
 from aprfmt.inference.parity.matched import ThroughRows
 from aprfmt.inference.replay import shadow
-from aprfmt.inference.replay.recorded_trace import neighbour_keys
+from aprfmt.inference.replay.recorded_trace import layer_keys
 from aprfmt.inference.rows import ArrayRows, StoredRows
 from aprfmt.inference.weights import Weights
 from aprfmt.measure.traces import PointDiff
@@ -367,9 +367,9 @@ def test_chunks_from_both_ends_come_back_in_order(ranks: int, axis: int) -> None
 
 def test_points_of_a_layer_are_those_of_the_first_layer_too() -> None:
     for layer in (0, 3):
-        found = neighbour_keys(f"L{layer}.q", layer)
+        found = layer_keys(layer)
         assert f"L{layer}.k" in found and all(key.startswith(f"L{layer}.") for key in found)
-    assert {"embd", "logits"} <= set(neighbour_keys("embd", -1))
+    assert {"embd", "logits"} <= set(layer_keys(-1))
 
 
 def test_a_missing_cupy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -831,7 +831,7 @@ def test_a_joined_result_is_cut_into_its_parts_and_others_stay(known: bool) -> N
         asked.append(list(names))
         return SimpleNamespace(parts={name: ((6, 2), (4, 2), (2, 2))} if known else {})
 
-    found = dumps._split_joined_modules(captured(arrays), widths_of)
+    found = dumps._under_transformers_names(captured(arrays), widths_of)
     assert asked == [[name]]
     above, cuts = name.rpartition(".")[0], {"q_proj": (0, 6), "k_proj": (6, 10), "v_proj": (10, 12)}
     expected = {f"{above}.{part}": arrays[name][:, slice(*cut)] for part, cut in cuts.items()}

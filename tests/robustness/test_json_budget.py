@@ -44,7 +44,7 @@ def test_too_many_keys_are_refused(small: None) -> None:
 @pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: budget.what)
 def test_the_limit_itself_passes(budget: Budget) -> None:
     size = 1 << 20
-    allowed = budget.free + size // budget.each
+    allowed = budget.free + size // budget.bytes_per_mark
     assert bounded_json._marks_over_budget(budget, budget.marks[:1] * allowed, size) == 0
     assert (
         bounded_json._marks_over_budget(budget, budget.marks[:1] * (allowed + 1), size)

@@ -190,7 +190,7 @@ def test_an_id_that_no_token_has_is_no_special_one(eos: int) -> None:
     words = _plain_vocabulary(fake("gguf", metadata).carried, "rwkv")
     assert list(words.tokens) == ["a", "b", "c", "d"] and len(words.types) == 4
     assert dict(words.ids) == ({"eos": eos} if eos < 4 else {})
-    assert "eos" not in words.taken  # a stated id is not replaced by an engine's default
+    assert "eos" not in words.engine_defaults  # a stated id is not replaced by an engine's default
 
 
 @pytest.mark.parametrize("over", [0, 1])

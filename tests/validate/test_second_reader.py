@@ -371,7 +371,7 @@ def test_the_headers_own_entries(tmp_path: Path) -> None:
 def test_a_gate_without_an_official_library_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structure, "repeat_result", lambda *given, **options: iter(()))
     subject: Any = SimpleNamespace(
-        request=SimpleNamespace(strict=False), model=SimpleNamespace(format="apr"), kept={}
+        request=SimpleNamespace(strict=False), model=SimpleNamespace(format="apr"), shared={}
     )
     with pytest.raises(NotRun, match="no official library of the format apr"):
         structure.check_official_library(subject)

@@ -171,7 +171,7 @@ def test_added_placeholders_behind_the_embedding_are_a_warning(
 ) -> None:
     """Not where the words themselves are more than the rows, nor in GGUF, which has all."""
     monkeypatch.setattr(vocabulary, "_embedding_rows", lambda ctx: (100, "embed"))
-    words = SimpleNamespace(tokens=["a"] * 100 + [word], own=True, plain=plain, where="w")
+    words = SimpleNamespace(tokens=["a"] * 100 + [word], dense=True, plain=plain, where="w")
     context: Any = SimpleNamespace(words=words, model=SimpleNamespace(format=format))
     (found,) = vocabulary.check_size(context).findings
     mild = word != "hello" and format != "gguf" and plain <= 100

@@ -10,7 +10,7 @@ from aprfmt.causes.forward.cut_points import recorded_values_are_used
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.capture import key_name
-from aprfmt.inference.replay.recorded_trace import neighbour_keys
+from aprfmt.inference.replay.recorded_trace import layer_keys
 from aprfmt.inference.replay.shadow import run_shadow_point
 
 CAUSE_ROWS = (
@@ -85,7 +85,7 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
     """
     views, key = case.found.views, case.view.key
     # Other points of this layer, and those before and after it.
-    keys = neighbour_keys(key, case.layer)
+    keys = layer_keys(case.layer)
     keys += ["embd", "embd_scaled"] if case.layer == 0 else []
     last = case.layer == case.patched.n_layers - 1
     before, after = f"L{case.layer - 1}.out", f"L{case.layer + 1}.attn_norm"

@@ -90,7 +90,7 @@ def find_eps(case: Mismatch) -> Iterator[Change]:
     for change in case.rounded_change(lambda e: _eps_change_here(case, e), value):
         yield change
         [found] = change.values.values()
-        yield _eps_change_here(case, float(found), point_before_norm(case.patched, call.at))
+        yield _eps_change_here(case, float(found), point_before_norm(case.patched, call.location))
 
 
 # Points that a norm follows -> what the norm is called.
@@ -111,7 +111,7 @@ def try_norm_offsets(case: Mismatch) -> Iterator[Change]:
     if call is not None:
         yield from norm_offset_changes()
         for plus in (1, -1):
-            yield _norm_offset_change(plus, (point_before_norm(case.patched, call.at),))
+            yield _norm_offset_change(plus, (point_before_norm(case.patched, call.location),))
 
 
 def norm_offset_changes() -> Iterator[Change]:

@@ -213,7 +213,7 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
             """Return the dropped-out values for this one call, else the operation's result."""
             y = op(*args, **kwargs)
-            here = at == call.at and y.shape == made.shape
+            here = at == call.location and y.shape == made.shape
             return np.asarray(made, y.dtype) if here else y
 
         return patched.with_op(call.op, override, layers)
@@ -278,8 +278,12 @@ def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]
     """
     name = (
         "embedding_scale"
-        if call.at.point == "embd"
-        else ("logit_scale" if call.at.point in ("final_norm", "logits_raw") else "residual_scale")
+        if call.location.point == "embd"
+        else (
+            "logit_scale"
+            if call.location.point in ("final_norm", "logits_raw")
+            else "residual_scale"
+        )
     )
     configured = float(case.patched.hp[name])
     plain = factor_change(name, 1.0, configured)
@@ -323,15 +327,15 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
         for index, call in enumerate(adds):
             if case.array(call.args[1]).ndim < 2:
                 continue  # a bias
-            if call.at.point.startswith(("per_layer", "altup")):
+            if call.location.point.startswith(("per_layer", "altup")):
                 continue  # no sublayer's sum: hypotheses of its own (per_layer.py)
-            if call.at.point in EXPERTS:
+            if call.location.point in EXPERTS:
                 lost = "routed experts are" if keep else "shared expert is"
                 yield Change(
                     "moe_routing",
                     f"the {lost} left out",
                     ("moe_out",),
-                    keep_one_summand(call.at.point, keep, _sum_number(adds, index)),
+                    keep_one_summand(call.location.point, keep, _sum_number(adds, index)),
                     {"left_out": lost},
                 )
                 continue
@@ -339,7 +343,7 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
                 "residual",
                 f"{says} (before {case.view.point})",
                 ("residual",),
-                keep_one_summand(call.at.point, keep, _sum_number(adds, index)),
+                keep_one_summand(call.location.point, keep, _sum_number(adds, index)),
                 {"kept": "added" if keep else "stream"},
             )
     # Give attention and MLP one input.
@@ -395,7 +399,8 @@ def find_sublayer_factor(case: Mismatch) -> Iterator[Change]:
     # Solve the factor on even rows where the point is the sum itself.
     call = case.call("add")
     sublayer = next(
-        (sublayer for sublayer, points in BEHIND.items() if call and call.at.point in points), ""
+        (sublayer for sublayer, points in BEHIND.items() if call and call.location.point in points),
+        "",
     )
     if (
         call is None

@@ -583,7 +583,7 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
     """
     if case.patched.spec.block.position != "learned" or case.layer > 0:
         return
-    adds = [call for call in case.calls("add") if call.at.point == "embd"]
+    adds = [call for call in case.calls("add") if call.location.point == "embd"]
     if not adds:
         return
     added = adds[-1]  # after the token types

@@ -57,15 +57,15 @@ def token_positions(patched: PatchedModel) -> Array:
     return np.arange(len(patched.ids)) if given is None else np.asarray(given, np.int64)
 
 
-def rotate_with(inv_freq: Array, factor: float, positions: Array | None = None) -> Any:
+def rotate_with(inv_freq: Array, factor: float) -> Any:
     """Return a patch: rope turns by inverse frequencies `inv_freq` [pairs].
 
-    `factor` multiplies cos and sin. `positions` are the tokens' positions; None for the pass's own.
+    `factor` multiplies cos and sin.
     """
 
     def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this rotation in `layers`."""
-        where = token_positions(patched) if positions is None else positions
+        where = token_positions(patched)
 
         def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
             """Return `x` rotated by the other frequencies; the model's `table` is not used."""

@@ -8,13 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Layers, change_head_fields
 from aprfmt.causes.forward.norm_order import NORMS, MakeWorld
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel, Tap
 
-Array = NDArray[Any]
 # Points of each sublayer after which its result is added to the stream.
 BEHIND: Mapping[str, tuple[str, ...]] = {
     "attn": ("attn", "attn_out", "attn_contrib"),

@@ -472,7 +472,7 @@ def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
                 (
                     "dtype_mislabel",
                     f"{label} is {name} under the label {side.encoding}",
-                    _read_under_label(side, name),
+                    side.rows_as(name),
                 )
             )
         # Only readings that give values of a plausible size.
@@ -485,11 +485,6 @@ def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
             reread = DifferingPair(case.key, a, b, case.context)
             reread.known = False
             yield cause, text, reread
-
-
-def _read_under_label(side: RowReader, name: str) -> Take:
-    """Return a function from row numbers to the side's rows, decoded as encoding `name`."""
-    return lambda rows: side.decode_rows(side.raw(rows), name)
 
 
 def _root_mean_square(values: "Array") -> float:

@@ -116,15 +116,15 @@ def _rotation_words(at: "Array", names: str) -> str:
     n = len(at)
     by = int(at[0])
     if by and np.array_equal(at, (np.arange(n) + by) % n):
-        return f"[{names}]: {rotation_text(by, n)}"
+        return f"[{names}]: {_rotation_text(by, n)}"
     return ""
 
 
-def rotation_text(by: int, count: int, one: str = "row") -> str:
+def _rotation_text(by: int, count: int) -> str:
     """Return a rotation of `count` rows in words; `by` is the number of the first row."""
     by = by if by <= count // 2 else by - count
     half = "; the halves are exchanged" if 2 * abs(by) == count else ""
-    return f"rotated by {by}: {one} i of B is {one} i{by:+d} of A, {abs(by)} come round{half}"
+    return f"rotated by {by}: row i of B is row i{by:+d} of A, {abs(by)} come round{half}"
 
 
 def _block_order_words(at: "Array", names: str) -> str:

@@ -79,28 +79,28 @@ def prove_guess(case: "DifferingPair", guess: "Guess", count: int, share: float)
     return Proof(count, share, guess.free, bits)
 
 
-def prove_values(values: Any, count: int, free: int, slack: float, share: float = 1.0) -> Proof:
+def prove_values(values: Any, count: int, free: int, slack: float) -> Proof:
     """Return the proof of a change that gives these values within relative distance `slack`.
 
-    `count` is the number of values that judge it, `free` how many of them gave its numbers. `share`
-    (0 to 1) is how much of the difference it explains. A slack of 0 means to the bit.
+    `count` is the number of values that judge it, `free` how many of them gave its numbers. A slack
+    of 0 means to the bit.
     """
-    return Proof(count, share, free, _usual_bits(values, slack))
+    return Proof(count, 1.0, free, _usual_bits(values, slack))
 
 
-def prove_bytes(data: bytes, count: int, free: int, share: float = 1.0) -> Proof:
+def prove_bytes(data: bytes, count: int, free: int) -> Proof:
     """Return the proof of a change that gives `count` bytes to the bit; `data` are some of them."""
-    return Proof(count, share, free, math.log2(min(BYTE, max(1, len(set(data))))))
+    return Proof(count, 1.0, free, math.log2(min(BYTE, max(1, len(set(data))))))
 
 
-def made_on(count: float, share: float = 1.0) -> Proof:
+def made_on(count: float) -> Proof:
     """Return the proof of a change found on all the values it explains, so that none judge it."""
-    return Proof(count, share, count, 0.0)
+    return Proof(count, 1.0, count, 0.0)
 
 
-def within_accused(count: float, share: float = 1.0) -> Proof:
+def within_accused(count: float) -> Proof:
     """Return the proof of a change that holds within quantization steps of the accused side."""
-    return Proof(count, share, 0, math.inf, accused=True)
+    return Proof(count, 1.0, 0, math.inf, accused=True)
 
 
 def _usual_bits(values: Any, slack: float) -> float:

@@ -99,7 +99,7 @@ def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
                 continue  # asked above
             whose = "A" if label == "B" else "B"
             says = f"{label} holds {whose}'s values as {name}, under the label {side.encoding}"
-            read = _read_as(side, name)
+            read = side.rows_as(name)
             left, right = (other.take, read) if label == "B" else (read, other.take)
             slack = pair_noise(name, other.encoding)
             yield Guess("dtype_mislabel", (says,), left, right, slack=slack)
@@ -123,11 +123,6 @@ def _same_size_encodings(side: RowReader) -> Iterator[str]:
             continue
         if name in CODECS:
             yield name
-
-
-def _read_as(side: RowReader, name: str) -> Take:
-    """Return a function from row numbers to the side's rows with its bytes read as `name`."""
-    return lambda rows: side.decode_rows(side.raw(rows), name)
 
 
 def _fits_16_bits(values: "Array", encoding: str) -> bool:

@@ -128,12 +128,12 @@ def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> i
     either, nothing was lost.
     """
     i = side.vocabulary.ids.get(role, _id_without_token(side, role))
-    stated = role not in side.vocabulary.taken
+    stated = role not in side.vocabulary.engine_defaults
     if stated or role not in other.vocabulary.engine_ids:
         return i if stated else side.vocabulary.ids.get(role)
     if role == "bos" and not (side.adds_bos or "bos_token" in (side.template or "")):
         return i
-    return side.vocabulary.taken[role] if role in ("bos", "eos") else i
+    return side.vocabulary.engine_defaults[role] if role in ("bos", "eos") else i
 
 
 def _id_without_token(side: StatedTokenizer, role: str) -> int | None:
@@ -145,7 +145,7 @@ def _id_without_token(side: StatedTokenizer, role: str) -> int | None:
 
 def _effect_of_default(side: StatedTokenizer, role: str) -> str:
     """Return in words what the default id does that is used where B's file has none; else ""."""
-    if role not in side.vocabulary.taken:
+    if role not in side.vocabulary.engine_defaults:
         return ""
     return "; a generation ends there" if role == "eos" else "; texts begin with it"
 
@@ -189,7 +189,7 @@ def _role_text(side: StatedTokenizer, role: str, i: int | None) -> str:
     """Return in words the special id that a side has, or llama.cpp's default if none."""
     if i is None:
         return "not stated"
-    if i == side.vocabulary.taken.get(role):
+    if i == side.vocabulary.engine_defaults.get(role):
         return f"not stated, and llama.cpp takes {_token_text(side, i)}"
     return _token_text(side, i)
 

@@ -265,16 +265,13 @@ CALLED: Mapping[str, str] = {
 }
 
 
-def parse_recipe(text: str, rate: float | None = None) -> Recipe:
+def parse_recipe(text: str) -> Recipe:
     """Return the Recipe of a text such as `adamw:lr=2e-4,wd=0.1,step=1`.
 
-    `rate` is the learning rate of a text without one; None: the text has to state it. Raises
-    UsageError for a wrong text.
+    Raises UsageError for a wrong text, and for one without the learning rate.
     """
     values = parse_settings(text)
     name = values.pop("name")
-    if "lr" not in values and rate is not None:
-        values["lr"] = rate
     if "lr" not in values:
         raise UsageError(
             f"--optimizer {text!r}: no lr; expected the rate of this step: {name}:lr=2e-4"

@@ -17,8 +17,8 @@ from aprfmt.model import Model
 class WriterFault:
     """A writer that wrote wrong files: who and when, what is wrong, and the source of that.
 
-    `formats` are those it wrote. `made(model)` returns whether a file is one of its files. `reason`
-    is what is wrong, `todo` what a user can do.
+    `formats` are those it wrote. `wrote(model)` returns whether a file is one of its files.
+    `reason` is what is wrong, `todo` what a user can do.
     """
 
     id: str
@@ -27,7 +27,7 @@ class WriterFault:
     reason: str
     source: str
     todo: str
-    made: Callable[[Model], bool]
+    wrote: Callable[[Model], bool]
     level: Literal["fail", "warning"] = "fail"
 
 
@@ -121,6 +121,6 @@ def check_writer(ctx: CheckContext) -> Result:
             fault.level,
         )
         for fault in faults
-        if fault.made(ctx.model)
+        if fault.wrote(ctx.model)
     ]
     return Result(f"{len(faults)} faults looked for", findings)

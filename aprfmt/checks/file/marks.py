@@ -57,13 +57,13 @@ def _template_tokens(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Ma
 
     (None, []) where it cannot be read. It is read once for a context.
     """
-    if "marks" not in ctx.kept:
+    if "marks" not in ctx.shared:
         try:
             side = ctx.stated
-            ctx.kept["marks"] = side, [] if side is None else template_marks(side)
+            ctx.shared["marks"] = side, [] if side is None else template_marks(side)
         except AprfmtError:
-            ctx.kept["marks"] = None, []  # the check tokenizer says it
-    kept: tuple[StatedTokenizer | None, list[Mark]] = ctx.kept["marks"]
+            ctx.shared["marks"] = None, []  # the check tokenizer says it
+    kept: tuple[StatedTokenizer | None, list[Mark]] = ctx.shared["marks"]
     return kept
 
 

@@ -52,11 +52,8 @@ def first_bad_block(
     return min(wrong, default=None)
 
 
-def header_is_bad(encoding: str, header: memoryview) -> bool:
-    """Return whether the float32 scale before a flat encoding (APR_Q8) is NaN or infinite.
-
-    `encoding` is not used: there is one such encoding.
-    """
+def header_is_bad(header: memoryview) -> bool:
+    """Return whether the float32 scale before a flat encoding (APR_Q8) is NaN or infinite."""
     return int.from_bytes(header[:4], "little") & _EXPONENTS[4] == _EXPONENTS[4]
 
 

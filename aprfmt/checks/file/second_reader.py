@@ -16,7 +16,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.child_process import import_path, start_library_child
-from aprfmt.base.encodings import Encoding, find_encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.base.text_escape import shorten
 from aprfmt.checks.context import CheckContext
@@ -125,9 +125,9 @@ def read_again(ctx: CheckContext) -> SecondReading:
 
     Raises NotRun where the format has no such library, or the file is not on this machine.
     """
-    if SECOND_READER not in ctx.kept:
-        ctx.kept[SECOND_READER] = _read_files(ctx)
-    found: SecondReading = ctx.kept[SECOND_READER]
+    if SECOND_READER not in ctx.shared:
+        ctx.shared[SECOND_READER] = _read_files(ctx)
+    found: SecondReading = ctx.shared[SECOND_READER]
     return found
 
 
@@ -294,7 +294,9 @@ class _Comparison:
     def _expected_entry(self, info: TensorInfo) -> _Stored:
         """Return the header entry that aprfmt's tensor has: the format's code, shape and offset."""
         row = find_encoding(info.encoding)
-        return _Stored(_format_code(self._kind, row), tuple(info.shape), info.offset)
+        return _Stored(
+            row.ggml if self._kind == "gguf" else row.safetensors, tuple(info.shape), info.offset
+        )
 
     def _record_difference(self, name: str, what: str, ours: str, theirs: str) -> None:
         """Record a Disagreement of the two readers, with which of them the header contradicts.
@@ -345,14 +347,6 @@ class _Comparison:
 def _short_text(value: object) -> str:
     """Return a value as text of at most 200 characters."""
     return shorten(str(value), 200)
-
-
-def _format_code(kind: str, row: Encoding) -> str | int | None:
-    """Return the format's code of an encoding: ggml's number, or safetensors' dtype name.
-
-    None for an encoding that a format has no code for.
-    """
-    return row.ggml if kind == "gguf" else row.safetensors
 
 
 def header_entries(kind: str, shard: Shard[Any]) -> dict[str, tuple[_Stored, int]]:

@@ -16,7 +16,7 @@ class StoredVocabulary:
     """A vocabulary as stored: `tokens` by id (None for an id without one), and their place.
 
     `lists` are the lengths of lists that must be as long as the tokens. `plain` counts the ids up
-    to the last token that was not added to the vocabulary. `own` is False for a tokenizer.json,
+    to the last token that was not added to the vocabulary. `dense` is False for a tokenizer.json,
     whose ids need not be dense.
     """
 
@@ -25,7 +25,7 @@ class StoredVocabulary:
     merges: Sequence[tuple[str, str] | str] | None
     lists: Mapping[str, int]
     plain: int
-    own: bool
+    dense: bool
 
 
 def read_vocabulary(carried: Carried) -> StoredVocabulary:

@@ -113,7 +113,7 @@ def _scan_tensor(tensor: LazyTensor, report: Callable[[int], None]) -> TensorSca
     try:
         for first, window in block_windows(tensor):
             raw = window.raw()
-            if row.header and not scale and header_is_bad(info.encoding, raw[: row.header]):
+            if row.header and not scale and header_is_bad(raw[: row.header]):
                 scale = "its scale is NaN or infinite"
             bad = (
                 None if scale else first_bad_block(info.encoding, raw[row.header :], info.row_bytes)

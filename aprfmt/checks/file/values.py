@@ -134,7 +134,7 @@ def check_packed(ctx: CheckContext) -> Result:
             continue
         finally:
             tensor.drop()
-        findings += _group_findings(ctx, name, tensor)
+        findings += _group_findings(ctx, tensor)
         # A part that is itself not finite is reported by the checks of values and scales.
         parts = [ctx.census[part.info.name] for part in tensor.parts.values()]
         known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
@@ -152,11 +152,11 @@ def check_packed(ctx: CheckContext) -> Result:
     return Result(f"{seen} weights", findings)
 
 
-def _group_findings(ctx: CheckContext, name: str, tensor: View) -> list[Finding]:
+def _group_findings(ctx: CheckContext, tensor: View) -> list[Finding]:
     """Return [finding] if a GPTQ weight's `g_idx` gives its groups unequal numbers of inputs.
 
     The last group may have fewer. Else []. ExLlama takes an index of zeros as none, other kernels
-    read it, so that without `desc_act` it is a warning. `name` is the weight of `tensor`.
+    read it, so that without `desc_act` it is a warning. `tensor` is the weight.
     """
     index, scales = tensor.parts.get(".g_idx"), tensor.parts.get(".scales")
     if (

@@ -154,7 +154,7 @@ def check_size(ctx: CheckContext) -> Result:
     words = ctx.words
     count = len(words.tokens)
     said = f"{count} tokens, {rows} rows"
-    dense = words.own and ctx.model.format in _DENSE
+    dense = words.dense and ctx.model.format in _DENSE
     few = not VOCAB_SHARE.low <= count / max(rows, 1)  # padding is less than that
     if count <= rows and not few and not (dense and count < rows):
         return Result(said)

@@ -11,7 +11,7 @@ from typing import Any
 
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks import bounds
-from aprfmt.checks.gates.gibberish import gibberish_signals
+from aprfmt.checks.gates.gibberish import gibberish_signals, quote_short
 from aprfmt.checks.gates.golden import GoldenPrompt
 from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import NotRun, Result
@@ -205,7 +205,7 @@ def judge_answer(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) 
         check(
             f"{prompt.name}-readable",
             not found,
-            "; ".join(found) or _quote_short(answer.text),
+            "; ".join(found) or quote_short(answer.text),
             "no gibberish",
             "compare the model with its source: aprfmt diagnose",
         )
@@ -262,8 +262,8 @@ def _check_content(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer
     lead = prompt.smallest_lead
     if wrong and lead is not None and lead < bounds.LEAD:
         return not_run(name, f"{wrong}, which says nothing: the expected token leads by {lead:g}")
-    found = f"{wrong}: {_quote_short(answer.text)}" if wrong else _quote_short(answer.text)
-    return check(name, not wrong, found, _quote_short(expected), todo)
+    found = f"{wrong}: {quote_short(answer.text)}" if wrong else quote_short(answer.text)
+    return check(name, not wrong, found, quote_short(expected), todo)
 
 
 def python_fault(text: str, functions: Sequence[str]) -> str:
@@ -286,11 +286,6 @@ def python_fault(text: str, functions: Sequence[str]) -> str:
 def _ids_text(ids: Sequence[int]) -> str:
     """Return token ids as text: their number and the first eight."""
     return f"{len(ids)} ids: {' '.join(map(str, ids[:8]))}{' ...' if len(ids) > 8 else ''}"
-
-
-def _quote_short(text: str) -> str:
-    """Return a text in quotes, cut to SHOWN characters."""
-    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
 
 
 # --- format x prompt form ---------------------------------------------------------------------

@@ -20,8 +20,9 @@ def gibberish_signals(
 ) -> list[str]:
     """Return a sentence for each sign that a text is gibberish; [] for ordinary text.
 
-    `ids` are the tokens of the answer, and `spelled` returns their text, special tokens included: a
-    loop of tokens that have no text, or broken characters, shows in them alone.
+    Characters of another script are no sign where `prompt`, the question, has many too. `ids` are
+    the tokens of the answer, and `spelled` returns their text, special tokens included: a loop of
+    tokens that have no text, or broken characters, shows in them alone.
     """
     repeats = _repeated_fragment(text)
     if not repeats and spelled is not None:
@@ -63,7 +64,7 @@ def _repeated_fragment(text: str) -> str:
             continue
         shown = fragment.decode("utf-8", "replace")
         if size <= high or any(char.isalnum() for char in shown):
-            return f"the fragment {_quote_short(shown)} stands {times} times in a row"
+            return f"the fragment {quote_short(shown)} stands {times} times in a row"
     return ""
 
 
@@ -77,7 +78,7 @@ def _repeated_tokens(ids: Sequence[int], spelled: Callable[[Sequence[int]], str]
         shown = spelled(row[start : start + size])
         if size * times >= GIBBERISH.tokens and len(set(shown)) > 1:
             many = "token" if size == 1 else "tokens"
-            return f"{size} {many} {_quote_short(shown)} stand {times} times in a row"
+            return f"{size} {many} {quote_short(shown)} stand {times} times in a row"
     return ""
 
 
@@ -106,7 +107,7 @@ def _find_loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, 
                 yield start - size, size, times
 
 
-def _quote_short(text: str) -> str:
+def quote_short(text: str) -> str:
     """Return a text in quotes, cut to SHOWN characters."""
     return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
 

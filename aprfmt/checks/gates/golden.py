@@ -98,10 +98,10 @@ DEFAULT = GoldenFile(
 )
 
 
-def find_golden(model: Model, given: Path | None) -> GoldenFile:
-    """Return the golden file `given`, else golden.json of the model's folder, else DEFAULT."""
-    if given is not None:
-        return read_golden(given)
+def find_golden(model: Model, file: Path | None) -> GoldenFile:
+    """Return the golden file `file`, else golden.json of the model's folder, else DEFAULT."""
+    if file is not None:
+        return read_golden(file)
     if model.folder is not None and (model.folder.path / NAME).is_file():
         return read_golden(model.folder.path / NAME)
     return DEFAULT

@@ -56,7 +56,7 @@ def check_official_library(subject: ModelUnderTest) -> Result:
     )
     if not checks:
         raise NotRun(f"there is no official library of the format {subject.model.format} to ask")
-    reading = subject.kept.get(SECOND_READER)
+    reading = subject.shared.get(SECOND_READER)
     return Result(checks=checks, details={} if reading is None else asdict(reading))
 
 

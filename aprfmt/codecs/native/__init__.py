@@ -178,7 +178,7 @@ def matmul(encoding: str, x: "Array", raw: Any, out: "Array", threads: int = 1) 
 def matmuls(jobs: "Sequence[tuple[str, Array, Any, Array]]", threads: int = 1) -> None:
     """Fill the outputs of several products (encoding, x, raw, out), each as `matmul` does.
 
-    All have the same number of tokens.
+    They share `threads` threads. All have the same number of tokens.
     """
     numbered = tuple((number(encoding), x, raw, out) for encoding, x, raw, out in jobs)
     if numbered and (tokens := math.prod(numbered[0][1].shape[:-1])):

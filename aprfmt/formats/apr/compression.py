@@ -25,8 +25,9 @@ _MAX_ZSTD_WINDOW = 128 << 20  # what the zstd command line accepts without being
 def expand_file(buffer: memoryview, flags: int, where: str) -> bytearray:
     """Return the bytes of the uncompressed file: header, then everything expanded.
 
-    Raises FormatError for damaged data, UnsupportedError beyond the size limit or without the
-    package that expands Zstd.
+    `buffer` is the whole compressed file, `flags` are its header's, `where` begins messages. Raises
+    FormatError for damaged data, UnsupportedError beyond the size limit or without the package that
+    expands Zstd.
     """
     packed = buffer[HEADER_SIZE:]
     limit = _FREE + _RATIO * len(packed)

@@ -11,7 +11,10 @@ from aprfmt.formats.header_field import HeaderField, sequential_fields
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield the fields of the 64 header bytes, the metadata, every index entry, the footer."""
+    """Yield the fields of the 64 header bytes, the metadata, every index entry, the footer.
+
+    `buffer` is the whole file; `where` begins messages.
+    """
     parsed = parse(buffer, where, damaged=True)
     header = parsed.header
     flags = f"0x{header.flags:04x} {' '.join(header.flag_names)}".strip()

@@ -176,7 +176,10 @@ def fresh_header(flags: int, count: int, metadata_size: int, index_size: int) ->
 def pack_entry(
     name: bytes, code: int, shape: Sequence[int], data_offset: int, nbytes: int
 ) -> bytes:
-    """Return the bytes of one index entry; `data_offset` counts from the header's data_offset."""
+    """Return the bytes of one index entry; `data_offset` counts from the header's data_offset.
+
+    `code` is the dtype's code, `nbytes` the size of the tensor's data.
+    """
     return struct.pack(
         f"<H{len(name)}sBB{len(shape)}QQQ",
         len(name),

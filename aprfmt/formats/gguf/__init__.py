@@ -34,7 +34,9 @@ FORMAT = FormatSpec(
     structure=LazyFunction("aprfmt.formats.gguf.parse:parse"),
     vectors_f32=True,
     takes=can_store_value,
-    values=ValueRules(tuple(n for n in TYPE_BY_NAME if n != ARRAY.name), _KEYS, own=("split.",)),
+    values=ValueRules(
+        tuple(n for n in TYPE_BY_NAME if n != ARRAY.name), _KEYS, writer_keys=("split.",)
+    ),
     collects=True,
     max_name_bytes=MAX_NAME_BYTES,
     max_dims=MAX_DIMS,

@@ -206,7 +206,10 @@ class NestedArray(StoredArray):
 
 
 def read_type(cursor: Cursor, what: str) -> ValueType:
-    """Return the value type of the next u32 id; FormatError for an id that GGUF does not have."""
+    """Return the value type of the next u32 id; FormatError for an id that GGUF does not have.
+
+    `what` names what is read, for messages.
+    """
     at = cursor.offset
     found = cursor.uint(4, what)
     if found not in TYPE_BY_ID:
@@ -253,13 +256,13 @@ def _skip_numbers(cursor: Cursor, element: ValueType, count: int, what: str) -> 
                 return
 
 
-def report_bool(cursor: Cursor, what: str, at: int, found: int) -> None:
+def report_bool(cursor: Cursor, what: str, offset: int, found: int) -> None:
     """Add a fault to the cursor's for a bool whose byte `found` is not 0 or 1.
 
-    `at` is its offset, `what` names the key.
+    `offset` is its offset, `what` names the key.
     """
     error = FormatError(
-        f"{cursor.where}: {what} has a bool of {found} at offset {at}; GGUF has 0 and 1; "
+        f"{cursor.where}: {what} has a bool of {found} at offset {offset}; GGUF has 0 and 1; "
         "the file is damaged"
     )
     cursor.faults.add(error)
@@ -296,7 +299,10 @@ def _skip_strings_singly(cursor: Cursor, steps: int, done: int, what: str) -> No
 
 
 def read_length(cursor: Cursor, what: str) -> int:
-    """Return the length of a string in bytes; FormatError beyond MAX_STRING."""
+    """Return the length in bytes of the string at the cursor; FormatError beyond MAX_STRING.
+
+    `what` names the string, for messages.
+    """
     at = cursor.offset
     length = cursor.uint(8, f"the length of {what}")
     if length > MAX_STRING:

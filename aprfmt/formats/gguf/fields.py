@@ -11,7 +11,10 @@ from aprfmt.formats.header_field import HeaderField, sequential_fields
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield the fields of magic, version and counts, every key's value, the tensor table."""
+    """Yield the fields of magic, version and counts, every key's value, the tensor table.
+
+    `buffer` is the whole file; `where` begins messages.
+    """
     parsed = parse(buffer, where, damaged=True)
     tensors, keys = parsed.counts
     yield from sequential_fields(

@@ -58,8 +58,9 @@ def resolve_fork_types(
 ) -> tuple[list[TableLine], dict[int, str]]:
     """Return (table lines with the meaning of disputed type ids decided, {type id: message}).
 
-    llama.cpp and its forks use some ids for different encodings. Where the bytes or a key of the
-    file show a fork's, the line gets an encoding that is copied, not decoded.
+    `entries` are the lines as read, `extents` the bytes that each tensor can have. llama.cpp and
+    its forks use some ids for different encodings. Where the bytes or a key of the file show a
+    fork's, the line gets an encoding that is copied, not decoded.
     """
     found, said = list(entries), {}
     for number, claims in CONTESTED.items():
@@ -172,7 +173,8 @@ def count_phrase(names: Sequence[str], noun: str) -> str:
 def missing_row_header(entry: TableLine, nbytes: int, extents: TensorExtents) -> str:
     """Return what is wrong with a tensor whose row headers are missing, "" if they are there.
 
-    gguf-py knew no row headers before September 2026: what it wrote again is short by them.
+    `nbytes` is the size that its encoding asks for, `extents` are the bytes that are there. gguf-py
+    knew no row headers before September 2026: what it wrote again is short by them.
     """
     header = entry.row.row_header
     columns = entry.shape[-1] if entry.shape else 1

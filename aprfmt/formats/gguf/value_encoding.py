@@ -9,7 +9,7 @@ a reader returned is copied without decoding.
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.base.text_escape import shorten
@@ -70,7 +70,7 @@ def type_of(key: str, value: Value) -> str:
     """Return the name of the GGUF type a plain value is written as; ConversionError if none."""
     if isinstance(value, StoredArray):
         return value.type
-    known = known_type(key, _is_list(value))
+    known = known_type(key, is_list(value))
     return known or _infer_type(value, f"key '{shorten(key, 100)}'", _SCALARS, 1)
 
 
@@ -79,8 +79,8 @@ def _type_names() -> str:
     return ", ".join(layout.TYPE_BY_NAME) + " (array:uint8 and so on)"
 
 
-def _is_list(value: Value) -> bool:
-    """Return whether a value is a sequence other than a str."""
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Return whether a metadata value is a list rather than a text or a single value."""
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
@@ -103,7 +103,7 @@ def _infer_type(value: Value, what: str, ints: Sequence[str], depth: int) -> str
     if isinstance(value, bytes | bytearray):
         return "array:uint8"
     # Lists get the type of their elements.
-    if not _is_list(value):
+    if not is_list(value):
         raise ConversionError(
             f"{what}: GGUF has no type for {type(value).__name__}; it has {_type_names()}"
         )

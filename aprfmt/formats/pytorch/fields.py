@@ -10,7 +10,10 @@ from aprfmt.formats.pytorch.storages import read_contents
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield a field for each record of an archive by offset; in older forms, for each storage."""
+    """Yield a field for each record of an archive by offset; in older forms, for each storage.
+
+    `buffer` is the whole file; `where` begins messages.
+    """
     file = BufferFile(buffer[0 : len(buffer)], Path(where))
     contents = read_contents(file, where)
     if contents.records:

@@ -14,7 +14,6 @@ _ZIP = re.compile(
     re.S,
 )
 TAR_MEMBERS = (b"sys_info", b"pickle", b"tensors", b"storages")
-INDEX_SUFFIX = ".bin.index.json"
 _LOCAL_NAME = 30  # where the name begins in a local header of zip
 
 

@@ -10,7 +10,10 @@ from aprfmt.formats.safetensors.parse import parse
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield the fields of the header's length, its JSON, its padding, and of every tensor."""
+    """Yield the fields of the header's length, its JSON, its padding, and of every tensor.
+
+    `buffer` is the whole file; `where` begins messages.
+    """
     parsed = parse(buffer, where, damaged=True)
     raw = bytes(parsed.header_raw[PREFIX:])
     spelled = raw.rstrip(b" ")

@@ -106,13 +106,13 @@ Placed = Dense | PlacedBlocks | CodedWeight
 class Placer:
     """Places weights in the GPU memory of a backend.
 
-    `held` counts the bytes that stay there, `streamed` the placements for one use only because
-    the budget is spent, `on_cpu` {key: encoding} of weights that were decoded on the CPU.
+    `resident_bytes` counts the bytes that stay there, `streamed` the placements for one use only
+    because the budget is spent, `on_cpu` {key: encoding} of weights that were decoded on the CPU.
     """
 
     backend: "Backend"
     brought: Brought
-    held: int = 0
+    resident_bytes: int = 0
     streamed: int = 0
     on_cpu: dict[str, str] = field(default_factory=dict)
     _buffers: list[Any] = field(default_factory=list)  # recorded passes use old ones
@@ -210,7 +210,7 @@ class Placer:
 
         def make_and_count() -> Placed:
             """Return the weight placed by `make`, its bytes added to `held`."""
-            self.held += size
+            self.resident_bytes += size
             return make()
 
         return w.place_encoded(self.backend, size, make_and_count), make

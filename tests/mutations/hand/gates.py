@@ -139,8 +139,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "mixture-last-eighth", "aprfmt/quantizing/mixture.py",
-        "self.number >= 7 * self.of // 8",
-        "self.number > 7 * self.of // 8",
+        "self.number >= 7 * self.total // 8",
+        "self.number > 7 * self.total // 8",
         "the first layer of the last eighth gets fewer bits",
     ),
     Row(

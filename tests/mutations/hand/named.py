@@ -29,9 +29,9 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "lost-warnings", "aprfmt/conversion/plan.py",
-        '            plan.notes.append('
+        '        plan.notes.append('
         'Note("warning", loss.name, loss.consequence, "not_expressible"))',
-        "            pass",
+        "        pass",
         "warnings of what a target cannot hold are dropped",
     ),
     Row(
