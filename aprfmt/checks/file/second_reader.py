@@ -10,6 +10,7 @@ outside the specification.
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Timer
@@ -415,7 +416,8 @@ def _rows_of_child(kind: str, file: Any) -> Iterator[Mapping[str, Any]]:
         child.kill()
         for stream in (child.stdin, child.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(OSError):  # a request that an ended process did not take
+                    stream.close()
         child.wait()
 
 
