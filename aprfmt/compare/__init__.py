@@ -29,7 +29,7 @@ from aprfmt.measure.texts import (
 )
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import LATE, Kind, NotCompared, list_not_compared, make_ledger
-from aprfmt.model.own_keys import misleading_keys
+from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, misleading_keys
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
@@ -427,9 +427,9 @@ def _misleading_rows(a: Model, b: Model, known: AbstractSet[str]) -> Iterator[Fi
             if each is not None
         )
         left, right = (
-            (model.hyper[name], "read")
+            (model.hyper[name], READ_HERE)
             if each is None
-            else (each.says, "not there" if each.says is None else "its key")
+            else (each.says, NOT_THERE if each.says is None else ITS_KEY)
             for model, each in ((a, mine), (b, other))
         )
         yield FieldDiff(one.key, left[0], right[0], left[1], right[1], decisive=decisive)

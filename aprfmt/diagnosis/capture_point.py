@@ -52,19 +52,21 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         return None
     # What the recorded values are, where a relation to the reference's says it.
     here = [key_name(name, case.layer) for name in names]
-    known = [_relation_text(case, key) for key in here]
-    told = [text or "other values" for text in known]
+    texts = {name: _relation_text(case, key) for name, key in zip(names, here, strict=True)}
+    told = [text or "other values" for text in texts.values()]
+    # Other layers in which the same points differ, and what their values are.
+    others = _differing_keys(case, names) - {*here}
+    known = list(texts.values())
+    for other in sorted(others):
+        text = _relation_text(case, other)
+        known.append(text if text == texts[other.partition(".")[2]] else "")
     says = "; ".join(f"{name} is {text}" for name, text in zip(names, told, strict=True))
     return Change(
         "capture_point",
         f"what is recorded was taken at another point: {says}; {cut}, which is computed from it, "
         "agrees",
-        tuple(
-            k
-            for k in (*here, *sorted(_keys_in_all_layers(case, names) - {*here}))
-            if case.recorded.has_record(k)
-        ),
-        drop=frozenset(_keys_in_all_layers(case, names)),
+        tuple(k for k in (*here, *sorted(others)) if case.recorded.has_record(k)),
+        drop=frozenset((*here, *others)),
         values={"recorded_as": case.view.point, "is": told[0], "agrees": cut},
         scoped=False,
         most=certainty_of_relations(known),
@@ -104,8 +106,14 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
 
 
 def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
-    """Return the keys of these points in every layer: engines record a point alike in each."""
+    """Return the keys of these points in every layer: most engines record one alike in each."""
     return {key_name(name, layer) for name in names for layer in range(case.patched.n_layers)}
+
+
+def _differing_keys(case: Mismatch, names: Sequence[str]) -> set[str]:
+    """Return those of these points, in all layers, whose recorded values differ."""
+    views = case.found.views
+    return {key for key in _keys_in_all_layers(case, names) if key in views and views[key].flagged}
 
 
 def _recorded_values_show(case: Mismatch, cut: ShadowPoint) -> bool:

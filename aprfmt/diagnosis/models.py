@@ -35,7 +35,7 @@ from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import list_keys
 from aprfmt.model.ledger import LATE
-from aprfmt.model.own_keys import misleading_keys
+from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, misleading_keys
 from aprfmt.model.resolve import ARCH_KEYS, ARCHITECTURE, stated_architecture
 
 _NO_PASS = "forward pass: not needed, all it reads is equal"
@@ -310,7 +310,9 @@ def _compare_hyperparameters(
             text = f"A is read as {a.spec.name}, B as {b.spec.name}"
             found.evidence.append(Evidence("config", text, (ARCHITECTURE,)))
         found.stated += _architecture_findings(a, b)
-    for row in [row for row in rows.values() if row.name not in (*a.hyper, *b.hyper)]:
+    for row in list(rows.values()):
+        if not {row.origin_a, row.origin_b} <= {READ_HERE, ITS_KEY, NOT_THERE}:
+            continue
         del rows[row.name]
         if row.decisive:
             found.stated += _misleading_findings(a, b, row)

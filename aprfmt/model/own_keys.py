@@ -15,6 +15,8 @@ from aprfmt.model.resolve import ARCH_KEYS, KEYS_ALONE
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
+# Where a side's value is from, in the row of a comparison of such keys.
+READ_HERE, ITS_KEY, NOT_THERE = "read here", "its key", "not there"
 # What readers of GGUF take from the vocabulary where no key says it (llama.cpp, llama-vocab.cpp).
 _TOLD_BY_TOKENS = ("vocab_size",)
 
