@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aprfmt.arch import grouped_rows, joining_steps, layout_steps
 from aprfmt.arch.element_moves import compose_moves, invert_moves, merge_moves
 from aprfmt.arch.grouped_rows import ByGroup, Tiled
-from aprfmt.arch.joining_steps import KvB, Split, Stacked
+from aprfmt.arch.joining_steps import Joined, KvB, Split, Stacked
 from aprfmt.arch.layout_steps import (
     Added,
     HalvesBelow,
@@ -284,7 +284,8 @@ def test_a_stack_of_another_count_or_of_too_few_axes_is_refused(
         (HalvesExchanged(), [(3, 4, 6)]), (Split(("a", "b")), [(5, 2)]),
         (Split(("a", "b"), axis=1), [(4, 5, 2)]), (Split(("a", "a"), interleaved=True), [(6, 2)]),
         (Stacked("a"), [(4, 5)] * 3), (Stacked("a", axis=1), [(4, 5)] * 3),
-        (ByGroup("a", ("2*a", "a"), ((0,), (1,))), [(9, 5)]),
+        (ByGroup("a", ("2*a", "a"), ((0,), (1,))), [(9, 5)]), (HalvesBelow(), [(3, 4)]),
+        (Joined(("a", "b")), [(3, 5), (2, 5)]),
         (Tiled("a", axis=1), [(4, 18, 2)]), (Tiled("a", "b"), [(20, 2)]),
     ],
     ids=str,
@@ -295,8 +296,12 @@ def test_as_many_runs_as_are_allowed_are_listed_and_one_more_is_decoded(
     hp = {"a": 3, "b": 2, "delta_key_heads": 2, "delta_value_heads": 6}
     moves = step.moves(stored, hp)
     assert moves is not None
+    x = arrays(stored)
+    assert gathered(moves, x) == [y.reshape(-1).tolist() for y in step.undo(x, hp)]
     runs = sum(len(row) for row in moves)
     assert runs > 1
+    if isinstance(step, (HalvesBelow, Joined)):
+        return  # as many runs as rows or tensors: always listed
     for allowed, expected in ((runs, moves), (runs + 1, moves), (runs - 1, None)):
         for module in (layout_steps, grouped_rows, joining_steps):
             monkeypatch.setattr(module, "MAX_MOVES", allowed)
@@ -311,6 +316,20 @@ def test_as_many_runs_as_are_allowed_are_listed_and_one_more_is_decoded(
         (Transposed(), [(3, 4)], [[(4,)], [()]], "expected two axes or more"),
         (TransposedEach(), [(3, 4), (2, 5, 6)], [[(3, 4), (4,)], [(4,)]], "two axes or more"),
         (RowsPermuted("a"), [(12, 5)], [[(9, 5)], [()]], "expected 3 heads with an even number"),
+        (
+            Joined(("a", "b")),
+            [(3, 5), (2, 5)],
+            [[(3, 5)], [(3, 5), (2, 4)], [(3, 5), (3, 5)], [(3,), ()], [(5, 5), (0, 5), (0, 5)]],
+            "expected 2 parts of 3 \\+ 2 rows together, otherwise alike",
+        ),
+        (Split(("a", "b")), [(5, 2)], [[(4, 2)], [()], [(5, 2), (5, 2)]], "expected"),
+        (
+            Tiled("a", axis=1),
+            [(4, 18, 2)],
+            [[(4, 17, 2)], [(18,)]],
+            "has (17|0) on axis 1; expected 0",
+        ),
+        (ByGroup("a", ("2*a", "a"), ((0, 1),)), [(9, 5)], [[(8, 5)], [()]], "expected"),
         (Oriented("a", "b"), [(3, 2)], [[(3,)], [(2, 4)]], "expected"),
     ],
     ids=str,
@@ -318,11 +337,22 @@ def test_as_many_runs_as_are_allowed_are_listed_and_one_more_is_decoded(
 def test_a_shape_that_a_step_cannot_have_is_refused(
     step: LayoutStep, stored: list[tuple[int, ...]], wrong: list[list[tuple[int, ...]]], said: str
 ) -> None:
-    hp = {"a": 3, "b": 2}
-    assert step.permutes and len(step.shapes(stored, hp)) == len(stored)
+    hp, x = {"a": 3, "b": 2, "delta_key_heads": 2, "delta_value_heads": 6}, arrays(stored)
+    assert step.permutes and step.shapes(stored, hp) == [y.shape for y in step.undo(x, hp)]
     for shapes in wrong:
         with pytest.raises(ArchError, match=said):
             step.shapes(shapes, hp)
+
+
+def test_parts_are_cut_from_a_joined_tensor_in_their_order() -> None:
+    """Also in other parts than are written, as long as they add up."""
+    whole, step, hp = np.arange(10).reshape(5, 2), Joined(("a", "b")), {"a": 3, "b": 2}
+    first, second = step.apply([whole], hp)
+    assert np.array_equal(first, whole[:3]) and np.array_equal(second, whole[3:])
+    assert step.shapes([(1, 2), (4, 2)], hp) == [(5, 2)]
+    assert np.array_equal(step.undo([whole[:1], whole[1:]], hp)[0], whole)
+    with pytest.raises(ArchError, match="expected 5 rows"):
+        step.apply([whole[:4]], hp)
 
 
 def test_each_of_several_tensors_is_transposed_by_itself() -> None:

@@ -395,3 +395,28 @@ def test_a_short_rest_of_what_was_read_in_part_is_kept(
     ahead.get(40, 45)
     assert [one.start for one in ahead._expected] == ([0, 40] if short else [40])
     ahead.close()
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "joined"),
+    [
+        (20, 29, True), (20, 30, False), (24, 30, True), (25, 30, False), (19, 22, False),
+        (20, 21, True), (24, 33, True), (24, 34, False),
+    ],
+)  # fmt: skip
+def test_a_short_range_joins_the_one_just_before_it(
+    start: int, stop: int, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of fewer than LITTLE bytes, and fewer than NEXT behind it; a longer one is its own."""
+    monkeypatch.setattr(read_ahead, "LITTLE", 10)
+    monkeypatch.setattr(read_ahead, "NEXT", 5)
+    ahead = ReadAhead(len(DATA), lambda start, stop: memoryview(DATA)[start:stop])
+    ahead.expect(0, 20)
+    ahead.expect(start, stop)
+    held = [(one.start, one.stop) for one in ahead._expected]
+    assert held == ([(0, stop)] if joined else [(0, 20), (start, stop)])
+    for begin, end in held:
+        assert ahead.awaits(begin, end) and ahead.awaits(begin + 1, end - 1)
+        assert not ahead.awaits(begin, end + 40) and not ahead.awaits(end + 40, end + 41)
+    ahead.close()
+    assert not ahead._expected and not ahead._parts and not ahead.awaits(0, 1)
