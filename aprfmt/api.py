@@ -221,7 +221,7 @@ def evaluate(
         # An untrained model is expected near the loss of a uniform guess.
         kind: Literal["trained", "random"] = "random" if random_weights else "trained"
         checks = assess_loss(found.loss, kind, str(run.model.path))
-        if other is not None and found.other is not None:
+        if other is not None and found.other is not None and found.loss.tokens:
             checks += assess_loss(found.other, kind, str(other.model.path))
         report = Report(str(run.model.path), tuple(checks))
         return Evaluation(

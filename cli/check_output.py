@@ -1,7 +1,7 @@
 """Prints the checks of `validate`, the gates of `qa`, and every other PASS or FAIL."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,21 @@ ALIKE = 3  # findings of one kind that have a line each; more share one
 LINES = 20  # findings printed for one check; --json has more
 
 
-def show_checks(checks: "Iterable[Check]") -> None:
+def show_checks(checks: "Sequence[Check]") -> None:
     """Print a line for each check: outcome, name, what was found and what was expected."""
     for check in checks:
-        todo = f"; {check.todo}" if check.todo else ""
-        text = f"{check.outcome:7} {check.name}: {check.found}; expected {check.expected}{todo}"
-        render.say(text, style=STYLES[check.outcome])
+        render.say(f"{check.outcome:7} {_check_text(check, checks)}", style=STYLES[check.outcome])
+
+
+def _check_text(check: "Check", among: "Sequence[Check]") -> str:
+    """Return a check as text without its outcome.
+
+    It says where it looked if another check `among` them has its name: one for each model.
+    """
+    twice = sum(one.name == check.name for one in among) > 1
+    place = f"{check.where}: " if twice and check.where else ""
+    todo = f"; {check.todo}" if check.todo else ""
+    return f"{check.name}: {place}{check.found}; expected {check.expected}{todo}"
 
 
 def verdict_line(found: "Pronounced") -> "Line":
@@ -31,14 +40,10 @@ def verdict_line(found: "Pronounced") -> "Line":
     return found.says, STYLES[found.word.replace("-", "_")]
 
 
-def failure_lines(checks: "Iterable[Check]") -> "list[Line]":
+def failure_lines(checks: "Sequence[Check]") -> "list[Line]":
     """Return a (text, style) line for each check that did not pass, NOT-RUN ones included."""
     return [
-        (
-            f"  {one.outcome.replace('_', '-')} {one.name}: {one.found}; expected {one.expected}"
-            f"{f'; {one.todo}' if one.todo else ''}",
-            STYLES[one.outcome],
-        )
+        (f"  {one.outcome.replace('_', '-')} {_check_text(one, checks)}", STYLES[one.outcome])
         for one in checks
         if one.outcome != "PASS"
     ]
@@ -55,11 +60,11 @@ def show_validation(report: "Validation") -> None:
     width = max(len(check.name) for check in report.checks)
     for check in report.checks:
         word = check.outcome.replace("_", "-")
-        said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
+        said = "" if check.outcome == "FAIL" else render.escape(render.fit_names(check.found), 300)
         render.line(f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=styles[check.outcome])
         noted = [one.finding for one in report.findings if one.check == check.name]
         for text in render.first_rows(_finding_lines(noted, report.strict), LINES, " " * 9):
-            render.line("         " + render.escape(text, 1000))
+            render.line("         " + render.escape(render.fit_names(text), 1000))
     show_verdict(report.pronounced)
 
 

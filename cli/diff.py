@@ -299,7 +299,7 @@ def _print_everything(report: DiffReport, top: int, found: Pronounced) -> None:
     _print_not_compared(found)
     for one in report.relations:
         render.say(f"  {one.side.upper()}: {one.relation.text}", style="bad")
-    _print_findings(report.findings)
+    _print_findings((*report.contradicted, *report.findings))
     for text in (*_derivation_lines(report.tensors), *_layout_lines(report.tensors)):
         render.say(text)
     _print_fields("hyperparameters", report.hyperparameters)

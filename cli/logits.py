@@ -1,5 +1,7 @@
 """`aprfmt logits`: the logits of every token, as a file, and the gate a working model passes."""
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -118,7 +120,7 @@ def command(
         said,
         verdict.exit,
         lambda: show(body, report.checks, verdict),
-        answer=lambda: answer(body, report, verdict),
+        answer=lambda: answer(body, ids, report, verdict),
     )
 
 
@@ -136,10 +138,13 @@ def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") 
     check_output.show_verdict(verdict)
 
 
-def answer(body: LogitsResult, report: "Report", verdict: "Pronounced") -> "list[Line]":
-    """Return the short answer as (text, style) lines: verdict, failed checks, top tokens.
+def answer(
+    body: LogitsResult, ids: Sequence[int], report: "Report", verdict: "Pronounced"
+) -> "list[Line]":
+    """Return the short answer as (text, style) lines: verdict, failed checks, top tokens, next.
 
-    `body` is the JSON of `logits`.
+    `body` is the JSON of `logits`, `ids` are the tokens, which the next command traces where a
+    check failed.
     """
     best = ", ".join(
         f"{one['id']} {render.quote_token(one.get('piece', ''))} {one['logit']:.4f}"
@@ -154,4 +159,8 @@ def answer(body: LogitsResult, report: "Report", verdict: "Pronounced") -> "list
     if body["output"]:
         shape = render.shape_text(body["shape"])
         lines.append((f"  {shape} float32 -> {body['output']}", ""))
+    if verdict.exit == 1:
+        told = ",".join(map(str, ids))
+        traced = f"aprfmt trace {shlex.quote(report.subject)} --payload --ids {told}"
+        lines.append((f"next: {traced}", "head"))
     return lines

@@ -1,5 +1,6 @@
 """`aprfmt logits --reference`: log-probabilities of two runs by token, as one table."""
 
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -30,7 +31,7 @@ def compare_logprob_sides(
     since it writes logits of a run. Raises UsageError where the two are of different tokens,
     FormatError where they have no position in common.
     """
-    from aprfmt.measure.logprob_tables import compare_logprobs, rows_from_logits
+    from aprfmt.measure.logprob_tables import LogprobMatrix, compare_logprobs, rows_from_logits
 
     if out is not None:
         raise UsageError("--out writes a run's logits; leave --reference out")
@@ -69,6 +70,10 @@ def compare_logprob_sides(
                 "of the same tokens"
             )
         verdict = table_verdict(table, str(loaded or reference))
+        # Of a saved trace `diagnose` says why; an answer of a server has no points.
+        saved = verdict.exit == 1 and loaded is None and isinstance(theirs, LogprobMatrix)
+        both = f"{shlex.quote(str(run.model.path))} {shlex.quote(str(reference))}"
+        commands = (f"aprfmt diagnose {both}",) if saved else ()
         body: dict[str, Any] = {
             "here": name, "reference": str(reference),
             "tokens": {"ids": ids, "text": None}, "logprobs": table.to_json(),
@@ -76,7 +81,7 @@ def compare_logprob_sides(
         }  # fmt: skip
     return render.emit(
         body, verdict.exit, lambda: show(table, verdict, str(reference)),
-        answer=lambda: answer(table, verdict, str(reference)),
+        answer=lambda: answer(table, verdict, str(reference), commands),
     )  # fmt: skip
 
 
@@ -251,8 +256,10 @@ def _number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def answer(table: "LogprobTable", verdict: "Pronounced", reference: str) -> "list[Line]":
-    """Return the short answer as (text, style) lines: the verdict, the first position beyond.
+def answer(
+    table: "LogprobTable", verdict: "Pronounced", reference: str, commands: "Sequence[str]" = ()
+) -> "list[Line]":
+    """Return the short answer as (text, style) lines: verdict, first position beyond, `commands`.
 
     `table` is the comparison of both sides.
     """
@@ -260,4 +267,4 @@ def answer(table: "LogprobTable", verdict: "Pronounced", reference: str) -> "lis
     lines: list[Line] = [(f"{text} (against {reference})", style)]
     if table.first is not None:
         lines.append((f"  first position beyond: {_first_position_text(table)}", "bad"))
-    return lines
+    return [*lines, *((f"next: {one}", "head") for one in commands)]

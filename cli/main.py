@@ -282,6 +282,8 @@ def _print_error(args: list[str], kind: str, message: str, error: Exception) -> 
     `kind` is the key of the error in JSON. The code is 2, or 141 for a closed pipe. With --debug
     the traceback is printed too.
     """
+    from aprfmt.cli.render import fit_names
+
     if "--debug" in args:
         import traceback
 
@@ -289,7 +291,7 @@ def _print_error(args: list[str], kind: str, message: str, error: Exception) -> 
             ours = piece.startswith(("  File ", "Traceback ", "\n"))
             for line in piece.rstrip("\n").split("\n") if ours else [piece.rstrip("\n")]:
                 click.echo(escape(line), err=True)
-    click.echo(f"aprfmt: {escape(message)}", err=True)
+    click.echo(f"aprfmt: {escape(fit_names(message))}", err=True)
     form = requested_format(args)
     if form in ("sarif", "junit"):
         from aprfmt.cli.ci_reports import ReportCase

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import threading
@@ -16,8 +17,9 @@ import click
 
 from aprfmt.base.protocols import Note
 from aprfmt.base.text_escape import escape as escape
-from aprfmt.base.text_escape import guard_text
+from aprfmt.base.text_escape import guard_text, shorten_names
 from aprfmt.cli import output_format
+from aprfmt.cli.commands import COMMANDS
 
 if TYPE_CHECKING:
     from aprfmt.cli.ci_reports import ReportCase
@@ -179,8 +181,27 @@ def line(text: str = "", *, style: str = "") -> None:
 
 
 def say(text: str, *, style: str = "") -> None:
-    """Print a line that may hold text of files; all of it is escaped."""
-    line(escape(text), style=style)
+    """Print a line that may hold text of files; all of it is escaped, and long names shortened."""
+    line(escape(fit_names(text)), style=style)
+
+
+# Commands whose answer is what a file holds: text, values, names.
+_WHOLE = ("cat", "explain", "hash", "hex", "run", "template", "tensors", "tokenize")
+_COMMAND = re.compile(rf"\baprfmt (?:{'|'.join(sorted(COMMANDS))}) ")
+
+
+def fit_names(text: str) -> str:
+    """Return a line with names of hundreds of characters shortened, not yet escaped.
+
+    A command in it stays whole, and so does everything with -v, and where the answer is what a file
+    holds.
+    """
+    context = click.get_current_context(silent=True)
+    if context is not None and (context.params.get("verbose") or context.info_name in _WHOLE):
+        return text
+    found = _COMMAND.search(text)
+    end = len(text) if found is None else found.start()
+    return shorten_names(text[:end]) + text[end:]
 
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -216,7 +237,7 @@ def warn(text: str, key: str) -> None:
     if text not in said:
         said.add(text)
         STATUS.clear()
-        click.echo(f"warning: {escape(text)} (aprfmt explain {key})", err=True)
+        click.echo(f"warning: {escape(fit_names(text))} (aprfmt explain {key})", err=True)
 
 
 def warn_note(note: Note) -> None:
@@ -234,7 +255,7 @@ def table(
 
     `styles` is {row number: style}. A terminal gets rules and folded cells.
     """
-    cells = [[escape(str(cell)) for cell in row] for row in rows]
+    cells = [[escape(fit_names(str(cell))) for cell in row] for row in rows]
     alignment = alignments.ljust(len(headers), "l")
     if colours():
         from aprfmt.cli import terminal
@@ -267,7 +288,7 @@ def say_verdict(text: str, style: str) -> None:
     from aprfmt.cli import terminal
 
     STATUS.clear()
-    terminal.print_panel(escape(text), style)
+    terminal.print_panel(escape(fit_names(text)), style)
 
 
 def first_rows(rows: Sequence[T], count: int, indent: str = "", what: str = "more") -> Iterator[T]:
@@ -285,11 +306,11 @@ def first_rows(rows: Sequence[T], count: int, indent: str = "", what: str = "mor
 
 def print_pairs(rows: Iterable[tuple[str, object]]) -> None:
     """Print an indented line `name  value` for each pair, with names padded to one width."""
-    listed = [(name, escape(str(value))) for name, value in rows]
+    listed = [(escape(fit_names(name)), escape(fit_names(str(value)))) for name, value in rows]
     width = max((len(name) for name, _ in listed), default=0)
     STATUS.clear()
     for name, value in listed:
-        click.echo(f"  {escape(name).ljust(width)}  {value}")
+        click.echo(f"  {name.ljust(width)}  {value}")
 
 
 def size_text(count: int) -> str:

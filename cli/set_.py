@@ -85,22 +85,25 @@ def check_metadata_values(opened: "Model", template: bool) -> dict[str, list[str
     """
     from aprfmt.checks.check_runner import run_check
     from aprfmt.checks.context import CheckContext
+    from aprfmt.checks.file.vocabulary import find_unknown_names
     from aprfmt.checks.table import file_checks
     from aprfmt.model.resolve import OWN_KEY_USED
 
     context = CheckContext(opened, opened.forced, None, None)
-    answers = [
-        run_check(row, context)
+    findings = {
+        row.name: run_check(row, context).findings
         for row in file_checks()
         if row.name in DOUBTS or (template and row.name == TEMPLATE)
-    ]
+    }
+    # The check of the tokenizer builds it, which takes seconds.
+    findings["names of the tokenizer"] = tuple(find_unknown_names(context))
     found = {
-        answer.name: [
+        name: [
             f"{f.where}: {f.found}; expected {f.expected}".removeprefix(f"{opened.path}: ")
-            for f in answer.findings
+            for f in rows
             if not f.found.endswith(OWN_KEY_USED)  # the set key, unlike a verbatim copy
         ]
-        for answer in answers
+        for name, rows in findings.items()
     }
     found["names of the architecture"] = list(conflicting_architectures(opened))
     return found

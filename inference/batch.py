@@ -30,6 +30,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 POSITIONS = ("position_ids",)  # transformers: they begin anew with each document
 LENGTHS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "cu_seqlens_k", "cu_seq_lens_k")
 DOCUMENTS = ("document_ids", "doc_ids", "segment_ids", "sequence_ids", "seq_idx")
+# What a trainer multiplies its routers' auxiliary losses by, by the keys of transformers.
+BALANCE, Z_LOSS = "router_aux_loss_coef", "router_z_loss_coef"
 # What `labels[t]` may be: the token at t + shift. 0 is transformers' convention (the loss shifts),
 # 1 that of loaders that shift themselves; the others are mistakes of the file.
 SHIFTS: Mapping[int, str] = {
@@ -51,7 +53,9 @@ class Batch:
     [samples, tokens] numbers the documents of a packed row from 0; the first token of each but the
     first is no label, and `edges` says how many such tokens the file has labels for. `unread` are
     arrays of the file that nothing here reads. `ends` are the ids that end a turn or a text;
-    `labels_given` and `mask_given` say whether the file has these arrays.
+    `labels_given` and `mask_given` say whether the file has these arrays. `router_balance` and
+    `router_z` are what the auxiliary losses of routers are multiplied by in the trainer's loss,
+    None where the file does not say it; `router_by_config`: the model's configuration says it.
     """
 
     path: Path
@@ -66,6 +70,9 @@ class Batch:
     ends: frozenset[int] = frozenset()
     labels_given: bool = True
     mask_given: bool = True
+    router_balance: float | None = None
+    router_z: float | None = None
+    router_by_config: bool = False
 
     @property
     def document_count(self) -> int:
@@ -143,6 +150,11 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
             for name in (*POSITIONS, *LENGTHS, *DOCUMENTS)
             if name in file.arrays
         }
+        factors = {
+            name: _factor(path, name, file.read(name))
+            for name in (BALANCE, Z_LOSS)
+            if name in file.arrays
+        }
         names = {name for known in NAMES.values() for name in known} | set(packed)
         unread = tuple(sorted(set(file.arrays) - names))
     # The ids, and a mask whose padding is at the ends of rows only.
@@ -196,6 +208,8 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         frozenset(ends),
         given is not None,
         found["mask"] is not None,
+        factors.get(BALANCE),
+        factors.get(Z_LOSS),
     )
     # The first token of a document is no label: no row of its document predicts it.
     edges = int((label & batch.document_starts).sum()) if given is not None else 0
@@ -313,6 +327,17 @@ def _read_array(file: NpzFile, name: str, known: tuple[str, ...]) -> Numbers | N
     if len(there) > 1:
         raise FormatError(f"{file.path}: holds {' and '.join(there)}; expected one array of {name}")
     return file.read(there[0]) if there else None
+
+
+def _factor(path: Path, name: str, values: Numbers) -> float:
+    """Return an array of one number as a float of at least 0; FormatError for another one."""
+    number = float(values.reshape(-1)[0]) if values.size == 1 and values.dtype.kind in "fiu" else -1
+    if not 0 <= number < np.inf:
+        raise FormatError(
+            f"{path}: {name} is {shorten(str(values.tolist()), 80)}; expected one number of at "
+            "least 0"
+        )
+    return number
 
 
 def _check_integers(

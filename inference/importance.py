@@ -59,13 +59,14 @@ def collect_imatrix(
     `ids` are the text's tokens, of which the first `prefix` are repeated before every window; what
     fills no window at the end is left out, and a short text is one window. `chunks` limits the
     number of windows. `progress` is called with (windows done, all windows). Raises UsageError for
-    a text without tokens, ArchError for a model that does not run.
+    a text that fills no window, ArchError for a model that does not run.
     """
     size = min(CHUNK, int(model.hyper["context_length"]), len(ids))
-    if size < 2:
-        raise UsageError(f"{name}: {len(ids)} tokens; expected a text, best of some thousand words")
-    planned, _ = plan_windows([Sample(name, ids, prefix=prefix)], size, convention="llama.cpp")
+    text = [Sample(name, ids, prefix=prefix)]
+    planned = plan_windows(text, size, convention="llama.cpp")[0] if size > 1 else []
     passes = [window.ids(ids) for _, cut in planned for window in cut][:chunks]
+    if not passes:
+        raise UsageError(f"{name}: {len(ids)} tokens; expected a text, best of some thousand words")
     sums: Sums = {}
     model.cache_remote_reads()
     with Session.open(model, _CountingBackend(sums)) as session:

@@ -510,7 +510,8 @@ def _captured_shapes(model: Model, tokens: int) -> Iterator[tuple[PointInstance,
     if block.recurrence in ("gated_delta", "kimi_delta"):
         heads, width, value = (int(hp[f"delta_{name}"]) for name in _DELTA_SIZES)
         channels = 2 * int(hp["delta_key_heads"] or heads) * width + heads * value
-        sizes |= {"value_heads": heads, "channels": channels, "delta_channels": channels}
+        decays = heads * (width if block.recurrence == "kimi_delta" else 1)
+        sizes |= {"channels": channels, "delta_channels": channels, "delta_decays": decays}
     elif block.recurrence == "short_conv":
         sizes["channels"] = int(hp["hidden_size"])
     elif block.recurrence in ("mamba", "mamba2"):

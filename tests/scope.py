@@ -74,6 +74,9 @@ FAMILIES: Mapping[str, Family] = {
     "tests/adapters/test_merging.py::test_peft_makes_its_file_again": Family(3),
     "tests/agents/test_play.py::test_the_skills_advice_is_right": Family(4),
     "tests/arch/test_find.py": Family(4),
+    "tests/arch/test_hyper.py::test_a_wrong_value_is_read_or_refused_by_the_name_of_a_key": Family(
+        8
+    ),
     "tests/arch/test_listed.py::test_an_unsaid_base_is_that_of_transformers": Family(4),
     "tests/arch/test_listed.py::test_there_and_back_is_the_same_file": Family(8),
     "tests/arch/test_names.py": Family(4),
@@ -196,6 +199,8 @@ FAMILIES: Mapping[str, Family] = {
     "tests/training/test_judged_steps.py": Family(8),
     "tests/training/test_step.py": Family(7),
     "tests/training/test_points.py::test_every_point_that_a_hook_saves_is_transformers": Family(8),
+    "tests/training/test_points.py::"
+    "test_every_point_of_a_pass_has_a_gradient_but_those_of_a_choice": Family(8),
 }
 # Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({

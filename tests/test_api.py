@@ -43,11 +43,14 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("at", ROWS, ids=str)
 def test_a_slice_is_that_of_the_array(encoded: Path, at: Any) -> None:
+    tried = set()
     with aprfmt.open(encoded) as model:
         for tensor in model.values():
             if len(tensor.shape) < 2 and isinstance(at, tuple) and len(at) > 1:
                 continue
             np.testing.assert_array_equal(tensor[at], tensor.numpy()[at], strict=True)
+            tried.add(tensor.encoding)
+    assert tried >= {"Q4_K", "Q8_0", "BF16", "F16", "IQ4_NL", "Q6_K"}
 
 
 def test_an_index_too_far_is_an_index_error(encoded: Path) -> None:

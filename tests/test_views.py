@@ -51,7 +51,9 @@ def test_a_role_is_the_same_tensor_in_every_format(models: tuple[Model, Model]) 
 
 def test_rows_and_chunks_are_those_of_the_whole(models: tuple[Model, Model]) -> None:
     for model in models:
-        for view in (*model.roles.values(), *model.values()):
+        views = (*model.roles.values(), *model.values())
+        assert len(views) == len(model.roles) + len(model) > 20
+        for view in views:
             values = view.numpy().reshape(-1, view.shape[-1])
             middle = len(values) // 2
             np.testing.assert_array_equal(view.rows(middle, len(values)), values[middle:])

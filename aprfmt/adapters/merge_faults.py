@@ -29,6 +29,9 @@ ONCE, NOT, EITHER = "once", "not at all", "once or not at all"
 OTHERWISE, MORE = "otherwise", "once and another change"
 TIMES = {2: "twice", 3: "3 times", -1: "subtracted"}
 NEAR, LITTLE = 0.05, 0.25  # of the projection to a whole number, and of what it leaves
+MANY = 3  # times that another weight's change is added, at most
+SAMPLE = 1 << 16  # values on which sums of changes are fitted
+ELSE = "no change of the adapter gives the rest: another base than A, or B was changed beside it"
 MOST = 0.99  # share of the values that a quantized base has to give
 CHANCE = 0.7  # share of values that may lie on a code's entries by chance
 WIDE = 0.005  # share of the values that a rounded base leaves a step off, at least
@@ -215,6 +218,7 @@ def _judge_whole(
     return (
         _usual_multiple(merge, found, factors)
         or _misplaced_change(merge, found, others)
+        or _summed_changes(merge, found, others)
         or _judge_other_base(merge, found)
         or _judge_by_projection(merge, found)
     )
@@ -256,10 +260,68 @@ def _misplaced_change(
             continue
         for own, word in ((0, "in place of its own"), (1, "after its own")):
             total = own * merge.change + change
-            if _sum_gives(merge, merge.plain + total, total):
+            if _sum_gives(merge, merge.plain + total, total, 1 + own):
                 says = f"the change of {key} was added {word}"
                 return found._replace(found="another weight's change", says=says)
     return None
+
+
+def _summed_changes(
+    merge: Merge, found: Judged, others: Callable[[], Iterable[OtherChange]]
+) -> Judged | None:
+    """Return the judgement that B has whole multiples of several weights' changes; None if not.
+
+    The multiples are fitted on a sample and have to be whole numbers; their sum has to give B: in a
+    plain float type every value, in a packed one what its steps leave.
+    """
+    step = max(1, merge.plain.size // SAMPLE)
+
+    def sample(values: "F64") -> "F64":
+        return values.reshape(-1)[::step]
+
+    held = {
+        one.key: sample(one.change)
+        for one in others()
+        if one.change.shape == merge.change.shape and one.change.any()
+    }
+    if not held:
+        return None
+    columns = np.stack([sample(merge.change), *held.values()], axis=1)
+    fitted = np.linalg.lstsq(columns, sample(merge.theirs - merge.plain), rcond=None)[0]
+    whole = np.rint(fitted)
+    if np.abs(fitted - whole).max() > NEAR or np.abs(whole).max() > MANY or not whole[1:].any():
+        return None
+    times = dict(zip(held, whole[1:], strict=True))
+    total, moved = whole[0] * merge.change, np.abs(whole[0] * merge.change)
+    for one in others():
+        if times.get(one.key):
+            total += times[one.key] * one.change
+            moved += np.abs(times[one.key] * one.change)
+    left = merge.theirs - merge.plain - total
+    if merge.encoding in FRACTIONS:
+        # Each sum was rounded, at sizes up to those of all parts together.
+        rounds = int(np.abs(whole).sum())
+        slack = rounds * _half_spacing(np.abs(merge.plain) + moved, merge.encoding)
+        slack += np.ldexp(moved, -1 - FRACTIONS[merge.encoding])
+        slack += SUMS * np.abs(merge.theirs).max(initial=0.0)
+        if not (np.abs(left) <= slack).all():
+            return None
+    elif np.linalg.norm(left) >= _allowed_rest(merge) * np.linalg.norm(merge.change):
+        return None
+    added = [
+        key if count == 1 else f"{key} ({TIMES.get(round(count), f'{count:g} times')})"
+        for key, count in times.items()
+        if count
+    ]
+    says = f"the change of {' and that of '.join(added)} was added "
+    says += "after its own" if whole[0] else "in place of its own"
+    return found._replace(found="another weight's change", says=says)
+
+
+def _allowed_rest(merge: Merge) -> float:
+    """Return the norm that B's packed type may leave, relative to the change."""
+    size = float(np.linalg.norm(merge.change))
+    return max(LITTLE, 1.5 * merge.noise * float(np.linalg.norm(merge.plain)) / size)
 
 
 def find_added_change(
@@ -290,8 +352,7 @@ def _judge_by_projection(merge: Merge, found: Judged) -> Judged:
     quantized ones. `found` comes back as it is where no number of times fits.
     """
     times, rest = found.times, found.rest
-    size = math.sqrt(float(np.square(merge.change).sum()))
-    allowed = max(LITTLE, 1.5 * merge.noise * float(np.linalg.norm(merge.plain)) / size)
+    allowed = _allowed_rest(merge)
     error = 4 * rest / math.sqrt(merge.plain.size)
     near = round(times)
     if abs(times - near) < max(NEAR, error) and rest < allowed:
@@ -311,7 +372,7 @@ def _judge_by_projection(merge: Merge, found: Judged) -> Judged:
             word = NOT if near == 0 else TIMES.get(near, f"{near} times")
             return found._replace(found=word)
     if abs(times - 1) < max(0.01, error) and error < 0.5:
-        return found._replace(found=MORE, says="the base that was merged is another than A")
+        return found._replace(found=MORE, says=ELSE)
     return found
 
 

@@ -55,16 +55,16 @@ class ExecutionOrder:
         layered = [i for i, rule in enumerate(spec.tensors) if rule.layered]
         self._first = layered[0] if layered else 0
 
-    def __call__(self, key: str) -> tuple[int, int, int]:
-        """Return the sort key of a role key: (phase, layer, place in the tensor table).
+    def __call__(self, key: str) -> tuple[int, int, int, str]:
+        """Return the sort key of a role key: (phase, layer, place in the tensor table, the key).
 
         Phase 0 is before the layers (embedding), 1 a layer, 2 after the layers. The layer is 0
-        where there is none.
+        where there is none. Roles that are not in the table come last, by their names.
         """
         layer, role = split_key(key)
         rank = self._rank.get(role, len(self._rank))
         phase = 1 if layer is not None else 0 if rank < self._first else 2
-        return phase, layer or 0, rank
+        return phase, layer or 0, rank, key
 
 
 def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:

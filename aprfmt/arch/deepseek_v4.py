@@ -286,8 +286,8 @@ def _read_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], str]:
     return tuple(kinds), key
 
 
-def _gguf_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], list[int]] | None:
-    """Return (each layer's kind, each layer's ratio) of a GGUF; None without its ratios.
+def _gguf_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], list[int], str] | None:
+    """Return (each layer's kind, each layer's ratio, key) of a GGUF; None without its ratios.
 
     A layer with an indexer's tensors chooses keys. Without any tensor of a layer, ratio 4 does.
     """
@@ -302,7 +302,7 @@ def _gguf_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], list[int]] |
         _WINDOWED if ratio == 0 else _INDEXED if on else _COMPRESSED
         for ratio, on in zip(ratios, (*indexed, *(False,) * count), strict=False)
     )
-    return tuple(kinds), ratios
+    return tuple(kinds), ratios, found[1]
 
 
 def _layers_rule(name: str) -> HyperRule:
@@ -316,7 +316,7 @@ def _layers_rule(name: str) -> HyperRule:
     def read_gguf(facts: Facts, hp: Params) -> Found:
         """Return (True for each layer of the kind, key) of a GGUF; None without its ratios."""
         found = _gguf_kinds(facts, hp)
-        return found and (tuple(kind == _KINDS[name] for kind in found[0]), _RATIOS)
+        return found and (tuple(kind == _KINDS[name] for kind in found[0]), found[2])
 
     def write_gguf(value: Value, hp: Params) -> Params:
         """Return a GGUF's {key: ratio of each layer}, 0 for a window; empty for other rules."""
@@ -377,13 +377,13 @@ def _rate_rule(name: str) -> HyperRule:
 
         Raises ArchError where layers of the kind have several ratios.
         """
-        kinds, ratios = _gguf_kinds(facts, hp) or ((), [])
+        kinds, ratios, key = _gguf_kinds(facts, hp) or ((), [], "")
         known = {ratio for layer, ratio in zip(kinds, ratios, strict=True) if layer == kind}
         if len(known) > 1 and facts.shapes:
             raise ArchError(
-                f"{_RATIOS}: layers of one kind have the ratios {sorted(known)}; expected one"
+                f"{key}: layers of one kind have the ratios {sorted(known)}; expected one"
             )
-        return (min(known), _RATIOS) if known else None
+        return (min(known), key) if known else None
 
     return HyperRule(
         name,

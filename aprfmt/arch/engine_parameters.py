@@ -72,11 +72,15 @@ WHOLE: Mapping[str, tuple[str, ...]] = {
     "output": ("lm_head.weight",),
 }
 # Parts of names that an engine replaces: its routers have the biases of their experts' scores, and
-# hunyuan's weight in SGLang; its scans have the decay itself, not its logarithm.
+# in SGLang hunyuan's and granitemoe's weight, and lfm2_moe's dense layers and short convolutions;
+# its scans have the decay itself, not its logarithm.
 REPLACED = (
     (".moe_statics.", ".gate."),
     (".expert_bias", ".gate.e_score_correction_bias"),
     (".gate.wg.", ".gate."),
+    (".router.layer.", ".gate."),
+    (".feed_forward.w2.", ".feed_forward.down_proj."),
+    (".conv.conv.weight", ".conv.conv_weight"),
     (".A_log", ".A"),
 )
 # Stacks of all experts: the roles whose rows one has, and the begin of its name.

@@ -52,6 +52,7 @@ class KeyReport:
     of another program leaves to the defaults of the programs that read it. `demanded`: for parts
     whose presence tensors show (biases, norms), whether keys or table defaults require them;
     whether they are present is in the hyperparameters. `contradicted`: key -> what the tensors say.
+    `overruled`: hyperparameter -> what its key says where the tensors are believed.
     """
 
     read: Mapping[str, str]
@@ -62,6 +63,7 @@ class KeyReport:
     assumed: tuple[str, ...] = ()
     demanded: Mapping[str, HyperParam] = field(default_factory=dict)
     contradicted: Mapping[str, str] = field(default_factory=dict)
+    overruled: Mapping[str, HyperParam] = field(default_factory=dict)
 
 
 def convert_value(rule: HyperRule, value: Value, key: str) -> Value:
@@ -140,6 +142,7 @@ class _Reader:
     conflicts: list[str] = field(default_factory=list)
     demanded: dict[str, HyperParam] = field(default_factory=dict)
     contradicted: dict[str, str] = field(default_factory=dict)
+    overruled: dict[str, HyperParam] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Wrap the file's values so that the keys that rules access are recorded."""
@@ -250,6 +253,8 @@ class _Reader:
             self.conflicts.append(f"{found.key} says {rule.name} = {found.value!r}, {said}")
             if found.key:
                 self.contradicted[found.key] = said
+                if wins:
+                    self.overruled[rule.name] = found
         if found is None or wins:
             return HyperParam(actual, "shape", found.key if found else "")
         return found
@@ -306,6 +311,7 @@ class _Reader:
             tuple(self._assumptions()),
             self.demanded,
             self.contradicted,
+            self.overruled,
         )
 
     def _assumptions(self) -> Iterator[str]:
@@ -427,12 +433,17 @@ def derived_tensors(
 
 
 def read_back_hyper(
-    spec: ArchSpec, hp: HyperParams, style: str, written: Mapping[str, Value] | None = None
+    spec: ArchSpec,
+    hp: HyperParams,
+    style: str,
+    written: Mapping[str, Value] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> HyperParams:
     """Return what the style's own keys and derived tensors give back of hyperparameters.
 
     Each has the key or tensor that it is read from. `written` is what `write_hyper` gave, computed
-    if None.
+    if None. `shapes` are the logical shapes of stored tensors by role key, for rules that read keys
+    by them; without them the keys alone count.
     """
     if written is None:
         written = write_hyper(spec, hp, style, complete=False)
@@ -442,7 +453,7 @@ def read_back_hyper(
         else written
     )
     tensors = {n: _Float32Values(v) for n, v in derived_tensors(spec, hp, style).items()}
-    facts = Facts(style, rounded, {}, tensors=tensors)
+    facts = Facts(style, rounded, shapes or {}, tensors=tensors)
     return read_hyper(spec, facts, f"{style} keys of {spec.name}", complete=False)[0]
 
 

@@ -77,6 +77,16 @@ def _read_kv_heads(facts: Facts) -> tuple[list[int], str] | None:
     return [whole_number(count, found[1]) for count in sequence(listed, found[1], 1)], found[1]
 
 
+def each_layer(listed: Sequence[int], key: str, hp: Params) -> Sequence[int]:
+    """Return the number of each layer: one number stands for all layers.
+
+    Raises ArchError where the list of `key` has several, and fewer than there are layers.
+    """
+    count = int(hp["n_layers"])
+    found: Sequence[int] = sequence(listed, key, count if len(listed) > 1 else 1)
+    return found[:count] if len(found) > 1 else [*found] * count
+
+
 def kv_heads_rule(hf_default: int | None = None) -> HyperRule:
     """Return the rule for the key heads of layers with attention; GGUF lists 0 for others."""
 
@@ -126,8 +136,7 @@ def _layers_by_heads_rule(
         found = _read_kv_heads(facts)
         if found is None:
             return None
-        counts = found[0] * (1 if len(found[0]) > 1 else hp["n_layers"])
-        return tuple((count > 0) is attends for count in counts[: hp["n_layers"]]), found[1]
+        return tuple((count > 0) is attends for count in each_layer(*found, hp)), found[1]
 
     return HyperRule(
         name,

@@ -17,6 +17,7 @@ from aprfmt.arch.layer_kinds import (
     STATE_SPACE,
     attention_layers_rule,
     attention_rows,
+    each_layer,
     kv_heads_rule,
 )
 from aprfmt.arch.mamba import (
@@ -59,7 +60,9 @@ def _layer_count_rule() -> HyperRule:
         The length of the list of layer kinds counts, else the stated number of layers.
         """
         found, stated = facts.first(*_KINDS), facts.first(*usual.keys["hf"])
-        return stated if found is None else (len(found[0]), found[1])
+        if found is None:
+            return stated
+        return len(found[0] if isinstance(found[0], str) else sequence(*found)), found[1]
 
     return replace(usual, read={"hf": read})
 
@@ -124,8 +127,7 @@ def _read_wide_layers(facts: Facts, hp: Params) -> Found:
     found = _read_widths(facts)
     if found is None:
         return None
-    widths = found[0] * (1 if len(found[0]) > 1 else hp["n_layers"])
-    return tuple(width > 0 for width in widths[: hp["n_layers"]]), found[1]
+    return tuple(width > 0 for width in each_layer(*found, hp)), found[1]
 
 
 def _layers_by_width_rule(name: str, kind: str) -> HyperRule:

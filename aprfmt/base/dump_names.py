@@ -88,7 +88,8 @@ def parse_dump_path(path: str) -> DumpPlace:
                 elif (axis := rank_axis(key)) and value.isdigit():
                     ranks[axis] = int(value)
                 elif key not in _EMPTY_TAGS and not key.endswith("_size"):
-                    words.append(f"{key}={value}")
+                    # Behind a name: `q_proj.tp_rank=1`.
+                    words.append(_without_ranks(f"{key}={value}", ranks))
             continue
         # Other parts: ranks, then a step, then the name.
         rest = _without_ranks(part, ranks)
@@ -99,7 +100,17 @@ def parse_dump_path(path: str) -> DumpPlace:
             rest = ""  # a folder around the dump, such as the time it was taken
         if rest:
             words.append(rest)
-    return DumpPlace(module_path(".".join(words), layer), ranks, step, layer)
+    return DumpPlace(module_path(".".join(filter(None, words)), layer), ranks, step, layer)
+
+
+def rank_of_axis(axis: str) -> str:
+    """Return what a rank of an axis is called in messages: "tp rank", or "rank" of no axis."""
+    return RANK if axis == RANK else f"{axis} {RANK}"
+
+
+def place_in_dump(step: int, word: str = "pass") -> str:
+    """Return which pass of a dump an array is of, in words: "pass 3"; "" where none is stated."""
+    return f"{word} {step}" if step >= 0 else ""
 
 
 def rank_axis(key: str) -> str:

@@ -31,6 +31,8 @@ _ESCAPED = re.compile(rf"[{_UNSAFE}]|\\(?=\\|{_CODE}|[{_UNSAFE}])")
 _RAW = re.compile(rf"(?!\n)[{_UNSAFE}]")
 _UNIT = re.compile(rf"\\(?:\\|{_CODE})|.", re.DOTALL)  # of escaped text: never cut inside one
 ELLIPSIS = "…"
+LONGEST = 100  # characters of one name in an answer; of a longer one the middle is left out
+_LONG_WORD = re.compile(rf"[^\s,;:()/]{{{LONGEST + 1},}}")
 
 
 def escape(text: str, limit: int | None = None) -> str:
@@ -76,6 +78,14 @@ def shorten(text: str, limit: int) -> str:
     while units and len(units[-1]) + len(kept) <= tail:
         kept = units.pop() + kept
     return head + kept
+
+
+def shorten_names(text: str) -> str:
+    """Return a sentence in which every name longer than LONGEST has an ellipsis in its middle.
+
+    A name ends at a blank, a bracket, a slash or a mark, so that each part of a path is one.
+    """
+    return _LONG_WORD.sub(lambda found: shorten(found[0], LONGEST), text)
 
 
 def _escape(text: str) -> str:

@@ -102,6 +102,47 @@ SHOWN_BY: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_DENIED = "transformers and vLLM drop the stored tensors, llama.cpp and aprfmt use them"
+_MISSING = "transformers fills them with zeros, which change nothing; llama.cpp and aprfmt add none"
+_BIASES = ("attention_bias", "attention_out_bias", "mlp_bias")
+# Flags that a model's own tensors contradict: (hyperparameter, what the flag says) -> what loaders
+# do.
+FLAG_LOADERS: Mapping[tuple[str, bool], str] = {
+    **{(name, False): _DENIED for name in _BIASES},
+    **{(name, True): _MISSING for name in _BIASES},
+    ("tied_embeddings", True): (
+        "transformers 5 keeps the stored head and warns, older ones and vLLM use the embedding, "
+        "llama.cpp and aprfmt the stored head"
+    ),
+    ("tied_embeddings", False): (
+        "no head is stored: transformers draws one at random and warns, llama.cpp and aprfmt use "
+        "the embedding"
+    ),
+    ("parallel_residual", True): (
+        "transformers drops the second norm and adds attention and MLP to one stream, llama.cpp "
+        "and aprfmt follow the tensors"
+    ),
+}
+
+
+def is_read_as_flag(style: str, name: str, says: object) -> bool:
+    """Return whether a contradicted key is a flag of config.json that `contradicted_flags` judges.
+
+    `style` is the key style it is of, `says` what the key says.
+    """
+    return style == "hf" and isinstance(says, bool) and (name, says) in FLAG_LOADERS
+
+
+def lacks_tensors_of(model: Model, name: str) -> bool:
+    """Return whether required tensors that a hyperparameter speaks of are missing from a model."""
+    roles = SHOWN_BY.get(name, ())
+    coverage = model.resolution.coverage
+    return any(
+        key in roles or key.partition(".")[2] in roles
+        for key in (*coverage.missing, *coverage.accepted)
+    )
+
+
 # Parts of a scaling in normal form -> keys of config.json, where they are spelled otherwise.
 _SPELLED: Mapping[str, str] = {
     "original_context_length": "original_max_position_embeddings",

@@ -110,6 +110,28 @@ def read_zero_points(parts: Parts, config: Config, outputs: int, scales: Array) 
     return WeightLayout(scales.shape, codes, values, (1, outputs)).decode()
 
 
+def contradicted_format(parts: Parts, config: Config) -> str | None:
+    """Return the checkpoint_format that a weight's zero points ask for, where config has another.
+
+    A symmetric weight (`sym` is true) has every zero point in the middle of its codes, at 2 **
+    (bits - 1). Where all are one off, by the rule that config states, and in the middle by the
+    other rule, the other is meant. None for any other weight. Raises CodecError as
+    `read_zero_points` does. Source: AutoGPTQ, quantization/quantizer.py (find_params).
+    """
+    if config.get("sym") is not True:
+        return None
+    bits = config_integer(NAME, config, "bits", _BITS)
+    outputs = _weight_shape(parts, config)[0]
+    scales = part_numbers(NAME, parts, ".scales", _FLOAT)
+    stated = config.get("checkpoint_format", "gptq")
+    zeros = read_zero_points(parts, config, outputs, scales)
+    for other, offset in _ZERO_OFFSET.items():
+        moved = offset - _ZERO_OFFSET[str(stated)]
+        if moved and zeros.size and bool((zeros + moved == 1 << (bits - 1)).all()):
+            return other
+    return None
+
+
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of a weight's codes, with its scales, zero points and input groups."""
     bits, (outputs, inputs) = config_integer(NAME, config, "bits", _BITS), shape

@@ -1,6 +1,7 @@
 """`diff`: compares two models tensor by tensor, with their configuration and tokenizer."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from aprfmt.measure.alignment import Alignment, TensorPair, align_models, number
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import contradicted_values, has_trained_head
 from aprfmt.measure.prefetch import BytePrefetch
-from aprfmt.measure.records import DifferenceImage, FieldDiff, SideRelation, TensorDiff
+from aprfmt.measure.records import EQUAL, DifferenceImage, FieldDiff, SideRelation, TensorDiff
 from aprfmt.measure.texts import (
     GENERATION_ITEM,
     TOKENIZER_ITEM,
@@ -28,6 +29,7 @@ from aprfmt.measure.texts import (
 )
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import LATE, Kind, NotCompared, list_not_compared, make_ledger
+from aprfmt.model.own_keys import misleading_keys
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
@@ -191,6 +193,12 @@ def diff_models(
         from aprfmt.measure.difference_image import difference_images as made
 
         pictures = made(pairs, results, images)
+    # Flags that one file contradicts and the other does not: readers compute otherwise.
+    contradicted: tuple[Finding, ...] = ()
+    if "hyperparameters" in only and alignment.by_role:
+        from aprfmt.causes.contradicted_flags import contradiction_findings
+
+        contradicted = (*contradiction_findings(a, b, "A"), *contradiction_findings(b, a, "B"))
     # Remarks about the files, which are no differences.
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     notes += [
@@ -220,7 +228,7 @@ def diff_models(
         str(a.path),
         str(b.path),
         tuple(results),
-        _differing_hyperparameters(a, b, alignment) if "hyperparameters" in only else (),
+        _differing_hyperparameters(a, b, alignment, results) if "hyperparameters" in only else (),
         tokens.rows,
         _differing_metadata(a, b, every="metadata" in asked) if "metadata" in only else (),
         (*alignment.notes, *notes),
@@ -248,6 +256,7 @@ def diff_models(
             if has_trained_head(each, a, b)
         ),
         tuple(not_tried),
+        contradicted,
     )
 
 
@@ -356,10 +365,13 @@ def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
     return any(key.startswith("quantize.imatrix.") for key in metadata)
 
 
-def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDiff, ...]:
+def _differing_hyperparameters(
+    a: Model, b: Model, alignment: Alignment, results: Sequence[TensorDiff]
+) -> tuple[FieldDiff, ...]:
     """Return the differing hyperparameters; () where an architecture is not known.
 
-    All but the context length are decisive: they change the forward pass.
+    All but the context length are decisive, as they change the forward pass, and but what the
+    presence of tensors shows and `results` find equal.
     """
     if not alignment.by_role:
         return ()
@@ -375,6 +387,9 @@ def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tupl
         right = None if other is None else other.value
         if same_value(left, right):
             continue
+        settled = _is_settled(name, results)
+        if settled and _stated_alike(name, a, b):
+            continue
         rows.append(
             FieldDiff(
                 name,
@@ -382,10 +397,62 @@ def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tupl
                 right,
                 "" if mine is None else f"{mine.origin} {mine.key}".strip(),
                 "" if other is None else f"{other.origin} {other.key}".strip(),
-                decisive=name not in ("context_length",),
+                decisive=name not in ("context_length",) and not settled,
             )
         )
-    return tuple(rows)
+    return (*rows, *_misleading_rows(a, b, {row.name for row in rows}))
+
+
+def _misleading_rows(a: Model, b: Model, known: AbstractSet[str]) -> Iterator[FieldDiff]:
+    """Yield the keys by which other programs read the two sides otherwise than they are read here.
+
+    `known` are hyperparameters that are listed as differing. A key of config.json counts against
+    another config.json alone, as a conversion to other keys writes what the tensors say; but one
+    that demands tensors that are not there counts always.
+    """
+    of_a, of_b = misleading_keys(a), misleading_keys(b)
+    if of_a or of_b:
+        from aprfmt.causes.hyperparameters import is_read_as_flag, lacks_tensors_of
+    for name in dict.fromkeys((*of_a, *of_b)):
+        mine, other = of_a.get(name), of_b.get(name)
+        one = mine or other
+        assert one is not None
+        if name in known or (mine and other and same_value(mine.says, other.says)):
+            continue
+        if is_read_as_flag(one.style, name, one.says):
+            continue  # `contradicted` has it
+        decisive = any(
+            each.style != "hf" or a.key_style == b.key_style or lacks_tensors_of(model, name)
+            for model, each in ((a, mine), (b, other))
+            if each is not None
+        )
+        left, right = (
+            (model.hyper[name], "read")
+            if each is None
+            else (each.says, "not there" if each.says is None else "its key")
+            for model, each in ((a, mine), (b, other))
+        )
+        yield FieldDiff(one.key, left[0], right[0], left[1], right[1], decisive=decisive)
+
+
+def _is_settled(name: str, results: Sequence[TensorDiff]) -> bool:
+    """Return whether tensors show a hyperparameter, and all of them have equal values.
+
+    So it is where a head of one file is a copy of the embedding that is the other's head. Without
+    compared tensors they settle it too: what they hold is not asked.
+    """
+    from aprfmt.causes.hyperparameters import SHOWN_BY
+
+    shown = SHOWN_BY.get(name, ())
+    rows = [row for row in results if row.key in shown or row.key.partition(".")[2] in shown]
+    return bool(shown) and all(row.verdict in EQUAL for row in rows)
+
+
+def _stated_alike(name: str, a: Model, b: Model) -> bool:
+    """Return whether both files' keys, or the defaults without them, give the same value."""
+    stated = [model.resolution.report.demanded.get(name) for model in (a, b)]
+    first, second = stated
+    return first is not None and second is not None and same_value(first.value, second.value)
 
 
 @dataclass(frozen=True)

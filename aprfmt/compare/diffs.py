@@ -88,6 +88,7 @@ class DiffReport(Tabular):
     own_values: Mapping[str, str] = field(default_factory=dict)  # KEY=VALUE that B's tensors show
     own_parts: Collection[str] = ()  # causes that speak of a part that B alone has
     not_tried: tuple[str, ...] = ()  # explanations that could not be tried, and why
+    contradicted: tuple[Finding, ...] = ()  # flags that one file contradicts, the other not
 
     def table_rows(self) -> Sequence[Row]:
         """Return one dict per tensor, with its verdict and its distances."""
@@ -95,7 +96,7 @@ class DiffReport(Tabular):
 
     @property
     def causes(self) -> tuple[NamedCause, ...]:
-        """Every cause as a NamedCause: relations first, then what tensors show."""
+        """Every cause as a NamedCause: relations, contradicted flags, then what tensors show."""
         rows = [
             Finding(
                 one.cause,
@@ -109,6 +110,7 @@ class DiffReport(Tabular):
             ).to_named_cause({})
             for one in self.relations
         ]
+        rows += [one.to_named_cause(self.stored) for one in self.contradicted]
         for one in self.findings:
             mends = is_repaired_by_rewriting(one.cause, one.confirmed, one.values)
             mends = mends and CAUSES[one.cause].verdict == "bug"
@@ -209,6 +211,8 @@ class DiffReport(Tabular):
             # A template, or a generation config, may differ where no fact of the tokenizer does.
             apart = sum(item not in accepted for item in self.beside.differing)
             found["tokenizer"] = max(found["tokenizer"], apart)
+        if self.contradicted:
+            found["hyperparameters"] += len(self.contradicted)
         return {name: count for name, count in found.items() if count}
 
     def differing_tensors(self, accept: Collection[str] = ()) -> Sequence[str]:
@@ -360,7 +364,7 @@ class DiffReport(Tabular):
             "tokenizer": [asdict(row) for row in self.tokenizer],
             "metadata": [asdict(row) for row in self.metadata],
             "notes": list(self.notes),
-            "findings": [row.to_diff_json() for row in self.findings],
+            "findings": [row.to_diff_json() for row in (*self.contradicted, *self.findings)],
             "relations": [row.to_json() for row in self.relations],
             "tensors": [row.to_json() for row in self.tensors],
             "damage": [asdict(row) for row in self.damage],

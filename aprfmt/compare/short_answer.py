@@ -7,17 +7,14 @@ Everything else comes with `-v`, in the page and as JSON.
 import re
 from collections.abc import Iterator, Sequence
 
-from aprfmt.base.text_escape import shorten
+from aprfmt.base.text_escape import shorten_names
 from aprfmt.measure.named_causes import NAMED, NamedCause
 
 LINES = 12
 ALIKE = 3  # lines of one kind; more are one line with a count
 COMMANDS = 2
-LONGEST = 100  # characters of one name; of a longer one the middle is left out
 # What differs between two sentences that say one thing of several places.
 PLACES = re.compile(r"\bL?\d[\w.+-]*")
-
-_LONG_WORD = re.compile(rf"[^\s,;:()]{{{LONGEST + 1},}}")
 
 Line = tuple[str, str]
 
@@ -38,11 +35,6 @@ def merge_similar_lines(rows: Sequence[Line]) -> list[Line]:
             text, style = same[0]
             found.append((f"{text} (and {len(same) - 1} more like this)", style))
     return found
-
-
-def with_short_names(text: str) -> str:
-    """Return a sentence in which every name longer than LONGEST has an ellipsis in its middle."""
-    return _LONG_WORD.sub(lambda found: shorten(found[0], LONGEST), text)
 
 
 def cause_lines(
@@ -107,4 +99,4 @@ def short_answer(
         hidden = len(middle) - (room - 1)
         middle = [*middle[: room - 1], (f"  ... {hidden} more lines (-v)", "dim")]
     said = [headline, *middle, *end]
-    return [*((with_short_names(text), style) for text, style in said), *ways]
+    return [*((shorten_names(text), style) for text, style in said), *ways]

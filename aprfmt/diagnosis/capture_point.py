@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aprfmt.causes.forward.capture_names import neighbour_values
-from aprfmt.causes.forward.cut_points import agrees_without, cut_keys, is_computed_from
+from aprfmt.causes.forward.cut_points import (
+    STREAM,
+    agrees_without,
+    cut_keys,
+    is_computed_from,
+    keys_after,
+    recorded_values_are_used,
+)
 from aprfmt.causes.forward.mismatch import Change, Mismatch
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.inference.capture import key_name
@@ -22,8 +29,10 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
 
     The values were recorded elsewhere if a later point that is computed from them agrees.
     """
-    # A later point that depends on this one must agree once this one is left out.
     key = case.view.key
+    if case.view.point in STREAM:
+        return _stream_taken_elsewhere(case)
+    # A later point that depends on this one must agree once this one is left out.
     cut = next((cut for cut in cut_keys(key) if agrees_without(case, cut)), None)
     if cut is None:
         return None
@@ -60,6 +69,38 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         scoped=False,
         most=certainty_of_relations(known),
     )
+
+
+def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
+    """Return a Change that drops a point of the stream, in this layer or in all; None if none fits.
+
+    The next recorded point, which the recorded values do not give, then agrees.
+    """
+    key = case.view.key
+    if recorded_values_are_used(case):
+        return None
+    everywhere = _keys_in_all_layers(case, [case.view.point]) if case.layer >= 0 else {key}
+    for drop in dict.fromkeys((frozenset({key}), frozenset(everywhere))):
+        later = (k for k in keys_after(case) if k not in drop and case.recorded.has_record(k))
+        cut = next(later, "")
+        before = case.found.views.get(cut)
+        if before is None or not before.flagged or before.one_sided_nonfinite:
+            continue
+        after = run_shadow_pass(case.patched, case.without(drop), cut).views.get(cut)
+        if after is None or after.flagged or after.residual is None:
+            continue
+        known = _relation_text(case, key) or "other values"
+        return Change(
+            "capture_point",
+            f"what is recorded was taken at another point: {case.view.point} is {known}; {cut}, "
+            "which is computed from it, agrees",
+            tuple(k for k in (key, *sorted(drop - {key})) if case.recorded.has_record(k)),
+            drop=drop,
+            values={"recorded_as": case.view.point, "is": known, "agrees": cut},
+            scoped=False,
+            most=certainty_of_relations([_relation_text(case, key)]),
+        )
+    return None
 
 
 def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:

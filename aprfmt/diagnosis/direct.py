@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.cut_points import cut_keys
+from aprfmt.causes.forward.cut_points import cut_keys, stream_keys_after
 from aprfmt.diagnosis.found import Evidence, PointRow
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.errors import UsageError
@@ -326,7 +326,7 @@ def _agreeing_later_point(pair: PointDiff, pairs: Sequence[PointDiff]) -> str:
     A difference of the computation would show there, so the point was recorded elsewhere.
     """
     later = {other.key: other for other in pairs}
-    for cut in cut_keys(pair.key):
+    for cut in (*cut_keys(pair.key), *stream_keys_after(pair.key, [*later])):
         other = later.get(cut)
         if other is None or other.rel_l2 is None or pair.rel_l2 is None:
             continue
@@ -346,10 +346,13 @@ def _capture_point_finding(
     """
     known = {pair.key: moved.get(pair.key) or _relation_text(pair, a, b) for pair in beyond}
     says = {key: text or f"{parse_key(key)[0]}: other values" for key, text in known.items()}
-    by_point = {parse_key(key)[0]: text for key, text in reversed(says.items())}
+    by_point = {parse_key(key)[0]: text for key, text in reversed(known.items())}
     first = beyond[0]
     point = parse_key(first.key)[0]
-    words = "; ".join(f"{name} is A's {text}" for name, text in reversed(by_point.items()))
+    words = "; ".join(
+        f"{name} is A's {text}" if text else f"{name} has other values"
+        for name, text in reversed(by_point.items())
+    )
     agrees = dead.get(first.key, "")
     why = f"; {agrees}, which is computed from it, agrees" if agrees else ""
     return Finding(

@@ -285,6 +285,8 @@ class Diagnosis(Tabular):
         left = [one for one in faults if one.to_named_cause({}).remedy is None]
         if not left or any(one.level in ("forward", "capture") for one in left):
             return ""
+        if all(one.side == "A" for one in left):
+            return "no command mends A: it is the side that departs, and B has the right values"
         known = all(one.certainty != "located" for one in left)
         why = (
             "it has to be made again by what made it"
@@ -335,7 +337,11 @@ class Diagnosis(Tabular):
         if self.kind != "derived":
             return ""
         faults = [one for one in self.findings if one.verdict not in ("same", "precision")]
-        names = dict.fromkeys(one.cause or "unknown" for one in faults if one.cause not in DERIVED)
+        names = dict.fromkeys(
+            f"{one.cause} ({one.says})" if one.level == "tensor" else one.cause or "unknown"
+            for one in faults
+            if one.cause not in DERIVED
+        )
         return f"; beside the weights: {', '.join(names)}" if names else ""
 
     def _absent_points_clause(self) -> str:

@@ -1,5 +1,7 @@
 """Compares two models without a pass: identity, hyperparameters, then tensors."""
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.base.budget import Budget
@@ -10,6 +12,7 @@ from aprfmt.causes.hyperparameters import (
     difference_sentence,
     differing_sub_keys,
     hyper_causes,
+    is_read_as_flag,
     tensors_of_hyperparameter,
 )
 from aprfmt.compare import diff_models
@@ -32,6 +35,7 @@ from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import list_keys
 from aprfmt.model.ledger import LATE
+from aprfmt.model.own_keys import misleading_keys
 from aprfmt.model.resolve import ARCH_KEYS, ARCHITECTURE, stated_architecture
 
 _NO_PASS = "forward pass: not needed, all it reads is equal"
@@ -71,6 +75,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     _compare_identity(a, b, report, found)
     if found.reason:
         if found.reason.startswith(KINDS["derived"]):
+            add_flag_findings(a, b, found, measured=False)
             add_tokenizer_findings(a, b, found)
         return found
     tensors = {row.key: row for row in report.tensors}
@@ -78,6 +83,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     if not found.reason:
         compare_tensors(a, b, report, explained, found)
     if found.reason.startswith(KINDS["derived"]):
+        add_flag_findings(a, b, found, measured=False)
         add_tokenizer_findings(a, b, found)  # a training explains no other tokenizer or stop
     if not found.reason:
         add_flag_findings(a, b, found)
@@ -142,6 +148,31 @@ def _architecture_findings(a: Model, b: Model) -> Iterator[Finding]:
             side=label,
             values={key: {"a": a.metadata.get(key), "b": b.metadata.get(key)}},
             next=set_command(model.path, [f"{key}={right}"]),
+            proof=unfitted_proof(),
+        )
+
+
+def _misleading_findings(a: Model, b: Model, row: FieldDiff) -> Iterator[Finding]:
+    """Yield a finding for each side whose own key, that of `row`, misleads other programs.
+
+    Flags of config.json that change the pass are not among them: their effect is measured.
+    """
+    for label, model in (("A", a), ("B", b)):
+        one = next((one for one in misleading_keys(model).values() if one.key == row.name), None)
+        if one is None or is_read_as_flag(one.style, one.name, one.says):
+            continue
+        cause = hyper_causes().get(one.name) if isinstance(one.says, bool) else ""
+        cause = cause or "config_sizes"
+        yield Finding(
+            cause,
+            f"{label}: {one.text}",
+            "config",
+            CAUSES[cause].verdict,
+            (one.key,),
+            True,
+            side=label,
+            values={one.key: {"a": row.a, "b": row.b}},
+            next=set_command(model.path, [shlex.quote(f"{one.key}={json.dumps(one.read)}")]),
             proof=unfitted_proof(),
         )
 
@@ -279,6 +310,10 @@ def _compare_hyperparameters(
             text = f"A is read as {a.spec.name}, B as {b.spec.name}"
             found.evidence.append(Evidence("config", text, (ARCHITECTURE,)))
         found.stated += _architecture_findings(a, b)
+    for row in [row for row in rows.values() if row.name not in (*a.hyper, *b.hyper)]:
+        del rows[row.name]
+        if row.decisive:
+            found.stated += _misleading_findings(a, b, row)
     if not any(
         hyper_causes().get(name) == "rope_scaling" and name != "context_length" for name in rows
     ) and not _differs_by_length(a, b):

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aprfmt.causes import CAUSES
+from aprfmt.causes.tokenizer.special_ids import CHOSEN_BY_TRAINING, ENDS
 from aprfmt.diagnosis.configuration_keys import repair_arguments
 from aprfmt.diagnosis.packing_keys import repair_key_command
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.tokens import has_more_tokens, tokenizer_set_arguments
 from aprfmt.diagnosis.unread import refusal_reason
+from aprfmt.errors import AprfmtError
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
@@ -30,6 +32,7 @@ from aprfmt.measure.named_causes import (
     set_command,
 )
 from aprfmt.model.draft import is_draft_head
+from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
 
 MOST_POINTS = 12  # points that are asked for
 MOST_IDS = 64  # ids of a command; longer ones are in a file
@@ -63,11 +66,14 @@ StepText = Callable[[StepParts, Finding], str]
 def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
     """Return the command that writes B again from A; "" if A is a trace.
 
-    Where B was trained further, the command that compares tensors instead.
+    Where B was trained further, or A's stored tensors are the wrong ones, the command that compares
+    tensors instead.
     """
     if parts.a.kind == "trace":
         return ""
     a, b = parts.a.model, parts.b.model
+    if finding.side == "A" and finding.level == "tensor":
+        return diff_tensors_command(parts, finding)
     if parts.trained or has_trained_head(finding.cause, a, b):  # only B has what it was trained to
         return diff_tensors_command(parts, finding)
     if a is None or b is None:
@@ -163,6 +169,31 @@ def repair_tokenizer_command(parts: StepParts, finding: Finding) -> str:
     return made if made.startswith(MENDS) else seen
 
 
+def keep_training_command(parts: StepParts, finding: Finding) -> str:
+    """Return the command for a tokenizer's choice of a B that was trained further than A.
+
+    A's value would undo what the training meant. Where B's chat template ends turns with a token
+    at which no generation stops, B contradicts itself: it is the `set` command that makes one stop
+    there. Else it is the diff that shows the choice. "" for what B lost, for any other finding, and
+    where A's end is that of B's template.
+    """
+    b, ((name, values), *_) = parts.b.model, [*finding.values.items(), ("", {})]
+    if b is None or not parts.trained or finding.cause not in CHOSEN_BY_TRAINING:
+        return ""
+    if values.get("b") is None:
+        return ""
+    seen = f"aprfmt diff {parts.pair} --only tokenizer"
+    if name not in ENDS:
+        return seen
+    try:
+        open_turn, end = find_unstopped_turn(b.carried), find_turn_end(b.carried)
+    except AprfmtError:
+        return seen
+    if open_turn is not None:
+        return set_command(parts.b.path, [shlex.quote(open_turn.assignment)])
+    return "" if end is not None and values.get("a") == end != values["b"] else seen
+
+
 def distances_command(parts: StepParts, finding: Finding) -> str:
     """Return the `diff` command that lists the 20 tensors with the largest distances.
 
@@ -224,22 +255,22 @@ def next_command(parts: StepParts, finding: Finding) -> str:
     return _usual_step(parts, finding)
 
 
-def _usual_step(asked: StepParts, finding: Finding) -> str:
+def _usual_step(parts: StepParts, finding: Finding) -> str:
     """Return the command for a finding by its cause, else by its level.
 
     Where B's own tensors contradict its keys, it is the `set` command with what they say.
     """
-    shown = {} if asked.b.model is None else contradicted_values(asked.b.model)
+    shown = {} if parts.b.model is None else contradicted_values(parts.b.model)
     own = [shown.get(name, "") for name in finding.values]
     tied = finding.values.get("tied_embeddings", {})
     lost = isinstance(tied, Mapping) and (tied.get("a"), tied.get("b")) == (False, True)
     if own and "" not in own and not lost:  # then B is read as it was made; a lost head is A's
-        return set_command(asked.b.path, own)
+        return set_command(parts.b.path, own)
     named = CAUSES[finding.cause].next if finding.cause else ""
     made = STEPS[named] if named else LEVELS[finding.level]
     if made is rewrite_b_command and finding.level == "forward":
         made = trace_layer_command
-    return made(asked, finding)
+    return made(parts, finding)
 
 
 def with_next_commands(
@@ -254,13 +285,10 @@ def with_next_commands(
     apart = tuple(
         name for one in findings if one.level == "config" and _is_fault(one) for name in one.values
     )
+    asked = [StepParts(a, b, ids, lengths.get(i, 0), trained, apart) for i in range(len(findings))]
     made = [
-        replace(
-            one,
-            next=one.next
-            or next_command(StepParts(a, b, ids, lengths.get(i, 0), trained, apart), one),
-        )
-        for i, one in enumerate(findings)
+        replace(one, next=keep_training_command(parts, one) or one.next or next_command(parts, one))
+        for one, parts in zip(findings, asked, strict=True)
     ]
     anew = {one.next for one in made if _is_fault(one) and _makes_model_of(a, one.next)}
     keys = [one.next for one in made if _is_fault(one) and one.next.startswith("aprfmt set ")]

@@ -42,7 +42,7 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.trace_view import backend_name, records_token_ids, unread_arrays
+from aprfmt.measure.trace_view import TraceLike, backend_name, records_token_ids, unread_arrays
 from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
 from aprfmt.model import Model
 from aprfmt.model.ledger import (
@@ -562,6 +562,10 @@ class Walk:
             levels.findings.append(broken)
         if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
             return
+        # A side of which nothing was compared agrees with nothing.
+        levels.reason = levels.reason or self._unread_side_reason()
+        if levels.reason:
+            return
         # Without any bug or precision finding, judge whether the rest is rounding.
         guess = next((made.examined.supposed for made in self.judged.values()), "")
         residuals = OperationResiduals()
@@ -574,6 +578,20 @@ class Walk:
         if rounded is not None:
             levels.findings.append(rounded)
 
+    def _unread_side_reason(self) -> str:
+        """Return that no value of one side was compared with anything; "" if some of each was."""
+        if any(pair.rel_l2 is not None for pair in self.pairs):
+            return ""
+        silent = [
+            label
+            for label in self.traces
+            if label not in self.judged or not self.judged[label].examined.before.compared_count
+        ]
+        if not silent or len(silent) == len(self.traces) > 1:
+            return ""
+        rest = _unread_clause(self.traces[silent[0]])
+        return f"no point of {silent[0]} could be compared{rest}"
+
     def _incomparable_reason(self) -> str:
         """Return why nothing could be compared; "" if something was."""
         if self.levels.findings or self.levels.reason:
@@ -581,10 +599,15 @@ class Walk:
         if self.traces and not any(
             row.direct is not None or row.shadow is not None for row in self.points
         ):
-            left = [f"{one.name}: {one.why}" for one in unread_arrays(*self.traces.values())]
-            rest = f"; {'; '.join(left[:3])}" + ", ..." * (len(left) > 3) if left else ""
+            rest = _unread_clause(*self.traces.values())
             return f"no point of the two has values on the same rows{rest}"
         return ""
+
+
+def _unread_clause(*traces: TraceLike) -> str:
+    """Return the end of a sentence on the arrays of traces that are no point; "" without any."""
+    left = [f"{one.name}: {one.why}" for one in unread_arrays(*traces)]
+    return f"; {'; '.join(left[:3])}" + ", ..." * (len(left) > 3) if left else ""
 
 
 def _unexplained_points(findings: Sequence[Finding]) -> tuple[NotCompared, ...]:

@@ -5,6 +5,7 @@ where both have them, after normalising: a row of logits is reduced by its log-s
 that adds up to 1 already is taken unchanged.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -204,6 +205,9 @@ def logit_size(here: Side, reference: Side) -> float:
     full = next((side for side in both if isinstance(side, LogprobMatrix)), None)
     if full is not None:
         values = np.where(np.isfinite(full.values), full.values, np.nan)
+        values = values[~np.isnan(values).all(axis=-1)]
+        if not values.size:
+            return 1.0  # a run that ended in NaN has no size
         values = values - np.nanmean(values, axis=-1, keepdims=True)
         spread = max(float(np.nanmean(np.nanstd(values, axis=-1))), 1e-6)
         return float(np.sqrt(np.mean(np.nanmax(np.abs(values), axis=-1) ** 2))) / spread
@@ -255,7 +259,7 @@ def compare_logprobs(
                 y[token] if told and token is not None else None,
                 x[token] - y[token] if told and token is not None else None,
                 float(apart.max()),
-                kl_divergence(b[finite], a[finite]),
+                kl_divergence(b[finite], a[finite]) if (finite | alike).any() else math.inf,
                 len(shared),
                 float(np.sqrt(np.mean(scaled**2))),
             )

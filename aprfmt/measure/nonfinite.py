@@ -94,6 +94,28 @@ class Census:
         if both.size and self._both_at is None:
             self._both_at = base + int(both[0])
 
+    def add_counts(
+        self,
+        x: "Array",
+        y: "Array",
+        odd: tuple[int, int],
+        alone: tuple[int, int | None],
+        both: tuple[int, int | None],
+    ) -> None:
+        """Count two arrays, as `add`, that were gone through already.
+
+        `odd` is how many values of each are not finite, `alone` and `both` are how many places
+        differ there and how many do not, each with the first one (None: there is none).
+        """
+        base, self.count = self.count, self.count + x.size
+        self.a, self.b = self.a + odd[0], self.b + odd[1]
+        self.alone, self.both = self.alone + alone[0], self.both + both[0]
+        if alone[1] is not None and self._at is None:
+            at = alone[1]
+            self._at, self._values = base + at, (f"{float(x[at]):.6g}", f"{float(y[at]):.6g}")
+        if both[1] is not None and self._both_at is None:
+            self._both_at = base + both[1]
+
     def result(self, shape: tuple[int, ...]) -> NonFinite | None:
         """Return the counts of NaN and infinities; None where every value is finite.
 

@@ -13,6 +13,7 @@ from aprfmt.codecs import decode, encode, quant_state
 from aprfmt.codecs.base import Array
 from aprfmt.errors import AprfmtError, ArchError, CodecError
 from aprfmt.measure.bounds import fit_errors
+from aprfmt.measure.coarse_steps import wide_steps_of_lattice
 from aprfmt.measure.numbers import CHUNK
 from aprfmt.measure.records import EQUAL, DerivationResult, TensorDiff
 from aprfmt.model import Model, open_model
@@ -269,6 +270,12 @@ def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
     step, low, high = (np.asarray(part, np.float64).reshape(x.shape) for part in lattice)
     found = fit_errors(x, y, lattice)
     same = 100 * found.near
+    wide = wide_steps_of_lattice(x, lattice)
+    if found.how and wide is not None:
+        row, column = wide.places[0]
+        return DerivationResult(
+            False, name, f"scales are too large for the base {wide.text()}", None, row, column
+        )
     if found.how:
         return DerivationResult(
             True,

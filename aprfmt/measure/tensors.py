@@ -14,6 +14,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit_errors
 from aprfmt.measure.bounds import quantization_steps as codec_steps
+from aprfmt.measure.coarse_steps import WideSteps, WideStepsOfBlocks, wide_steps_of_lattice
 from aprfmt.measure.numbers import CHUNK, PairSums, steps_between, to_float64
 from aprfmt.measure.prefetch import same_length, same_meaning
 from aprfmt.measure.records import TensorDiff, ulp_type
@@ -123,9 +124,13 @@ def _compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> Tensor
 
             check_input_scales(side)
     accumulator = PairSums(a.shape, ulp_type(a.encoding, b.encoding))
+    copied = block_copy(a, b)
+    blocks = None if copied is None else WideStepsOfBlocks(copied.encoding, copied.shape[-1])
     with np.errstate(all="ignore"):  # damaged scales make wild steps, and are judged by them
         for x, y, steps in value_chunks(a, b):
             accumulator.add(x, y, steps)
+            if blocks is not None:
+                blocks.add(x if copied is b else y, steps.of_side(int(copied is b)))
     off, beyond = accumulator.off if accumulator.known else None, accumulator.beyond
     stats = accumulator.stats()
     diff = replace(diff, stats=stats)
@@ -138,8 +143,10 @@ def _compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> Tensor
         return diff
     if stats.alone:  # no bound holds for what is no number
         return replace(diff, steps_off=None if off is None else math.inf)
+    if blocks is not None and blocks.count:
+        return replace(diff, steps_off=off)  # steps of the accused side are no bound
     found = _lattice_fit(a, b)
-    if found is not None and found.how:
+    if found is not None and found.how and lattice_wide_steps(a, b) is None:
         coarser = coarser_encoding(a.encoding, b.encoding)
         return replace(
             diff, steps_off=found.largest, verdict="WITHIN", cause=f"{coarser}: {found.how}"
@@ -156,12 +163,53 @@ def _compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> Tensor
 
 def _lattice_fit(a: View, b: View) -> Fit | None:
     """Return the errors in steps, where exactly one side is a packed weight; else None."""
-    packed = [side for side in (a, b) if side.lattice is not None]
-    if len(packed) != 1:
+    copied = _packed_copy(a, b)
+    if copied is None or copied.lattice is None:
         return None
-    copied, lattice = packed[0], packed[0].lattice
-    assert lattice is not None
-    return fit_errors((b if copied is a else a).numpy(), copied.numpy(), lattice)
+    return fit_errors((b if copied is a else a).numpy(), copied.numpy(), copied.lattice)
+
+
+def _packed_copy(a: View, b: View) -> View | None:
+    """Return the side that is a packed weight, where exactly one is; else None."""
+    packed = [side for side in (a, b) if side.lattice is not None]
+    return packed[0] if len(packed) == 1 else None
+
+
+def lattice_wide_steps(a: View, b: View) -> WideSteps | None:
+    """Return the groups of a packed weight with steps too wide for the other side's values.
+
+    None without any, or where not exactly one side is a packed weight.
+    """
+    copied = _packed_copy(a, b)
+    if copied is None or copied.lattice is None:
+        return None
+    return wide_steps_of_lattice((b if copied is a else a).numpy(), copied.lattice)
+
+
+def block_copy(a: View, b: View) -> View | None:
+    """Return the side that is a copy of the other in blocks of one step each; None if none is.
+
+    Of two such sides it is the coarser.
+    """
+    if a.encoding == b.encoding or len(a.shape) < 2:
+        return None
+    copied = a if coarser_encoding(a.encoding, b.encoding) == a.encoding else b
+    if copied.lattice is not None or not WideStepsOfBlocks.is_for(copied.encoding, a.shape[-1]):
+        return None
+    return copied
+
+
+def block_wide_steps(a: View, b: View, copied: View) -> WideSteps | None:
+    """Return the blocks of `copied`, one of both sides, with steps too wide for the other's values.
+
+    None without any, or where the side has no blocks of one step each.
+    """
+    if not WideStepsOfBlocks.is_for(copied.encoding, copied.shape[-1]):
+        return None
+    blocks = WideStepsOfBlocks(copied.encoding, copied.shape[-1])
+    for x, y, steps in value_chunks(a, b):
+        blocks.add(x if copied is b else y, steps.of_side(int(copied is b)))
+    return blocks.found()
 
 
 def _judge_by_noise(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -> TensorDiff:
@@ -251,24 +299,28 @@ class ChunkSteps:
         It is a single number where all elements have the same.
         """
         total: Step | None = None
-        for (side, other), raw in zip(self._sides, self._stored_blocks, strict=True):
-            name = side.encodings[0]
-            found: Step | None
-            if encoding_row(name).numpy:
-                found = _float_half_spacing(name, other[part])
-            elif side.lattice is not None:
-                found = side.lattice.step.reshape(-1)[part]
-            elif raw is not None:
-                columns = side.shape[-1] if side.shape else 1
-                found = codec_steps(
-                    name, raw, other.size, part, columns=columns, row_bytes=side.stored_row_bytes
-                )
-            else:
-                found = None
+        for number in range(len(self._sides)):
+            found = self.of_side(number, part)
             if found is None:
                 return None
             total = found if total is None else _add_steps(total, found)
         return total
+
+    def of_side(self, number: int, part: slice = slice(None)) -> "Step | None":
+        """Return the steps of one side alone, 0 for A or 1 for B, as the sum of both is."""
+        (side, other), raw = self._sides[number], self._stored_blocks[number]
+        name = side.encodings[0]
+        if encoding_row(name).numpy:
+            return _float_half_spacing(name, other[part])
+        if side.lattice is not None:
+            found: Array = side.lattice.step.reshape(-1)[part]
+            return found
+        if raw is None:
+            return None
+        columns = side.shape[-1] if side.shape else 1
+        return codec_steps(
+            name, raw, other.size, part, columns=columns, row_bytes=side.stored_row_bytes
+        )
 
     @cached_property
     def _stored_blocks(self) -> "tuple[Mapping[str, Buffer] | None, ...]":

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+from aprfmt.base.dump_names import place_in_dump
 from aprfmt.base.protocols import Value
 from aprfmt.codecs.base import Array
 from aprfmt.model.ledger import NotCompared
@@ -142,7 +143,9 @@ def unequal_rank_sentences(*traces: TraceLike) -> tuple[str, ...]:
     for trace in traces:
         dump = trace.run.get("dump")
         rows = dump.get("unequal", ()) if isinstance(dump, Mapping) else ()
-        found += [f"{row['name']} (pass {row['pass']}): {row['says']}" for row in rows]
+        for row in rows:
+            place = place_in_dump(row["pass"])
+            found.append(f"{row['name']}{f' ({place})' if place else ''}: {row['says']}")
     return tuple(found)
 
 

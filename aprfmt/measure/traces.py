@@ -1,7 +1,9 @@
 """Compares two traces point by point, and judges each point by its tolerance."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -110,6 +112,7 @@ class FirstToken:
         )
 
 
+_ROWS_TOGETHER = 1 << 18  # elements of token positions whose distances are computed at a time
 _WORDS = VerdictWords("within tolerance", "beyond tolerance", "no verdict")
 
 
@@ -271,12 +274,10 @@ class RunPair:
                 else:
                     x = log_softmax.shift_logits_onto(sides[0], sides[1])
                 rows = log_softmax.NOTE
-        x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
-        chosen = np.ones(x.size, np.bool_) if chosen is None else np.reshape(chosen, -1)
-        places = np.flatnonzero(chosen)
-        if x.size and not len(places):
+        chosen = None if chosen is None else np.reshape(chosen, -1)
+        apart = measure_values(np.reshape(x, -1), np.reshape(y, -1), chosen, shape)
+        if apart is None:
             return _uncompared_point(key, bound, "no value is on both sides")
-        apart = measure_values(x, y, chosen, places, shape)
         return replace(_judge_point(apart, key, name in DISCRETE, bound, self.coarse), rows=rows)
 
 
@@ -324,20 +325,20 @@ def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) ->
     """
     found: FirstToken | None = None
     for point in points:
-        record, x, y = (
-            a.find_record(point.key),
-            a.recorded_values(point.key),
-            b.recorded_values(point.key),
-        )
-        if not point.beyond or point.why or record is None or x is None or y is None:
+        record = a.find_record(point.key)
+        if not point.beyond or point.why or record is None:
             continue
-        if np.size(x) != np.size(y):
+        # Only rows up to the earliest that was found are of interest.
+        before = math.inf if found is None else found.position
+        positions = tuple(takewhile(before.__gt__, record.positions or ()))
+        if not positions:
             continue
-        chosen = _present_values(a.values_mask(point.key), b.values_mask(point.key), np.size(x))
-        rows = _distance_by_position(record, x, y, chosen) or ()
-        for position, apart in zip(record.positions or (), rows, strict=False):
-            if found is not None and position >= found.position:
-                break
+        x, y = a.recorded_values(point.key), b.recorded_values(point.key)
+        if x is None or y is None or np.size(x) != np.size(y):
+            continue
+        chosen = _present_values(a.values_mask(point.key), b.values_mask(point.key))
+        rows = _distances_of_positions(record, x, y, chosen)
+        for position, apart in zip(positions, rows, strict=False):
             if apart is not None and not apart <= point.tolerance:
                 step = _pass_of_token(a, position)
                 found = FirstToken(
@@ -405,9 +406,10 @@ def compare_point(
         why, beyond = (why, False) if why else _reason_not_numbers(mine, other)
         found = _uncompared_point(key, between.threshold_of(key, dtypes, mine.point), why, beyond)
     else:
-        chosen = _present_values(a.values_mask(key), b.values_mask(key), np.size(x))
+        chosen = _present_values(a.values_mask(key), b.values_mask(key))
         if before is not None:
-            chosen &= _values_before(mine, before)
+            earlier = _values_before(mine, before)
+            chosen = earlier if chosen is None else chosen & earlier
         shape = mine.shape or other.shape
         found = between.compare(key, dtypes, x, y, chosen, shape, mine.point)
         if positions:
@@ -421,28 +423,47 @@ def position_axis(point: str) -> int:
 
 
 def _distance_by_position(
-    record: RecordLike, x: Array, y: Array, chosen: Array
+    record: RecordLike, x: Array, y: Array, chosen: Array | None
 ) -> tuple[float | None, ...] | None:
     """Return relative L2 per token position, None for a position without values.
 
     None instead of a tuple where rows belong to no positions. `chosen` is a bool array of the
-    values that count.
+    values that count, None: all.
+    """
+    return tuple(_distances_of_positions(record, x, y, chosen)) or None
+
+
+def _distances_of_positions(
+    record: RecordLike, x: Array, y: Array, chosen: Array | None
+) -> Iterator[float | None]:
+    """Yield what `_distance_by_position` returns, computed as it is asked for, some rows at a time.
+
+    Nothing where rows belong to no positions.
     """
     axis = position_axis(record.point)
     count = len(record.positions or ())
     if len(record.shape) <= axis or not count or record.shape[axis] != count:
-        return None
-    rows = [
-        np.moveaxis(np.reshape(v, record.shape), axis, 0).reshape(count, -1) for v in (x, y, chosen)
-    ]
-    a, b, kept = np.float64(rows[0]), np.float64(rows[1]), rows[2].astype(np.bool_)
+        return
+    a, b = (np.moveaxis(np.reshape(v, record.shape), axis, 0) for v in (x, y))
+    kept = None if chosen is None else np.moveaxis(np.reshape(chosen, record.shape), axis, 0)
+    step = max(1, _ROWS_TOGETHER * count // max(math.prod(record.shape), 1))
+    for first in range(0, count, step):
+        rows = slice(first, min(first + step, count))
+        yield from _distances_of_rows(a[rows], b[rows], None if kept is None else kept[rows])
+
+
+def _distances_of_rows(x: Array, y: Array, kept: Array | None) -> list[float | None]:
+    """Return relative L2 of each row, None for one of which no value is `kept` (None: all are)."""
+    count = len(x)
+    a, b = np.float64(x.reshape(count, -1)), np.float64(y.reshape(count, -1))
+    there = np.ones(a.shape, np.bool_) if kept is None else kept.reshape(count, -1).astype(np.bool_)
     with np.errstate(all="ignore"):
-        apart = np.sqrt(np.where(kept & (a != b), (a - b) ** 2, 0.0).sum(axis=1))
-        size = np.sqrt(np.where(kept, b * b, 0.0).sum(axis=1))
+        apart = np.sqrt(np.where(there & (a != b), (a - b) ** 2, 0.0).sum(axis=1))
+        size = np.sqrt(np.where(there, b * b, 0.0).sum(axis=1))
         found = np.where(apart == 0, 0.0, apart / size)
     told = np.where(np.isnan(found), np.inf, found).tolist()
-    some = np.any(kept, axis=1).tolist()
-    return tuple(value if there else None for value, there in zip(told, some, strict=True))
+    some = np.any(there, axis=1).tolist()
+    return [value if one else None for value, one in zip(told, some, strict=True)]
 
 
 def record_dtypes(
@@ -503,13 +524,10 @@ def _std_ratio(a: RecordLike, b: RecordLike) -> float | None:
     return float(a.stats.std / b.stats.std)
 
 
-def _present_values(a: "Array | None", b: "Array | None", size: int) -> "Array":
-    """Return a bool array of `size`: the values that both masks have."""
-    chosen = np.ones(size, np.bool_)
-    for mask in (a, b):
-        if mask is not None:
-            chosen &= np.asarray(mask).reshape(-1)
-    return chosen
+def _present_values(a: "Array | None", b: "Array | None") -> "Array | None":
+    """Return a flat bool array: the values that both masks have; None where all are there."""
+    flat = [np.asarray(mask, np.bool_).reshape(-1) for mask in (a, b) if mask is not None]
+    return np.logical_and.reduce(flat) if flat else None
 
 
 def _values_before(record: RecordLike, before: int) -> "Array":

@@ -65,6 +65,10 @@ _EXPERT = re.compile(
 )
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 _SHOWN = 3
+_SHARES = 3  # tensors of too small a shape, at least, that show a rank's state to be alone
+_MOST_RANKS = 64
+_NORMS = ("norm",)  # ends of the roles of norms
+_ONE_ADDED = ("gemma",)  # sglang/srt/models/gemma.py, load_weights (0.5.23)
 _BEGIN = 4096  # bytes of a share that are compared before the whole of it
 _VARIED = 8  # different bytes that a share of trained or random numbers begins with, at least
 
@@ -168,7 +172,11 @@ class EngineReading:
 
     def rank_arrays(self) -> list[Cells]:
         """Return what each rank holds, as arrays of opaque elements."""
-        return [element_array(part) for part in self.tensor.parts]
+        shape = self.parameter.shape
+        return [
+            element_array(part).reshape(_with_unit_axis(part.info.shape, shape))
+            for part in self.tensor.parts
+        ]
 
     def published_tensors(
         self, part: Part, hp: Mapping[str, Value], copy: int = 0
@@ -288,8 +296,10 @@ def open_engine_state(path: Path, published: Model) -> Model:
         tensors = dict(reader.tensors())
         if not tensors:
             _refuse_unrelated(path, held, published)
+        reader.refuse_lone_ranks()
         reader.note_released()
         reader.note_padding()
+        reader.note_added_ones(tensors)
         # What the published model does not have is listed under its own name.
         left = [
             name
@@ -514,7 +524,7 @@ class _StateReader:
         self._stack: tuple[tuple[str, str, int], Sequence[Cells]] | None = None
         self._lock = Lock()
         self._readings: dict[str, list[tuple[EngineReading, Part]]] = {}
-        self._misfits: dict[str, RankTensor] = {}
+        self._misfits: dict[str, tuple[EngineParameter, RankTensor]] = {}
         self._collect_readings()
 
     def _collect_readings(self) -> None:
@@ -544,11 +554,12 @@ class _StateReader:
         `whole` is that tensor. Where its shape fits no division among the ranks, it is recorded as
         a misfit under these names.
         """
-        layout = find_layout(parameter, whole.shape, len(whole.parts))
+        local = _with_unit_axis(whole.shape, parameter.shape)
+        layout = find_layout(parameter, local, len(whole.parts))
         for part in parameter.parts:
             for name in part.stored:
                 if layout is None:
-                    self._misfits.setdefault(name, whole)
+                    self._misfits.setdefault(name, (parameter, whole))
                 else:
                     reading = EngineReading(parameter, whole, layout)
                     self._readings.setdefault(name, []).append((reading, part))
@@ -567,9 +578,10 @@ class _StateReader:
         """
         readings = self._readings.get(name)
         if not readings:
-            whole = self._misfits.get(name)
-            if whole is None:
+            if name not in self._misfits:
                 return None
+            whole = self._misfits[name][1]
+            self._note_lacking(whole)
             self.used.add(whole.name)
             if _is_released(whole, published):
                 return self._released(name, published, whole)
@@ -597,6 +609,33 @@ class _StateReader:
 
         encoding = published.info.encoding if logarithm else ""
         return _engine_tensor(name, published.info.shape, whole, make, reading, encoding)
+
+    def refuse_lone_ranks(self) -> None:
+        """Raise FormatError where every tensor that fits no whole is a share of more ranks' tensor.
+
+        The files of the other ranks are missing. One such tensor alone may as well be damaged.
+        """
+        odd = {whole.name: (parameter, whole) for parameter, whole in self._misfits.values()}
+        known = max((len(one.parts) for one in self._held.values()), default=1)
+        if len(odd) < _SHARES:
+            return
+        for ranks in range(known + 1, _MOST_RANKS + 1):
+            if all(find_layout(one, whole.shape, ranks) for one, whole in odd.values()):
+                name, (parameter, whole) = next(iter(odd.items()))
+                raise FormatError(
+                    f"{self._path}: holds {known} of {ranks} ranks: {len(odd)} tensors are a "
+                    f"rank's share of it, such as {shorten(name, 100)} {list(whole.shape)} of "
+                    f"{list(parameter.shape)}; give the folder with the files of all ranks"
+                )
+
+    def _note_lacking(self, whole: RankTensor) -> None:
+        """Add a warning where some of the ranks do not have a tensor that fits no whole."""
+        every = sorted({rank for one in self._held.values() for rank in one.ranks})
+        lost = [rank for rank in every if rank not in whole.ranks]
+        if lost:
+            ranks = ", ".join(map(str, lost))
+            text = f"{shorten(whole.name, 100)}: rank {ranks} of {len(every)} does not have it"
+            self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def _published_tensors(self, reading: EngineReading, part: Part, copy: int) -> Sequence[Cells]:
         """Return the published tensors of a part; those of the last stack of experts are cached."""
@@ -675,7 +714,8 @@ class _StateReader:
         if not keys or not may_share_keys(self._model.spec):
             return False
         layer, _ = split_key(keys[0])
-        if layer is None or self._hyper["own_kv_layers"][layer]:
+        own = self._hyper["own_kv_layers"]
+        if layer is None or layer >= len(own) or own[layer]:
             return False
         return role_base(keys[0]) in _OF_KEYS
 
@@ -734,6 +774,7 @@ class _StateReader:
         held = [one for each in layout.sections for one in each]
         if held and min(one.copies(layout.ranks) for one in held) > 1:
             return  # ranks share all that they have
+        self._note_zeros(whole, published)
         seen: dict[bytes, list[int]] = {}
         for number, part in enumerate(whole.parts):
             seen.setdefault(bytes(part.raw(0, min(_BEGIN, part.info.nbytes))), []).append(number)
@@ -745,6 +786,28 @@ class _StateReader:
                 continue
             ranks = ", ".join(str(whole.ranks[n]) for n in (numbers[0], *twins))
             text = f"{shorten(whole.name, 100)}: ranks {ranks} hold the same share of it"
+            self.notes.append(Note("warning", str(self._path), text, "remark"))
+
+    def _note_zeros(self, whole: RankTensor, published: LazyTensor) -> None:
+        """Add a warning where a rank's share is zeros, and so much of the published tensor is not.
+
+        It is a parameter that the rank did not load.
+        """
+        empty = [
+            whole.ranks[number]
+            for number, part in enumerate(whole.parts)
+            if part.info.nbytes
+            and not any(part.raw(0, min(_BEGIN, part.info.nbytes)))
+            and not np.any(np.frombuffer(part.raw(), np.uint8))
+        ]
+        if not empty or len(empty) == len(whole.parts):
+            return
+        cells = element_array(published).reshape(-1)
+        size = cells.itemsize
+        filled = np.frombuffer(cells.tobytes(), np.uint8).reshape(-1, size).any(axis=1)
+        if np.count_nonzero(~filled) * len(whole.parts) < filled.size:
+            ranks = ", ".join(map(str, empty))
+            text = f"{shorten(whole.name, 100)}: the share of rank {ranks} is zeros: not loaded"
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def note_padding(self) -> None:
@@ -764,6 +827,28 @@ class _StateReader:
             text = f"{name}: {layout.padding} rows behind the vocabulary are {kind}"
             level = "note" if zero else "warning"
             self.notes.append(Note(level, str(self._path), text, "remark"))
+
+    def note_added_ones(self, held: Mapping[str, LazyTensor]) -> None:
+        """Add a warning where norms of a Gemma hold 1 + what was published, in every layer.
+
+        SGLang adds it when it loads the first Gemma's weights; vLLM adds it when it computes, so
+        that the state alone does not say whether it is right. `held` are the tensors found.
+        """
+        if self._model.spec.name not in _ONE_ADDED:
+            return
+        norms = [
+            name
+            for name, readings in self._readings.items()
+            if name in held and role_base(readings[0][1].keys[0]).endswith(_NORMS)
+        ]
+        if norms and all(
+            _is_one_more(held[name], self._model.source.tensors[name]) for name in norms
+        ):
+            text = (
+                f"{len(norms)} norms hold 1 + the published weight: as SGLang loads them, and one "
+                "too many for vLLM"
+            )
+            self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def note_released(self) -> None:
         """Add a warning that names the parameters without numbers, if there are any."""
@@ -804,6 +889,30 @@ def _same_parts(a: RankTensor, b: RankTensor) -> bool:
         and bytes(x.raw()) == bytes(y.raw())
         for x, y in zip(a.parts, b.parts, strict=True)
     )
+
+
+def _is_one_more(held: LazyTensor, published: LazyTensor) -> bool:
+    """Return whether each value is 1 + the published one, added in the published encoding."""
+    from aprfmt.codecs import decode, encode
+
+    x, y = (
+        decode(one.info.encoding, {"": one.raw()}, one.info.shape).astype(np.float32)
+        for one in (held, published)
+    )
+    encoding = published.info.encoding
+    more = encode(encoding, (y + np.float32(1)).astype(np.float32))
+    return x.shape == y.shape and np.array_equal(x, decode(encoding, more, y.shape))
+
+
+def _with_unit_axis(held: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
+    """Return an engine's shape with the axis of one element that only the published shape has.
+
+    A depthwise convolution's is [channels, 1, taps], which some engines hold as [channels, taps].
+    """
+    if len(held) + 1 != len(published) or 1 not in published:
+        return held
+    at = published.index(1)
+    return (*held[:at], 1, *held[at:])
 
 
 def _is_released(whole: RankTensor, published: LazyTensor) -> bool:

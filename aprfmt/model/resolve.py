@@ -71,7 +71,7 @@ ARCH_KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 
 # Styles that other programs read by their own keys and tensors alone, and no config.json in them.
-_KEYS_ALONE = ("gguf",)
+KEYS_ALONE = ("gguf",)
 
 # What a config.json has no key for, so that its silence contradicts nothing.
 OUTSIDE = ("pooling",)
@@ -107,7 +107,7 @@ def stated_architecture(model: "Model") -> str:
     """
     spec, style = model.spec, model.key_style
     names = spec.called.get(style, ())
-    if style not in _KEYS_ALONE or model.forced or not names:
+    if style not in KEYS_ALONE or model.forced or not names:
         return spec.name
     own = next((model.metadata.get(key) for _, key in ARCH_KEYS[style]), None)
     return spec.name if own in names else str(own or "")
@@ -446,7 +446,7 @@ def read_missing_as_default(
         name for name, row in rows.items() if row.origin == "config" or row.key.startswith(CARRIED)
     ]
     called = spec.called.get(facts.style) or ("",)
-    if facts.style not in _KEYS_ALONE or not ours:
+    if facts.style not in KEYS_ALONE or not ours:
         return rows, []
     if facts.arch_key and facts.arch_key not in called:
         return rows, []  # no other program opens a file of that name
@@ -461,7 +461,7 @@ def read_missing_as_default(
     ]
     if not apart:
         return rows, []
-    notes, back = [], read_back_hyper(spec, hyper, facts.style)
+    notes, back = [], read_back_hyper(spec, hyper, facts.style, shapes=facts.shapes)
     usual = called[0]
     for name in apart:
         if name not in back or back.of(name).origin == "default":

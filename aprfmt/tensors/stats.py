@@ -173,8 +173,16 @@ def compute_stats_of_parts(parts: Iterable[Any]) -> Stats:
         else:
             found = native.stats(part)
             total = found if total is None else total.joined(found)
-    if total is not None:
-        accumulator.add_stats(_from_moments(count, total))
+    return accumulator.result() if total is None else stats_of_moments(count, total)
+
+
+def stats_of_moments(count: int, found: "Moments") -> Stats:
+    """Return the statistics of `count` values, as `compute_stats` does, from moments of them all.
+
+    Those are what moments of parts of PART elements, joined in their order, make up.
+    """
+    accumulator = Accumulator()
+    accumulator.add_stats(_from_moments(count, found))
     return accumulator.result()
 
 

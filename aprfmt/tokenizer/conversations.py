@@ -116,6 +116,26 @@ def answer_end(
     return max((t for t in tokens if t and behind.startswith(t)), key=len, default=None)
 
 
+def turn_tokens(
+    template: str, variables: Mapping[str, str], tokens: Iterable[str], where: str
+) -> tuple[str | None, frozenset[str]]:
+    """Return (the token of `tokens` that ends an answer, those that begin it) of a template.
+
+    What ends the question before the answer begins nothing. (None, none) where the template writes
+    no token behind an answer. Raises FormatError as `render_several` does.
+    """
+    special = list(tokens)
+    end = answer_end(template, variables, special, where)
+    if end is None:
+        return None, frozenset()
+    conversation = CONVERSATIONS["an answer, no prompt"]
+    ((_, text),) = render_several(template, [conversation], variables, where)
+    between = text.rpartition(_ANSWER["content"])[0].rpartition(_USER["content"])[2]
+    asked = between.lstrip()
+    closing = {t for t in special if t and asked.startswith(t)} if end in between else set()
+    return end, frozenset(t for t in special if t and t in between) - closing - {end}
+
+
 def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:
     """Return texts that look like control tokens in rendered conversations, each once.
 

@@ -123,26 +123,32 @@ def kind_of_pieces(tokens: Sequence[str], types: Sequence[int]) -> str:
 _CLASS_EOS: Mapping[tuple[int, ...], str] = {
     (0,): "stablelm rwkv mamba falcon_mamba",
     (1,): (
-        "gemma gemma2 gemma3_text gemma3 deepseek_v3 t5 mt5 umt5 gemma3n_text gemma3n "
+        "gemma gemma2 gemma3_text gemma3 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe_lite "
+        "glm_moe_dsa t5 mt5 umt5 gemma3n_text gemma3n "
         "gemma4_text gemma4 gemma4_unified_text gemma4_unified"
     ),
     (2,): (
         "llama mistral mixtral phi granite deepseek_v2 seed_oss exaone4 ernie4_5 "
         "hunyuan_v1_dense hunyuan_v1_moe ernie4_5_moe granitemoe gpt_neox bloom opt "
         "llama4_text llama4 phimoe apertus persimmon xglm biogpt mamba2 jamba bamba "
-        "granitemoehybrid falcon_h1 lfm2 lfm2_moe nemotron_h ministral ministral3 mistral3"
+        "granitemoehybrid falcon_h1 lfm2 lfm2_moe nemotron_h ministral ministral3 mistral3 "
+        "internlm3 minimax roberta camembert mpnet xlm-roberta jina_embeddings_v3"
     ),
     (3,): "nemotron",
     (11,): "falcon",
+    (53,): "exaone_moe",
     (32000,): "phi3",
-    (50256,): "gpt2 starcoder2 gpt_bigcode gptj gpt_neo codegen",
+    (50256,): "whisper gpt2 starcoder2 gpt_bigcode gptj gpt_neo codegen",
+    (50282,): "modernbert",
     (50279,): "olmo2 olmo3 olmoe olmo",
+    (100257,): "olmo_hybrid",
     (124900,): "lfm3",
-    (128001,): "smollm3 arcee bitnet",
+    (128001,): "smollm3 arcee bitnet eurobert",
     (150024,): "jais2",
     (151329, 151336, 151338): "glm glm4",
     (151645,): "qwen2_vl_text qwen2_vl qwen2_5_vl_text qwen2_5_vl",
-    (200020,): "minimax_m2",
+    (163586,): "kimi_linear",
+    (200020,): "minimax_m2 minimax_m3_vl_text minimax_m3_vl",
     (255001,): "cohere cohere2",
 }
 CLASS_EOS: Mapping[object, frozenset[int]] = {

@@ -136,7 +136,7 @@ def render_contexts(request: Mapping[str, Any], limit: int) -> str:
             raise
         except Exception as error:
             found.append([_error_status(error), f"{type(error).__name__}: {error}"[:300]])
-        limit -= len(found[-1][1])
+        limit -= len(found[-1][1].encode("utf-8", "surrogatepass"))
     return json.dumps(found)
 
 

@@ -22,7 +22,7 @@ from aprfmt.tokenizer.hf_json import (
     transformers_stop_ids,
     vocabulary_from_json,
 )
-from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, PRE, SCORES, TOKENS, TYPES
+from aprfmt.tokenizer.keys import CONTROL, MERGES, MODEL, NORMAL, PRE, SCORES, TOKENS, TYPES
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS
 from aprfmt.tokenizer.vocabulary import (
     Vocabulary,
@@ -63,6 +63,16 @@ class StatedTokenizer:
     def uses_lists(self) -> bool:
         """Whether the tokenizer is read from the metadata's lists, not from a tokenizer.json."""
         return self.data is None
+
+    @property
+    def lacks_list(self) -> bool:
+        """Whether a GGUF has lost its list of tokens, though it names its kind or has its merges.
+
+        It is then read by the tokenizer.json that it embeds, and by no other program.
+        """
+        if self.uses_lists or self.carried.model.key_style != "gguf":
+            return False
+        return any(key.gguf in self.carried.model.metadata for key in (MODEL, MERGES, TYPES))
 
     @cached_property
     def added_tokens(self) -> list[dict[str, Any]]:

@@ -65,7 +65,21 @@ class UnstoppedTurn:
                 f"in generation_config.json, set eos_token_id to {sorted({*self.stops, self.id})}"
             )
         file, _, key = self.place.partition(": ")
+        if key == "eos_token":
+            return f"in {file}, set {key} to {self.text!r}"
         return f"in {file}, set {key} to {sorted({*self.stops, self.id})}"
+
+    @property
+    def assignment(self) -> str:
+        """The KEY=VALUE with which `aprfmt set` makes a generation stop at the end of a turn."""
+        if self.place.startswith("tokenizer."):
+            return f"tokenizer.ggml.eot_token_id={self.id}"
+        file, _, key = (
+            "config.json: eos_token_id" if self.place == NOWHERE else self.place
+        ).partition(": ")
+        if key == "eos_token":
+            return f"{file}:{key}={self.text}"
+        return f"{file}:{key}={sorted({*self.stops, self.id})}"
 
 
 def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | None:
@@ -75,16 +89,15 @@ def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTu
     renders nothing where the template names a token that stops, which nearly every one does.
     Raises FormatError for damaged files.
     """
-    template, where = carried.template_and_origin()
+    template, _ = carried.template_and_origin()
     if template is None:
         return None
-    lists = carried.model.key_style == "gguf" and bool(carried.list_length(TOKENS))
+    marks = _read_marks(carried)
+    lists = marks.lists
     if quick and lists and any(text in template for text in ("eos_token", *END_TEXTS)):
         return None
-    tokens = _listed_control_ids(carried) if lists or not carried.origin else added_ids(carried)
+    tokens, roles = marks.tokens, marks.roles
     texts = {i: text for text, i in tokens.items()}
-    roles = {role: texts[i] for role, i in carried.token_ids().items() if i in texts}
-    roles = roles if lists else special_texts(carried) or roles
     stops, place = _stop_ids_of_readers(carried, tokens, roles, lists)
     if not stops and place != NOWHERE:
         return None
@@ -92,14 +105,53 @@ def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTu
     eos = roles.get("eos") in named and "eos_token" in template
     if quick and (eos or any(text in template for text in named)):
         return None
-    variables = {f"{role}_token": text for role, text in roles.items()}
-    try:
-        end = answer_end(template, variables, tokens, where)
-    except AprfmtError:
-        return None  # the check of the template says it
+    end = _rendered_end(carried, marks)
     if end is None or tokens[end] in stops:
         return None
     return UnstoppedTurn(tokens[end], end, tuple(sorted(stops)), place, roles.get("eos") == end)
+
+
+def find_turn_end(carried: Carried) -> int | None:
+    """Return the id of the token with which the chat template ends an answer; None without one.
+
+    Raises FormatError for damaged files.
+    """
+    if carried.template_and_origin()[0] is None:
+        return None
+    marks = _read_marks(carried)
+    end = _rendered_end(carried, marks)
+    return None if end is None else marks.tokens[end]
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """Ids by text of the tokens that are split off whole, and texts by role such as eos.
+
+    `lists`: they are of the metadata's lists.
+    """
+
+    tokens: Mapping[str, int]
+    roles: Mapping[str, str]
+    lists: bool
+
+
+def _read_marks(carried: Carried) -> _Marks:
+    """Return the marks of a tokenizer: of its lists where it is a GGUF that has them."""
+    lists = carried.model.key_style == "gguf" and bool(carried.list_length(TOKENS))
+    tokens = _listed_control_ids(carried) if lists or not carried.origin else added_ids(carried)
+    texts = {i: text for text, i in tokens.items()}
+    roles = {role: texts[i] for role, i in carried.token_ids().items() if i in texts}
+    return _Marks(tokens, roles if lists else special_texts(carried) or roles, lists)
+
+
+def _rendered_end(carried: Carried, marks: _Marks) -> str | None:
+    """Return the text of the token that ends a rendered answer; None if there is none."""
+    template, where = carried.template_and_origin()
+    variables = {f"{role}_token": text for role, text in marks.roles.items()}
+    try:
+        return None if template is None else answer_end(template, variables, marks.tokens, where)
+    except AprfmtError:
+        return None  # the check of the template says it
 
 
 def _stop_ids_of_readers(

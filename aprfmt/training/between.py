@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from aprfmt.causes.training.clipping import clip_factor
 from aprfmt.causes.training.optimizers import Recipe, changed, parse_recipe, update_of
 from aprfmt.errors import UsageError
-from aprfmt.inference.batch import read_batch
 from aprfmt.inference.device import parse_run
 from aprfmt.model import open_model
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
 from aprfmt.training.computed import explaining_missing_torch
+from aprfmt.training.step_batch import read_step_batch
 
 WORDS = VerdictWords("agree", "differ")
 
@@ -184,7 +184,7 @@ def compare_runs(
 
     with ExitStack() as stack:
         base = stack.enter_context(open_model(Path(model), arch=arch))
-        loaded = read_batch(Path(batch), int(base.hyper["vocab_size"]))
+        loaded = read_step_batch(Path(batch), base)
         pairs = open_trained_pairs(None if adapter is None else Path(adapter), base, stack)
         every = [GradientRun(device, dtype) for device, dtype in parsed]
         made = gradients_between(base, loaded, every, pairs=pairs, step_of=step_of)

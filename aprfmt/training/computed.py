@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,16 +12,19 @@ import numpy as np
 
 from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError, UsageError
-from aprfmt.inference.batch import Batch, read_batch
-from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.inference.batch import Batch
+from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
+from aprfmt.inference.gradients.documents import routers
 from aprfmt.inference.loss import BITS, IMPLAUSIBLY_GOOD, RANDOM_BOUNDS
 from aprfmt.inference.weights import free_memory
 from aprfmt.model import Model
 from aprfmt.training import ComputedGradients
+from aprfmt.training.step_batch import read_step_batch, router_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from aprfmt.inference.gradients.by_label import LabelGradients
     from aprfmt.inference.gradients.of_batch import BatchGradients
 
 GIB = 1 << 30
@@ -50,12 +53,13 @@ class Computed:
     """A batch's gradients, and the same in the trainer's arithmetic, None where that is no other.
 
     These are the methods of `ComputedGradients`. `recompute` computes the exact ones again with a
-    mistake; it needs the model to be open.
+    mistake, and `by_label` what each label adds to the last norm's; both need the model to be open.
     """
 
     exact: "BatchGradients"
     rounded: "BatchGradients | None"
     recompute: Recompute
+    by_label: "Callable[[], LabelGradients | None]" = lambda: None
 
     @property
     def loss(self) -> float:
@@ -94,7 +98,9 @@ class BatchNumbers:
     """Numbers of a batch by what they are, the ids of its tokens, and how it is laid out.
 
     `labels` are the counts of scored labels of each row, `row_length` the columns, padding among
-    them. `packed` says that a row holds several documents.
+    them. `packed` says that a row holds several documents. `routers` are the factors of routers'
+    auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
+    are the tokens that occur more than once.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -102,6 +108,9 @@ class BatchNumbers:
     labels: tuple[int, ...] = ()
     row_length: int = 0
     packed: bool = False
+    routers: RouterFactors = NO_ROUTER_LOSS
+    router_note: str = ""
+    repeated: frozenset[int] = frozenset()
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -124,12 +133,16 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
     if scale is not None:
         counts["alpha / r"] = scale
     ids = batch.ids[:, : batch.row_length][batch.mask]
+    known, often = np.unique(ids, return_counts=True)
     return BatchNumbers(
         counts,
-        frozenset(int(i) for i in np.unique(ids)),
+        frozenset(int(i) for i in known),
         tuple(int(count) for count in batch.label[:, 1:].sum(1)),
         batch.row_length,
         bool(batch.document_starts.any()),
+        routers(batch),
+        router_text(batch),
+        frozenset(int(i) for i in known[often > 1]),
     )
 
 
@@ -182,7 +195,7 @@ def compute_gradients(
         from aprfmt.inference.gradients.of_batch import Activations, batch_gradients
     from aprfmt.adapters.trained_pairs import open_trained_pairs
 
-    loaded = read_batch(batch, int(base.hyper["vocab_size"]))
+    loaded = read_step_batch(batch, base)
     with ExitStack() as stack:
         pairs = open_trained_pairs(adapter, base, stack)
         free = _free(device)
@@ -234,7 +247,15 @@ def compute_gradients(
             )
             return Computed(found, None, recompute)
 
-    return Computed(result, rounded, recompute), batch_numbers(
+    def by_label() -> "LabelGradients | None":
+        """Return what each label adds to the last norm's gradient; None of an adapter."""
+        if adapter is not None:
+            return None
+        from aprfmt.inference.gradients.by_label import label_gradients
+
+        return label_gradients(base, loaded, device=device, dtype=dtype, activations=held)
+
+    return Computed(result, rounded, recompute, by_label), batch_numbers(
         loaded, scales.pop() if len(scales) == 1 else None
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from aprfmt.causes.training.gradient_case import COARSE, FINE, SIDES, SURE, GradientGuess
 from aprfmt.causes.training.gradient_scale import named_factor
 from aprfmt.causes.training.optimizers import F64
-from aprfmt.inference.batch import read_batch
+from aprfmt.errors import UsageError
 from aprfmt.inference.gradients.differences import (
     BatchLoss,
     GradientCheck,
@@ -16,9 +16,11 @@ from aprfmt.inference.gradients.differences import (
     check_gradient,
     parts_of,
 )
+from aprfmt.inference.gradients.documents import routers
 from aprfmt.model import Model
 from aprfmt.training.computed import batch_numbers
 from aprfmt.training.judge import Judgement
+from aprfmt.training.step_batch import read_step_batch, router_text
 
 # Causes by the mistake that all directions agree on.
 CAUSES_OF: dict[Wrong, str] = {
@@ -88,7 +90,12 @@ def open_differences(model: Model, batch: Path) -> Iterator[DifferenceChecker]:
 
     `batch` is the file. The checker's weights are released at the end.
     """
-    loaded = read_batch(batch, int(model.hyper["vocab_size"]))
+    loaded = read_step_batch(batch, model)
+    if routers(loaded).any:
+        raise UsageError(
+            f"{batch}: {router_text(loaded)}, which differences of the loss do not have; leave out "
+            "--check-gradients"
+        )
     loss = BatchLoss(model, loaded)
     try:
         yield DifferenceChecker(model, loss, batch_numbers(loaded).counts)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes.training.case import FEWEST, LONG, SIZES, USUAL, Fit, StepCase, StepGuess
 from aprfmt.causes.training.clipping import CLIPS, VALUES, clip_factor
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
@@ -46,6 +47,7 @@ class Held:
     after: bool = True
     others: Mapping[str, float] = field(default_factory=dict)
     idle: bool = False  # it has no gradient in this step: A of a pair whose B is zero
+    ungiven: bool = False  # gradients of other parameters were given, and none of this one
 
     @property
     def noise(self) -> float:
@@ -113,6 +115,10 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
     kept = () if sample.moments is None else (sample.moments.first, sample.moments.second)
     if any(each is not None and not np.isfinite(each).all() for each in kept):
         return Judgement("differs", "its moments in the optimizer's state are NaN or infinite")
+    if held.ungiven and not held.idle:
+        found = moved_without_gradient(parameter, recipe, held)
+        if found is not None:
+            return found
     still = signs and not held.idle and not sample.coarse and not sample.change.any()
     if still and _is_unmoved(parameter):
         return Judgement("not compared", "did not move, and no gradient says whether it should")
@@ -148,10 +154,44 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
     return found
 
 
+SEEN = 0.5  # of the elements: those whose step without a gradient has to show
+
 FAINT_STEPS = (
     "its steps are shorter than the rate and of many sizes, as where gradients are as small as "
     "epsilon; --grads, --batch or --optimizer-state says what they were"
 )
+
+
+def moved_without_gradient(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement | None:
+    """Return the verdict on a parameter that moved as one whose gradient is zero; None for others.
+
+    It moved by its weight decay, by its old moments, or by both, in every element. Moments of after
+    the step say nothing of that, unless they are zero.
+    """
+    columns = matrix_shape(parameter.before.shape)[1]
+    none = RowReader(lambda start, stop: np.zeros((stop - start, columns)))
+    zero = replace(held, gradient=none)
+    case = _sample(parameter, zero, False)
+    kept = None if case.moments is None else case.moments.first
+    if held.after and kept is not None and kept.any():
+        return None
+    for one in _meanings(recipe, case):
+        fit = case.fit(one)
+        if fit is None or not fit.right:
+            continue
+        seen = np.abs(fit.update.whole) > 2 * case.rounding
+        if (
+            seen.mean() < SEEN
+            or _judged_whole(parameter, one, zero, False, fit).verdict != "agrees"
+        ):
+            continue
+        by_moments = bool(fit.update.step.any())
+        decays = bool(np.any(fit.update.decay))
+        words = ["its old moments"] * by_moments + ["its weight decay"] * decays
+        says = f"no gradient of it was given, and it moved by {' and '.join(words)} alone"
+        guess = StepGuess("moved_without_gradient", says, holds=lambda part: True)
+        return Judgement("differs", says, (guess,), whole=True)
+    return None
 
 
 def _is_unmoved(parameter: Parameter) -> bool:

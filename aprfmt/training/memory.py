@@ -7,12 +7,12 @@ from math import prod
 from pathlib import Path
 
 from aprfmt.inference.backends.base import ITEM_SIZES
-from aprfmt.inference.batch import read_batch
 from aprfmt.inference.gradients.given_points import point_names
 from aprfmt.model import Model, open_model
 from aprfmt.training.computed import explaining_missing_torch
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.saved_arrays import open_arrays, plain_name
+from aprfmt.training.step_batch import read_step_batch
 from aprfmt.training.update import CHUNK
 
 # Bytes of the program itself with numpy, and float64 arrays of a piece that are held at once;
@@ -94,7 +94,7 @@ def _backward_bytes(base: Model, batch: Path, adapter: Path | str | None, dtype:
         from aprfmt.inference.gradients.memory import gradient_memory
     from aprfmt.adapters.trained_pairs import open_trained_pairs
 
-    loaded = read_batch(batch, int(base.hyper["vocab_size"]))
+    loaded = read_step_batch(batch, base)
     with ExitStack() as stack:
         pairs = open_trained_pairs(None if adapter is None else Path(adapter), base, stack)
         found = gradient_memory(base, loaded, dtype=dtype, pairs=pairs, activations="layer")
@@ -106,7 +106,7 @@ def _forward_bytes(base: Model, batch: Path) -> int:
 
     All weights, the input of every layer for all tokens, and two arrays of logits.
     """
-    loaded = read_batch(batch, int(base.hyper["vocab_size"]))
+    loaded = read_step_batch(batch, base)
     table = base.roles["token_embd.weight"].shape
     layers, width = int(base.hyper["n_layers"]) + 1, int(table[-1])
     sizes = [prod(view.shape) for view in base.roles.values()]

@@ -71,7 +71,8 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
 
     `after` None: the weights before alone. `base` is the model below an adapter, which names the
     roles of its factors. What is in one checkpoint only is in the result's `left`. Raises
-    UsageError where `after` is of another model: no name in common, or a shape that differs.
+    UsageError where `after` is of another model: no name in common, other layers, or a shape that
+    differs.
     """
     if base is not None or _is_adapter(before):
         return _of_adapter(before, after, base)
@@ -84,6 +85,7 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
             "before the step with --adapter"
         )
     rows, left = [], []
+    alone: dict[int | None, str] = {}  # layer -> the side that has tensors of it alone
     for pair in align_models(before, after).pairs:
         if pair.a is None or pair.b is None:
             side = pair.b if pair.a is None else pair.a
@@ -91,9 +93,17 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
             names = side.names if side is not None else (pair.key,)
             words = "after the step" if pair.a is None else "before the step"
             left += [NotCompared("tensor", name, state, "", words) for name in names]  # type: ignore[arg-type]
+            alone.setdefault(split_key(pair.key)[0], words)
             continue
         rows.append(Parameter(pair.key, pair.a.names, pair.a, pair.b))
-    return Parameters(tuple(_each_once(_checked(rows, before.path, after.path))), tuple(left))
+    checked = tuple(_each_once(_checked(rows, before.path, after.path)))
+    whole = alone.keys() - {split_key(row.key)[0] for row in rows}
+    if rows and (layers := sorted(each for each in whole if each is not None)):
+        raise UsageError(
+            f"{after.path}: is a checkpoint of another model: layer {layers[0]} is only in the one "
+            f"{alone[layers[0]]}"
+        )
+    return Parameters(checked, tuple(left))
 
 
 def _is_adapter(model: Model) -> bool:

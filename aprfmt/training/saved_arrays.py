@@ -147,12 +147,17 @@ def precision_of(values: NDArray[Any]) -> float:
     return UNIT["F16"] if not (bits & 0x1FFF).any() else 0.0
 
 
+# What torch's wrappers of modules (compiled, sharded, checkpointed) put into names.
+_INSIDE = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
 def plain_name(name: str) -> str:
     """Return a parameter's name without what trainers add, such as `_orig_mod.` or `.grad`."""
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper)
     name = name.removesuffix(".grad")
-    name = name.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
+    for inside in _INSIDE:
+        name = name.replace(inside, "")
     return _ADAPTER_NAME.sub(r"\1\2", name)
 
 
@@ -165,13 +170,18 @@ def place_names(
     """Return ({parameter key: its arrays}, names that belong to no parameter).
 
     `model` is the one before the step, or the adapter. `rules` are the user's renames. Names match
-    the file's own, with another prefix, or Hugging Face's of the architecture.
+    the file's own, with another prefix, or Hugging Face's of the architecture. Raises UsageError
+    for two names that are one.
     """
     plain: dict[str, str] = {}
     for name in names:
         changed = plain_name(name)
         for rule in rules:
             changed = rule(changed)
+        if changed in plain:
+            raise UsageError(
+                f"{plain[changed]} and {name} are both of {changed}; give each array once"
+            )
         plain[changed] = name
     there = {name for row in parameters for name in row.names}
     if not there & plain.keys():
@@ -235,6 +245,9 @@ def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Capt
     return found
 
 
+WHOLE = ("i", "u", "bool")  # how the names of types of whole numbers begin
+
+
 def open_gradients(
     paths: Sequence[Path],
     parameters: Sequence[Parameter],
@@ -245,6 +258,7 @@ def open_gradients(
 ) -> SavedArrays:
     """Return the gradients that a trainer saved; UsageError where none is of this model.
 
+    FormatError for whole numbers, and for two arrays of one parameter.
     `model` is the one before the step, or the adapter, `base` the model whose capture points
     gradients may be of, too. `rules` are the user's renames; files are closed with `stack`.
     """
@@ -265,6 +279,14 @@ def open_gradients(
             f"names: {', '.join(similar_names(first, known)) or known[0]}; --rename OLD=NEW "
             f"maps names"
         )
+    for place in placed.values():
+        for name in place.names:
+            held, own = arrays[name]
+            if held.dtypes[own].lower().startswith(WHOLE):
+                raise FormatError(
+                    f"{held.path}: {name} is of {held.dtypes[own]}; expected gradients in floating "
+                    "point"
+                )
     return SavedArrays(
         {name: held for name, (held, _) in arrays.items()},
         {name: own for name, (_, own) in arrays.items()},

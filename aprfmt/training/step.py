@@ -34,7 +34,6 @@ from aprfmt.causes.training.optimizers import (
 from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
-from aprfmt.inference.batch import read_batch
 from aprfmt.inference.gradients.given_points import read_points
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
@@ -56,6 +55,7 @@ from aprfmt.training.judge import (
     RowReader,
     judge_gradient,
     judge_update,
+    moved_without_gradient,
     share_given,
 )
 from aprfmt.training.parameters import Parameter, pair_parameters
@@ -69,6 +69,7 @@ from aprfmt.training.saved_arrays import (
     open_state,
     plain_name,
 )
+from aprfmt.training.step_batch import read_step_batch
 from aprfmt.training.update import CHUNK, Sums, pieces, same_bytes
 
 
@@ -142,7 +143,7 @@ def explain_step(
             checker = stack.enter_context(open_differences(base, Path(batch)))
         elif batch is not None:
             if given is not None and given.points:
-                loaded = read_batch(Path(batch), int(base.hyper["vocab_size"]))
+                loaded = read_step_batch(Path(batch), base)
                 points = read_points(base, loaded, given.point_shapes, given.point)
             own_adapter = None if adapter is None else Path(adapter)
             computed, facts = compute_gradients(
@@ -426,12 +427,15 @@ class _Step:
 
         It is the common recipe where the state names no group, or --optimizer states a learning
         rate that is none of several groups'. Else lr and wd are the group's, and so is what
-        --optimizer does not state.
+        --optimizer does not state. `sparse` is of tables of tokens alone.
         """
         assert self.recipe is not None
+        recipe = self.recipe
+        if recipe.sparse and "embd" not in parameter.key:
+            recipe = changed(recipe, sparse=False)
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
         if self.state is None or ("lr" in stated and not self._has_rates(stated["lr"])):
-            return self.recipe
+            return recipe
         found = self.state.group_of(parameter.names[0])
         values = _settings_of(found)
         values = {
@@ -442,7 +446,7 @@ class _Step:
         }
         if "wd" in values and "decay_on" not in stated:
             values["decay_on"] = "all"
-        return changed(self.recipe, **values)
+        return changed(recipe, **values)
 
     def _has_rates(self, stated: float) -> bool:
         """Return whether the state's groups have several learning rates, `stated` among them."""
@@ -466,8 +470,10 @@ class _Step:
             facts = self.compared[parameter.key].facts
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
+        ungiven = bool(self.gradients) and parameter.key not in self.gradients
+        bare = Held(gradient, others=others, idle=self._idle(parameter.key), ungiven=ungiven)
         if self.state is None or self.recipe is None:
-            return Held(gradient, others=others, idle=self._idle(parameter.key))
+            return bare
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
         after = self._has_state_after()
         if after and parameter.names[0] in self._coded():
@@ -478,8 +484,8 @@ class _Step:
         if flags == {False}:
             others["decoupled"] = 0.0
         if first is None and second is None:
-            return Held(gradient, others=others, idle=self._idle(parameter.key))
-        return Held(gradient, first, second, steps, after, others)
+            return replace(bare, others=others)
+        return Held(gradient, first, second, steps, after, others, ungiven=ungiven)
 
     def _computed_reader(self, parameter: Parameter) -> RowReader | None:
         """Return a reader of the parameter's gradient computed of the batch; None without one.
@@ -511,6 +517,11 @@ class _Step:
         if recipe.name == "adafactor":
             recipe = self._adafactor_recipe(parameter, recipe, held)
         found = judge_update(parameter, recipe, held)
+        if held.ungiven and self.state is not None and self.state.steps is None:
+            # A state without step counts may be that of before the step.
+            before = replace(held, step=max(1, held.step - 1), after=False)
+            alone = moved_without_gradient(parameter, recipe, before)
+            found = found if alone is None else alone
         if found.verdict == "differs" and self._may_be_before(held):
             first = 1 if held.first is None else held.step
             step = first if self.state is None or self.state.steps is None else held.step + 1
@@ -530,7 +541,7 @@ class _Step:
         bounds the rate by one over the root of the step's number, too; transformers scales the
         decay with the rate. Sources: torch.optim.Adafactor, transformers.optimization.Adafactor.
         """
-        if self.state is None or held.gradient is None or held.second is None:
+        if self.state is None or held.gradient is None or held.second is None or not recipe.lr:
             return recipe
         group = self.state.group_of(parameter.names[0])
         squares = weights = count = 0.0
@@ -629,7 +640,8 @@ class _Step:
             return
         for row in BACKWARDS:
             case = self._backward_case(computed)
-            if all(self._has_untied_guess(key) for key in case.wrong):
+            unlike = case.wrong or case.open  # what few bits may leave may be a small mistake, too
+            if all(self._has_untied_guess(key) for key in unlike):
                 return
             for guess in row.find(case):
                 keys = self._given_by(guess, computed, case)
@@ -660,6 +672,8 @@ class _Step:
             self.facts.packed,
             _dropout_rates(self.model),
             frozenset(key for key, one in found.items() if one.verdict == "not compared"),
+            computed.by_label,
+            self.facts.routers,
         )
 
     def _has_untied_guess(self, key: str) -> bool:
@@ -693,7 +707,7 @@ class _Step:
         for key in case.missing:
             if key in made.keys and made.gradient(key).any():
                 return frozenset()
-        for key in unlike | case.right:
+        for key in unlike if guess.alone else unlike | case.right:
             pair = case.case(key)
             values = made.gradient(key) if key in made.keys else np.zeros_like(pair.computed)
             other = replace(pair, computed=values.astype(np.float64).reshape(pair.given.shape))
@@ -885,6 +899,7 @@ class _Step:
             self._sizes(),
             self.facts.counts,
             self.facts.tokens,
+            self.facts.repeated,
         )
 
     def _checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
@@ -1098,6 +1113,8 @@ class _Step:
             doubt = doubtful_loss(loss, vocabulary)
             self.notes += [doubt] if doubt else []
         computed = self.computed
+        if self.facts.router_note:
+            self.notes.append(self.facts.router_note)
         if computed is None or self.given is None:
             return
         rounded = [
@@ -1167,13 +1184,13 @@ def is_zero(view: View) -> bool:
 def _settings(state: OptimizerState) -> dict[str, float]:
     """Return {field of Recipe: value} of all groups of a state; the weight decay is the largest.
 
-    Values of zero are left out.
+    Values of zero are left out, but for a rate of zero.
     """
     found: dict[str, float] = {}
     for group in state.groups:
         for name, value in _settings_of(group).items():
             found[name] = max(found.get(name, 0.0), value) if name == "wd" else value
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in found.items() if value or name == "lr"}
 
 
 def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def evaluate_texts(model: str, request: EvalRequest, where: run_options.WhereOpt
                 least=least,
             )
         if other is not None and measured.other is not None:
-            checks += assess_loss(measured.other, kind, str(other.model.path))
+            if measured.loss.tokens:  # nothing scored is one thing, whichever model it is
+                checks += assess_loss(measured.other, kind, str(other.model.path))
             against = {
                 "run": run_options.run_facts(other),
                 **output.loss_to_json(measured.other),

@@ -1,5 +1,6 @@
 """What `aprfmt step` prints: the verdict, causes, and tensors by role and layer."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -23,12 +24,31 @@ def show(report: "StepReport", verbose: bool) -> None:
     headline = found.says, _STYLES[found.exit]
     facts = list(_facts(report))
     lines = short_answer(
-        headline, report.causes, first_said=False, others=facts, names=output_format.shown_names()
+        headline,
+        report.causes,
+        first_said=False,
+        others=facts,
+        commands=list(_next_commands(report)) if found.exit else (),
+        names=output_format.shown_names(),
     )
     for text, style in lines:
         render.say(text, style=style)
     if verbose:
         _table(report)
+
+
+def _next_commands(report: "StepReport") -> Iterator[str]:
+    """Yield the command that shows what was stored for the first tensor that differs.
+
+    None for a step of which no later weights are given.
+    """
+    if report.after is None or report.adapter is not None:
+        return
+    first = next((row for row in report.tensors if row.verdict == "differs"), None)
+    if first is not None:
+        both = f"{shlex.quote(report.model)} {shlex.quote(report.after)}"
+        name = shlex.quote(first.names[0] if first.names else first.key)
+        yield f"aprfmt diff {both} --tensor {name} -v"
 
 
 def _facts(report: "StepReport") -> Iterator[Line]:

@@ -116,6 +116,10 @@ def _points_verdict(difference: TraceDiff) -> tuple[str, str]:
         return (
             f"first point beyond tolerance: {difference.first}; {beyond} of {every} points beyond"
         ), "bad"
+    if difference.unequal_ranks:
+        more = len(difference.unequal_ranks) - 1
+        rest = f", and {more} more" if more else ""
+        return f"ranks of one dump differ: {difference.unequal_ranks[0]}{rest}", "bad"
     far = max((point for point in points if point.rel_l2 is not None), key=_tolerance_share)
     nearest = f"; nearest to its tolerance: {far.key}, relL2 {far.rel_l2:.3g} of {far.tolerance:g}"
     unlike = sum(bool(point.max_abs_diff) for point in points)

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from aprfmt.formats.mapped_file import in_mapped_file, open_regular, read_in_win
 from aprfmt.formats.pytorch.layout import is_zip, recognise
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
-from aprfmt.inference.engines.tiles import Tiles
+from aprfmt.inference.engines.tiles import StoredRows, Tiles
 from aprfmt.model.sidecar_files import file_row
 
 Numbers = NDArray[Any]
@@ -208,7 +209,7 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
 def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     """Return the arrays of a folder by file name; FormatError for too many or a double name.
 
-    An array of a file that holds several is called FILE.NAME.
+    An array of a file that holds several is called FILE.NAME; in the only file, NAME.
     """
     files = [name for name in _sorted_names(folder) if name.endswith(ARRAYS)]
     if not files:
@@ -227,7 +228,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
         if file.endswith(PICKLED):
             inside = _open_tensors(path, stack)
             ids = ids or inside.listed
-            alone = list(inside.shapes) == [stem]
+            alone = list(inside.shapes) == [stem] or len(files) == 1
             names = {
                 each if alone or each == IDS else f"{stem}.{each}": each for each in inside.shapes
             }
@@ -396,6 +397,7 @@ def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
 INTEGERS: Mapping[str, str] = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
+COMPLEX = ("C64",)  # encodings of which a float would be half
 _SINGLE = ("F32", "F16", "BF16")  # encodings of one number after another, read as float32
 FLOATS: Mapping[str, str] = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
@@ -423,6 +425,8 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
         """
         tensor = source.tensors[names[name]]
         encoding = tensor.info.encoding
+        if encoding in COMPLEX:
+            raise FormatError(f"{path}: {name}: holds complex numbers; expected real ones")
         try:
             if encoding in INTEGERS:
                 raw = bytes(tensor.raw())
@@ -474,7 +478,17 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
             finally:
                 tensor.drop(first, last)
 
-        return Tiles(shape[-2], width, fill)
+        def rows_stored(row: int, rows: int) -> list[StoredRows]:
+            """Return the bytes of whole rows, as the file has them."""
+            first, last = row * width * size, (row + rows) * width * size
+            try:
+                held = tensor.raw(first, last)
+            except AprfmtError as error:
+                raise FormatError(f"{path}: {name}: {error}") from error
+            release = partial(tensor.drop, first, last)
+            return [StoredRows(encoding, held, width, 0, width, release, f"{path}: {name}")]
+
+        return Tiles(shape[-2], width, fill, rows_stored)
 
     # Describe every tensor; values are read later.
     infos = {name: source.tensors[own].info for name, own in names.items()}

@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.base.dump_names import RANK, DumpPlace, module_path, parse_dump_path, rank_axis
+from aprfmt.base.dump_names import (
+    RANK,
+    DumpPlace,
+    module_path,
+    parse_dump_path,
+    place_in_dump,
+    rank_axis,
+    rank_of_axis,
+)
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.bounded_json import load_file
@@ -261,7 +269,7 @@ def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[
         missing = sorted(set(range(max(values[-1] + 1, size))) - set(values))
         if missing:
             raise FormatError(
-                f"{folder}: {axis} rank {', '.join(map(str, missing[:8]))} of "
+                f"{folder}: {rank_of_axis(axis)} {', '.join(map(str, missing[:8]))} of "
                 f"{max(values[-1] + 1, size)} is missing; there are {', '.join(map(str, values))}"
             )
         found[axis] = values
@@ -428,6 +436,7 @@ def _join_pass(
     `left`. Raises FormatError where ranks contradict each other or the layout, and where no array
     is left.
     """
+    place = f"{folder}: {place_in_dump(step, 'step')}".removesuffix(": ")
     made = Pass(step, stream)
     made.texts = rows.texts
     order = list(axes.values)
@@ -453,7 +462,7 @@ def _join_pass(
             dims[name] = axes.rename_divisions(dims_of(list(kept.values()), spec.dims(name)))
         except FormatError as error:
             if str(error).startswith("dims "):
-                raise FormatError(f"{folder}: step {step}: {name}: {error}") from None
+                raise FormatError(f"{place}: {name}: {error}") from None
             raise
     # What a pass says of its batch first: it gives the count of tokens.
     names = sorted(whole, key=lambda name: name.rpartition(".")[2] not in BATCH)
@@ -467,7 +476,7 @@ def _join_pass(
             made.left[name] = str(error).removeprefix(f"{name}: ")
             continue
         except FormatError as error:
-            raise FormatError(f"{folder}: step {step}: {error}") from None
+            raise FormatError(f"{place}: {error}") from None
         if kind is None:
             made.arrays[name] = found
             unequal += odd
@@ -475,7 +484,7 @@ def _join_pass(
         if odd:
             first, second = odd[0].ranks
             raise FormatError(
-                f"{folder}: step {step}: {odd[0].axis} ranks {first} and {second} are of other "
+                f"{place}: {rank_of_axis(odd[0].axis)}s {first} and {second} are of other "
                 f"runs: their {name} differ"
             )
         made.batch.setdefault(kind, found)
@@ -483,7 +492,7 @@ def _join_pass(
             tokens = int(np.prod(found.shape, dtype=np.int64))
     if made.left and not made.arrays:
         name, why = next(iter(made.left.items()))
-        raise FormatError(f"{folder}: step {step}: {name}: {why}")
+        raise FormatError(f"{place}: {name}: {why}")
     # Put the arrays back in the order of the dump.
     made.arrays = {name: made.arrays[name] for name in whole if name in made.arrays}
     return _add_up_partials(made, unequal, whole, widths)
@@ -515,7 +524,8 @@ def _join_axes(
             few = axis not in ("pp", "dp") and len(group) < size
             if few and not _is_whole(name, group, widths):
                 lost = [str(one) for one in axes.values[axis] if one not in group]
-                raise FormatError(f"{name}: {axis} rank {', '.join(lost[:8])} of {size} lacks it")
+                words = f"{rank_of_axis(axis)} {', '.join(lost[:8])} of {size}"
+                raise FormatError(f"{name}: {words} lacks it")
             said = () if axis == "pp" else dims
             held[at] = join_ranks(name, group, axis, said, widths, tokens, unequal)
     (found,) = held.values()

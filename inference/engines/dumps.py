@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.dump_names import place_in_dump
 from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.base.memory import keep_freed
 from aprfmt.errors import FormatError
@@ -52,7 +53,7 @@ def open_dump(
         captures = stack.enter_context(open_captures(path))
         batch = _batch_as_pass(captures)
         if batch is None:
-            yield _split_joined_modules(captures, widths_of)
+            yield _under_transformers_names(captures, widths_of)
             return
         dump = Dump((batch,), {}, {}, (), captures.others)
         yield _captures_of_sequence(path, dump, ids, widths_of)
@@ -102,25 +103,35 @@ def _captured_array(captures: Captures, name: str) -> JoinedArray:
     )
 
 
-def _split_joined_modules(captures: Captures, widths_of: WidthsOf) -> Captures:
-    """Return captures with results of joined modules, such as qkv_proj, cut into their parts.
+def _under_transformers_names(captures: Captures, widths_of: WidthsOf) -> Captures:
+    """Return captures of one sequence under transformers' names, joined results cut into parts.
 
-    They are unchanged if there is no such module, or the sizes of its parts are not known.
+    They are unchanged if no name is of vLLM's or SGLang's modules, or of a joined module whose
+    parts' sizes are known.
     """
-    joined = [name for name in captures.shapes if name.rpartition(".")[2] in JOINED]
-    parts = widths_of(joined).parts if joined else {}
-    if not parts:
+    engine = has_engine_modules(captures.shapes)
+    if not engine and not any(name.rpartition(".")[2] in JOINED for name in captures.shapes):
         return captures
 
-    made, _ = split_joined(
-        {name: _captured_array(captures, name) for name in captures.shapes}, {}, parts
-    )
+    arrays: Mapping[str, JoinedArray] = {
+        name: _captured_array(captures, name) for name in captures.shapes
+    }
+    rows: Mapping[str, tuple[int, ...]] = captures.rows
+    if engine:
+        named = under_module_names(arrays, rows)
+        arrays, rows = named.arrays, named.rows
+    joined = [name for name in arrays if name.rpartition(".")[2] in JOINED]
+    parts = widths_of(joined).parts if joined else {}
+    if not engine and not parts:
+        return captures
+    made, rows = split_joined(arrays, rows, parts)
     return replace(
         captures,
         shapes={name: one.shape for name, one in made.items()},
         dtypes={name: one.dtype for name, one in made.items()},
         read=lambda name: made[name].read(),
         tiles=lambda name: made[name].tiles,
+        rows=rows,
     )
 
 
@@ -140,7 +151,9 @@ def _captures_of_sequence(
     left = dict(found.left)
     for one_pass in dump.passes:
         left |= one_pass.left
-    left |= {f"{one.name} (pass {step})": one.says for step, one in dump.unequal}
+    for step, one in dump.unequal:
+        place = place_in_dump(step)
+        left[f"{one.name} ({place})" if place else one.name] = one.says
     return Captures(
         path,
         {name: one.shape for name, one in arrays.items()},

@@ -29,7 +29,7 @@ from aprfmt.inference.engines.collect import Collector, drop_batch_axis
 from aprfmt.inference.engines.dump_folders import is_dump
 from aprfmt.inference.engines.dumps import open_dump
 from aprfmt.inference.engines.layouts import STEPS, PointLayout, apply_layout
-from aprfmt.inference.engines.modules import ModuleReader, parse_module
+from aprfmt.inference.engines.modules import ModuleReader, hidden_state_index, parse_module
 from aprfmt.inference.engines.npz import arithmetic_of_arrays, is_embedding_scaled
 from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.points import POINTS
@@ -288,7 +288,11 @@ def _add_by_name(
     """
     modules = ModuleReader(
         collector,
-        [name for name in captures.names if parse_module(name) is not None],
+        [
+            name
+            for name in captures.names
+            if parse_module(name) is not None or hidden_state_index(name) is not None
+        ],
         block=None if model is None else model.spec.block,
         architecture="" if model is None else model.spec.name,
         tokens=None if tokens is None else len(tokens),

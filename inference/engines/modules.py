@@ -31,6 +31,8 @@ Numbers = NDArray[Any]
 # Path prefixes before a layer's number, and before a whole-model module.
 _LAYER = re.compile(r"(?:\w+\.)*?(?:layers|layer|h|blocks)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
+# An entry of the tuple that `output_hidden_states=True` gives: hidden_states.3, hidden_states[-1].
+_HIDDEN_STATE = re.compile(r"(?:\w+\.)*?hidden_states?[._/-]?\[?(-?\d{1,9})\]?")
 _ABOVE = re.compile(
     r"(?:(?:model|language_model|transformer|base_model|gpt_neox|backbone|decoder|bert|roberta|cls)\.)*([\w.]+(?:#\w+)?)"
 )
@@ -43,6 +45,8 @@ ADJACENT = (
 GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
+BESIDE_MODULES = 99  # rank of a value that counts only where no module gives the point
+PASSING = ("fc1_latent_proj",)  # modules that do nothing in models without such a projection
 # Architectures whose router gives the experts' weights before the model's factor on them.
 UNSCALED = ("minimax_m3_vl",)
 # Points whose last two axes are joined in ours: streams or groups of heads (deepseek_v4), and an
@@ -75,6 +79,39 @@ def parse_module(key: str) -> tuple[int, str] | None:
         return int(match[1]), f"{match[2] or ''}{match[3] or ''}"
     above = _ABOVE.fullmatch(key)
     return (WHOLE, above[1]) if above and above[1] in _WHOLE_NAMES else None
+
+
+def hidden_state_index(key: str) -> int | None:
+    """Return N of a key such as `hidden_states.N` or `hidden_states[N]`; None for other keys."""
+    match = _HIDDEN_STATE.fullmatch(key)
+    return None if match is None else int(match[1])
+
+
+def hidden_state_points(keys: Iterable[str], n_layers: int | None) -> dict[str, tuple[str, int]]:
+    """Return {key: (point, layer)} of the entries of transformers' tuple `hidden_states`.
+
+    Entry 0 is what enters layer 0, entry N the output of layer N - 1. The last one is behind the
+    final norm (modeling_llama.LlamaModel and its kin return it so). Where `n_layers` is None, the
+    last is that of the entries that are there if they are all of a tuple; else the largest is not
+    read, which may be the last, and entry 0 is taken for the embedding.
+    """
+    first = ("embd", WHOLE) if n_layers is None else ("in", 0)
+    entries = {key: n for key in keys if (n := hidden_state_index(key)) is not None}
+    found: dict[str, tuple[str, int]] = {}
+    if n_layers is None and {*range(len(entries))} == {*entries.values()}:
+        n_layers = len(entries) - 1
+    for key, number in entries.items():
+        if number == -1 or (number == n_layers and number > 0):
+            found[key] = ("final_norm", WHOLE)
+        elif n_layers is None and number == max(entries.values()):
+            continue
+        elif number < 0 and n_layers is not None and number >= -n_layers:
+            found[key] = ("out", n_layers + number)
+        elif number == 0:
+            found[key] = first
+        elif number > 0 and (n_layers is None or number < n_layers):
+            found[key] = ("out", number - 1)
+    return found
 
 
 class ModuleMap:
@@ -176,7 +213,10 @@ class ModuleReader:
         the pass. `scaled_embedding`: the embedding module's result is already scaled.
         """
         self._collector = collector
+        keys = list(keys)
         self.modules = ModuleMap(keys, None if block is None else stated_placement(block))
+        hp = collector.hp
+        self._hidden_states = hidden_state_points(keys, None if hp is None else int(hp["n_layers"]))
         self._adjacent = architecture in ADJACENT
         self._grouped = architecture in GROUPED
         self._unscaled = architecture in UNSCALED
@@ -202,8 +242,15 @@ class ModuleReader:
         `rows` are the token positions of its rows; None if their number tells which they are.
         """
         readings = self.modules.read(key)
+        if key in self._hidden_states:
+            self._add_hidden_state(key, values, rows)
+            return
         if not readings:
-            self._collector.unknown[key] = "not a capture point"
+            self._collector.unknown[key] = (
+                "not a capture point"
+                if hidden_state_index(key) is None
+                else "of how many layers it is an entry is not known; give --model"
+            )
             return
         try:
             values = drop_batch_axis(self._joined_copies(values), key)
@@ -215,6 +262,15 @@ class ModuleReader:
             return
         if not any(taken):
             self._collector.unknown[key] = "the model has no such point"
+
+    def _add_hidden_state(self, key: str, values: Numbers, rows: Sequence[int] | None) -> None:
+        """Record an entry of `hidden_states` as its point, unless a module gives that."""
+        try:
+            values = drop_batch_axis(values, key)
+        except ValueError as error:
+            self._collector.unknown[key] = str(error)
+            return
+        self._collector.add(*self._hidden_states[key], values, rows=rows, rank=BESIDE_MODULES)
 
     def add_unread(self, key: str, tiles: Tiles, rows: Sequence[int] | None = None) -> bool:
         """Record one key's values without having them in memory; return whether that was done.
@@ -268,9 +324,14 @@ class ModuleReader:
         return values[:, 0].swapaxes(0, 1).reshape(values.shape[2], -1)
 
     def expects(self, key: str) -> bool:
-        """Return whether a key names a point; a key with # must name one that the model has."""
+        """Return whether a key names a point.
+
+        A key with #, or of a module that does nothing in some models, must name one that this model
+        has.
+        """
         readings = self.modules.read(key)
-        if "#" not in key or not self._collector.known:
+        always = "#" not in key and not key.endswith(PASSING)
+        if always or not self._collector.known:
             return bool(readings)
         names = [key_name(reading.point.name, reading.layer) for reading in readings]
         return any(self._collector.record_key(name) is not None for name in names)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.dump_names import rank_of_axis
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.captures import StoredBytes
 from aprfmt.inference.engines.parts import finite_distance
@@ -110,7 +111,7 @@ class Unequal:
         first, second = self.ranks
         how = "NaN or infinity on one of them" if self.nonfinite else f"{self.apart:.3g} apart"
         return (
-            f"{self.axis} ranks {first} and {second} hold other values ({how}) of "
+            f"{rank_of_axis(self.axis)}s {first} and {second} hold other values ({how}) of "
             f"what every rank computes alike"
         )
 
@@ -178,8 +179,8 @@ def _layout_by_size(
         return "replicated"
     if len(each) > 1:
         raise FormatError(
-            f"{name}: ranks of {axis} hold {_sizes_text(shapes)}; expected equal widths; were they "
-            "dumped from one run?"
+            f"{name}: {rank_of_axis(axis)}s hold {_sizes_text(shapes)}; expected equal widths; "
+            "were they dumped from one run?"
         )
     # Compare a rank's width with that of the model's point.
     part = each.pop()
@@ -200,11 +201,11 @@ def _layout_by_size(
             return "columns"  # padded to a multiple of the ranks
         if whole % part == 0:
             raise FormatError(
-                f"{name}: {count} ranks of {axis} hold {part} columns each of {whole}; "
+                f"{name}: {count} {rank_of_axis(axis)}s hold {part} columns each of {whole}; "
                 f"{whole // part - count} of {whole // part} ranks are missing"
             )
         raise FormatError(
-            f"{name}: {count} ranks of {axis} hold {_sizes_text(shapes)}; {whole} columns "
+            f"{name}: {count} {rank_of_axis(axis)}s hold {_sizes_text(shapes)}; {whole} columns "
             f"are expected"
         )
     # Without a point of the model, sizes and values decide.
@@ -215,7 +216,7 @@ def _layout_by_size(
     if next(_unlike_first(rows), None) is None:
         return "replicated"
     raise UnclearLayoutError(
-        f"{name}: {count} ranks of {axis} hold {_sizes_text(shapes)}, and its name says no "
+        f"{name}: {count} {rank_of_axis(axis)}s hold {_sizes_text(shapes)}, and its name says no "
         f"point; say "
         f'its dims in ranks.json, such as {{"arrays": {{"{name}": "t h[{axis}]"}}}}'
     )
@@ -239,7 +240,7 @@ def _take_replicated(
     for rank in ranks[1:]:
         if parts[rank].shape != first.shape:
             raise FormatError(
-                f"{name}: {axis} rank {ranks[0]} holds {list(first.shape)}, rank {rank} "
+                f"{name}: {rank_of_axis(axis)} {ranks[0]} holds {list(first.shape)}, rank {rank} "
                 f"{list(parts[rank].shape)}; expected the same on every rank"
             )
     for number in _unlike_first([parts[rank] for rank in ranks]):
@@ -442,8 +443,8 @@ def _join_columns(
     sizes = [max(width // count, unit) for width, unit in parts]
     if sum(sizes) != local:
         raise FormatError(
-            f"{name}: {local} columns of a rank; {count} ranks of {axis} would hold {sum(sizes)} "
-            f"({' + '.join(map(str, sizes))})"
+            f"{name}: {local} columns of a rank; {count} {rank_of_axis(axis)}s would hold "
+            f"{sum(sizes)} ({' + '.join(map(str, sizes))})"
         )
     starts = np.cumsum([0, *sizes]).tolist()
     copies = [max(1, size * count // width) for size, (width, _) in zip(sizes, parts, strict=True)]
@@ -461,8 +462,8 @@ def _join_columns(
                     place[...] = share
                 elif not _equal_numbers(share, place):
                     raise FormatError(
-                        f"{name}: {axis} ranks {number - number % times} and {number} share a key "
-                        "head and hold other values of it"
+                        f"{name}: {rank_of_axis(axis)}s {number - number % times} and {number} "
+                        "share a key head and hold other values of it"
                     )
         return made
 

@@ -7,13 +7,14 @@ by their number alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.dump_names import place_in_dump
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.dump_folders import Dump, Pass
@@ -107,7 +108,36 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
         )
     found = _join_sequences(passes, notes)
     chosen = _choose_sequence(found, ids)
-    return _align_sequence(passes, chosen, None if ids is None else len(ids), notes)
+    aligned = _align_sequence(passes, chosen, None if ids is None else len(ids), notes)
+    again = dict(_computed_again(found, chosen, aligned.ids))
+    return replace(aligned, left={**aligned.left, **again})
+
+
+def _computed_again(
+    found: Sequence[TokenRun], chosen: TokenRun, ids: Sequence[int] | None
+) -> Iterator[tuple[str, str]]:
+    """Yield (pass, reason) for rows of other sequences that are of the chosen one's tokens, too.
+
+    `ids` are the tokens that are read. Such rows are of a prompt that was sent twice, or of a pass
+    that was computed or kept once more; they may hold other values.
+    """
+    if ids is None:
+        return
+    for run in found:
+        own = None if run is chosen else run.ids
+        positions = run.positions
+        if own is None or positions[0] >= len(ids):
+            continue
+        shared = [
+            token == ids[at] for at, token in zip(positions, own, strict=True) if at < len(ids)
+        ]
+        if all(shared):
+            places = dict.fromkeys(place_in_dump(one.step) for one in run.segments)
+            last = min(positions[-1], len(ids) - 1)
+            yield (
+                ", ".join(filter(None, places)) or "a pass",
+                f"holds tokens {positions[0]} to {last} of this sequence once more: not compared",
+            )
 
 
 def _without_warm_ups(passes: Sequence[Pass], notes: list[str]) -> Iterator[Pass]:
@@ -320,6 +350,7 @@ def _choose_sequence(found: Sequence[TokenRun], ids: Sequence[int] | None) -> To
             "give the ids of the whole dump"
         )
     # Say what is wrong with what is there.
+    _refuse_lost(found, wanted)
     for one in found:
         _refuse_gaps(one)
     raise FormatError(
@@ -340,6 +371,21 @@ def _sequence_list_text(found: Sequence[TokenRun]) -> str:
         )
         rows.append(f"{len(one.positions)} tokens{begin}")
     return "; ".join(rows) + ("; ..." if len(found) > _SHOWN else "")
+
+
+def _refuse_lost(found: Sequence[TokenRun], wanted: Sequence[int]) -> None:
+    """Raise FormatError if passes have the first of the wanted token ids, and lack others."""
+    there: set[int] = set()
+    for one in found:
+        pairs = list(zip(one.positions, one.ids or (), strict=False))
+        if pairs and all(at < len(wanted) and wanted[at] == token for at, token in pairs):
+            there.update(at for at, _ in pairs)
+    lost = [at for at in range(len(wanted)) if at not in there]
+    if 0 in there and lost and lost[0] < max(there):
+        raise FormatError(
+            f"{len(lost)} of {len(wanted)} tokens of the sequence are in no pass (position "
+            f"{lost[0]} is the first): their pass was not kept"
+        )
 
 
 def _refuse_gaps(chosen: TokenRun) -> None:
@@ -420,8 +466,8 @@ def _rows_of(
         if count < tokens or not tokens:
             if count != part.count:
                 raise ValueError(
-                    f"{list(one.shape)} in pass {part.step}, which has {tokens} tokens of "
-                    f"{part.count} requests"
+                    f"{list(one.shape)} in {place_in_dump(part.step) or 'a pass'}, which has "
+                    f"{tokens} tokens of {part.count} requests"
                 )
             positions, rows = part.positions[-1:], (part.number,)  # the last of each request
         at, own = np.array(positions, np.int64), np.array(rows, np.int64)

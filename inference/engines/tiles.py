@@ -7,16 +7,38 @@ nor one rank's part of it is in memory before.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.tensors.stats import PART, Stats, compute_stats_of_parts
+from aprfmt.codecs import native_kernels
+from aprfmt.errors import CodecError, FormatError
+from aprfmt.tensors.stats import PART, Stats, compute_stats_of_parts, stats_of_moments
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.native.moments import Moments
 
 Numbers = NDArray[Any]
 _TOGETHER = 1 << 21  # elements that are read together for a whole array
 _COUNTED = 1 << 20  # and for its statistics: they stay in the last-level cache
+_STORED = 8 * PART  # elements of which statistics are taken where they are stored, at a time
+
+
+class StoredRows(NamedTuple):
+    """Rows as a file stores them, of which the columns `first` to `first + wide` are wanted.
+
+    `raw` has whole rows of `columns` elements in `encoding`; `drop` releases its pages, `place` is
+    for messages.
+    """
+
+    encoding: str
+    raw: memoryview
+    columns: int
+    first: int
+    wide: int
+    drop: Callable[[], None]
+    place: str
 
 
 @dataclass(frozen=True)
@@ -24,12 +46,14 @@ class Tiles:
     """An array [rows, width] of float32 of which any block can be read.
 
     `fill(row, column, out)` fills float32 `out` [n, m] with n rows from `row` on, of each the m
-    elements from `column` on. It raises FormatError where the file is damaged.
+    elements from `column` on. It raises FormatError where the file is damaged. `stored(row, n)`
+    returns what files have of n rows from `row` on, side by side; None: they are not stored so.
     """
 
     rows: int
     width: int
     fill: Callable[[int, int, Numbers], None]
+    stored: Callable[[int, int], list[StoredRows]] | None = None
 
     def read(self) -> Numbers:
         """Return the whole array [rows, width]."""
@@ -52,15 +76,58 @@ class Tiles:
 
     def columns(self, first: int, width: int) -> "Tiles":
         """Return the `width` columns from `first` on."""
-        return Tiles(self.rows, width, lambda row, column, out: self.fill(row, first + column, out))
+        stored = self.stored
+        return Tiles(
+            self.rows,
+            width,
+            lambda row, column, out: self.fill(row, first + column, out),
+            None
+            if stored is None
+            else lambda row, rows: _cut_columns(stored(row, rows), first, width),
+        )
 
     def row_range(self, first: int, rows: int) -> "Tiles":
         """Return the `rows` rows from `first` on."""
-        return Tiles(rows, self.width, lambda row, column, out: self.fill(first + row, column, out))
+        stored = self.stored
+        return Tiles(
+            rows,
+            self.width,
+            lambda row, column, out: self.fill(first + row, column, out),
+            None if stored is None else lambda row, count: stored(first + row, count),
+        )
 
     def stats(self) -> Stats:
         """Return the statistics of all values, equal to those of the array read as a whole."""
-        return compute_stats_of_parts(self._parts())
+        found = self._stats_where_stored()
+        return compute_stats_of_parts(self._parts()) if found is None else found
+
+    def _stats_where_stored(self) -> Stats | None:
+        """Return `stats` from the stored bytes, of which nothing decoded is kept; None if not so.
+
+        Parts are those of `_parts`: they begin and end inside of rows.
+        """
+        native = native_kernels()
+        if native is None or self.stored is None or not self.rows * self.width:
+            return None
+        total: Moments | None = None
+        for first in range(0, self.rows * self.width, _STORED):
+            last = min(first + _STORED, self.rows * self.width)
+            row, skip = divmod(first, self.width)
+            pieces = self.stored(row, -(-last // self.width) - row)
+            try:
+                found = native.stats_of_rows(
+                    [piece[:5] for piece in pieces], self.width, skip, last - first
+                )
+            except CodecError as error:
+                raise FormatError(f"{pieces[0].place}: {error}") from error
+            finally:
+                for piece in pieces:
+                    piece.drop()
+            if found is None:
+                return None
+            for part in found:
+                total = part if total is None else total.joined(part)
+        return None if total is None else stats_of_moments(self.rows * self.width, total)
 
     def _parts(self) -> Iterator[Numbers]:
         """Yield the elements in order, PART at a time, each valid until the next."""
@@ -86,6 +153,17 @@ class Tiles:
             yield first, min(first + step, self.rows)
 
 
+def _cut_columns(pieces: Sequence[StoredRows], first: int, width: int) -> list[StoredRows]:
+    """Return the `width` columns from `first` on of rows that lie side by side."""
+    found, start = [], 0
+    for piece in pieces:
+        begin, end = max(first, start), min(first + width, start + piece.wide)
+        if begin < end:
+            found.append(piece._replace(first=piece.first + begin - start, wide=end - begin))
+        start += piece.wide
+    return found
+
+
 def place_beside(parts: Sequence[Tiles]) -> Tiles:
     """Return arrays of as many rows side by side."""
     starts = list(accumulate((part.width for part in parts), initial=0))
@@ -97,7 +175,13 @@ def place_beside(parts: Sequence[Tiles]) -> Tiles:
             if first < last:
                 part.fill(row, first - start, out[:, first - column : last - column])
 
-    return Tiles(parts[0].rows, starts[-1], fill)
+    held = [part.stored for part in parts if part.stored is not None]
+
+    def stored(row: int, rows: int) -> list[StoredRows]:
+        """Return what each part's file has of these rows."""
+        return [piece for one in held for piece in one(row, rows)]
+
+    return Tiles(parts[0].rows, starts[-1], fill, stored if len(held) == len(parts) else None)
 
 
 def place_below(parts: Sequence[Tiles]) -> Tiles:

@@ -29,6 +29,27 @@ Joined = Literal["positions count on", "positions restart"]
 
 
 @dataclass(frozen=True)
+class RouterFactors:
+    """What the auxiliary losses of routers are multiplied by in the batch's loss, 0 for none.
+
+    `balance` is of load balancing over all layers together, `by_layer` of the mean of each layer's
+    own, `z` of the z-loss.
+    """
+
+    balance: float = 0.0
+    by_layer: float = 0.0
+    z: float = 0.0
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self.balance or self.by_layer or self.z)
+
+
+NO_ROUTER_LOSS = RouterFactors()
+
+
+@dataclass(frozen=True)
 class BackwardChange:
     """One mistake in a backward pass.
 
@@ -36,9 +57,10 @@ class BackwardChange:
     rows in the loss, 1.0 for right. `joined`: documents of a packed row see each other.
     `norm_tokens` are the columns [start, stop) of the batch that reach the gradients of norms.
     `shift` is how far ahead of a row its label is, 1 for right, and `unmasked` says that every
-    token of the mask is one. `smoothing` is the share of a label that is spread over the
+    token of the mask is one. `labels` are factors of the scored labels in the loss, in the order of
+    rows and columns, 1.0 for right. `smoothing` is the share of a label that is spread over the
     vocabulary, `z_loss` the factor of the squared logarithm of the softmax's denominator in the
-    loss.
+    loss. `router` are factors of auxiliary losses in place of those that the batch states.
     """
 
     operation: Operation | None = None
@@ -47,8 +69,10 @@ class BackwardChange:
     norm_tokens: tuple[int, int] | None = None
     shift: int = 1
     unmasked: bool = False
+    labels: tuple[float, ...] | None = None
     smoothing: float = 0.0
     z_loss: float = 0.0
+    router: RouterFactors | None = None
 
 
 RIGHT = BackwardChange()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import Batch
-from aprfmt.inference.gradients.changes import RIGHT, BackwardChange
+from aprfmt.inference.gradients.changes import RIGHT, BackwardChange, RouterFactors
 
 Reduction = Literal["tokens", "rows"]
 
@@ -25,7 +25,8 @@ class Document:
 
     `weight` is what the sum of its labels' losses is multiplied by in the batch's loss. `row` and
     `start` are where it begins in the batch. `positions` [tokens] are None where they count from 0.
-    `padding` is the number of tokens at its end that are padding.
+    `padding` is the number of tokens at its end that are padding. `factors` [tokens] multiply the
+    losses of its labels, None where all count once.
     """
 
     row: int
@@ -35,6 +36,7 @@ class Document:
     weight: float
     positions: NDArray[np.int64] | None = None
     padding: int = 0
+    factors: NDArray[np.float64] | None = None
 
 
 def documents(
@@ -42,10 +44,12 @@ def documents(
 ) -> list[Document]:
     """Return the sequences of a batch that have a scored label, each without padding.
 
+    Where routers have an auxiliary loss all sequences are returned: it is of all tokens.
+
     Documents packed into one row are sequences of their own. `reduction` says what the loss is the
     mean over: all labels (`tokens`) or rows (`rows`). `change` is a mistake in them: other weights
-    of rows, documents that are joined, or padding that a backward without a mask attends to. Raises
-    UsageError where no label is scored.
+    of rows or labels, documents that are joined, or padding that a backward without a mask attends
+    to. Raises UsageError where no label is scored.
     """
     label, ahead = batch.label, change.shift
     if change.unmasked:
@@ -60,7 +64,10 @@ def documents(
     per_row, total = scored.sum(1), int(scored.sum())
     if not total:
         raise UsageError(f"{batch.path}: no label is scored, so there is no loss; expected labels")
+    routed = routers(batch, change).any
     rows_scored = int(np.count_nonzero(per_row))
+    each = np.zeros(scored.shape)
+    each[scored] = 1.0 if change.labels is None else change.labels
     found = []
     for row, mask in enumerate(batch.mask):
         inside = np.flatnonzero(mask)
@@ -82,8 +89,18 @@ def documents(
         cuts = [first, *starts, stop]
         for start, end in pairwise(cuts):
             labels = np.where(scored[row, start:end], targets[row, start:end], -100)
-            if (labels >= 0).any() and factor:
-                many = total if reduction == "tokens" else int(per_row[row]) * rows_scored
+            if ((labels >= 0).any() and factor) or routed:
+                many = total if reduction == "tokens" else max(1, int(per_row[row])) * rows_scored
                 ids = batch.ids[row, start:end]
-                found.append(Document(row, start, ids, labels, factor / many, restart, padding))
+                factors = None if change.labels is None else each[row, start:end]
+                found.append(
+                    Document(row, start, ids, labels, factor / many, restart, padding, factors)
+                )
     return found
+
+
+def routers(batch: Batch, change: BackwardChange = RIGHT) -> RouterFactors:
+    """Return the factors of routers' auxiliary losses, of a mistake or as the batch says."""
+    if change.router is not None:
+        return change.router
+    return RouterFactors(batch.router_balance or 0.0, 0.0, batch.router_z or 0.0)

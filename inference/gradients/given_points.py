@@ -36,6 +36,19 @@ _CHANGED: Mapping[str, tuple[str, ...]] = {
 }
 # Architectures whose router's first result are probabilities, no logits.
 _PROBABILITIES = ("gemma4", "gemma4_unified", "llama4")
+# Points that have no gradient of the loss, and why: a choice has no derivative.
+_CHOSEN = "it says what was chosen, and a choice has no derivative"
+_INDEXER = "an indexer only chooses keys: the loss gives it no gradient"
+WITHOUT_GRADIENT: Mapping[str, str] = {
+    "experts": _CHOSEN,
+    "router_margin": "it says how sure a choice is, and nothing is computed of it",
+    **dict.fromkeys(("index_blocks", "index_keys"), _CHOSEN),
+    **dict.fromkeys(
+        """index_q index_q_rope index_k index_k_rope index_w index_scores index_block_scores
+        index_margin index_compress_kv index_compress_gate index_compressed_k""".split(),
+        _INDEXER,
+    ),
+}
 _PARAMETERS = (".weight", ".bias")
 
 
@@ -88,6 +101,10 @@ def read_points(
         targets = _targets(name, known, readers[0][1])
         if isinstance(targets, str) or (why := _changed(name, known, model, readers[0][1])):
             left[name] = targets if isinstance(targets, str) else why
+            continue
+        bare = [WITHOUT_GRADIENT.get(key.rpartition(".")[2], "") for key in targets]
+        if all(bare):
+            left[name] = bare[0]
             continue
         fresh = [key for key in targets if key not in found]
         if not fresh:

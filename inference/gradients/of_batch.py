@@ -13,15 +13,16 @@ from torch.nn import functional
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import Batch
 from aprfmt.inference.capture import key_name
-from aprfmt.inference.context import PassFacts, PassState
+from aprfmt.inference.context import PassFacts, PassState, Recorder
 from aprfmt.inference.forward import Span, StageOutput
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
 from aprfmt.inference.gradients.changed_backend import ChangedBackend
 from aprfmt.inference.gradients.changes import RIGHT, BackwardChange
-from aprfmt.inference.gradients.documents import Document, Reduction, documents
+from aprfmt.inference.gradients.documents import Document, Reduction, documents, routers
 from aprfmt.inference.gradients.leaves import Leaves, stored_gradients
 from aprfmt.inference.gradients.placed_pairs import place_pairs
+from aprfmt.inference.gradients.router_loss import RouterCounts, RouterTerms
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights, model_weights
 from aprfmt.model import Model
@@ -170,7 +171,7 @@ class Pass:
     """What a backward runs: a model's pass on a backend, with the leaves placed.
 
     `rebuild` places what of the graph is made of leaves anew (rows of LoRA factors). `change` says
-    what the loss has beside cross-entropy.
+    what the loss has beside cross-entropy, and `routers` adds the auxiliary losses of routers.
     """
 
     model: Model
@@ -179,11 +180,21 @@ class Pass:
     recorder: PointGradients | None = None
     rebuild: Callable[[], None] = field(default=lambda: None)
     change: BackwardChange = RIGHT
+    routers: RouterTerms | None = None
 
-    def run(self, document: Document, rows: Sequence[int], span: Span, *, record: bool) -> Any:
+    def run(
+        self,
+        document: Document,
+        rows: Sequence[int],
+        span: Span,
+        *,
+        record: bool,
+        recorder: Recorder | None = None,
+    ) -> Any:
         """Return the logits [rows, vocab], or what leaves the last stage of `span`.
 
-        `rows` are the tokens whose logits are wanted. `record`: capture points go to the recorder.
+        `rows` are the tokens whose logits are wanted. `record`: capture points go to `recorder`, or
+        to that of the pass.
         """
         model = self.model
         self.backend.document = document
@@ -194,7 +205,7 @@ class Pass:
             self.weights,
             document.ids,
             positions=document.positions,
-            recorder=self.recorder if record else None,
+            recorder=(recorder or self.routers or self.recorder) if record else None,
             logits_rows=rows,
             span=span,
         )
@@ -205,12 +216,14 @@ class Pass:
         With `activations` "layer" one layer's graph is in memory at a time.
         """
         scored = range(len(document.ids)) if self.recorder else np.flatnonzero(document.labels >= 0)
-        rows = [int(row) for row in scored]
+        rows = [int(row) for row in scored] or [0]  # a pass of no label still has routers
         stages = int(self.model.hyper["n_layers"]) + 2
         if activations == "all":
             self.rebuild()
             loss = self._loss(self.run(document, rows, Span(), record=True), document, rows)
-            loss.backward()  # type: ignore[no-untyped-call]
+            term = None if self.routers is None else self.routers.taken()
+            whole = loss if term is None else loss + term.to(loss)
+            whole.backward()  # type: ignore[no-untyped-call]
         else:
             loss = self._by_layer(document, rows, stages)
         if self.recorder is not None:
@@ -221,9 +234,17 @@ class Pass:
         """Return the document's part of the batch's loss, from the logits of the tokens `rows`."""
         labels = torch.from_numpy(document.labels[list(rows)]).to(logits.device)
         wide = self.backend.wide(logits)
+        reduction = "sum" if document.factors is None else "none"
         nats = functional.cross_entropy(
-            wide, labels, ignore_index=-100, reduction="sum", label_smoothing=self.change.smoothing
+            wide,
+            labels,
+            ignore_index=-100,
+            reduction=reduction,
+            label_smoothing=self.change.smoothing,
         )
+        if document.factors is not None:
+            factors = torch.from_numpy(document.factors[list(rows)])
+            nats = (nats * factors.to(nats)).sum()
         if self.change.z_loss:
             nats = nats + self.change.z_loss * wide[labels >= 0].logsumexp(-1).square().sum()
         return nats * document.weight
@@ -242,6 +263,7 @@ class Pass:
             given = fresh(entering.pop())
             self.rebuild()
             out = self.run(document, rows, Span(stage, stage + 1, given), record=True)
+            term = None if self.routers is None else self.routers.taken()
             if total is None:
                 total = self._loss(out, document, rows)
                 total.backward()  # type: ignore[no-untyped-call]
@@ -251,8 +273,11 @@ class Pass:
                     for x, grad in zip(tensors_of(out), wanted, strict=True)
                     if grad is not None and x.requires_grad
                 ]
-                if pairs:
-                    torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
+                ends, grads = [x for x, _ in pairs], [grad for _, grad in pairs]
+                if term is not None:
+                    ends, grads = [*ends, term], [*grads, torch.ones_like(term)]
+                if ends:
+                    torch.autograd.backward(ends, grads)
             wanted = [x.grad for x in tensors_of(given)]
         assert total is not None
         return total
@@ -306,7 +331,9 @@ def batch_gradients(
     runs every layer twice. `backend` is used in place of `device` and `dtype`. `change` is a
     mistake that the backward makes.
 
-    Raises UsageError for a batch without labels, and ArchError for a model that cannot be run.
+    The loss is that of the labels alone; auxiliary losses of routers that the batch states, or the
+    mistake, are in the gradients. Raises UsageError for a batch without labels, or one that states
+    a loss of routers of a model without them, and ArchError for a model that cannot be run.
     """
     check_runnable(model.resolution, model.path)
     check_predicts(model.spec, str(model.path))
@@ -318,6 +345,9 @@ def batch_gradients(
     made.change = change
     if points is None or points:
         made.recorder = PointGradients(points, backend)
+    losses = routers(batch, change)
+    if losses.any:
+        made.routers = RouterTerms(losses, _router_counts(made, parts), made.recorder)
     loss = sum(made.backward(each, activations) for each in parts)
     # Gradients of the roles, of the LoRA factors, and of the capture points.
     by_role = leaves.gradients()
@@ -347,6 +377,21 @@ def batch_gradients(
         backend.device,
         dict(model.roles),
     )
+
+
+def _router_counts(made: Pass, parts: Sequence[Document]) -> RouterCounts:
+    """Return how many tokens of all documents chose each expert; UsageError without routers."""
+    counts = RouterCounts(int(made.model.hyper.get("n_experts_used") or 0))
+    with torch.no_grad():
+        made.rebuild()
+        for each in parts:
+            made.run(each, [0], Span(), record=True, recorder=counts)
+    if not counts.counts:
+        raise UsageError(
+            f"{made.model.path}: has no routers, and the batch states a loss of routers; expected "
+            "a model with experts, or a batch without it"
+        )
+    return counts
 
 
 def prepare(

@@ -5,6 +5,7 @@ them.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -163,12 +164,49 @@ def test_a_change_in_the_wrong_place_is_named(encoding: str) -> None:
         assert "L0.ffn_up.weight" in found.says
 
 
+# what is added, and in which order: multiples of (the own change, ffn_up's, attn_k's)
+SUMS: dict[str, tuple[tuple[int, int, int], str]] = {
+    # https://github.com/thinking-machines-lab/tinker-cookbook/pull/459
+    "own, then another's": ((1, 1, 0), "the change of ffn_up was added after its own"),
+    "two others": ((1, 1, 1), "the change of ffn_up and that of attn_k was added after its own"),
+    "two others alone": ((0, 1, 1), "ffn_up and that of attn_k was added in place of its own"),
+    "another's twice": ((1, 2, 0), "the change of ffn_up (twice) was added after its own"),
+}
+
+
+@pytest.mark.parametrize("encoding", [*TYPES, "Q8_0"])
+@pytest.mark.parametrize("case", SUMS)
+def test_changes_added_one_after_the_other_are_named(encoding: str, case: str) -> None:
+    """Each sum is stored before the next. Seen red: rounded once, and one other change only."""
+    times, says = SUMS[case]
+    plain = "F32" if encoding == "Q8_0" else encoding
+    base, _ = parts(0.3, plain)
+    changes = [SCALE * parts(0.3, plain, seed)[1] for seed in (0, 7, 9)]
+    merged = base
+    for count, change in zip(times, changes, strict=True):
+        for _ in range(count):
+            merged = stored(merged + change, plain)
+    if encoding == "Q8_0":
+        merged = as_q8(merged)
+    others = [OtherChange("ffn_up", changes[1]), OtherChange("attn_k", changes[2])]
+    noise = 0.0 if encoding in TYPES else 0.01
+    merge = Merge(base, changes[0], merged, encoding, plain, False, noise)
+    found = judge_merge(merge, (), lambda: others)
+    assert found.found == "another weight's change" and says in found.says, found
+    trained = merged + np.random.default_rng(5).normal(0, 0.3 * changes[0].std(), base.shape)
+    trained = as_q8(trained) if encoding == "Q8_0" else stored(trained, plain)
+    again = judge_merge(replace(merge, theirs=trained), (), lambda: others)
+    assert again.found != "another weight's change", again
+
+
 @pytest.mark.parametrize("encoding", TYPES)
 def test_what_no_sum_gives_is_not_once(encoding: str) -> None:
     base, product = parts(0.3, encoding)
     rng = np.random.default_rng(5)
     trained = stored(base + SCALE * product + rng.normal(0, 0.002, base.shape), encoding)
-    assert judged(base, product, trained, encoding).found == MORE
+    others = [OtherChange("L0.ffn_up.weight", SCALE * parts(0.3, encoding, seed=7)[1])]
+    found = judged(base, product, trained, encoding, others)
+    assert found.found == MORE and "or B was changed beside it" in found.says, found
     merged = stored(base + SCALE * product, encoding)
     merged[3, 5] += 0.01
     found = judged(base, product, merged, encoding)

@@ -43,7 +43,9 @@ def test_in_float64_the_merge_is_the_formula_rounded_once(case: str, tmp_path: P
     opened, found = read_adapter(adapter)
     convert_merged(base, tmp_path / "out", adapter, to="safetensors")
     with opened, aprfmt.open(base) as before, aprfmt.open(tmp_path / "out") as merged:
-        for name, pair in place_pairs(found, before).items():
+        pairs = place_pairs(found, before)
+        assert len(pairs) == len(found.pairs) > 1
+        for name, pair in pairs.items():
             exact = before[name].numpy().astype(np.float64) + pair.scale * (pair.b @ pair.a)
             if pair.magnitude is not None:
                 exact *= (pair.magnitude / np.linalg.norm(exact, axis=1))[:, None]

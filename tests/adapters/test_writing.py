@@ -122,5 +122,6 @@ def test_peft_merges_what_we_write(case: str, tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(base), tmp_path / "again"
     )
     merged = tuned.merge_and_unload().state_dict()
+    assert expected
     for name, values in expected.items():
         np.testing.assert_allclose(merged[name].numpy(), values, rtol=2e-6, atol=2e-6)

@@ -139,3 +139,20 @@ def test_tables_import_nothing_heavy() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("known", [0, 1])
+@pytest.mark.parametrize("unknown", [1, 4, 5])
+def test_tensors_without_a_name_are_counted_and_dropped_where_others_have_one(
+    unknown: int, known: int
+) -> None:
+    """Without a single name, as of another kind of model, leaving them out leaves nothing."""
+    others = [f"L0.nameless_{i}.weight" for i in range(unknown)]
+    roles = ["output_norm.weight"][:known] + others
+    with pytest.raises(ArchError) as found:
+        groups_for(ARCHS["llama"], "gguf", roles, {"n_layers": 2})
+    shown = ", ".join(others[:4]) + " ..." * (unknown > 4)
+    assert str(found.value) == (
+        f"gguf files of llama have no name for {unknown} of the tensors: {shown}"
+        + "; --drop leaves such out" * known
+    )

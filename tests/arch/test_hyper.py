@@ -34,11 +34,103 @@ def hf(arch: str, config: dict[str, Any]) -> HyperParams:
     return read_hyper(ARCHS[arch], Facts("hf", config, {}), "config.json")[0]
 
 
+# Keys of APR by which realizar finds a hyperparameter, its own first (its `GgufToAprMetadata`).
+REALIZAR = {
+    "hidden_size": ("hidden_size", "hidden_dim", "d_model", "n_embd"),
+    "n_layers": ("num_layers", "n_layers", "num_hidden_layers", "n_layer"),
+    "n_heads": ("num_heads", "n_heads", "num_attention_heads", "n_head"),
+    "n_kv_heads": ("num_kv_heads", "n_kv_heads", "num_key_value_heads"),
+    "vocab_size": ("vocab_size", "n_vocab"),
+    "ffn_size": ("intermediate_size", "ffn_dim", "intermediate_dim", "n_inner"),
+    "context_length": ("max_position_embeddings", "max_seq_len", "context_length", "n_ctx"),
+    "norm_eps": ("rms_norm_eps", "layer_norm_eps", "norm_eps"),
+}
+VALUES = {
+    "hidden_size": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 96,
+    "ffn_size": 48, "context_length": 128, "norm_eps": 1e-5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REALIZAR)
+def test_every_name_that_realizar_reads_is_read(name: str) -> None:
+    """Each alone, behind a null under its own name, and the first of several."""
+    own = {keys[0]: VALUES[key] for key, keys in REALIZAR.items() if key != name}
+    canonical = REALIZAR[name][0]
+    for key in REALIZAR[name]:
+        for values in ({key: VALUES[name]}, {canonical: None, key: VALUES[name]}):
+            facts = Facts("apr", {**own, **values}, {})
+            assert read_hyper(ARCHS["llama"], facts, "m.apr")[0][name] == VALUES[name], key
+        both = {**own, key: VALUES[name] * 2, canonical: VALUES[name]}
+        found, _ = read_hyper(ARCHS["llama"], Facts("apr", both, {}), "m.apr")
+        assert found[name] == VALUES[name], key
+
+
+@pytest.mark.parametrize(
+    ("ratios", "shapes", "says"),
+    [
+        ([0, 4, 128, 4], True, None),
+        ([0, 4, 128, 8], True, "layers of one kind have the ratios [8, 128]"),
+        ([0, 4, 128, 8], False, None),  # a header alone: no tensor says which layers are which
+        ([0, 4, 4, 16], True, "layers of one kind have the ratios [4, 16]"),
+    ],
+)
+def test_layers_of_one_kind_have_one_ratio(
+    ratios: list[int], shapes: bool, says: str | None
+) -> None:
+    """The layers with an indexer are a kind, the others with a ratio are another."""
+    rules = {rule.name: rule for rule in ARCHS["deepseek_v4"].hyper}
+    stored: dict[str, tuple[int, ...]] = {"L1.indexer.proj.weight": (4, 4)}
+    if ratios[3] == 4:
+        stored["L3.indexer.proj.weight"] = (4, 4)
+    values = {"deepseek4.attention.compress_ratios": ratios}
+    facts = Facts("gguf", values, stored if shapes else {}, arch_key="deepseek4")
+    hp = {"n_layers": 4}
+    made = [rules[name].read["gguf"] for name in ("sparse_rate", "heavy_rate")]
+    if says is not None:
+        with pytest.raises(ArchError, match="^" + re.escape(f"{next(iter(values))}: {says}")):
+            [rule(facts, hp) for rule in made]
+        return
+    key = "deepseek4.attention.compress_ratios"
+    heavy = min(ratio for ratio in ratios if ratio not in (0, 4))
+    assert [rule(facts, hp) for rule in made] == [(4, key), (heavy, key)]
+
+
 def test_every_table_gives_every_hyperparameter() -> None:
     for name in arch_names():
         rules = tuple(rule.name for rule in ARCHS[name].hyper)
         assert rules[: len(HYPER_NAMES)] == tuple(HYPER_NAMES)
         assert set(rules[len(HYPER_NAMES) :]) <= set(SPECIAL_NAMES)
+
+
+def worse(value: Any) -> list[Any]:
+    """Return values that a damaged or foreign file may have in place of one."""
+    made: list[Any] = [None, "x", -1, True, [1], {}]
+    if isinstance(value, list) and value:
+        made += [value[:-1], value[::-1], [*value[:-1], 7], [*value, *value]]
+    elif isinstance(value, int | float) and value is not True:
+        made += [value + 1, 0]
+    return made
+
+
+@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
+def test_a_wrong_value_is_read_or_refused_by_the_name_of_a_key(tiny: Tiny) -> None:
+    """No other error, and no message or report with the tables' own spelling of a key."""
+    found = read(tiny)
+    tried = refused = 0
+    for style in ("gguf", "hf", "apr"):
+        facts = as_file(found, style, dict(write_hyper(found.spec, found.hp, style)))
+        for key, value in facts.values.items():
+            for bad in worse(value):
+                tried += 1
+                damaged = replace(facts, values={**facts.values, key: bad})
+                try:
+                    _, report = read_hyper(found.spec, damaged, "m")
+                except ArchError as error:
+                    refused += 1
+                    assert "{" not in str(error).replace("is {}", ""), (key, bad)
+                else:
+                    assert "{arch}" not in repr(report), (key, bad)
+    assert 0 < refused < tried
 
 
 # --- old and new spellings of the rotary positions ---------------------------------------------

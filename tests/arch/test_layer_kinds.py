@@ -4,6 +4,7 @@ Seen red: a kind that no such model has taken for a convolution; the factor on t
 before two thirds were taken; a file without the newer keys read as attention everywhere.
 """
 
+import re
 from typing import Any
 
 import pytest
@@ -147,3 +148,16 @@ def test_numbers_of_layers_that_are_written_are_read_as_the_same(on: tuple[int, 
     assert written == {"layers": list(on)}
     found = read_layer_numbers("layers")(Facts("hf", written, {}, names="hf"), {"n_layers": 4})
     assert found == (layers, "layers")
+
+
+LFM3 = ("conv", "sliding_attention", "full_attention")
+
+
+@pytest.mark.parametrize("other", [each for each in OTHERS if each not in LFM3], ids=repr)
+@pytest.mark.parametrize("layer", [0, 3])
+def test_a_kind_that_lfm3_has_not_is_refused_by_name(layer: int, other: Any) -> None:
+    kinds: list[Any] = [*LFM3, "conv"]
+    kinds[layer] = other
+    said = f"layer_types: layer {layer} is {other!r}; the layers of this architecture are one of: "
+    with pytest.raises(ArchError, match=re.escape(said + ", ".join(LFM3))):
+        hyper("lfm3", layer_types=kinds)

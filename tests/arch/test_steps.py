@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aprfmt.arch import grouped_rows, joining_steps, layout_steps
 from aprfmt.arch.element_moves import compose_moves, invert_moves, merge_moves
 from aprfmt.arch.grouped_rows import ByGroup, Tiled
 from aprfmt.arch.joining_steps import KvB, Split, Stacked
@@ -273,3 +274,29 @@ def test_a_stack_of_another_count_or_of_too_few_axes_is_refused(
                 step.stored_shapes(axes, {"n_experts": 3}, 3)
         else:
             assert step.stored_shapes(axes, {"n_experts": 3}, 3) == [(3,)] * 3
+
+
+@pytest.mark.parametrize(
+    ("step", "stored"),
+    [
+        (RowsPermuted("a"), [(12, 5)]), (RowsPermuted("a"), [(12,)]),
+        (HalvesExchanged(), [(3, 4, 6)]), (Split(("a", "b")), [(5, 2)]),
+        (Split(("a", "b"), axis=1), [(4, 5, 2)]), (Split(("a", "a"), interleaved=True), [(6, 2)]),
+        (Stacked("a"), [(4, 5)] * 3), (Stacked("a", axis=1), [(4, 5)] * 3),
+        (ByGroup("a", ("2*a", "a"), ((0,), (1,))), [(9, 5)]),
+        (Tiled("a", axis=1), [(4, 18, 2)]), (Tiled("a", "b"), [(20, 2)]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_as_many_runs_as_are_allowed_are_listed_and_one_more_is_decoded(
+    step: LayoutStep, stored: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hp = {"a": 3, "b": 2, "delta_key_heads": 2, "delta_value_heads": 6}
+    moves = step.moves(stored, hp)
+    assert moves is not None
+    runs = sum(len(row) for row in moves)
+    assert runs > 1
+    for allowed, expected in ((runs, moves), (runs + 1, moves), (runs - 1, None)):
+        for module in (layout_steps, grouped_rows, joining_steps):
+            monkeypatch.setattr(module, "MAX_MOVES", allowed)
+        assert step.moves(stored, hp) == expected

@@ -15,12 +15,17 @@ def test_no_type_that_runs_here_is_listed_and_each_has_its_level() -> None:
     assert all(row.level == known.get(name, "unknown") for name, row in rows.items())
 
 
-def test_parents_are_the_types_whose_code_is_imported() -> None:
-    """mistral's own code is over llama's; parents that run here stand first."""
-    rows = {row.model_type: row for row in missing({"llama": "names", "phi": "full"})}
-    assert "llama" not in rows["llama"].parents and "phi" not in rows
-    assert rows["mistral"].parents == ("llama",) and rows["mistral"].lines > 0
-    assert rows["starcoder2"].parents == ("mistral",)
-    several = {row.model_type: row.parents for row in missing() if len(row.parents) > 1}
-    ranks = [[levels().get(each) != "full" for each in parents] for parents in several.values()]
-    assert several and all(each == sorted(each) for each in ranks)
+def test_the_nearest_type_is_the_one_whose_code_differs_least() -> None:
+    """mistral is made of llama. Seen red: the first type that is imported."""
+    rows = {
+        row.model_type: row for row in missing({"llama": "full", "phi": "full", "gpt2": "names"})
+    }
+    assert "llama" not in rows and rows["gpt2"].level == "names"
+    assert rows["mistral"].relative == "llama" and rows["mistral"].differs
+    assert rows["starcoder2"].relative == "llama" and rows["phi3"].differs
+
+
+def test_a_type_that_runs_anothers_class_has_no_lines_of_its_own() -> None:
+    rows = {row.model_type: row for row in missing({"llama": "full"})}
+    owned = [row for row in rows.values() if row.relative == "llama" and not row.differs]
+    assert owned and all(row.model_type != "llama" for row in owned)

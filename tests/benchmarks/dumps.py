@@ -5,8 +5,9 @@
 
 A model of random weights and a dump of --size GB are written: what each module of each
 tensor-parallel rank puts out, in SGLang's forms or as .npy. Ours opens the dump, puts its ranks
-together and reads every array once; --trace also makes a trace of it, with statistics. The peer
-reads the same files in pieces of 8 MiB. Torch writes the files and is not measured.
+together and reads every array once; --trace also makes a trace of it, with statistics, and compares
+two such traces (each file is read twice). The peer reads the same files in pieces of 8 MiB.
+Torch writes the files and is not measured.
 """
 
 import argparse
@@ -59,12 +60,24 @@ with open_model(Path(sys.argv[2])) as model, open_trace(Path(sys.argv[1]), None,
     for key in trace.records:
         trace.fetch(key)
 """
+COMPARE = """
+import sys
+from pathlib import Path
+from aprfmt.model import open_model
+from aprfmt.inference.engines.opening import open_trace
+from aprfmt.measure.traces import compare_traces
+dump = Path(sys.argv[1])
+with open_model(Path(sys.argv[2])) as model:
+    with open_trace(dump, None, model) as trace, open_trace(dump, None, model) as other:
+        assert compare_traces(trace, other).compared > 40
+"""
 EMPTY = """
 import sys
 from pathlib import Path
 from aprfmt.model import open_model
 from aprfmt.inference.engines.dumps import open_dump
 from aprfmt.inference.engines.opening import open_trace
+from aprfmt.measure.traces import compare_traces
 with open_model(Path(sys.argv[2])) as model:
     model.hyper["vocab_size"]
 """
@@ -198,13 +211,15 @@ def main() -> None:
         start = run_process([str(PYTHON), "-c", EMPTY, str(dump), str(model)], runs=given.runs)
         reading = peer.processor - idle.processor
         print(f"reading the files: {reading:.2f} s, {total / 1e9 / reading:.2f} GB/s")
-        works = {"arrays": OPEN} | ({"trace": TRACE} if given.trace else {})
-        for name, code in works.items():
+        works = {"arrays": (OPEN, 1)}
+        if given.trace:
+            works |= {"trace": (TRACE, 1), "comparison": (COMPARE, 2)}
+        for name, (code, times) in works.items():
             ours = run_process([str(PYTHON), "-c", code, str(dump), str(model)], runs=given.runs)
             spent = ours.processor - start.processor
             print(
-                f"{name}: {spent:.2f} s of processor time, {total / 1e9 / spent:.2f} GB/s, "
-                f"{reading / spent:.2f} of read speed; "
+                f"{name}: {spent:.2f} s of processor time, {times * total / 1e9 / spent:.2f} GB/s, "
+                f"{times * reading / spent:.2f} of read speed; "
                 f"{ours.rss_mib - start.rss_mib:.0f} MiB more than the program"
             )
 

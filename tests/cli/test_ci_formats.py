@@ -234,7 +234,9 @@ def test_the_hook_compares_whole_models_with_their_configuration(
 def test_the_hooks_are_called_for_every_file_of_a_model() -> None:
     yaml = pytest.importorskip("yaml", reason="NOT-RUN: PyYAML is not installed")
     texts = [name for name in TEXT_FILES if not name.startswith(("LICENSE", "NOTICE", "USE_"))]
-    for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text()):
+    hooks = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert texts and hooks
+    for hook in hooks:
         for name in (*texts, INDEX, WEIGHTS, "model-00002-of-00003.safetensors", "x.gguf", "x.apr"):
             assert re.search(hook["files"], f"models/a/{name}") and re.search(hook["files"], name)
         for name in ("package.json", "my_config.json", "a.py", "x.gguf.txt", "README.md"):

@@ -135,7 +135,9 @@ def test_no_output_hangs_on_the_order_of_sets(inputs: Mapping[str, str], tmp_pat
             for command, parts in told.items()
         }
     first = texts[SEEDS[0]]
+    assert len(first) == sum(map(len, RUNS.values()))
     for seed in SEEDS[1:]:
+        assert texts[seed].keys() == first.keys()
         for command, said in texts[seed].items():
             assert said == first[command], f"{command}: seed {seed} says something else"
 

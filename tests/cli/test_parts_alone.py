@@ -13,19 +13,27 @@ import gguf
 import pytest
 
 from aprfmt import errors
+from aprfmt.adapters.answers import ChangedWeight
 from aprfmt.cli import attest as attest_command
 from aprfmt.cli import check_output, demo, logprobs, output_format, render, tree
+from aprfmt.cli import diff as diff_command
 from aprfmt.cli import explain as explain_command
 from aprfmt.cli import hash_ as hash_command
 from aprfmt.cli import hex as hex_command
+from aprfmt.cli import repair as repair_command
+from aprfmt.cli import set_ as set_command
+from aprfmt.cli.ci_reports import ReportCase, sarif_log
 from aprfmt.cli.eval import batch as batch_command
+from aprfmt.cli.eval import output as eval_output
 from aprfmt.cli.inspect import output as inspect_output
 from aprfmt.cli.parity import output as parity_output
 from aprfmt.cli.step import output as step_output
-from aprfmt.cli.trace import dumped_arrays, reference
+from aprfmt.cli.trace import dumped_arrays, page, reference
 from aprfmt.inference import reported
-from aprfmt.measure.traces import PointDiff
+from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.model import missing_path
+from aprfmt.recovery import Repair
+from aprfmt.recovery.byte_ranges import Range
 from tests.cli.run import aprfmt
 
 
@@ -444,3 +452,216 @@ def test_a_tree_counts_every_tensor_once(names: tuple[str, ...]) -> None:
             check(child, f"{prefix}{child['name']}{end}")
 
     check(tree.build_tree(tensors), "")
+
+
+def point(key: str, rel_l2: float | None, tolerance: float = 1e-3, **more: Any) -> PointDiff:
+    apart = None if rel_l2 is None else rel_l2 * 2
+    beyond = rel_l2 is not None and rel_l2 > tolerance
+    return PointDiff(key, rel_l2, apart, None, tolerance, beyond, **more)
+
+
+@pytest.mark.parametrize(
+    ("points", "text", "style"),
+    [
+        ((), "no point could be compared", "bad"),
+        (
+            (point("L0.q", None, why="other shapes"), point("L0.k", None, why="no values")),
+            "no point could be compared: other shapes",
+            "bad",
+        ),
+        (
+            (point("L0.q", 0.0), point("L0.k", 0.0)),
+            "all 2 points within tolerance; nearest to its tolerance: L0.q, relL2 0 of 0.001; "
+            "every value equal",
+            "good",
+        ),
+        (
+            (point("L0.q", 2e-4), point("L0.k", 0.0), point("out", 1e-4, 2e-4)),
+            "all 3 points within tolerance; nearest to its tolerance: out, relL2 0.0001 of "
+            "0.0002; values differ at 2 of 3 points",
+            "good",
+        ),
+        (
+            (point("L0.q", 2e-4), point("L0.k", None, why="other shapes")),
+            "1 of 2 points compared, all within tolerance; 1 NOT-RUN; nearest to its tolerance: "
+            "L0.q, relL2 0.0002 of 0.001; values differ at 1 of 2 points",
+            "warn",
+        ),
+        (
+            (point("L0.q", 2e-4), point("L0.k", 2e-3), point("out", 3e-3)),
+            "first point beyond tolerance: L0.k; 2 of 3 points beyond",
+            "bad",
+        ),
+    ],
+)
+def test_a_traces_verdict_counts_its_points(
+    points: tuple[PointDiff, ...], text: str, style: str
+) -> None:
+    first = next((point.key for point in points if point.beyond), None)
+    assert reference.reference_verdict(TraceDiff(points, first, (), ())) == (text, style)
+
+
+def test_points_of_other_rows_have_no_verdict() -> None:
+    rows = [point("L0.q", 0.0), point("L0.k", 5.0, why="rows 0-3 | 0-2"), point("out", 0.0)]
+    found = TraceDiff(tuple(rows), "L0.k", (), (), other_rows=("L0.k",))
+    assert reference.reference_verdict(found) == (
+        "no verdict: 1 of 3 points hold other rows, the first is L0.k (rows 0-3 | 0-2); trace "
+        "both with the same --positions",
+        "bad",
+    )
+
+
+def test_a_heat_map_has_the_positions_that_most_points_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The longest are not those of most; more than are shown are grouped by their largest."""
+    monkeypatch.setattr(page, "MOST", 3)
+    few, many = (2, 3, 4, 5), tuple(range(9))
+    rows: dict[str, list[float | None]] = {
+        "L0.q": [1.0, 2.0, 7.12345, None], "L1.q": [4.0, 3.0, None, None], "out": [1.0] * 4,
+        "L0.k": [5.0] * 9, "L1.k": [1.0], "L1.v": [1.0, 2.0],
+    }  # fmt: skip
+    positions = {
+        "L0.q": few, "L1.q": few, "out": few, "L0.k": many, "L1.k": (2,), "L1.v": (2, 3, 4),
+    }  # fmt: skip
+    bounds = {"L1.q": (1e-3, True), "out": (2e-3, False)}
+    maps, names = page.heat_maps(rows, positions, bounds)
+    assert names == ["2 to 3", "4 to 5"]
+    assert maps == [
+        {"point": "q", "rows": ["L0", "L1"], "values": [[2.0, 7.123], [4.0, None]],
+         "tolerances": [None, 1e-3], "beyond": [False, True]},
+        {"point": "out", "rows": ["model"], "values": [[1.0, 1.0]],
+         "tolerances": [2e-3], "beyond": [False]},
+    ]  # fmt: skip
+    assert page.heat_maps({"L1.k": [1.0]}, {"L1.k": (2,)}, {}) == ([], [])
+    assert page.heat_maps({"out": rows["out"][:3]}, {"out": few[:3]}, {})[1] == ["2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("places", "name"),
+    [
+        (("L0.attn_q.weight (blk.0.attn_q.weight)",), "blk.0.attn_q.weight"),
+        (("model.norm.weight", "lm_head.weight"), "model.norm.weight"),
+        (("config.json: x", "L1.attn_q.bias (h.1.b.bias)", "a.weight"), "h.1.b.bias"),
+        (("general.architecture", "L0.attn_q.weight (packed)"), ""),
+        ((), ""),
+    ],
+)
+def test_the_next_command_looks_at_the_first_stored_weight(
+    places: tuple[str, ...], name: str
+) -> None:
+    assert check_output._first_tensor_name(places) == name
+
+
+@pytest.mark.parametrize("divergence", [False, True])
+def test_a_loss_beside_another_models_says_how_far_they_are_apart(
+    divergence: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aprfmt.cli.run_options.run_headline", str)
+    monkeypatch.setattr(eval_output, "window_rows", lambda body: [("windows", "2")])
+    facts = {
+        "loss": 2.5, "perplexity": 12.1825, "uniform_loss": 3.5, "vocab_size": 33,
+        "loss_tokens": 7, "samples": 2, "skipped": [],
+    }  # fmt: skip
+    apart = {"kl": 0.25, "max_kl": 1.5, "top1": 0.875, "correct_change": -0.0125}
+    body: Any = {**facts, "run": "mine"}
+    other: Any = {
+        **facts, "run": "theirs", "loss": 2.75, "skipped": ["s"],
+        "divergence": apart if divergence else None,
+    }  # fmt: skip
+    eval_output.show(body, None, other)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    last = [
+        "this model against the other", "mean KL 0.25 nats per token", "max KL 1.5 nats",
+        "same top token 87.50 %", "right token's probability -0.012500 on average",
+    ]  # fmt: skip
+    assert lines == [
+        "mine", "windows 2", "loss 2.500000 nats per token", "perplexity 12.1825",
+        "uniform guess 3.5000 nats = ln(33)", "scored 7 labels of 2 samples",
+        "theirs", "loss 2.750000 nats per token", "perplexity 12.1825",
+        "uniform guess 3.5000 nats = ln(33)", "scored 7 labels of 2 samples, 1 skipped",
+        *(last if divergence else []),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shown", [1, 4])
+@pytest.mark.parametrize("more", [0, 1, 7])
+def test_hex_says_how_many_fields_it_leaves_out(
+    more: int, shown: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A field's bytes are followed by dots where it has more of them."""
+    fields = [{"offset": 16 * i, "bytes": "4142", "nbytes": 2 + i, "name": f"f{i}", "value": i}
+              for i in range(shown)]  # fmt: skip
+    body: Any = {"fields": fields, "count": shown + more}
+    hex_command.show(body)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:shown]] == [
+        [f"{16 * i:08x}", "41", "42", *[".."] * (i > 0), f"f{i}", "=", str(i)] for i in range(shown)
+    ]
+    assert lines[shown:] == [f"... {more} more (--limit)"] * (more > 0)
+
+
+@pytest.mark.parametrize("patched", [None, 0, 12])
+def test_a_change_in_place_is_said_with_its_bytes(
+    patched: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change: Any = SimpleNamespace(
+        key="general.name", how="set", old="a", new="b", old_type="string", new_type="string"
+    )
+    set_command.show_changes([change], Path("m.gguf"), patched)
+    lines = capsys.readouterr().out.splitlines()
+    said = [f"changed {patched} bytes of m.gguf in place; every tensor lies where it lay"]
+    assert lines == [*said * (patched is not None), "  general.name: a -> b"]
+
+
+@pytest.mark.parametrize("unproven", [[], [(0, 4)]])
+@pytest.mark.parametrize("proof", ["", *repair_command.PROOFS])
+def test_a_repair_is_good_where_every_byte_is_proven(
+    proof: str, unproven: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(render, "say", lambda text, style="": told.append((text, style)))
+    found = Repair(2000, [Range(10, 40, "a tensor"), Range(50, 55, "lost")], unproven, proof)
+    repair_command.show(found, Path("out.gguf"))
+    assert [text for text, _ in told[:2]] == ["10..40  30 B  a tensor", "50..55  5 B  lost"]
+    ((text, style),) = told[2:]
+    assert style == ("good" if proof and not unproven else "warn")
+    said = repair_command.PROOFS.get(proof, "nothing proves the rest")
+    assert text == f"wrote out.gguf: 2.0 kB, 35 B of them new; {said}"
+    assert ("nothing proves" in text) is not bool(proof)
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_weights_with_one_mistake_are_shown_and_the_rest_is_counted(
+    count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to four have a line each; of more, three and a number: no line counts a single one."""
+    wrong = [ChangedWeight(f"w{i}", "", 2.0, 0.0, "twice", "added twice")
+             for i in range(count)]  # fmt: skip
+    right = [ChangedWeight(f"r{i}", "", 1.0, 0.0, "once") for i in range(3)]
+    found: Any = SimpleNamespace(
+        adapter="ad", found="mixed", weights=[*right, *wrong], says=[], others=[], differs=True
+    )
+    verdict: Any = SimpleNamespace(exit=1, not_compared=(), says="said")
+    diff_command.show_adapter(found, verdict, Path("a"), Path("b"), "aprfmt convert")
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first == f"ad is merged into b, of the base a: mixed ({3 + count} weights)"
+    assert last == "next: aprfmt convert"
+    shown = count if count <= 4 else 3
+    assert lines[:shown] == [f"  w{i}: twice: added twice" for i in range(shown)]
+    left = count - shown
+    assert lines[shown:] == [f"  {left} more weights: twice: added twice"] * (left > 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "uri"),
+    [
+        ("m.gguf", "m.gguf"), ("a folder/m 1.gguf", "a%20folder/m%201.gguf"),
+        ("50%#.apr", "50%25%23.apr"), ("https://h.org/a b?x=1#2", "https://h.org/a b?x=1#2"),
+        ("hf://owner/name@v1", "hf://owner/name@v1"),
+    ],
+)  # fmt: skip
+def test_an_address_is_itself_in_sarif_and_a_path_is_quoted(file: str, uri: str) -> None:
+    log = sarif_log("validate", [ReportCase("shapes", file, "fail", "wrong")], 1)
+    (place,) = log["runs"][0]["results"][0]["locations"]
+    assert place == {"physicalLocation": {"artifactLocation": {"uri": uri}}}

@@ -185,7 +185,7 @@ def test_samples_score_responses_and_skip_what_does_not_fit(
     nothing = tmp_path / "nothing.jsonl"
     nothing.write_text(json.dumps(rows[1]))
     done = aprfmt("eval", demo_model, "--samples", nothing, "--max-seq-len", 24, "--json")
-    assert (done.code, done.json["loss"]) == (1, "NaN")
+    assert (done.code, done.json["loss"]) == (2, "NaN")
     check = done.json["gate"]["checks"][0]
     assert check["name"] == "loss-measured"
     # Seen red: "or a larger --max-seq-len", where llama.cpp's convention wants a smaller one.
@@ -267,7 +267,7 @@ def test_a_nan_weight_fails_logits_and_eval(tiny: Path, tmp_path: Path) -> None:
     assert done.code == 1
     assert checks["logits-no-nan"] == checks["logits-rows-finite"] == "FAIL"
     done = aprfmt("eval", folder, "--ids", "1,2,3", "--json")
-    assert (done.code, done.json["loss"]) == (1, "NaN")
+    assert (done.code, done.json["loss"]) == (2, "NaN")
     done = aprfmt("run", folder, "--ids", "1,2,3")
     assert done.code == 2 and "NaN" in done.err
 

@@ -372,5 +372,6 @@ def test_a_change_runs_the_checks_of_stated_values_and_that_of_a_template_if_ask
     """Others would read the weights, or render a template that nobody changed."""
     with package.open(files["folder"]) as opened:
         found = set_.check_metadata_values(opened, template)
-    wanted = {*set_.DOUBTS, "names of the architecture", *([set_.TEMPLATE] if template else [])}
+    names = {"names of the architecture", "names of the tokenizer"}
+    wanted = {*set_.DOUBTS, *names, *([set_.TEMPLATE] if template else [])}
     assert set(found) == wanted

@@ -44,6 +44,23 @@ def test_a_table_has_a_rule_and_shows_text_as_it_is(monkeypatch: pytest.MonkeyPa
     assert "\u2500" in shown and "\x1b[" in out.getvalue()
 
 
+def test_each_row_has_its_own_style_and_the_others_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first, one in the middle and the last; a style goes by the row's place from 0."""
+    styles = {0: "bad", 2: "warn", 3: "good"}
+    out = terminal_of(monkeypatch, 80)
+    terminal.print_table(
+        ("name", "n"), [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")], "lr", styles
+    )
+    _, _, *lines = out.getvalue().rstrip("\n").split("\n")
+    colours = [re.findall(r"\x1b\[([\d;]*)m", line) for line in lines]
+    assert [click.unstyle(line).split() for line in lines] == [
+        ["a", "1"], ["b", "2"], ["c", "3"], ["d", "4"],
+    ]  # fmt: skip
+    assert [set(found) - {"0"} for found in colours] == [{"1;31"}, set(), {"33"}, {"32"}]
+
+
 def test_a_pipe_gets_the_columns_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,6 +227,48 @@ def test_moments_of_encoded_bytes_are_those_of_the_decoded(name: str) -> None:
 
 
 @pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("name", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize(
+    "rows, cuts, skip",
+    [
+        (1, [(5, 0, 5)], 0),
+        (7, [(300, 20, 280), (9, 0, 9), (4100, 1, 4097)], 290),
+        (2000, [(70, 0, 70), (70, 69, 1), (3, 0, 0), (70, 10, 50)], 3),
+        (2, [((1 << 17) + 9, 2, 1 << 17)], 11),
+    ],
+)
+def test_moments_of_rows_in_pieces_are_those_of_the_rows(
+    name: str, rows: int, cuts: list[tuple[int, int, int]], skip: int
+) -> None:
+    rng = np.random.default_rng(rows)
+    pieces, columns = [], []
+    for wide, first, taken in cuts:
+        values = rng.normal(size=(rows, wide)).astype(np.float32)
+        values[rows // 2, wide // 2] = np.nan
+        raw = codecs.encode(name, values)[""]
+        pieces.append((name, raw, wide, first, taken))
+        columns.append(codecs.decode(name, raw, (rows, wide))[:, first : first + taken])
+    whole = np.ascontiguousarray(np.hstack(columns))
+    part = native.moments.PART
+    for count in {whole.size - skip, max(whole.size - skip - 5, 1)}:
+        flat = whole.reshape(-1)[skip : skip + count]
+        here = pieces
+        if (last := -(-(skip + count) // whole.shape[1])) < rows:  # rows behind are not given
+            size = len(pieces[0][1]) // rows // pieces[0][2]
+            here = [(n, raw[: last * w * size], w, at, m) for n, raw, w, at, m in pieces]
+        found = native.stats_of_rows(here, whole.shape[1], skip, count)
+        assert found == [native.stats(flat[at : at + part]) for at in range(0, count, part)]
+    with pytest.raises(CodecError, match=f"{name}: found"):
+        native.stats_of_rows(pieces, whole.shape[1], skip, whole.size - skip + whole.shape[1])
+    with pytest.raises(CodecError, match="columns; expected"):
+        native.stats_of_rows(pieces[:-1], whole.shape[1], skip, whole.size - skip)
+
+
+def test_moments_of_rows_of_blocks_are_left_to_others() -> None:
+    assert native.stats_of_rows([("Q8_0", bytes(34), 32, 0, 32)], 32, 0, 32) is None
+
+
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 4095, 4099, 20_000])
 def test_changes_are_counted_as_numpy_does(count: int) -> None:
     rng = np.random.default_rng(count)

@@ -1,16 +1,20 @@
 """Parts of codecs and readers, each by itself."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs import CODECS, encodable_names, encode, modelopt_scope, native_kernels
-from aprfmt.codecs.compressed_tensors import _numbers_by_group
+from aprfmt.codecs import CODECS, bnb4, encodable_names, encode, modelopt_scope, native_kernels
+from aprfmt.codecs.compressed_tensors import _numbers_by_group, weight_arguments
+from aprfmt.codecs.grids import Groups
 from aprfmt.codecs.laid_out import PackedCodes, WeightLayout
+from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repack_blocks import _block_scales
-from aprfmt.errors import AprfmtError, CodecError
+from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
 from aprfmt.formats.pytorch.pickle_calls import _describe_sparse
 
 
@@ -93,3 +97,94 @@ def test_codes_are_recoded_by_kernels_where_they_lie_in_rows_and_have_no_factor(
     assert known and len(known) < len(CODECS)
     for name in CODECS:
         assert made.recodes(name) is (order == "rows" and not factor and name in known), name
+
+
+@pytest.mark.parametrize("chunk", [1, 64, 100, 128])
+def test_coded_weights_are_decoded_in_pieces_of_whole_blocks(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None larger than a chunk or one block: what they take in memory does not grow."""
+    rng = np.random.default_rng(2)
+    packed = rng.integers(0, 256, 320, dtype=np.uint8)
+    absmax, code = rng.random(10).astype(np.float32), rng.normal(size=16).astype(np.float32)
+    whole, found = np.empty(630, np.float32), np.empty(630, np.float32)
+    bnb4.decode_coded(packed, absmax, code, 64, whole, 0, 0)
+    sizes = []
+
+    def noted(dtype: str, values: np.ndarray) -> None:
+        sizes.append(values.size)
+
+    monkeypatch.setattr(bnb4, "CHUNK", chunk)
+    monkeypatch.setattr(bnb4, "round_in_place", noted)
+    bnb4.decode_coded(packed, absmax, code, 64, found, 0, 0)
+    step = max(64, chunk // 64 * 64)
+    assert sizes == [step] * (630 // step) + [630 % step] * (630 % step > 0)
+    assert np.array_equal(found, whole)
+
+
+@pytest.mark.parametrize("rows", [None, (0, 3), (2, 5)])
+def test_a_packed_weight_is_recoded_whole_and_a_band_by_its_rows(
+    rows: tuple[int, int] | None,
+) -> None:
+    asked = []
+
+    def recode_into(encoding: str, out: memoryview, start: int, stop: int, *, threads: int) -> Any:
+        asked.append((encoding, start, stop, threads))
+        return [(0, 0, 0)]
+
+    laid: Any = SimpleNamespace(recode_into=recode_into, rows=5)
+    weight: Any = SimpleNamespace(laid_out=lambda: laid, rows=rows)
+    assert PackedWeight.recode_into(weight, "Q4_0", memoryview(b""), 3) == [(0, 0, 0)]
+    assert asked == [("Q4_0", *(rows or (0, 5)), 3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"scale": np.array([[1, 2], [255, 5]], np.uint8)}, False),
+        ({"whole": np.array([3.0], np.float32)}, False),
+        ({"whole": None}, False),
+        ({"divisor": np.array([2.0], np.float32), "whole": None}, False),
+        ({"size": 16}, False),
+    ],
+)
+def test_scales_of_equal_bytes_are_the_same_whatever_they_stand_for(
+    change: dict[str, Any], same: bool
+) -> None:
+    """E8M0 has a byte that is NaN, which no number equals."""
+    scale = np.array([[1, 2], [255, 4]], np.uint8)
+    mine = Groups(32, scale, whole=np.array([2.0], np.float32), codes="e2m1")
+    other = replace(mine, **{"scale": scale.copy(), **change})
+    assert mine.same(other) is same and other.same(mine) is same
+
+
+FOUR, EIGHT = {"num_bits": 4, "type": "int"}, {"num_bits": 8, "type": "int"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "found"),
+    [
+        ({"a": {"weights": FOUR}}, FOUR),
+        ({"a": {"weights": FOUR}, "b": {"weights": dict(FOUR)}}, FOUR),
+        ({"a": {"weights": None}, "b": {"weights": FOUR}}, FOUR),
+        ({"a": {"input_activations": EIGHT}, "b": {"weights": FOUR}}, FOUR),
+        ({"a": "text", "b": {"weights": FOUR}, "c": None}, FOUR),
+        ({"a": {"weights": FOUR}, "b": {"weights": EIGHT}}, "2 groups of weights with different"),
+        ({"a": {"weights": [4]}, "b": {}}, "config has no config_groups with weights"),
+        ({"a": ["weights"]}, "config has no config_groups with weights"),
+        ([{"weights": FOUR}], "config has no config_groups with weights"),
+        (None, "config has no config_groups with weights"), ({}, "config has no config_groups"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_the_arguments_of_weights_are_those_of_the_groups_that_have_some(
+    groups: object, found: object
+) -> None:
+    config = {"config_groups": groups}
+    if not isinstance(found, str):
+        assert weight_arguments(config) == found
+        return
+    with pytest.raises(AprfmtError, match=found) as raised:
+        weight_arguments(config)
+    assert isinstance(raised.value, UnsupportedError if "different" in found else CodecError)

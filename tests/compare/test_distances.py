@@ -2,7 +2,8 @@
 
 Seen red: the share beyond a step not counted, the largest distance of a later piece taken though it
 is smaller, the steps of a part cut at the wrong block or of a padded row as of whole ones, and half
-the spacing of 0.5 at a zero.
+the spacing of 0.5 at a zero; of capture points, runs halved at another place, the norm of all of
+the reference, and a NaN on both sides counted as a difference.
 """
 
 import math
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from aprfmt.codecs import CODECS, encode
 from aprfmt.codecs.row_codec import RowCodec
 from aprfmt.errors import CodecError
-from aprfmt.measure import bounds, numbers
+from aprfmt.measure import bounds, distances, numbers
+from aprfmt.measure.distances import PointDistance, measure_values
 from aprfmt.measure.numbers import PIECE, PairSums
 from aprfmt.measure.tensors import _float_half_spacing
 from tests.codecs.levels import level, native
@@ -281,3 +283,48 @@ def test_arrays_of_two_types_are_measured_as_numpy_does(how: str, turned: bool, 
     assert all(getattr(ours, name) == getattr(theirs, name) for name in (*EXACT, *SUMS))
     apart = np.abs(x.astype(np.float64) - wide.astype(np.float64))
     assert ours.changed == np.count_nonzero(apart) and ours.max_abs == apart.max()
+
+
+def point_distances(x: Any, y: Any, by_kernel: bool) -> PointDistance:
+    """Return the distances of two flat arrays of a point."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not by_kernel:
+            patch.setattr(distances, "native_kernels", lambda: None)
+        found = measure_values(x, y, None, x.shape)
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("how", ["equal", "near", "far", "tiny", "odd"])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 127, 128, 129, 136, 255, 1000, 4099, 100_003])
+def test_points_are_measured_as_numpy_does_to_the_bit(how: str, size: int) -> None:
+    x, y = hard(size + len(how), size, how)
+    for pair in ((x, y), (y, x), (x[::-1], y[::-1])):
+        assert repr(point_distances(*pair, True)) == repr(point_distances(*pair, False))
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("at", [0, 7, 8, 127, 128, 600])
+@pytest.mark.parametrize("one", [np.nan, np.inf, -np.inf, 1.0])
+@pytest.mark.parametrize("other", [np.nan, np.inf, -np.inf, 2.0])
+def test_one_odd_value_of_a_point_is_found_where_numpy_finds_it(
+    at: int, one: float, other: float
+) -> None:
+    x = np.linspace(-1, 1, 601, dtype=np.float32)
+    y = x.copy()
+    y[300] += 1
+    x[at], y[at] = one, other
+    found = point_distances(x, y, True)
+    assert repr(found) == repr(point_distances(x, y, False))
+    alike = one == other or (np.isnan(one) and np.isnan(other))
+    alone = not alike and not (np.isfinite(one) and np.isfinite(other))
+    assert (found.nonfinite is not None and found.nonfinite.alone == 1) == alone
+    assert found.at == (at if alone else 300 if alike else min(at, 300),)
+
+
+@pytest.mark.usefixtures("level")
+def test_numbers_of_other_counts_are_refused() -> None:
+    x = np.zeros(9, np.float32)
+    with pytest.raises(CodecError, match="apart: found 8 numbers beside 9"):
+        native.apart(x, x[:8])

@@ -291,6 +291,43 @@ def test_a_missing_rank_and_foreign_names_are_refused(tmp_path: Path) -> None:
     assert "a.qkv_proj.weight [3, 2]" in done.err
 
 
+@pytest.mark.parametrize(
+    "arch, ranks, kept",
+    [("llama", 2, 1), ("llama", 4, 1), ("llama", 4, 2), ("mixtral", 2, 1), ("qwen2", 2, 1)],
+)
+def test_ranks_without_the_others_are_no_model(
+    arch: str, ranks: int, kept: int, tmp_path: Path
+) -> None:
+    """Names that count fewer ranks than there were are no cause of anything."""
+    path = save(tmp_path / "s", states(arch, ranks)[-kept:])
+    done = aprfmt("diff", tiny_folder(arch), path)
+    assert done.code == 2 and f"holds {kept} of {ranks} ranks: " in done.err, done.out
+
+
+ODD: dict[str, tuple[Callable[[list[State]], None], str]] = {
+    "a rank lacks a tensor": (lambda held: held[1].pop(OUT), f"{OUT}: rank 1 of 2 does not have"),
+    "a share of zeros": (lambda held: held[1][OUT].zero_(), f"{OUT}: the share of rank 1 is zeros"),
+    "a share of q, k, v of zeros": (lambda held: held[0][Q].zero_(), f"{Q}: the share of rank 0"),
+}
+
+
+@pytest.mark.parametrize("fault", ODD)
+def test_what_one_rank_did_not_load_is_said(fault: str, tmp_path: Path) -> None:
+    held = states("llama", 2)
+    ODD[fault][0](held)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held))
+    assert done.code == 1 and ODD[fault][1] in done.err
+
+
+def test_a_layer_that_the_model_has_not_is_listed(tmp_path: Path) -> None:
+    held = states("llama", 1)
+    held[0]["model.layers.3.input_layernorm.weight"] = torch.ones(48)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    assert done.code == 1
+    odd = [one["name_b"] for one in done.json["tensors"] if one["verdict"] == "ONLY_IN_B"]
+    assert odd == ["model.layers.3.input_layernorm.weight"]
+
+
 def script() -> Callable[[State, Path, int], tuple[list[str], list[str]]]:
     """Return the function of the how-to page, which needs torch and the standard library."""
     page = next(

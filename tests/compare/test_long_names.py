@@ -5,7 +5,8 @@ Seen red: lines of thousands of characters.
 
 from typing import Any
 
-from aprfmt.compare.short_answer import LONGEST, short_answer
+from aprfmt.base.text_escape import LONGEST
+from aprfmt.compare.short_answer import short_answer
 
 LONG = ["x" * 300 + str(i) for i in range(5)]
 

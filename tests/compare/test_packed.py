@@ -323,3 +323,16 @@ def test_scales_that_are_powers_of_two_of_their_own_are_right(
         rows = {f"{UP}.weight": packing.row(codes), f"{UP}.weight_scale_inv": packing.row(stored)}
         found = judged(source, copied(source, tmp_path / folder, rows, section)).explanation
         assert found is None or "was rounded" not in found.says
+
+
+def test_errors_in_steps_do_not_depend_on_the_unit(values: Array) -> None:
+    """A matrix, its copy and the copy's steps in another unit: the same numbers, bit for bit."""
+    p = packing.nearest(values, 4)
+    made = lattice(p)
+    rng = np.random.default_rng(1)
+    for noise in (0.0, 0.3, 0.7, 2.0):
+        copy = p.values() + noise * rng.normal(size=values.shape) * made.step
+        found = fit_errors(values, copy, made)
+        for factor in (2.0**-9, 4.0, 2.0**7):
+            other = Lattice(*(factor * np.asarray(part) for part in made))
+            assert fit_errors(factor * values, factor * copy, other) == found

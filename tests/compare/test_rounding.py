@@ -70,3 +70,26 @@ def test_a_few_values_are_damage_however_small(tmp_path: Path) -> None:
     b.view(np.uint32)[3, 5] ^= 1 << 3
     row = judged(tmp_path, a, b, "F32")
     assert row.cause == "bit_rot"
+
+
+@pytest.mark.parametrize(("fine", "coarse"), [("F32", "BF16"), ("F32", "F16"), ("F16", "BF16")])
+def test_a_bit_of_the_finer_side_is_named_through_the_coarser(
+    fine: str, coarse: str, tmp_path: Path
+) -> None:
+    """The value brought back is near the other one by what both encodings round."""
+    values = np.random.default_rng(4).standard_normal(SHAPE).astype(DTYPES[fine])
+    copy = values.astype(np.float32).astype(DTYPES[coarse])
+    bits = values.view(np.uint32 if fine == "F32" else np.uint16)
+    place = 5 * SHAPE[1] + 9
+    bits.reshape(-1)[place] ^= np.asarray(1 << (8 * values.itemsize - 3), bits.dtype)
+    for name, encoding, held in (("a", coarse, copy), ("b", fine, values)):
+        rows = {"w": (encoding, held.shape, held.tobytes())}
+        write_mixed(tmp_path / f"{name}.safetensors", rows)
+    (row,) = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors").tensors
+    explanation: Any = row.explanation
+    assert (row.cause, explanation.confirmed) == ("bit_rot", True)
+    raw = (tmp_path / "b.safetensors").read_bytes()
+    at = 8 + int.from_bytes(raw[:8], "little") + place * values.itemsize + values.itemsize - 1
+    where = f"byte {values.itemsize - 1} of the {fine} value (byte {at} of the file, in w)"
+    said = f"flipping bit 5 of {where} of B brings it back within the bound"
+    assert said in explanation.evidence

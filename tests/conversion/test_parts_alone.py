@@ -19,12 +19,13 @@ from aprfmt.adapters import placing
 from aprfmt.arch import ARCHS
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.attestation.rederive import TensorAttestation, _Difference, _difference_row
-from aprfmt.base.protocols import Value
+from aprfmt.base.protocols import TensorInfo, Value
 from aprfmt.cli import hash_
 from aprfmt.compare import diff_models
 from aprfmt.conversion import Options, folder_edits, in_place, run, scheduling
 from aprfmt.conversion.edits import parse_json_value
 from aprfmt.conversion.metadata import bare_metadata
+from aprfmt.conversion.preflight import PlannedTensor
 from aprfmt.conversion.quantize_options import model_mixture
 from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
@@ -33,8 +34,10 @@ from aprfmt.formats.pytorch.zip_archive import _WIDE, _apply_zip64
 from aprfmt.model import manifest, open_model, packing
 from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.ledger import Pronounced
-from aprfmt.recovery.byte_ranges import remaining_ranges
+from aprfmt.model.unread import UndecodedPacking
+from aprfmt.recovery.byte_ranges import Range, join_ranges, remaining_ranges
 from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile
+from aprfmt.tensors.runs import ByteRun
 from tests.conversion.folders import float_bytes, llama_folder
 
 
@@ -415,3 +418,83 @@ def test_a_file_without_a_folder_of_texts_has_its_own(name: str, tmp_path: Path)
     model: Any = SimpleNamespace(folder=None, path=tmp_path / name)
     edits = folder_edits.FolderEdits(model)
     assert edits.folder == (tmp_path / name).parent and edits._texts == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "why", "claim", "todo"),
+    [
+        (
+            "aqlm", "its codebooks are additive",
+            "quantization 'aqlm' of config.json is not decoded here (its codebooks are additive)",
+            "decode them with the tool that made them",
+        ),
+        (
+            "hqq", "", "quantization 'hqq' of config.json is not decoded here",
+            "decode them with the tool that made them",
+        ),
+        (
+            "", "", "config.json says nothing of quantization, but weights are packed",
+            "get the config.json that belongs to them",
+        ),
+        (
+            "", "two axes",
+            "config.json says nothing of quantization, but weights are packed (two axes)",
+            "get the config.json that belongs to them",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_packed_weights_that_nothing_decodes_say_what_is_left_to_do(
+    count: int, method: str, why: str, claim: str, todo: str
+) -> None:
+    infos = tuple(TensorInfo(f"t{i}", (2, i + 1), "U8", 0, 2 * i + 2, None) for i in range(count))
+    packing = UndecodedPacking(method, frozenset({"a", "b"}), infos, why)
+    shown = [f"t{i} U8 [2, {i + 1}]" for i in range(min(count, 3))]
+    more = ", ..." if count > 3 else ""
+    text = f"{claim}: 2 weights in {count} tensors ({', '.join(shown)}{more})"
+    assert packing.refusal == (
+        f"{text}; expected weights that can be read; copy them as they are (to safetensors or "
+        f"APR), or {todo}"
+    )
+    note = packing.as_note("m")
+    assert (note.where, note.text) == ("m", f"{text}; they are copied as they are stored")
+
+
+@pytest.mark.parametrize("cut", [(0, None), (0, 12), (3, 12), (3, 4), (5, 5), (11, 12)])
+@pytest.mark.parametrize("runs", [[(0, 12)], [(4, 12)], [(4, 6), (0, 6)], [(9, 1), (2, 11)]])
+def test_a_planned_tensor_has_the_bytes_that_will_be_copied(
+    runs: list[tuple[int, int]], cut: tuple[int, int | None]
+) -> None:
+    """From where each run begins, whatever part of the tensor is asked for."""
+    data = bytes(range(20))
+    stored: Any = SimpleNamespace(
+        info=SimpleNamespace(nbytes=20), raw=lambda start, stop: memoryview(data)[start:stop]
+    )
+    output: Any = SimpleNamespace(
+        runs=[ByteRun(stored, *run) for run in runs], copies=True, info=SimpleNamespace(nbytes=12)
+    )
+    whole = b"".join(data[start : start + count] for start, count in runs)
+    assert bytes(PlannedTensor(output).raw(*cut)) == whole[slice(*cut)]
+    output.copies = False
+    assert not PlannedTensor(output).raw(*cut)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [], [(3, 3)], [(0, 0), (10, 10), (12, 15)], [(2, 4), (4, 6)], [(2, 4), (5, 6)],
+        [(5, 9), (1, 6)], [(1, 9), (3, 3)], [(8, 15), (9, 9)], [(6, 6), (1, 2)], [(4, 2)],
+    ],
+)  # fmt: skip
+def test_joined_ranges_hold_every_byte_of_their_parts_and_none_is_empty(
+    given: list[tuple[int, int]],
+) -> None:
+    found = join_ranges([Range(*one, f"why {i}") for i, one in enumerate(given)], 10)
+    held = [i for one in found for i in range(one.start, one.stop)]
+    assert held == [i for i in range(10) if any(start <= i < stop for start, stop in given)]
+    assert all(one.start < one.stop for one in found)
+    assert all(one.stop < other.start for one, other in pairwise(found))
+    for one in found:
+        parts = {f"why {i}" for i, (start, stop) in enumerate(given)
+                 if start < min(stop, 10) and one.start <= start < one.stop}  # fmt: skip
+        assert set(one.why.split(", ")) == parts

@@ -166,6 +166,21 @@ def configured(base: str, change: Any, **how: Any) -> Callable[[str], Pair]:
     )
 
 
+def two_heads(name: str) -> Pair:
+    """Return two folders with the embedding stored as the head, one tied, the other not."""
+    source = tiny_folder("llama")
+
+    def head_overwritten(rows: files.Rows) -> None:
+        rows["lm_head.weight"] = rows["model.embed_tokens.weight"]
+
+    return (
+        files.copy(source, f"tokens-{name}-a", tensors=head_overwritten),
+        files.copy(
+            source, f"tokens-{name}", tensors=head_overwritten, config={"tie_word_embeddings": True}
+        ),
+    )
+
+
 def without(key: str) -> Callable[[Texts], None]:
     return lambda config: config["rope_parameters"].pop(key)
 
@@ -401,6 +416,10 @@ FAULTS_TOKENS = rows({
     "flag-parallel": ("use_parallel_residual beside a second norm",
                       configured("stablelm", {"use_parallel_residual": True}), "residual",
                       "use_parallel_residual"),
+    # https://github.com/huggingface/transformers/issues/45127
+    "flag-ties": ("tie_word_embeddings beside a head of its own",
+                  configured("llama", {"tie_word_embeddings": True}), "tied_embedding",
+                  "tie_word_embeddings"),
 }, "bug")  # fmt: skip
 
 CONTROLS_TOKENS = rows({
@@ -424,8 +443,8 @@ CONTROLS_TOKENS = rows({
                    lambda name: (files.converted(DEMO, "demo.apr"), foreign(name)), (), ""),
     "flag-invents": ("attention_bias and mlp_bias without biases: zeros",
                      configured("llama", {"attention_bias": True, "mlp_bias": True}), (), ""),
-    "flag-ties": ("tie_word_embeddings beside a head of its own: it is kept",
-                  configured("llama", {"tie_word_embeddings": True}), (), ""),
+    "flag-ties-copy": ("tie_word_embeddings beside a head that is a copy of the embedding",
+                       two_heads, (), ""),
     "config-spelled": ("rope_scaling in the spelling of transformers 4",
                        configured("llama-llama3", spelled_as_before), (), ""),
 }, "same")  # fmt: skip

@@ -35,7 +35,7 @@ def test_the_files_own_key_counts(
     a, b = whole if against == "the gguf" else demo_model, tmp_path / "b.gguf"
     assert command("set", whole, *CHANGES[change], "-o", b).code == 0
     done = command("diff", a, b, "--json")
-    assert done.code == command("diff", b, a).code == 1
+    assert done.code == command("diff", b, a).code == command("validate", b).code == 1
     assert [row["name"] for row in done.json["hyperparameters"]] == ["architecture"]
     done = command("diagnose", a, b, "--json")
     (cause,) = done.json["causes"]

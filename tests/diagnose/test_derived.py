@@ -4,7 +4,7 @@ Seen red: zeros of any size counted as pruned, a correlation printed as 1.
 """
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +14,7 @@ import pytest
 from aprfmt.compare import diff
 from aprfmt.diagnosis import Diagnosis, diagnose
 from aprfmt.diagnosis.words import first_lines
+from aprfmt.model import open_model
 from tests.cli import run
 from tests.conversion.folders import tensors_of
 from tests.diagnose import files
@@ -213,6 +214,16 @@ def cut_merges(values: Any) -> None:
     del values["model"]["merges"][-200:]
 
 
+def train(state: hf.State) -> None:
+    """Change every matrix a little."""
+    for name in [name for name in state if state[name].ndim == 2]:
+        noise = np.random.default_rng(len(name)).standard_normal(state[name].shape)
+        spread = 0.02 * state[name].float().std().item()
+        state[name] = (state[name].float() + spread * state[name].new_tensor(noise).float()).to(
+            state[name].dtype
+        )
+
+
 BESIDE = {
     "tokenizer_config": ("tokenizer_config.json", hf.json_edit(stops_elsewhere), "special_ids"),
     "generation_config": (
@@ -230,15 +241,6 @@ SET_BACK = {"tokenizer_config", "generation_config"}
 def test_a_training_does_not_hide_another_tokenizer_or_stop(kind: str) -> None:
     """Seen red: tokenizers were compared only where nothing was trained."""
     file, edit, cause = BESIDE[kind]
-
-    def train(state: hf.State) -> None:
-        for name in [name for name in state if state[name].ndim == 2]:
-            noise = np.random.default_rng(len(name)).standard_normal(state[name].shape)
-            spread = 0.02 * state[name].float().std().item()
-            state[name] = (state[name].float() + spread * state[name].new_tensor(noise).float()).to(
-                state[name].dtype
-            )
-
     there = hf.copy(DEMO, f"derived-beside-{kind}", train, files={file: edit})
     found = diagnose(str(DEMO), str(there))
     assert (found.kind, found.exit_code) == ("derived", 1), found.sentence
@@ -252,3 +254,59 @@ def test_a_training_does_not_hide_another_tokenizer_or_stop(kind: str) -> None:
         assert run.aprfmt("set", *words[2:-1], done, "--force").code == 0
         again = diagnose(str(DEMO), str(done))
         assert (again.kind, {one.cause for one in again.findings}) == ("derived", {"derived"})
+
+
+def keyed(**values: Any) -> Callable[[str], str]:
+    """Return an edit that sets keys of a JSON file."""
+    return hf.json_edit(lambda held: held.update(values))
+
+
+Edits = Mapping[str, Callable[[str], str | None]]
+# What both sides say of ends: a base that ends texts with <|endoftext|>.
+BASE = {
+    "tokenizer_config.json": keyed(eos_token="<|endoftext|>", pad_token="<|endoftext|>"),
+    "generation_config.json": keyed(eos_token_id=1533),
+    "config.json": keyed(eos_token_id=1533),
+}
+TOKENIZER = "tokenizer_config.json"
+ENDING_TEXT = "chat_template.jinja"
+# what the training changed -> (edits of A, edits of B, what is set in B, "" for nothing)
+MEANT: Mapping[str, tuple[Edits, Edits, str]] = {
+    # https://github.com/hiyouga/LlamaFactory/issues/9338
+    "eos": ({}, {TOKENIZER: keyed(eos_token="<|im_end|>")},
+            "generation_config.json:eos_token_id=[1533, 1535]"),
+    "eos, no generation_config": (
+        {"generation_config.json": lambda _: None},
+        {TOKENIZER: keyed(eos_token="<|im_end|>"), "generation_config.json": lambda _: None},
+        "config.json:eos_token_id=[1533, 1535]"),
+    "eos and what stops": (
+        {}, {TOKENIZER: keyed(eos_token="<|im_end|>"),
+             "generation_config.json": keyed(eos_token_id=[1533, 1535])}, ""),
+    "template": ({ENDING_TEXT: lambda text: text.replace("<|im_end|>", "<|endoftext|>")}, {},
+                 "generation_config.json:eos_token_id=[1533, 1535]"),
+    "pad": ({}, {TOKENIZER: keyed(pad_token="<|im_end|>")}, ""),
+    "bos": ({TOKENIZER: keyed(bos_token="<|endoftext|>")},
+            {TOKENIZER: keyed(bos_token="<|im_start|>")}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MEANT)
+def test_no_command_undoes_what_a_training_meant(what: str) -> None:
+    """B is made whole in its own direction, or left. Seen red: A's end was set in B."""
+    of_a, of_b, wanted = MEANT[what]
+    stem = f"derived-meant-{what.replace(' ', '-').replace(',', '')}"
+    base = hf.copy(DEMO, f"{stem}-base", files=BASE)
+    a = hf.copy(base, f"{stem}-a", files=of_a)
+    b = hf.copy(base, f"{stem}-b", train, files=of_b)
+    found = diagnose(str(a), str(b))
+    assert found.kind == "derived" and len(found.findings) > 1, found.sentence
+    mends = [command for command in found.next if command.startswith("aprfmt set ")]
+    assert [shlex.split(command)[3] for command in mends] == [wanted] * bool(wanted), found.next
+    if wanted:
+        done = b.parent / f"{stem}-fixed"
+        assert run.aprfmt(*shlex.split(mends[0])[1:-1], done, "--force").code == 0
+        (row,) = [row for row in run.aprfmt("validate", done, "--json").json["checks"]
+                  if row["name"] == "special_ids"]  # fmt: skip
+        assert row["outcome"] == "PASS" and "turns" not in str(row), row
+        with open_model(done) as made, open_model(b) as before:
+            assert made.carried.token_ids() == before.carried.token_ids()

@@ -13,8 +13,10 @@ import pytest
 from aprfmt import diagnosis
 from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
+from aprfmt.codecs import credible
 from aprfmt.diagnosis import (
     accumulated_rounding,
+    block_scales,
     config_changes,
     configuration_keys,
     direct,
@@ -35,7 +37,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.nextstep import missing_points
 from aprfmt.diagnosis.probes import DifferingRows
 from aprfmt.diagnosis.relations import relation_text
-from aprfmt.diagnosis.search import DEEPEST, Search, SearchStep, TriedSteps
+from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps
 from aprfmt.diagnosis.words import titled_lines
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas
@@ -247,6 +249,32 @@ def test_changes_of_different_things_are_joined_and_none_twice() -> None:
         assert len({step.changed_thing for step in tried}) == len(tried) <= DEEPEST
     keys = [frozenset(map(id, tried)) for tried in measured]
     assert len(keys) == len({*keys}) and max(map(len, keys)) == 4
+
+
+@pytest.mark.parametrize(("gain", "continued"), [(LEAST / 2, 0), (LEAST, 0), (2 * LEAST, 1)])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_change_is_continued_where_it_brings_the_rows_nearer_by_more_than_the_least(
+    first: bool, gain: float, continued: int
+) -> None:
+    """A single one (`first`) against the start, a joined one against what it continues."""
+    steps = [SearchStep(Change(name, "", (name,)), None) for name in "abc"]
+    measured: list[tuple[SearchStep, ...]] = []
+
+    def measure(tried: tuple[SearchStep, ...]) -> TriedSteps:
+        measured.append(tried)
+        return TriedSteps(tried, 1.0, 0.0 if first or len(tried) > 2 else 1.0 + gain)
+
+    start = gain if first else 1.0
+    search: Any = SimpleNamespace(
+        nearness=lambda view: 0.0, case=SimpleNamespace(view=None), runs=100,
+        singles=[TriedSteps((step,), 1.0, start if not at else LEAST / 4)
+                 for at, step in enumerate(steps)],
+        _with_best_values=lambda best, others: best, solves=lambda tried: False, measure=measure,
+    )  # fmt: skip
+    assert Search._join_changes(search) == []
+    pairs = [tried for tried in measured if len(tried) == 2]
+    assert len(pairs) == (2 * continued if first else 2)
+    assert bool([tried for tried in measured if len(tried) > 2]) == (not first and bool(continued))
 
 
 def test_a_step_that_agrees_further_takes_the_place_of_another(
@@ -714,3 +742,37 @@ def test_a_bias_that_went_with_its_weight_is_no_loss_of_its_own(
     side = "B" if label == "ONLY_IN_A" else "A"
     found = [(list(one.where), one.side) for one in levels.findings if one.cause == "missing_bias"]
     assert found == ([(named, side)] if named else [])
+
+
+ZEROS, ONES, NAN = (np.full(2, x, "<f4").tobytes() for x in (0, 1, np.nan))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "codes", "inputs", "right"),
+    [
+        (ONES, b"\x01\x02", ONES, True),
+        (ZEROS, b"\x01\x02", ONES, False),  # the reference's scales are lost too
+        (ZEROS, b"\x01\x01", ONES, True),  # a weight of one value
+        (NAN, b"\x01\x02", ONES, False),
+        (ONES, b"\x01\x02", NAN, False),  # no value depends on it, and a run does
+        (ONES, b"\x03\x02", ONES, False),  # other codes
+    ],
+)
+def test_a_part_is_the_wrong_one_where_the_weight_is_right_with_the_references(
+    theirs: bytes, codes: bytes, inputs: bytes, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decoded(encoding: str, parts: Any, shape: Any) -> Any:
+        if isinstance(parts, bytes):
+            return np.frombuffer(parts, "<f4")
+        return np.frombuffer(parts[""], np.uint8) * np.frombuffer(parts["scale"], "<f4")
+
+    def part(raw: bytes) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(encoding="F32", shape=(2,)), raw=lambda: raw)
+
+    reference = {"": codes if codes != b"\x03\x02" else b"\x01\x02", "scale": theirs}
+    monkeypatch.setattr(block_scales, "raw_parts", lambda right: reference)
+    for module in (block_scales, credible):
+        monkeypatch.setattr(module, "decode", decoded)
+    own: Any = {"": part(codes), "scale": part(ONES[::-1]), "input_scale": part(inputs)}
+    weight: Any = SimpleNamespace(info=SimpleNamespace(encoding="NF4", shape=(2,)))
+    assert block_scales._is_right_with_part(weight, own, "scale") is right

@@ -204,7 +204,7 @@ def test_values_that_no_relation_gives_are_not_confirmed_as_another_point() -> N
     good, other = trace(folder, "good"), trace(folder, "noise-for-q", rename=noise)
     (found,) = diagnose(str(good), str(other)).findings
     assert (found.cause, found.certainty, found.share) == ("capture_point", "located", None)
-    assert "q: other values" in found.says
+    assert "q has other values" in found.says
     answer = diagnose(str(folder), str(other))
     (found,) = answer.findings
     assert (found.cause, found.certainty) == ("capture_point", "located")

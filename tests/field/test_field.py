@@ -62,6 +62,7 @@ def test_a_third_is_frozen_and_every_kind_has_its_share() -> None:
 
 
 def test_rows_stand_in_the_files_their_names_decide() -> None:
+    seen = set()
     for path in HERE.glob("*.py"):
         part = path.name.partition("_")[0]
         if part not in ("open", "frozen"):
@@ -70,6 +71,8 @@ def test_rows_stand_in_the_files_their_names_decide() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("fault", "control"):
                 name = ast.literal_eval(node.args[0])
                 assert is_frozen(name) == (part == "frozen"), name
+                seen.add(name)
+    assert seen <= BY_NAME.keys() and len(seen) > 200
 
 
 def test_no_test_asks_a_frozen_row() -> None:

@@ -271,3 +271,20 @@ def test_digests_say_how_many_tensors_cannot_be_read(
     assert answer.found == "3 tensors" + (f", {lost} cannot be read" if lost else "")
     assert answer.details is not None
     assert [row[4] is None for row in answer.details["tensors"]] == [i < lost for i in range(3)]
+
+
+@pytest.mark.parametrize("rest", [1, 30, -1, 0])
+def test_a_row_that_was_cut_off_is_taken_away(rest: int, tmp_path: Path) -> None:
+    """A scan that was killed while it wrote: its last line ends nowhere, and is asked again."""
+    first, second = (
+        encode_answer(make_row(Task(subject(name), (OPEN,)), OPEN, None, why="lost"))
+        for name in "ab"
+    )
+    path, seen = tmp_path / "rows.jsonl", list[Any]()
+    path.write_bytes(first.line + second.line[:rest])
+    with Results(path, seen.append) as results:
+        assert path.read_bytes() == first.line
+        results.add(second)
+        results.finish()
+    assert path.read_bytes() == first.line + second.line
+    assert [row["model"] for row in seen] == ["a"]  # those that were there before

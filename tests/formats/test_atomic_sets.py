@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,13 +13,17 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import OutputError
-from aprfmt.formats import atomic, atomic_swap, cleanup, journal
+from aprfmt.formats import atomic, atomic_swap, cleanup, journal, temporary_files
 from aprfmt.formats.atomic import FileSet, complete_renames, pending_journals
 from tests.formats.publishing import SCENARIOS, Scenario
 
 EVERY = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 FOLDERS = [scenario for scenario in SCENARIOS.values() if scenario.folder]
 EVERY_FOLDER = pytest.mark.parametrize("scenario", FOLDERS, ids=[s.name for s in FOLDERS])
+
+
+class Killed(BaseException):
+    """Stands for the end of a process."""
 
 
 def ours(name: str) -> bool:
@@ -179,6 +185,38 @@ def test_the_working_folder_is_not_swapped_away(
     assert os.stat(tmp_path / "hf").st_ino == before
     assert Path("config.json").read_bytes() == b"2"
     assert os.listdir(tmp_path) == ["hf"]
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["swapped", "in place"])
+def test_what_a_killed_run_left_in_a_folder_is_completed_and_removed(
+    here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its half published set comes first, or its files would replace the new ones later."""
+    folder = tmp_path / "hf"
+    put(folder, b"1")
+    monkeypatch.chdir(folder)  # not swapped away: the set is renamed inside
+
+    def killed(lock: Any, plan: Any, *, again: bool) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_run_journal", killed)
+        patch.setattr(FileSet, "discard", lambda self: None)
+        with pytest.raises(Killed):
+            put(Path(), b"2")
+    assert pending_journals(folder) and (folder / "config.json").read_bytes() == b"1"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = f".model.safetensors.{dead.pid}-{temporary_files.host_id()}-01234567"
+    (folder / f"{left}{temporary_files.SUFFIX}").write_bytes(b"half")
+    if not here:
+        monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="completed: config.json, model.safetensors"):
+        put(Path() if here else folder, b"3")
+    monkeypatch.chdir(tmp_path)
+    complete_renames(folder)
+    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
+    assert {path.read_bytes() for path in folder.iterdir()} == {b"3"}
 
 
 def test_a_folder_whose_parent_cannot_be_written(

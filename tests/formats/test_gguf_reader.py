@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from aprfmt.base.encodings import BY_GGML
-from aprfmt.formats.gguf import FORMAT
+from aprfmt.errors import FormatError
+from aprfmt.formats.gguf import FORMAT, arrays
 from aprfmt.formats.gguf.arrays import STRIDE, StoredArray
 from aprfmt.formats.gguf.layout import TYPE_BY_ID
 from aprfmt.formats.gguf.reader import GGUFSource, open_source
@@ -221,3 +222,19 @@ def test_opening_imports_nothing_heavy(path: Path) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "1 32\n\n"
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 4, 7, 8, 9])
+def test_a_bool_of_another_number_is_found_wherever_it_stands(
+    at: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first and the last place of a window too; four bools are looked at at a time."""
+    monkeypatch.setattr(arrays, "_WINDOW", 4)
+    raw = bytearray(i % 2 for i in range(10))
+    raw[at] = 7
+    head = struct.pack("<IQ", BOOL, 10)
+    path.write_bytes(File(data=b"").raw_key("k", ARR, head + bytes(raw)).build())
+    place = path.read_bytes().index(head + bytes(raw)) + len(head) + at
+    said = f"has a bool of 7 at offset {place}; GGUF has 0 and 1"
+    with pytest.raises(FormatError, match=said):
+        open_source(path)

@@ -131,3 +131,17 @@ def test_a_room_that_nobody_filled_is_not_published(tmp_path: Path) -> None:
             sink.plan({}, [info("t", (8,), "U8")])
             sink.defer_tensor("t").place.put(4, b"12345")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("blanks", [0, 1, 9])
+def test_blanks_behind_a_safetensors_header_are_a_field_where_there_are_some(blanks: int) -> None:
+    spelled = b'{"t":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}'
+    size = len(spelled) + blanks
+    data = size.to_bytes(8, "little") + spelled + b" " * blanks + b"abc"
+    fields = list(FORMATS["safetensors"].header_fields(memoryview(data), "x"))
+    assert [(field.offset, field.nbytes, field.name) for field in fields] == [
+        (0, 8, "header_size"),
+        (8, len(spelled), "header"),
+        *[(8 + len(spelled), blanks, "padding")] * (blanks > 0),
+        (8 + size, 3, "tensor t"),
+    ]

@@ -1,7 +1,7 @@
 """Arrays that other engines dumped: how they are read, mapped to points, and refused."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from aprfmt.inference.trace_file import load_trace
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
 from tests.diagnose.engines import tiny_folder, trace
+from tests.inference.engine_dumps import modules, state
 from tests.models import IDS
 
 TEXT = ",".join(map(str, IDS))
@@ -603,3 +604,71 @@ def test_an_array_of_a_file_may_be_as_large_as_its_limit(
     monkeypatch.setattr(captures, "MAX_MEMBER", size - 1)
     with pytest.raises(FormatError, match=f"{size} bytes; at most {size - 1} of an array"):
         open_captures(folder).__enter__()
+
+
+def engine_outputs() -> dict[str, Any]:
+    """Return what vLLM's modules put out, one array a name, as scripts save them."""
+    pytest.importorskip("torch")
+    found = {}
+    for name, value in state(modules(own("llama"))).items():
+        parts = value if isinstance(value, list) else [value]
+        for number, part in enumerate(parts):
+            found[f"{name}.{number}" if len(parts) > 1 else name] = part
+    return found
+
+
+def _as_npy(folder: Path, found: dict[str, Any]) -> Path:
+    return npy(folder, {name: one.numpy() for name, one in found.items()})
+
+
+def _as_npz(folder: Path, found: dict[str, Any]) -> Path:
+    folder.mkdir()
+    np.savez(folder / "x.npz", **{name: one.numpy() for name, one in found.items()})
+    return folder / "x.npz"
+
+
+def _as_pt(folder: Path, found: dict[str, Any]) -> Path:
+    import torch
+
+    folder.mkdir()
+    torch.save({**found, "input_ids": torch.tensor(IDS)}, folder / "x.pt")
+    return folder / "x.pt"
+
+
+def _in_a_folder(folder: Path, found: dict[str, Any]) -> Path:
+    return _as_pt(folder, found).parent
+
+
+@pytest.mark.parametrize(
+    "write", [_as_npy, _as_npz, _as_pt, _in_a_folder], ids=lambda one: one.__name__
+)
+def test_an_engines_names_mean_the_engines_modules_in_every_container(
+    write: Callable[[Path, dict[str, Any]], Path], tmp_path: Path
+) -> None:
+    """Its act_fn multiplies by up, its norms give the stream, too; transformers' do not."""
+    path, right = write(tmp_path / "d", engine_outputs()), own("llama")
+    with open_model(tiny_folder("llama")) as model, open_trace(path, list(IDS), model) as trace:
+        assert not trace.run["unknown"] and len(trace.records) > 40
+        for key in trace.records:
+            value = trace.recorded_values(key)
+            assert value is not None
+            assert np.allclose(value.reshape(-1), right[key].reshape(-1), atol=1e-5), key
+        assert {"L1.ffn_mul", "L1.mid", "L2.out", "L0.attn", "logits", "embd"} <= set(trace.records)
+        assert "L1.ffn_act" not in trace.records
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_numbers_are_no_points(dtype: str, tmp_path: Path) -> None:
+    """Their real parts alone would be within tolerance."""
+    torch = pytest.importorskip("torch")
+    name = "model.layers.1.self_attn.o_proj"
+    held = {**engine_outputs(), "input_ids": torch.tensor(IDS)}
+    held[name] = (held[name] * (1 + 3j)).to(getattr(torch, dtype))
+    torch.save(held, tmp_path / "x.pt")
+    with open_model(tiny_folder("llama")) as model:
+        try:
+            with open_trace(tmp_path / "x.pt", list(IDS), model) as trace:
+                assert "L1.attn_out" not in trace.records
+                assert any(name in one for one in trace.run["unknown"])
+        except FormatError as error:
+            assert "holds complex numbers; expected real ones" in str(error)

@@ -3,6 +3,7 @@
 The cache to the byte, weights to a fiftieth, the peak to a tenth.
 """
 
+import math
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -19,6 +20,7 @@ from aprfmt.inference.device import parse_run
 from aprfmt.inference.fast import encoded, pages, placement
 from aprfmt.inference.memory_estimate import (
     Estimate,
+    _captured_shapes,
     add_devices,
     estimate_run,
     estimate_trace,
@@ -295,3 +297,20 @@ def test_the_commands_say_it(demo_model: Path) -> None:
     assert text.code == 0 and "cache" in text.out and "not counted" in text.out
     done = aprfmt("trace", demo_model, *ids, "--dry-run", "--engine", "transformers")
     assert done.code == 2 and "manages its memory itself" in done.err
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_next", "kimi_linear", "lfm2", "mamba", "mamba2", "minimax", "deepseek_v3"]
+)
+def test_points_have_the_sizes_that_a_trace_of_them_has(name: str) -> None:
+    """Fewer heads of keys than of values, a state of its own width: each point by itself."""
+    ids = IDS[:7]
+    with open_model(judged(name).folder) as model:
+        said = {place.key: shape for place, shape in _captured_shapes(model, len(ids))}
+        with open_run(RunRequest(ids=ids, choice=parse_run("numpy")), model) as run:
+            trace = run.session.trace(ids, tuple(run.session.points), logits_rows="all", stop=False)
+    found = {key: record.shape for key, record in trace.records.items() if key in said}
+    assert len(found) > 20
+    assert {key: math.prod(shape) for key, shape in found.items()} == {
+        key: math.prod(said[key]) for key in found
+    }

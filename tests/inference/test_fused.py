@@ -25,6 +25,7 @@ def test_fused_and_stepped_are_equal(name: str, run_: str) -> None:
             for points in [*((point,) for point in INSIDE), INSIDE]:
                 kept = KeptValues()
                 wanted = [k for k, i in session.points.items() if i.point.name in points]
+                assert wanted
                 trace = session.trace(
                     IDS, [*wanted, "logits"], keep=kept.keep, fetch=kept.fetch, logits_rows="all"
                 )

@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,3 +143,23 @@ def test_other_weights_are_cut_into_eight_runs_that_share_no_row() -> None:
     assert [int(np.flatnonzero(mask.any(1))[0]) for mask in masks] == sorted(
         int(np.flatnonzero(mask.any(1))[0]) for mask in masks
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "moved"), [((3.0, 4.0, 0.0, 0.0), 5.0), ((0.0,) * 4, 2e-2)], ids=["some", "zeros"]
+)
+def test_a_weight_is_moved_by_a_share_of_its_norm(values: Any, moved: float) -> None:
+    """A weight of zeros by a hundredth for each element; the derivative is the same."""
+    asked = []
+
+    def at(role: str, x: Any) -> float:
+        asked.append(x - np.array(values))
+        return float(2 * x[0] - x[3])
+
+    loss: Any = SimpleNamespace(values=lambda role: np.array(values), at=at, loss=1.0)
+    direction = np.array([0.0, 0.0, 0.0, 10.0])
+    assert BatchLoss.along(loss, "w", direction, 1e-3) == pytest.approx(-10.0)
+    assert np.allclose(asked, [[0, 0, 0, moved * 1e-3], [0, 0, 0, -moved * 1e-3]])
+    off = BatchLoss.rounding(loss, "w", direction, 1e-3)
+    assert off == pytest.approx(32 * 2.0**-52 / (moved * 1e-4))
+    assert BatchLoss.along(loss, "w", np.zeros(4)) == 0.0

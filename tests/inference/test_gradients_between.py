@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from aprfmt.cli import render
 from aprfmt.cli.step import output
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import Batch, read_batch
+from aprfmt.inference.gradients import between
 from aprfmt.inference.gradients.backend import GradientBackend
 from aprfmt.inference.gradients.between import GradientRun, gradients_between
 from aprfmt.model import Model, open_model
@@ -148,3 +150,26 @@ def test_a_run_is_one_line_with_its_loss_and_its_step(
     (line,) = (each for each in lines if each.startswith("  cpu:bfloat16: loss 2.500000"))
     assert says in line and ("first step is 0.25 from" in line) is (update is not None)
     assert any("loss 2.250000 nats per label" in each for each in lines)
+
+
+@pytest.mark.parametrize("parameter", [False, True])
+def test_gradients_that_rounding_leaves_of_zero_are_listed_and_not_compared(
+    parameter: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every key is compared, left or missing, and none is two of these."""
+    beneath, sizes = between._floor, {}
+
+    def floor(exact: Any, of_parameters: bool) -> float:
+        if of_parameters is not parameter:
+            return beneath(exact, of_parameters)
+        mine = exact.by_role.values() if parameter else exact.points.values()
+        sizes[parameter] = sorted(float(np.linalg.norm(x)) for x in mine)
+        return sizes[parameter][4]  # five are that small, or smaller
+
+    monkeypatch.setattr(between, "_floor", floor)
+    found = gradients_between(*made("llama"), [GradientRun("cpu", "float32")] * 2)
+    assert len(found.open) == len(set(found.open)) == 5
+    compared = [gap.key for gap in found.gaps]
+    assert not {*compared} & {*found.open}
+    smallest = min(gap.size for gap in found.gaps if gap.parameter is parameter)
+    assert smallest == pytest.approx(sizes[parameter][5])

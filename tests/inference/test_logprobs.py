@@ -1,6 +1,7 @@
 """Log-probabilities that servers answer, compared by token with a run and with one another."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -445,3 +446,45 @@ def test_a_mean_of_no_token_is_not_zero(demo_model: Path, tmp_path: Path) -> Non
     found = aprfmt(*args, "--json").json["logprobs"]
     assert found["mean_difference"] is found["mean_abs_difference"] is None
     assert found["positions"][0]["difference"] is None and "mean 0" not in aprfmt(*args).out
+
+
+@pytest.mark.parametrize(
+    ("entries", "prompt", "says"),
+    [
+        ((7, 8, 9), None, None),  # all of the prompt
+        ((8, 9), (7, 8, 9), None),  # as logprob_start_len leaves it
+        ((9,), (7, 8, 9), None),
+        ((), (7, 8, 9), None),
+        ((8, 9), (7, 5, 9), "of other tokens than the prompt's ids"),  # the first of them
+        ((8, 9), (7, 8, 5), "of other tokens than the prompt's ids"),
+        ((8, 9), (8, 9, 7), "of other tokens than the prompt's ids"),
+        ((8, 9), None, "does not say the prompt's ids"),
+        ((), None, "does not say the prompt's ids"),
+    ],
+)
+def test_sglang_may_list_the_end_of_a_prompt_alone(
+    entries: tuple[int, ...], prompt: tuple[int, ...] | None, says: str | None, tmp_path: Path
+) -> None:
+    """Each entry stands at the token before its own, counted from the prompt's beginning."""
+    said = {
+        "text": "x",
+        "meta_info": {
+            "prompt_tokens": 3,
+            "input_token_logprobs": [[-0.5 - id_, id_, None] for id_ in entries],
+            "output_token_logprobs": [[-0.25, 4, None]],
+        },
+    }
+    path = tmp_path / "answer.json"
+    path.write_text(
+        json.dumps({**said, **({} if prompt is None else {"prompt_token_ids": prompt})})
+    )
+    if says is not None:
+        with pytest.raises(FormatError, match=re.escape(says)):
+            read_logprobs(path)
+        return
+    found = read_logprobs(path)
+    assert found.ids == (*(prompt or entries), 4)
+    first = 3 - len(entries)
+    wanted = {first + at - 1: {id_: -0.5 - id_} for at, id_ in enumerate(entries)}
+    wanted.pop(-1, None)  # nothing stands before the first token
+    assert found.rows == {**wanted, 2: {4: -0.25}}

@@ -15,10 +15,10 @@ import pytest
 from aprfmt.conversion import convert
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.backends import BACKENDS
-from aprfmt.inference.device import parse_run
+from aprfmt.inference.device import DeviceChoice, parse_run
 from aprfmt.inference.loss import cross_entropy
 from aprfmt.inference.parity import between
-from aprfmt.inference.parity.between import compare_choices, compare_runs
+from aprfmt.inference.parity.between import compare_choices, compare_runs, run_once
 from aprfmt.inference.parity.bundle import choose_bundle, replay_bundle, save_bundle
 from aprfmt.inference.parity.calibrate import (
     calibrate_tolerances,
@@ -36,6 +36,8 @@ from tests.inference.crooked import compared
 from tests.inference.crooked import crooked_backends as crooked_backends
 from tests.inference.judge import backend, judged, rel, traced64
 from tests.models import IDS
+
+MINE = CalibratedBound(("numpy", "torch"), "exact", "q", "float32", 3e-6, 1e-5, 6e-7, 5, "measured")
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral", "deepseek_v3", "gpt_oss"])
@@ -262,13 +264,41 @@ def test_thresholds_say_why_and_the_most_specific_counts() -> None:
     for row in (plain, deep, eight, lookup, tf32):
         assert row.unit and row.reason and row.max_over_rms > row.rel_l2
     assert all(row.reason for row in ROWS)
-    mine = CalibratedBound(
-        ("numpy", "torch"), "exact", "q", "float32", 3e-6, 1e-5, 6e-7, 5, "measured"
-    )
-    found = point_threshold("q", ("torch", "numpy"), ("float32",) * 2, "exact", calibrated=[mine])
+    found = point_threshold("q", ("torch", "numpy"), ("float32",) * 2, "exact", calibrated=[MINE])
     assert (found.rel_l2, found.source, found.reason) == (3e-6, "calibrated", "measured")
     assert weights_class(["F32"] * 9 + ["Q4_K"]) == "quantized"
     assert weights_class(["BF16", "F32"]) == "half" and weights_class(["F32"]) == "exact"
+
+
+@pytest.mark.parametrize(
+    ("count", "repeats", "starts"),
+    [(24, 3, (0, 8, 16)), (24, 2, (0, 12)), (5, 4, (0, 1, 2, 3)), (2, 3, (0, 1, 0))],
+)
+def test_a_calibration_runs_sequences_that_begin_elsewhere(
+    count: int, repeats: int, starts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far apart as the ids allow; every run has each of them, and none is narrowed before."""
+    asked: list[tuple[DeviceChoice, ParityRequest]] = []
+    beneath = run_once
+
+    def counted(model: Any, choice: DeviceChoice, request: ParityRequest) -> Any:
+        asked.append((choice, request))
+        return beneath(model, choice, request)
+
+    monkeypatch.setattr("aprfmt.inference.parity.calibrate.run_once", counted)
+    choices, ids = [parse_run("numpy"), parse_run("torch")], (IDS * 3)[:count]
+    with open_model(judged("llama").folder) as model:
+        found = calibrate_tolerances(
+            model, choices, ParityRequest(ids, calibrated=(MINE,)), repeats
+        )
+    wanted = [ids[at:] + ids[:at] for at in starts]
+    assert [(choice, list(request.ids)) for choice, request in asked] == [
+        (choice, list(turned)) for turned in wanted for choice in choices
+    ]
+    assert not any(request.calibrated for _, request in asked)
+    assert found.repeats == repeats and all(
+        f"{repeats} sequences" in row.evidence for row in found.rows
+    )
 
 
 def test_calibration_narrows_and_comes_back_from_its_file(tmp_path: Path) -> None:

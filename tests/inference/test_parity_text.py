@@ -60,7 +60,7 @@ def compared(path: Path, runs: tuple[str, ...], ids: tuple[int, ...], **options:
 def healthy(found: Parity) -> None:
     failed = [str(check) for check in found.checks if check.outcome == "FAIL"]
     assert not failed and found.exit_code == 0, failed
-    assert {pair.verdict for pair in found.pairs} <= {"same", "precision"}
+    assert found.pairs and {pair.verdict for pair in found.pairs} <= {"same", "precision"}
     for pair in found.pairs:
         losses = pair.losses
         assert losses.own_off is not None and losses.own_bound is not None, losses.why

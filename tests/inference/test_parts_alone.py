@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,8 @@ from aprfmt.inference.aprt import load_aprt
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _align_labels
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.engines import dump_folders, parts, sequences, statistics
+from aprfmt.inference.engines import dump_folders, dumps, parts, sequences, statistics
+from aprfmt.inference.engines.captures import Captures
 from aprfmt.inference.engines.graph import GraphReader, NodePoint
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
@@ -45,7 +46,8 @@ from aprfmt.inference.parity.bundle import HEADER, choose_bundle, parse_bundle, 
 from aprfmt.inference.parity.matched import ThroughRows
 from aprfmt.inference.replay import shadow
 from aprfmt.inference.replay.recorded_trace import layer_keys
-from aprfmt.inference.rows import StoredRows
+from aprfmt.inference.rows import ArrayRows, StoredRows
+from aprfmt.inference.weights import Weights
 from aprfmt.measure.traces import PointDiff
 from aprfmt.model import open_model
 from tests.conftest import not_run
@@ -705,3 +707,173 @@ def test_padding_is_no_key_where_the_mask_is_left_out_backward(
     probs = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     assert np.allclose(found, torch.einsum("htk,khd->thd", probs, v), rtol=0, atol=1e-12)
     assert (mask == np.tri(6, dtype=bool)).all(), "the caller's mask is kept"
+
+
+def test_a_stack_of_experts_and_each_of_them_are_seen_as_rows() -> None:
+    values = np.arange(2 * 3 * 5, dtype=np.float32).reshape(2, 3, 5)
+    stack = Weights({"stack": ArrayRows(values)}, 1 << 20, "test")["stack"]
+    assert (stack.n_rows, stack.n_columns) == (6, 5)
+    assert np.array_equal(stack.rows(2, 5), values.reshape(6, 5)[2:5])
+    for at in range(2):
+        expert = stack.expert(at)
+        assert (expert.n_rows, expert.n_columns, expert.shape) == (3, 5, (3, 5))
+        assert np.array_equal(expert.rows(1, 3), values[at, 1:])
+    biases = Weights({"biases": ArrayRows(values[:, 0])}, 1 << 20, "test")["biases"]
+    assert (biases.n_rows, biases.n_columns) == (2, 5)
+    bias = biases.expert(1)
+    assert (bias.n_rows, bias.n_columns) == (1, 5) and np.array_equal(bias.numpy(), values[1, 0])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        ("", True),
+        ("turned", False),  # a weight that does not lie row by row
+        ("unplaced", False),  # one for which the budget has no room
+        ("encoded", False),
+        ("too large", False),
+        ("wrong products", False),
+    ],
+)
+def test_experts_are_multiplied_by_address_where_all_lie_as_they_must(
+    spoil: str, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses are those of the weights, looked up once."""
+    import torch
+
+    from aprfmt.inference.fast import torch_products
+    from aprfmt.inference.fast.cuda import batched
+
+    placed: list[Any] = [torch.ones(3, 5) for _ in range(4)]
+    if spoil == "turned":
+        placed[2] = torch.ones(5, 3).T
+    if spoil == "unplaced":
+        placed[2] = None
+    asked: list[int] = []
+
+    def expert(at: int) -> Any:
+        asked.append(at)
+        return SimpleNamespace(placed_on=lambda backend: placed[at])
+
+    stack: Any = SimpleNamespace(
+        notes={}, encoding="Q8_0" if spoil == "encoded" else "F32", shape=(4, 3, 5),
+        fits_budget=lambda backend: spoil != "too large", expert=expert,
+    )  # fmt: skip
+
+    class Products:  # a key of the stack's notes
+        _decodes, dtype = True, "float32"
+        _device, _type = torch.device("cpu"), torch.float32
+
+        def _refuse_in_recording(self, what: str) -> None: ...
+
+    products: Any = Products()
+    right = spoil != "wrong products"
+    monkeypatch.setattr(batched, "gives_right_products", lambda *of: right)
+    found = torch_products.TorchProducts._expert_addresses(products, stack)
+    if not told:
+        assert found is None and not stack.notes
+        return
+    assert found is not None and found.tolist() == [w.data_ptr() for w in placed]
+    assert torch_products.TorchProducts._expert_addresses(products, stack) is found
+    assert asked == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["by place", "by name"])
+def test_a_modules_input_is_taken_however_it_is_given(named: bool) -> None:
+    """transformers' layers give `hidden_states` by place or by name; a result may be a tuple."""
+    import torch
+
+    from aprfmt.inference.engines import transformers as engine
+    from aprfmt.inference.engines.modules import ModuleMap
+
+    class Output(torch.nn.Module):
+        def forward(self, hidden_states: Any, scale: float = 2.0) -> Any:
+            return hidden_states * scale, "weights"
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.o_proj = Output()
+
+        def forward(self, x: Any) -> Any:
+            given = self.o_proj(scale=3.0, hidden_states=x) if named else self.o_proj(x, 3.0)
+            return given[0]
+
+    attention = Attention()
+    layer = torch.nn.ModuleDict({"self_attn": attention})
+    network = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])})
+    keys = ["layers.0.self_attn.o_proj", "layers.0.self_attn.o_proj#in"]
+    known = ModuleMap(keys)
+    taken: dict[str, Any] = {}
+    assert all(known.read(key) for key in keys)
+    x = torch.arange(4.0).reshape(1, 2, 2)
+    with engine.hook_modules(network, known, taken.__setitem__):
+        attention(x)
+    assert sorted(taken) == sorted(keys)
+    assert torch.equal(taken[keys[1]], x) and torch.equal(taken[keys[0]], 3 * x)
+
+
+def captured(arrays: dict[str, Any]) -> Captures:
+    """Return captures of arrays in memory."""
+    return Captures(
+        Path("x.npz"), {name: value.shape for name, value in arrays.items()},
+        {name: "F32" for name in arrays}, arrays.__getitem__,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_joined_result_is_cut_into_its_parts_and_others_stay(known: bool) -> None:
+    name = "model.layers.0.self_attn.qkv_proj"
+    arrays = {name: np.arange(24.0).reshape(2, 12), "model.norm": np.ones((2, 5))}
+    asked: list[Sequence[str]] = []
+
+    def widths_of(names: Sequence[str]) -> Any:
+        asked.append(list(names))
+        return SimpleNamespace(parts={name: ((6, 2), (4, 2), (2, 2))} if known else {})
+
+    found = dumps._split_joined_modules(captured(arrays), widths_of)
+    assert asked == [[name]]
+    above, cuts = name.rpartition(".")[0], {"q_proj": (0, 6), "k_proj": (6, 10), "v_proj": (10, 12)}
+    expected = {f"{above}.{part}": arrays[name][:, slice(*cut)] for part, cut in cuts.items()}
+    expected = {**(expected if known else {name: arrays[name]}), "model.norm": arrays["model.norm"]}
+    assert list(found.shapes) == list(expected)
+    for part, values in expected.items():
+        assert found.shapes[part] == values.shape and found.dtypes[part] == "F32"
+        assert np.array_equal(found.read(part), values)
+
+
+@pytest.mark.parametrize("positions", [[[0, 1, 2, 0, 1]], [[0, 1, 2, 3, 4]]])
+def test_positions_that_begin_anew_are_a_batch(positions: list[list[int]]) -> None:
+    arrays = {
+        "positions": np.array(positions), "input_ids": np.array([[5, 6, 7, 5, 6]]),
+        "model.norm": np.ones((5, 3), np.float32),
+    }  # fmt: skip
+    found = dumps._batch_as_pass(captured(arrays))
+    if positions == [[0, 1, 2, 3, 4]]:
+        assert found is None
+        return
+    assert found is not None and set(found.batch) == {"positions", "ids"}
+    ((name, one),) = found.arrays.items()
+    assert (name, one.name, one.shape, one.dtype) == ("model.norm", "model.norm", (5, 3), "F32")
+    assert np.array_equal(one.read(), arrays["model.norm"])
+
+
+@pytest.mark.parametrize("length", [None, 2])
+def test_an_array_that_does_not_fit_a_sequence_is_left_out_with_the_reason(
+    length: int | None,
+) -> None:
+    def array(name: str, values: Any) -> JoinedArray:
+        return JoinedArray(name, values.shape, "F32", lambda: values)
+
+    hidden = np.arange(12, dtype=np.float32).reshape(4, 3)
+    names = {"hidden": hidden, "odd": np.zeros((2, 3), np.float32)}
+    made = dump_folders.Pass(0, 0, {key: array(key, value) for key, value in names.items()})
+    made.batch["ids"] = array("ids", np.array([5, 6, 7, 8]))
+    run = sequences.TokenRun(
+        0, [sequences.Segment(0, 0, 0, 1, (0, 1, 2, 3), (0, 1, 2, 3), (5, 6, 7, 8))]
+    )
+    found = sequences._align_sequence([made], run, length, ["a note"])
+    assert list(found.arrays) == ["hidden"] and list(found.left) == ["odd"]
+    assert found.left["odd"] == "[2, 3] in pass 0, which has 4 tokens of 1 requests"
+    assert np.array_equal(found.arrays["hidden"].read(), hidden[:length])
+    assert (found.ids, found.notes) == ((5, 6, 7, 8)[:length], ("a note",))

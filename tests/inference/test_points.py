@@ -3,6 +3,7 @@
 Seen red: a tap removed, a tap added where the point equals another, a returned value ignored.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -236,3 +237,37 @@ def test_requests_that_make_no_sense_are_refused(
     with open_model(judged("gpt2").folder) as model:
         with pytest.raises(UsageError, match=message):
             forward(b, model.spec, model.hyper, model_weights(model), ids, **options)
+
+
+@pytest.mark.parametrize(
+    "name", ["deepseek_v4", "llama", "deepseek_v3", "gemma3n", "glm_moe_dsa", "lfm2", "gpt_oss"]
+)
+def test_the_cache_is_shown_where_a_pass_continues_one_and_nowhere_else(name: str) -> None:
+    """Not in the pass that fills it: what it holds then are the keys of the pass itself."""
+    first, later = Collecting(), Collecting()
+    with open_model(judged(name).folder) as model:
+        with Session.open(model, backend("numpy:float32")) as session:
+            session.extend(IDS[:9], first)
+            session.extend(IDS[9:11], later)
+            known = session.points
+    cached = [key for key, point in known.items() if point.point.name in CACHE_ONLY
+              and not point.absent and not point.alias_of]  # fmt: skip
+    assert not {key.rpartition(".")[2] for key in first.keys} & CACHE_ONLY
+    assert [key for key in later.keys if key.rpartition(".")[2] in CACHE_ONLY] == cached
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("L9.attn", "L9.attn: the model has no such layer"),
+        ("L1.atn_out", "capture point 'L1.atn_out' is not known; near ones: attn_out"),
+        ("final_nrm", "capture point 'final_nrm' is not known; near ones: final_norm"),
+        ("Lx.attn", "capture point 'Lx.attn' is not known"),
+        ("", "capture point '' is not known"),
+    ],
+)
+def test_a_key_that_is_none_is_told_from_a_layer_that_is_not_there(key: str, said: str) -> None:
+    with open_model(judged("llama").folder) as model:
+        known = point_instances(model.spec.block, model.hyper, model.roles)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        resolve_alias(key, known)

@@ -15,6 +15,7 @@ import pytest
 from aprfmt.base.dump_names import parse_dump_path
 from aprfmt.causes.forward.shards import ROLES as SUMS
 from aprfmt.causes.forward.shards import role_of
+from aprfmt.cli.trace.reference import reference_verdict
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures
 from aprfmt.inference.engines.dump_folders import Dump, Pass, read_dump
@@ -521,6 +522,50 @@ def test_passes_are_aligned_by_token(form: str, tmp_path: Path) -> None:
     assert "out" in found
 
 
+def of_passes(folder: Path, *spans: tuple[int, int], again: float = 1.0) -> Path:
+    """SGLang's hook, a pass for each span of positions; the last one's values are `again` times."""
+    passes = []
+    for number, (first, last) in enumerate(spans):
+        own = range(first, last)
+        times = again if number == len(spans) - 1 else 1.0
+        held = {
+            name: [one * times for one in value] if isinstance(value, list) else value * times
+            for name, value in state(
+                {name: rows(value, own) for name, value in written().items()}
+            ).items()
+        }
+        passes.append((batch([IDS[at] for at in own], own, [last]), held))
+    hook_passes(folder / "TP0_PP0_Rank0_pid0", passes)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "spans, says",
+    [
+        ([(0, 28), (28, 29), (27, 28)], ("pass 2", "holds tokens 27 to 27 of this sequence once")),
+        ([(0, 29), (0, 29)], ("pass 1", "holds tokens 0 to 28 of this sequence once more")),
+        ([(0, 28), (28, 29)], None),
+    ],
+)
+def test_tokens_that_a_dump_has_twice_are_not_passed_over(
+    spans: list[tuple[int, int]], says: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    """The second values are other ones: the dump is not the same without a word."""
+    again = 2.0 if says else 1.0
+    with opened(of_passes(tmp_path / "d", *spans, again=again)) as trace:
+        equal_points(trace, own_of(), 29)
+        unknown = trace.run["unknown"]
+        assert list(unknown) == ([says[0]] if says else [])
+        assert says is None or says[1] in unknown[says[0]]
+
+
+def test_a_step_that_was_not_kept_is_named(tmp_path: Path) -> None:
+    folder = of_passes(tmp_path / "d", (0, 27), (28, 29))
+    wanted = r"1 of 29 tokens of the sequence are in no pass \(position 27 is the first\)"
+    with pytest.raises(FormatError, match=wanted), opened(folder):
+        pass
+
+
 def test_a_row_alone_and_in_a_batch(tmp_path: Path) -> None:
     """Batch invariance of activations: the same request's rows of two dumps, value by value."""
     points = {f"L{n}.out": own_of()[f"L{n}.out"] for n in range(3)}
@@ -613,13 +658,13 @@ def nobodys_names(folder: Path) -> None:
 
 
 REFUSED: dict[Callable[[Path], None], str] = {
-    lost_rank: "rank rank 2 of 4 is missing; there are 0, 1, 3",
+    lost_rank: ": rank 2 of 4 is missing; there are 0, 1, 3",
     rank_twice: r"of tp 1 is there twice: .*were two runs dumped",
     other_run: r"step 1: tp ranks 0 and 1 are of other runs: .*input_ids differ",
     lost_step: r"tp 1 has 2 steps, tp 0 has 3 \(step 2\)",
     cut_off: "Pass00001.pt",
     lost_array: "layers.1.self_attn.attn: tp rank 0 of 2 lacks it",
-    too_few_ranks: "2 ranks of rank hold",
+    too_few_ranks: "2 ranks hold",
     unequal_key_head: "share a key head and hold other values",
     cached_prefix: "9 of 29 tokens of the sequence are in no pass",
     only_warm_ups: "all 1 passes are warm-ups",
@@ -660,6 +705,9 @@ def test_several_sequences_are_listed_without_ids(tmp_path: Path) -> None:
         ("x/forward_pass_id=1___rank=0___name=hidden___dump_index=2", ({"rank": 0}, 1, "x.hidden")),
         ("model-rank-1-part-0", ({"rank": 1}, None, "model")),
         ("mp_rank_01_002/model_optim_rng", ({"tp": 1, "pp": 2}, None, "model_optim_rng")),
+        ("layers.1.o_proj.tp_rank=1", ({"tp": 1}, None, "layers.1.o_proj")),
+        ("q_proj-rank=2", ({"rank": 2}, None, "q_proj")),
+        ("q_proj.mode=2", ({}, None, "q_proj.mode=2")),
         ("lora_rank8", ({}, None, "lora_rank8")),
         ("blk0.query", ({}, None, "blk0.query")),
         ("t0_a", ({}, None, "t0_a")),
@@ -795,6 +843,9 @@ def test_ranks_that_differ_are_never_the_same(fault: str, tmp_path: Path) -> Non
     assert mapped.code == 1
     with opened(folder) as trace:
         assert compare_traces(trace, trace).pronounced.exit == 1
+        assert reference_verdict(compare_traces(trace, trace))[0].startswith(
+            "ranks of one dump differ: model.layers."
+        )
 
 
 def test_a_buffer_that_was_overwritten_is_seen(tmp_path: Path) -> None:

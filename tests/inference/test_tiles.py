@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from aprfmt.codecs import native_kernels
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.dump_folders import Dump, Pass
 from aprfmt.inference.engines.rank_joining import JoinedArray
 from aprfmt.inference.engines.sequences import align
-from aprfmt.inference.engines.tiles import Tiles, add_up, place_below, place_beside
+from aprfmt.inference.engines.tiles import StoredRows, Tiles, add_up, place_below, place_beside
 from aprfmt.tensors.stats import PART, compute_stats
 
 F32 = NDArray[np.float32]
 
 
-def tiles_of(values: F32) -> Tiles:
-    """Return the blocks of an array in memory."""
+def tiles_of(values: F32, stored: bool = False) -> Tiles:
+    """Return the blocks of an array in memory; `stored`: with its bytes as a file's."""
 
     def fill(row: int, column: int, out: F32) -> None:
         block = values[row : row + out.shape[0], column : column + out.shape[1]]
@@ -29,7 +30,12 @@ def tiles_of(values: F32) -> Tiles:
         out[...] = block
 
     rows, width = values.shape
-    return Tiles(rows, width, fill)
+
+    def held(row: int, count: int) -> list[StoredRows]:
+        raw = memoryview(values[row : row + count].tobytes())
+        return [StoredRows("F32", raw, width, 0, width, lambda: None, "here")]
+
+    return Tiles(rows, width, fill, held if stored else None)
 
 
 def drawn(rows: int, width: int, seed: int = 0) -> F32:
@@ -78,6 +84,42 @@ def test_every_block_is_that_of_the_whole(kind: str) -> None:
 def test_statistics_are_those_of_the_whole(rows: int, width: int) -> None:
     x = drawn(rows, width)
     assert repr(tiles_of(x).stats()) == repr(compute_stats(x))
+    assert repr(tiles_of(x, stored=True).stats()) == repr(compute_stats(x))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 700])
+def test_statistics_of_stored_rows_are_those_of_the_whole(rows: int) -> None:
+    """Parts side by side, columns and rows of them; a sum and rows below are computed."""
+    x, y = (drawn(rows, width, width) for width in (1000, 37))
+    x[rows // 2, 7] = np.nan
+    beside = place_beside([tiles_of(x, True), tiles_of(y, True)])
+    whole = np.hstack([x, y])
+    for tiles, expected in (
+        (beside, whole),
+        (beside.columns(990, 30), whole[:, 990:1020]),
+        (beside.columns(1000, 37).row_range(rows // 3, rows - rows // 3), y[rows // 3 :]),
+        (place_beside([beside.columns(5, 3), beside.columns(1, 1)]), whole[:, [5, 6, 7, 1]]),
+    ):
+        assert tiles.stored is not None
+        assert repr(tiles.stats()) == repr(compute_stats(np.ascontiguousarray(expected)))
+    for tiles, expected in (
+        (add_up([tiles_of(x, True), tiles_of(x, True)]), x + x),
+        (place_below([tiles_of(x, True), tiles_of(x, True)]), np.vstack([x, x])),
+        (place_beside([tiles_of(x, True), tiles_of(y)]), whole),
+    ):
+        assert tiles.stored is None
+        assert repr(tiles.stats()) == repr(compute_stats(expected))
+
+
+def test_bytes_that_do_not_fit_their_rows_are_an_error_of_the_file() -> None:
+    def short(row: int, count: int) -> list[StoredRows]:
+        raw = memoryview(A[row : row + count].tobytes())[:-4]
+        return [StoredRows("F32", raw, 5, 0, 5, lambda: None, "a.pt: x")]
+
+    if native_kernels() is None:
+        pytest.skip("NOT-RUN: the C extension is not built")
+    with pytest.raises(FormatError, match=r"a\.pt: x: F32: found 136 bytes"):
+        Tiles(7, 5, tiles_of(A).fill, short).stats()
 
 
 def of_pass(values: F32, step: int, positions: list[int], mask: list[int]) -> Pass:

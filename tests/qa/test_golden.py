@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import aprfmt as package
 from aprfmt.checks.gates import running as qa
 from aprfmt.checks.gates.generation import FORMS, Generated, faulty_side, judge_answer, python_fault
-from aprfmt.checks.gates.gibberish import _find_loops, gibberish_signals
+from aprfmt.checks.gates.gibberish import SHOWN, _find_loops, gibberish_signals
 from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, GoldenPrompt, read_golden
 from aprfmt.errors import FormatError
 from aprfmt.inference.session import Session
@@ -395,3 +395,21 @@ def test_a_template_is_judged_only_where_a_chat_states_its_text(
     answer = Generated("other text", (1, 2), (3,), "Paris", None)
     names = [each.name for each in judge_answer(asked, answer, Endless())]  # type: ignore[arg-type]
     assert [name for name in names if name.endswith("-template")] == named
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("before", [0, 4])
+def test_a_loop_of_tokens_is_said_by_its_text_and_its_times(before: int, size: int) -> None:
+    fragment = list(range(1, size + 1))
+    ids = [*range(20, 20 + before), *fragment * 8, 30]
+    (said,) = [each for each in gibberish_signals("", "", ids, spelled) if "in a row" in each]
+    many = "token" if size == 1 else "tokens"
+    assert said == f"{size} {many} {spelled(fragment)!r} stand 8 times in a row"
+
+
+@pytest.mark.parametrize("length", [SHOWN - 1, SHOWN, SHOWN + 1, SHOWN + 30])
+def test_a_long_fragment_is_cut_to_what_is_shown(length: int) -> None:
+    fragment = "".join(chr(ord("a") + i % 26) if i % 7 else str(i % 10) for i in range(length))
+    (said,) = [each for each in gibberish_signals(fragment * 5) if "in a row" in each]
+    shown = fragment if length <= SHOWN else fragment[:SHOWN] + "..."
+    assert said == f"the fragment {shown!r} stands 5 times in a row"

@@ -178,3 +178,15 @@ def test_what_is_kept_gives_the_same_bytes(demo_model: Path, tmp_path: Path) -> 
 def test_a_text_without_tokens_is_refused(demo_model: Path) -> None:
     with aprfmt.open(demo_model) as model, pytest.raises(UsageError, match="1 tokens; expected a"):
         collect_imatrix(model, [1], "text.txt")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_a_text_fills_a_window_or_is_refused(count: int, tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    with aprfmt.open(tmp_path) as model:
+        if count < 3:  # llama.cpp's window leaves the first half without a label
+            with pytest.raises(UsageError, match=f"^short.txt: {count} tokens; expected a text"):
+                collect_imatrix(model, list(IDS[:count]), "short.txt")
+            return
+        found = collect_imatrix(model, list(IDS[:count]), "short.txt")
+    assert (found.chunks, found.chunk_size) == (1, count)

@@ -45,21 +45,30 @@ def bare() -> Iterator[Callable[[str], None]]:
             del sys.modules[name]
 
 
+PACKED = 28  # weights of the demo model that a scheme packs
+
+
 def weights(folder: Path) -> Iterator[tuple[str, Array, Parts]]:
-    """Yield the packed weights of a folder: name, the values we read, the stored tensors."""
+    """Yield the packed weights of a folder, all seven of each layer.
+
+    They are (name, the values we read, the stored tensors).
+    """
     from safetensors import safe_open
 
+    packed = 0
     with aprfmt.open(folder) as model, safe_open(folder / "model.safetensors", "pt") as file:
         for name, view in model.items():
             if view.parts:
                 stem = name.removesuffix("weight")
                 stored = {p.info.name: file.get_tensor(p.info.name) for p in view.parts.values()}
                 yield name, view.numpy(), {n.removeprefix(stem): t for n, t in stored.items()}
+                packed += 1
+    assert packed == PACKED
 
 
 def written(source: Path, folder: Path, scheme: str) -> Path:
     report = aprfmt.convert(source, folder, to="safetensors", quantize=scheme)
-    assert sum(t.encoding == SCHEMES[scheme].base for t in report.tensors) == 28
+    assert sum(t.encoding == SCHEMES[scheme].base for t in report.tensors) == PACKED
     return folder
 
 

@@ -8,7 +8,15 @@ import aprfmt
 from aprfmt.conversion import Options
 from aprfmt.conversion.quantize_options import model_mixture
 from aprfmt.errors import UsageError
-from aprfmt.quantizing.mixture import FALLBACK, SCHEMES, Mixture, deciding_name, fitting_encoding
+from aprfmt.quantizing.mixture import (
+    FALLBACK,
+    SCHEMES,
+    Mixture,
+    deciding_name,
+    fitting_encoding,
+    is_bitsandbytes_linear,
+    is_linear,
+)
 
 # Llama-3-8B: rows, columns of the GGUF tensors of a layer.
 LAYER = {
@@ -256,3 +264,31 @@ def test_a_fused_qkv_counts_as_the_value() -> None:
 def test_an_unknown_scheme_lists_all() -> None:
     with pytest.raises(UsageError, match=r"Q9_K: is not known; near names: .*Q6_K.*lists all"):
         Mixture("Q9_K", [], n_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "shape", "packed"),
+    [
+        ("blk.0.attn_q.weight", "attn_q", (8, 8), True),
+        ("blk.0.attn_norm.weight", "attn_norm", (8, 8), False),
+        ("blk.0.ffn_gate_inp.weight", "ffn_gate_inp", (8, 8), False),
+        ("blk.0.ffn_gate_inp_shexp.weight", "ffn_gate_inp_shexp", (8,), True),
+        ("blk.0.ffn_up_exps.weight", "ffn_up_exps", (4, 8, 8), False),
+        ("blk.0.ffn_up_exps.weight", "ffn_up_exps", (8, 8), False),
+        ("token_embd.weight", "token_embd", (8, 8), False),
+        ("output.weight", "output", (8, 8), False),
+        ("blk.0.attn_q.bias", "attn_q", (8,), False),
+        ("blk.0.altup_router.weight", "gate", (8, 8), False),
+        ("blk.0.laurel_l.weight", "left", (8, 8), False),
+        ("model.norm_proj.weight", "attn_q", (8, 8), True),
+        ("model.layers.0.attn_norm", "attn_q", (8, 8), True),
+    ],
+)
+def test_what_is_a_linear_goes_by_the_role_and_what_is_kept_by_the_name_too(
+    name: str, base: str, shape: tuple[int, ...], packed: bool
+) -> None:
+    assert is_bitsandbytes_linear(name, base, shape) is packed
+    if packed and len(shape) == 2:
+        assert is_linear(name, base, "weight", shape) and not is_linear(name, base, "bias", shape)
+    elif base not in ("ffn_gate_inp_shexp",):
+        assert not is_linear(name, base, "weight", shape) or base.endswith("_exps")

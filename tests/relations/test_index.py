@@ -164,6 +164,55 @@ def test_copies_and_strangers_beside_a_set_are_innocent(good: Path, demo_model: 
         assert model.relations == ()
 
 
+@pytest.mark.parametrize("left", [0, 1], ids=["no shard", "one shard"])
+def test_a_whole_file_beside_a_stale_index_is_read(
+    left: int, good: Path, demo_model: Path, tmp_path: Path
+) -> None:
+    """It is said what loads what: transformers takes the single file, whatever the index says.
+
+    https://github.com/ml-explore/mlx-swift-lm/pull/562. Seen red: "get them".
+    """
+    shutil.copy(demo_model / "model.safetensors", good / "model.safetensors")
+    for number in (1, 2, 3)[left:]:
+        (good / shard(number)).unlink()
+    transformers = pytest.importorskip("transformers")
+    _, info = transformers.AutoModelForCausalLM.from_pretrained(good, output_loading_info=True)
+    assert not info["missing_keys"]
+    found = command("diagnose", demo_model, good, "--json").json
+    assert (found["verdict"], [one["cause"] for one in found["causes"]]) == (
+        "bug",
+        ["tensor_names"],
+    )
+    says = found["causes"][0]["says"]
+    assert "the index is stale" in says and "transformers" in says and "vLLM" in says
+    checks = command("validate", good, "--json").json["checks"]
+    (failed,) = [row for row in checks if row["outcome"] == "FAIL"]
+    assert failed["name"] == "shards" and "get" not in failed["todo"]
+    refused = command("convert", good, tmp_path / "x")
+    assert refused.code == 2 and "the index is stale" in refused.err
+    repaired = command("repair", "--index", good)
+    assert (repaired.code == 0) is not left
+    if not left:
+        assert set(json.loads((good / INDEX).read_text())["weight_map"].values()) == {
+            "model.safetensors"
+        }
+        for question in ("validate", "inspect"):
+            assert command(question, good).code == 0
+        assert command("diagnose", demo_model, good, "--json").json["verdict"] == "same"
+
+
+def test_a_pickled_file_beside_a_stale_index_is_named(good: Path) -> None:
+    held = {name: tensor for n in (1, 2, 3) for name, tensor in load_file(good / shard(n)).items()}
+    for path in good.glob("model*"):
+        path.unlink()
+    torch.save(held, good / "pytorch_model.bin")
+    homes = dict.fromkeys(held, "pytorch_model-00001-of-00001.bin")
+    (good / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": homes}))
+    refused = command("inspect", good)
+    assert refused.code == 2 and "name that file, or take the index away" in refused.err
+    assert command("inspect", good / "pytorch_model.bin").code == 0
+
+
 def test_an_index_hides_no_missing_shard(good: Path) -> None:
     before = (good / INDEX).read_bytes()
     (good / shard(2)).unlink()

@@ -170,3 +170,21 @@ def test_a_key_that_ties_a_head_of_its_own_fails_with_the_set(
     assert command(*shlex.split(todo)[1:]).code == 0
     assert json.loads((bad / "config.json").read_text())["tie_word_embeddings"] is False
     assert validate(bad).outcome == "PASS"
+
+
+@pytest.mark.parametrize("label", ["twice the width", "another MLP", "a layer too few"])
+def test_inspect_warns_of_each_relation(label: str, demo_model: Path, tmp_path: Path) -> None:
+    """The note has the text that the library gives, of this file, once."""
+    key, value = WRONG[label]
+    bad = with_keys(demo_model, tmp_path / "bad", {key: value})
+    with open_model(bad) as model:
+        relations, where = [each.text for each in model.relations], str(model.path)
+    assert relations
+    body = command("inspect", bad, "--json").json
+    assert [row["says"] in text for row, text in zip(body["relations"], relations, strict=True)]
+    notes = [note for note in body["notes"] if note["key"] == "relation"]
+    assert [(note["level"], note["where"], note["text"]) for note in notes] == [
+        ("warning", where, text) for text in relations
+    ]
+    err = command("inspect", bad).err
+    assert all(err.count(text) == 1 for text in relations)

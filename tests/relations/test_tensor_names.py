@@ -136,6 +136,15 @@ def test_an_extension_that_lies_is_said(demo_model: Path, tmp_path: Path) -> Non
         ("layers.{N}.=layers.{N-1}.", "layers.10.x", "layers.9.x"),
         ("blk.{N}=blk.{N+2}", "blk.1.x.weight", "blk.3.x.weight"),
         ("mlp.gate=", "a.mlp.gate.w", "a.w"),
+        ("mlp.gate=", "mlp.gate.w", "w"),  # no dot is left in front,
+        ("mlp.gate=", "a.mlp.gate", "a"),  # and none at the end
+        ("old.=new.", "a.old.w", "a.old.w"),  # a prefix begins a name
+        ("mlp=x.y", "a.mlp.w", "a.x.y.w"),
+        ("a.mlp=x", "b.a.mlp.w", "b.x.w"),
+        ("h.{N}=layers.{N-12}", "h.20.w", "layers.8.w"),
+        ("h.{N}.e.{N}=l.{N}.x.{N-1}", "h.3.e.5.w", "l.3.x.4.w"),
+        ("h.{N}=layers", "h.7.w", "layers.w"),
+        ("h.{N}=layers.{N}", "h.seven.w", "h.seven.w"),
     ],
 )
 def test_a_rule_changes_names_as_it_says(text: str, name: str, made: str) -> None:

@@ -3,21 +3,24 @@
 import hashlib
 import io
 import re
+import stat
 import sys
 import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
-from types import MethodType, SimpleNamespace
+from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aprfmt.errors import RemoteError
-from aprfmt.remote import remote_file, stream_hash, traffic
+from aprfmt.errors import BackendUnavailableError, RemoteError
+from aprfmt.remote import buckets, remote_file, stream_hash, traffic
 from aprfmt.remote.buckets import BucketSite
 from aprfmt.remote.disk_cache import DiskCache
+from aprfmt.remote.fsspec_sites import FsspecSite
 from aprfmt.remote.hub import HubSite
+from aprfmt.remote.paths import RemotePath
 from aprfmt.remote.ranges import AccessDenied
 from aprfmt.remote.read_ahead import ReadAhead
 from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
@@ -258,3 +261,100 @@ def test_a_site_whose_answers_prove_nothing_is_named_once(monkeypatch: pytest.Mo
         "https://a.b",
         "http://e.f:8",
     ]
+
+
+KEYS = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_SERVICE_ACCOUNT", "az": "AZURE_STORAGE_SAS_KEY"}
+
+
+@pytest.mark.parametrize("scheme", KEYS)
+@pytest.mark.parametrize("held", [*KEYS, None])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_bucket_is_read_without_keys_where_its_kind_has_none(
+    scheme: str, held: str | None, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of another kind of bucket are none; without encryption only where that is allowed."""
+    for names, _ in buckets._KEYS.values():
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    if held is not None:
+        monkeypatch.setenv(KEYS[held], "x")
+    monkeypatch.setattr("aprfmt.remote.address_policy.POLICY.plain_http", plain)
+    store = ModuleType("obstore.store")
+    store.from_url = lambda url, **options: (url, options)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "obstore", ModuleType("obstore"))
+    monkeypatch.setitem(sys.modules, "obstore.store", store)
+    wanted: dict[str, Any] = {} if held == scheme else {"skip_signature": True}
+    if plain:
+        wanted["client_options"] = {"allow_http": True}
+    assert buckets._open_store([f"{scheme}:", "weights"]) == (f"{scheme}://weights", wanted)
+
+
+def test_an_environment_that_says_no_bucket_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str, **options: Any) -> Any:
+        raise ValueError("no region: <Error>x</Error>\nsecond line")
+
+    store = ModuleType("obstore.store")
+    store.from_url = refuse  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "obstore.store", store)
+    with pytest.raises(RemoteError, match=r"^s3://b: the environment .* read it: no region$"):
+        buckets._open_store(["s3:", "b"])
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(BackendUnavailableError, match=r"^s3://b: reading buckets needs obstore"):
+        buckets._open_store(["s3:", "b"])
+
+
+class Broken(io.BytesIO):
+    """A file that ends in an error after its first piece."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        piece = super().read(size)
+        if not piece:
+            raise OSError("connection lost\nsecond line")
+        return piece
+
+
+@pytest.mark.parametrize(
+    ("opened", "says"),
+    [
+        (lambda where, mode: io.BytesIO(b"abc"), None),
+        (lambda where, mode: Broken(b"abc"), "connection lost"),
+        (lambda where, mode: (_ for _ in ()).throw(PermissionError("not yours")), "not yours"),
+        (lambda where, mode: (_ for _ in ()).throw(KeyError()), "KeyError"),
+    ],
+)
+def test_a_pass_over_a_file_that_breaks_off_has_no_digest(opened: Any, says: str | None) -> None:
+    site: Any = SimpleNamespace(
+        _address=lambda inner: f"foo://h/{inner}", _files=SimpleNamespace(open=opened)
+    )
+    if says is None:
+        assert FsspecSite.one_pass(site, "x", None) == hashlib.sha256(b"abc").hexdigest()  # type: ignore[arg-type]
+        return
+    with pytest.raises(RemoteError, match=f"^foo://h/x: cannot be read: {says}$"):
+        FsspecSite.one_pass(site, "x", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [0, 1, 10**12])
+def test_a_remote_file_has_a_size_and_no_owner_or_date(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: Any = SimpleNamespace(
+        facts=lambda inner: FileFacts(size, "tag") if inner == "m.gguf" else None
+    )
+    monkeypatch.setattr(RemotePath, "site", property(lambda self: there))
+    found = RemotePath("https:", "h.org", "m.gguf").stat()
+    assert (found.st_size, found.st_nlink, stat.S_ISREG(found.st_mode)) == (size, 1, True)
+    assert stat.S_IMODE(found.st_mode) == 0o444
+    dates = (found.st_atime, found.st_mtime, found.st_ctime)
+    assert (found.st_ino, found.st_dev, found.st_uid, found.st_gid, *dates) == (0,) * 7
+    with pytest.raises(FileNotFoundError, match=r"No such file: 'https://h.org/other.gguf'"):
+        RemotePath("https:", "h.org", "other.gguf").stat()
+
+
+@pytest.mark.parametrize("at", [0, 5, len(DATA)])
+def test_no_bytes_are_nothing_to_expect(at: int) -> None:
+    ahead = ReadAhead(len(DATA), lambda start, stop: memoryview(DATA)[start:stop])
+    ahead.expect(at, at)
+    assert not ahead._expected and not ahead._parts
+    ahead.expect(at, at + 1)
+    assert [(one.start, one.stop) for one in ahead._expected] == [(at, at + 1)]
+    ahead.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer import engine_server, expense, isolated, keys
+from aprfmt.tokenizer import engine_server, expense, isolated, keys, render_child
 from aprfmt.tokenizer.build import tokenizer_json
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import scores_from_merges
@@ -72,6 +72,65 @@ def test_an_answer_may_be_as_long_as_its_limit(room: int, monkeypatch: pytest.Mo
     first, second = out.getvalue().splitlines()
     assert json.loads(first) == ["ok", None]
     assert second == (wanted if room >= 0 else b'["output", ""]')
+
+
+LIMIT = 40  # bytes that the templates below may write
+ENDS = {  # template -> how it ends
+    "{{ messages }}": ("ok", "hello"),
+    "{{ 'é' * 20 }}": ("ok", "é" * 20),
+    "{{ 'é' * 20 }}!": ("output", ""),  # counted are bytes
+    "{{ 'x' * 2 ** 62 }}": ("memory", ""),
+    "{{ {'b': 1, 'a': '<é>'} | tojson }}": ("ok", '{"b": 1, "a": "<é>"}'),  # no order of its own
+    "{% if %}": ("syntax", "line 1: Expected an expression, got 'end of statement block'"),
+    "{{ raise_exception('no system role') }}": ("refused", "no system role"),
+    "{{ messages.__class__.mro() }}": ("unsafe", ""),
+    "{{ 1 // 0 }}": ("error", "ZeroDivisionError: "),
+}
+
+
+@pytest.mark.parametrize("template", ENDS)
+@pytest.mark.parametrize("task", ["render", "several"])
+def test_each_end_of_a_template_has_its_word(template: str, task: str) -> None:
+    """One context is rendered, or several: what a message says goes by the word."""
+    context = {"messages": "hello"}
+    request = {"task": task, "template": template, "context": context, "contexts": [context]}
+    status, text = render_child.answer_request(request, LIMIT)
+    wanted = ENDS[template]
+    if task == "several" and wanted[0] not in ("output", "memory", "syntax"):
+        assert status == "ok"
+        ((status, text),) = json.loads(text)
+    assert status == wanted[0] and text.startswith(wanted[1])
+
+
+@pytest.mark.parametrize("text", ["x" * 21, "é" * 11])
+def test_several_texts_together_have_the_limit_in_bytes(text: str) -> None:
+    contexts = [{"messages": text}, {"messages": text}]
+    request = {"task": "several", "template": "{{ messages }}", "contexts": contexts}
+    assert render_child.answer_request(request, 2 * len(text.encode()))[0] == "ok"
+    assert render_child.answer_request(request, 2 * len(text.encode()) - 1) == ("output", "")
+
+
+class Engine:
+    """What an engine may do when it is asked."""
+
+    names = frozenset({"b", "a"})
+
+    def encode(self, how: str) -> list[int]:
+        raise {"memory": MemoryError(), "ours": FormatError("t: no such token")}[how]
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "expected"),
+    [
+        ("names", [], ("ok", ["a", "b"])),
+        ("encode", ["memory"], ("memory", "")),
+        ("encode", ["ours"], ("error", "t: no such token")),
+    ],
+)
+def test_each_end_of_a_call_of_an_engine_has_its_word(
+    call: str, arguments: list[str], expected: tuple[str, Any]
+) -> None:
+    assert engine_server.answer_call(Engine(), call, arguments) == expected
 
 
 def test_tokenizer_config_adds_what_is_new_and_changes_what_has_other_flags() -> None:

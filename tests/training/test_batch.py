@@ -16,7 +16,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from aprfmt.errors import FormatError, UsageError
+from aprfmt.errors import AprfmtError, FormatError, UsageError
+from aprfmt.inference.batch import read_batch
+from aprfmt.inference.gradients.by_label import label_gradients
+from aprfmt.inference.gradients.of_batch import batch_gradients
+from aprfmt.model import open_model
 from aprfmt.training.computed import compute_gradients, doubtful_loss
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
@@ -25,7 +29,9 @@ from tests.cli.run import aprfmt
 from tests.inference.gradient_judge import write_batch
 from tests.models import save_tiny
 from tests.schemas.validation import faults
+from tests.training.steps import save_arrays
 
+LAST_NORMS = ("model.norm.weight", "transformer.ln_f.weight")
 _FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-batch-")
 
 
@@ -270,9 +276,80 @@ def test_gradients_that_were_computed_here_are_no_trainers(tmp_path: Path) -> No
 def compute_gradients_of(model: Path, batch: Path) -> tuple[dict[str, np.ndarray], float]:
     """Return ({stored name: float64 gradient}, the loss) as computed here."""
     from aprfmt.inference.batch import read_batch
-    from aprfmt.inference.gradients.of_batch import batch_gradients
     from aprfmt.model import open_model
 
     with open_model(model) as opened:
         found = batch_gradients(opened, read_batch(batch, int(opened.hyper["vocab_size"])))
         return dict(found.parameters), found.loss
+
+
+@pytest.mark.parametrize("name", ["gemma", "gpt2", "gemma2", "cohere", "mixtral"])
+def test_what_a_label_adds_is_the_gradient_of_it_alone(name: str, tmp_path: Path) -> None:
+    """By transformers, of a few labels. Seen red: the norm's offset left out; its bias left in."""
+    model: Any = save_tiny(name, tmp_path / "model")
+    ids, mask, labels = write_batch(tmp_path / "batch.npz", True)
+    with open_model(tmp_path / "model") as opened:
+        loaded = read_batch(tmp_path / "batch.npz", int(opened.hyper["vocab_size"]))
+        found = label_gradients(opened, loaded, device="cpu", dtype="float64")
+    assert found is not None and len(found.rows) == loaded.label_count
+    weight = next(p for key, p in model.named_parameters() if key in LAST_NORMS)
+    for number in (0, len(found.rows) // 2, len(found.rows) - 1):
+        row, column = int(found.rows[number]), int(found.columns[number])
+        assert found.tokens[number] == labels[row][column]
+        given = {"attention_mask": torch.tensor(mask)}
+        logits = model(torch.tensor(ids), **given).logits[row, column - 1]
+        model.zero_grad()
+        loss: Any = torch.nn.functional.cross_entropy(logits, torch.tensor(labels[row][column]))
+        loss.backward()
+        own = weight.grad.double().numpy()
+        apart = np.linalg.norm(found.gradients[number] - own) / np.linalg.norm(own)
+        assert apart < 1e-4
+
+
+@pytest.mark.parametrize("activations", ["all", "layer"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "gpt_oss", "phimoe", "ernie4_5_moe"])
+def test_load_balancing_is_that_of_transformers(
+    name: str, activations: Any, tmp_path: Path
+) -> None:
+    """Of all tokens, those of rows without labels too.
+
+    Seen red: rows without labels left out, shares of each layer taken for those of all layers.
+    """
+    model: Any = save_tiny(name, tmp_path / "model").double()
+    ids, mask, labels = write_batch(tmp_path / "batch.npz", True)
+    labels = np.array(labels)
+    labels[-1] = -100
+    arrays = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    save_arrays(tmp_path / "batch.npz", arrays | {"router_aux_loss_coef": np.full(1, 0.1)})
+    model.router_aux_loss_coef = 0.1
+    given = {key: torch.tensor(x) for key, x in arrays.items()}
+    model(**given, output_router_logits=True).loss.backward()
+    with open_model(tmp_path / "model") as opened:
+        batch = read_batch(tmp_path / "batch.npz", int(opened.hyper["vocab_size"]))
+        computed = batch_gradients(opened, batch, activations=activations)
+        found = computed.parameters
+    every = [p.grad.square().sum() for p in model.parameters() if p.grad is not None]
+    assert computed.norm == pytest.approx(float(torch.stack(every).sum().sqrt()), rel=1e-6)
+    compared = 0
+    for key, p in model.named_parameters():
+        if key in found and p.grad is not None:
+            apart = np.linalg.norm(found[key] - p.grad.numpy()) / np.linalg.norm(p.grad.numpy())
+            assert apart < 1e-5, key
+            compared += 1
+    assert compared > 20
+
+
+def test_a_loss_of_routers_of_a_model_without_them_is_one_line(tmp_path: Path) -> None:
+    model, batch, grads = made("qwen2")
+    save_file(grads, tmp_path / "grads.safetensors")
+    for value, says in (
+        (np.float32(0.1), "has no routers, and the batch states a loss of routers"),
+        (np.float32(-1), "router_aux_loss_coef is -1.0; expected one number of at least 0"),
+        (np.zeros(2), "expected one number of at least 0"),
+    ):
+        arrays = dict(np.load(batch)) | {"router_aux_loss_coef": value}
+        save_arrays(tmp_path / "batch.npz", arrays)
+        with pytest.raises(AprfmtError, match=says):
+            explain_step(
+                model, grads=[tmp_path / "grads.safetensors"], batch=tmp_path / "batch.npz"
+            )

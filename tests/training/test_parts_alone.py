@@ -4,8 +4,11 @@ Seen red: moments of a sample left out, Adafactor's rate without the parameter's
 called clipped that are larger than the norm, and sums of an update exchanged.
 """
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +17,10 @@ import pytest
 
 from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.errors import UsageError
-from aprfmt.training import judge
+from aprfmt.training import judge, numbered_states
 from aprfmt.training import step as step_module
+from aprfmt.training.numbered_states import Candidate, Numbered
+from aprfmt.training.saved_arrays import open_arrays
 from aprfmt.training.update import Sums
 
 
@@ -188,3 +193,71 @@ def test_the_rate_of_a_step_is_stated_or_held(
         says = "state.npz: holds no settings" if stated is None else "no lr; expected the rate"
         with pytest.raises(UsageError, match=says):
             find(step)
+
+
+def candidate(name: str, values: Any, shape: tuple[int, ...] = (2,)) -> Candidate:
+    return Candidate(name, name, shape, lambda: np.asarray(values, np.float64))
+
+
+def number(name: str, values: Any, shape: tuple[int, ...] = (2,)) -> Numbered:
+    return Numbered(name, shape, lambda: np.asarray(values, np.float64))
+
+
+@pytest.mark.parametrize(
+    ("least", "apart", "second", "recognized"),
+    [
+        (1.0, 0.5, (0, 1), True),  # as much alike as it has to be
+        (1.0, 0.0, (0, 1), True),  # another is as much alike as it may be
+        (1.1, 0.5, (0, 1), False),
+        (1.0, 0.5, (1, 1), False),  # two parameters that changed alike
+    ],
+)
+def test_a_number_is_like_one_parameter_and_no_other(
+    least: float, apart: float, second: Any, recognized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbered_states, "LEAST", least)
+    monkeypatch.setattr(numbered_states, "APART", apart)
+    theirs = [candidate("L0.attn_q.weight", (4, 0)), candidate("L1.attn_q.weight", second)]
+    found = numbered_states._alike([number("0", (-2, 0))], theirs)  # a step against the change
+    assert [row.name for row in found.values()] == ["L0.attn_q.weight"] * recognized
+
+
+def test_a_number_takes_the_place_that_other_layers_give_it() -> None:
+    """Of two parameters of one shape that are left, the order of another layer says which."""
+    roles = ("attn_norm.weight", "attn_q.weight", "attn_k.weight", "ffn_norm.weight")
+    keys = [f"L{layer}.{role}" for layer in range(2) for role in roles]
+    rng = np.random.default_rng(1)
+    changes = dict(zip(keys, np.eye(8), strict=True))
+    candidates = [candidate(key, changes[key], (8,)) for key in keys]
+    silent = {"L1.attn_q.weight", "L1.attn_k.weight"}  # whose moments say nothing
+    numbered = [
+        number(str(at), changes[key] if key not in silent else rng.normal(size=8) * 0, (8,))
+        for at, key in enumerate(keys)
+    ]
+    found, looked = numbered_states.recognize_numbers(
+        numbered, candidates, [[str(at) for at in range(8)]]
+    )
+    assert looked and found == {str(at): key for at, key in enumerate(keys)}
+    # Without another layer neither is settled.
+    some = [row for row in candidates if row.key.startswith("L1.")]
+    found, _ = numbered_states.recognize_numbers(numbered[4:], some, [["4", "5", "6", "7"]])
+    assert found == {"4": keys[4], "7": keys[7]}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_array_is_in_one_of_the_files_that_are_given(twice: bool, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.npz", tmp_path / "b.npz"
+    np.savez(first, q=np.ones(2), k=np.ones(3))
+    more: dict[str, Any] = {"k": np.ones(3)} if twice else {}
+    np.savez(second, v=np.ones(4), **more)
+    with ExitStack() as stack:
+        if twice:
+            said = f"{second}: k is in {first} too; give each array once"
+            with pytest.raises(UsageError, match=re.escape(said)):
+                open_arrays([first, second], stack)
+            return
+        found = open_arrays([first, second], stack)
+        assert {name: held.shapes[own] for name, (held, own) in found.items()} == {
+            "q": (2,), "k": (3,), "v": (4,),
+        }  # fmt: skip
+        assert [held.path for held, _ in found.values()] == [first, first, second]

@@ -13,12 +13,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 from transformers.models.llama import modeling_llama
 
+from aprfmt.inference.batch import read_batch
+from aprfmt.inference.capture import key_name
+from aprfmt.inference.forward import Span
+from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.gradients.documents import documents
+from aprfmt.inference.gradients.given_points import WITHOUT_GRADIENT
+from aprfmt.inference.gradients.of_batch import batch_gradients, prepare
+from aprfmt.model import open_model
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
-from tests.models import EVERY
+from tests.inference.gradient_judge import write_batch
+from tests.models import EVERY, save_tiny
 from tests.training import judged_steps as steps
 from tests.training import thread_steps as threads
 from tests.training.points import saved
@@ -43,6 +53,57 @@ def test_every_point_that_a_hook_saves_is_transformers(kind: str, tmp_path: Path
     for point in found.points:
         assert point.verdict == "agrees", (point.key, point.name, point.distance)
         assert point.distance is None or point.distance < SERIES.get(kind, EXACT), point
+
+
+class Seen:
+    """A recorder that notes which points come by."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def begin(self, facts: Any) -> None:
+        pass
+
+    def wants(self, point: str, layer: int) -> bool:
+        return True
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        self.keys.append(key_name(point, layer))
+        return x
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_every_point_of_a_pass_has_a_gradient_but_those_of_a_choice(
+    kind: str, tmp_path: Path
+) -> None:
+    """Seen red: the experts' weights cut from the graph, a choice missing in the table."""
+    save_tiny(kind, tmp_path / "model")
+    write_batch(tmp_path / "batch.npz", True)
+    seen = Seen()
+    with open_model(tmp_path / "model") as model:
+        batch = read_batch(tmp_path / "batch.npz", int(model.hyper["vocab_size"]))
+        found = batch_gradients(model, batch, points=None)
+        made, _, _ = prepare(model, GradientBackend("cpu", "float64"), None, ())
+        one = documents(batch)[0]
+        with torch.no_grad():
+            made.rebuild()
+            made.run(one, range(len(one.ids)), Span(), record=True, recorder=seen)
+        made.weights.close()
+    names = {key: key.rpartition(".")[2] for key in seen.keys}
+    without = {key for key, name in names.items() if name in WITHOUT_GRADIENT}
+    assert len(names) > 15 and names.keys() - found.points.keys() == without
+
+
+def test_a_gradient_of_a_choice_is_listed_with_its_reason(tmp_path: Path) -> None:
+    step = saved("mixtral", tmp_path)
+    arrays = load_file(step / "points.safetensors")
+    row = next(iter(arrays.values()))
+    save_file(arrays | {"L1.router_margin": row[..., :1].copy()}, step / "points.safetensors")
+    found = report(step)
+    assert found.exit_code == 0
+    assert [one.name for one in found.left if "nothing is computed of it" in one.why] == [
+        "L1.router_margin"
+    ]
 
 
 def test_rows_of_several_samples_are_those_of_their_tokens(tmp_path: Path) -> None:

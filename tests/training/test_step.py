@@ -19,7 +19,7 @@ from aprfmt.training.memory import estimate_step
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
-from tests.training import adapters, judged_steps, thread_steps
+from tests.training import adapters, judged_steps, loop_steps, thread_steps
 from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
@@ -36,8 +36,10 @@ from tests.training.steps import (
     EPS,
     HEAD,
     HIDDEN,
+    LAYERS,
     LR,
     Q1,
+    VOCAB,
     WD,
     Made,
     Values,
@@ -109,7 +111,8 @@ def test_one_part_of_a_tied_gradient_is_named(part: str, tmp_path: Path) -> None
 def test_every_cause_of_a_step_has_its_fault() -> None:
     """Those of adapters and of points stand in tests of their own, others in the judged steps."""
     judged = (*judged_steps.FAULTS, *judged_steps.RELATIVES, *thread_steps.THREAD_FAULTS)
-    every = (*FAULTS, *GRADIENT_FAULTS, *judged)
+    loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
+    every = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
     assert seeded | {"adapter_half_frozen", "adapter_frozen", "backward_operation"} == rows
@@ -186,6 +189,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "after": save(folder / "after", stepped(right), "F32"),
         "other": llama_folder(folder / "other", "F32", hidden=32, layers=1),
         "grads": save_arrays(folder / "grads.npz", g),
+        "deep": llama_folder(folder / "deep", "F32", hidden=HIDDEN, vocab=VOCAB, layers=LAYERS + 1),
+        "whole": save_arrays(folder / "whole.npz", {n: x.astype(np.int32) for n, x in g.items()}),
+        "both": save_arrays(folder / "both.npz", g | {f"{HEAD}.grad": g[HEAD]}),
         "half": save_arrays(folder / "half.npz", half),
         "names": save_arrays(folder / "names.npz", {"weight": g[HEAD]}),
         "state": save_arrays(folder / "state.npz", state),
@@ -201,12 +207,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ({}, "nothing to explain; give --after CKPT"),
         ({"after": "other"}, r"other.*: is a checkpoint of another model: .* is \[33, 32\]; "
          r"expected \[40, 64\]"),
+        ({"after": "deep"}, "deep.*: is a checkpoint of another model: layer 2 is only in the one "
+         "after the step"),
+        ({"after": "after", "grads": "whole"}, "whole.npz: .* is of int32; expected gradients in "
+         "floating point"),
+        ({"after": "after", "grads": "both"}, ".* and .*grad are both of .*; give each array once"),
+        ({"after": "after", "optimizer": "adamw:lr=1,sparse=maybe"}, "sparse=maybe; expected 1 or"),
+        ({"after": "after", "optimizer": "sgd:lr=1,nesterov=on"}, "nesterov=on; expected 1 or 0"),
         ({"after": "adapter"}, "is an adapter, .* is a whole model"),
         ({"after": "after", "grads": "half"}, r"half.npz: .* is \[.*\]; expected \["),
         ({"after": "after", "grads": "names"}, "names.npz: holds no gradient of .*'weight' is no "
          "parameter of it"),
         ({"after": "after", "optimizer": "adamw"}, "no lr; expected the rate of this step"),
-        ({"after": "after", "optimizer": "adamw:lr=-1"}, "lr=-1; expected a number above 0"),
+        ({"after": "after", "optimizer": "adamw:lr=-1"}, "lr=-1; expected a number of at least 0"),
         ({"after": "after", "optimizer": "adamw:lr=1,b1=1.5"}, "b1=1.5; expected .* below 1"),
         ({"after": "after", "optimizer": "adamw:lr=1,rate=2"}, "'rate=2'; expected NAME=VALUE of"),
         ({"after": "after", "optimizer": "sgd:lr=1,b1=0.9"}, "sgd has no b1; expected NAME="),

@@ -397,7 +397,8 @@ THREAD_FAULTS = (
         "frozen_decays",
         "layer 1 has no gradient and decays all the same",
         frozen_decays,
-        named="decay|frozen",
+        cause="moved_without_gradient",
+        named="moved_without_gradient.*its weight decay alone",
         where=r"^L1\.",
     ),
     JudgedStep(
@@ -460,8 +461,9 @@ THREAD_FAULTS = (
         "router_balanced",
         "the auxiliary loss of the router is in the gradients",
         gradient_step("mixtral", loss_by(balanced)),
-        named="auxiliary|aux",
-        at="router|ffn_gate_inp|L2",
+        cause="router_loss",
+        named="load balancing over all layers, an auxiliary loss.*0.1 times; it is not stated",
+        at="ffn_gate_inp",
     ),
     JudgedStep(
         "labels_smoothed",

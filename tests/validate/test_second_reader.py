@@ -298,6 +298,30 @@ def test_a_library_that_is_dead_before_the_request_is_not_run(
     assert outcome == "NOT_RUN" and "its process ended" in why and report.exit_code == 2
 
 
+STOPS = {
+    "memory": (MemoryError(), "needs more than 64 MiB of memory", False),
+    "library": (ImportError("no module"), "cannot be imported: no module", False),
+    "error": (ValueError("bad magic"), "ValueError: bad magic", True),
+    "long": (KeyError("k" * 400), f"KeyError: '{'k' * 289}", True),
+}
+
+
+@pytest.mark.parametrize("why", STOPS)
+def test_why_a_library_did_not_read_all_is_said_behind_what_it_read(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error, stopped, raised = STOPS[why]
+
+    def read(path: str) -> Rows:
+        yield {"name": path}
+        raise error
+
+    monkeypatch.setitem(second_reader_child.READERS, "gguf", read)
+    rows = list(second_reader_child.answer_request("gguf", "x.gguf", 64 << 20))
+    assert rows[1:] == [{"name": "x.gguf"}, {"stopped": stopped, "raised": raised}]
+    assert list(rows[0]) == ["library"] and rows[0]["library"].startswith("gguf ")
+
+
 def test_memory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("resource", reason="NOT-RUN: this system has no resource limits")
     monkeypatch.setattr(second_reader, "_MEMORY", 1 << 20)

@@ -4,14 +4,20 @@ Seen red: a file was held against its source by the presence of things alone, so
 every answer of a model passed.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aprfmt.causes.tokenizer.comparison import TokensReport
 from aprfmt.checks import validate
+from aprfmt.checks.file import source_accounting
+from aprfmt.checks.records import NotRun
 from aprfmt.diagnosis import diagnose
+from aprfmt.errors import ArchError
 from tests.cli.run import aprfmt
 from tests.diagnose.engines import tiny_folder
 from tests.diagnose.faults import DEMO
@@ -98,3 +104,34 @@ def test_a_conversion_says_what_its_source_says(target: str, tmp_path: Path) -> 
         rows = {row["name"]: row for row in done["checks"]}
         assert rows["source_settings"]["outcome"] == "PASS", rows["source_settings"]
         assert rows["source_values"]["outcome"] == "PASS", rows["source_values"]
+
+
+@pytest.mark.parametrize("unread", [False, True])
+@pytest.mark.parametrize("carried", ["", "A", "B", "AB"])
+@pytest.mark.parametrize("checked", [(), ("vocabulary",)])
+def test_a_tokenizer_is_named_as_compared_where_both_have_one_and_it_was(
+    checked: tuple[str, ...], carried: str, unread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = TokensReport(checked=checked, not_checked=("merges: too many",), carried=carried)
+    monkeypatch.setattr(source_accounting, "compare_tokens", lambda source, model: report)
+
+    def names(source: object, model: object) -> list[str]:
+        if unread:
+            raise ArchError("no such architecture")
+        return []
+
+    monkeypatch.setattr(source_accounting, "_comparable_names", names)
+    model: Any = SimpleNamespace(metadata={}, path=Path("m.gguf"), format="gguf")
+    context: Any = SimpleNamespace(source=model, model=model, where="m.gguf")
+    both = carried == "AB"
+    compared = ["0 hyperparameters"] * (not unread)
+    compared += ["tokenizer, chat template, stops"] * (both and bool(checked))
+    left = ["hyperparameters (no such architecture)"] * unread + ["merges: too many"] * both
+    more = f"; not compared: {'; '.join(left)}" if left else ""
+    if not compared:
+        with pytest.raises(NotRun, match=re.escape(f"nothing to compare{more}")):
+            source_accounting.check_settings(context)
+        return
+    assert source_accounting.check_settings(context).found == (
+        f"{', '.join(compared)} as in the source{more}"
+    )

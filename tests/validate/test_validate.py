@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -20,15 +21,17 @@ from aprfmt.checks.file import scales
 from aprfmt.checks.file.faulty_writers import FAULTS, WriterFault
 from aprfmt.checks.file.stated_facts import check_file_type, file_types
 from aprfmt.checks.file.value_pass import WINDOW, block_windows
+from aprfmt.checks.records import NotRun
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats.mapped_file import MemoryTensor
 from tests.cli.run import ROOT, aprfmt
 from tests.conftest import not_run
-from tests.conversion.folders import llama_folder, write_safetensors
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed, write_safetensors
 from tests.formats.apr_files import AprFile, Tensor
 from tests.formats.gguf_files import DATA, File, plain
+from tests.models import save_tiny
 from tests.validate import bases
 
 BLOCKS = [name for name in CODECS.own if isinstance(CODECS[name], BlockCodec)]
@@ -413,3 +416,78 @@ def test_a_file_whose_rows_all_fell_back_is_of_its_type(claimed: str) -> None:
     stored[0].encoding = "Q8_1"
     (found,) = check_file_type(context).findings
     assert f"no tensor is {claimed}" in found.found
+
+
+@pytest.mark.parametrize(
+    ("filled", "found"),
+    [
+        ((), []),
+        (("self_attn.q_proj",), ["L1.attn_q.weight"]),
+        (("block_sparse_moe.gate",), ["L1.ffn_gate_inp.weight"]),
+        (("experts.0.w1",), []),  # one of several that are stored apart is not the weight
+        (("experts.0.w1", "self_attn.k_proj"), ["L1.attn_k.weight"]),
+    ],
+)
+def test_a_weight_of_one_value_is_named_and_a_part_of_one_is_not(
+    filled: tuple[str, ...], found: list[str], tmp_path: Path
+) -> None:
+    save_tiny("mixtral", tmp_path)
+    rows = tensors_of(tmp_path)
+    for end in filled:
+        (name,) = (name for name in rows if ".layers.1." in name and name.endswith(f"{end}.weight"))
+        dtype, shape, data = rows[name]
+        rows[name] = (dtype, shape, bytes(len(data)))
+    for old in tmp_path.glob("*.safetensors*"):
+        old.unlink()
+    write_mixed(tmp_path / "model.safetensors", rows)
+    said = [one.finding for one in validate(tmp_path).findings if one.check == "filled"]
+    assert [finding.where.partition(" (")[0] for finding in said] == found
+    assert all(finding.level == "fail" and finding.found == "every value is 0" for finding in said)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "near"),
+    [
+        ("tokenizer.ggml.model", "gpt2", None),
+        ("tokenizer.ggml.pre", "qwen2", None),
+        ("tokenizer.ggml.model", "gtp2", "gpt2"),
+        ("tokenizer.ggml.model", "BPE", "gpt2"),  # read here, and by no llama.cpp
+        ("tokenizer.ggml.pre", "qwen-2", "qwen2"),
+    ],
+)
+def test_a_name_that_llama_cpp_does_not_know_is_said_though_a_tokenizer_json_is_carried(
+    key: str, name: str, near: str | None, demo_model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    package.convert(demo_model, path)
+    done = aprfmt("set", path, f"{key}={name}", "--in-place")
+    assert done.code == 0
+    said = [one.finding for one in validate(path).findings if one.check == "tokenizer"]
+    assert [finding.where for finding in said] == [f"{path}: {key}"] * (near is not None)
+    assert all((f.level, f.found) == ("warning", f"is {name!r}") for f in said)
+    assert all(near is not None and near in finding.expected for finding in said)
+    assert (f"{key}: is {name!r}" in done.err) == (near is not None)  # the change is warned of
+
+
+@pytest.mark.parametrize(
+    ("metadata", "encoding", "said"),
+    [
+        ({}, "F32", "the file states no general.file_type"),
+        ({"general.file_type": 1024}, "F32", "general.file_type is 1024, which claims no type"),
+        ({"general.file_type": 0}, None, "the file holds no matrices"),
+        ({"general.file_type": 99}, "F32", "general.file_type 99 is not known; most weights are F"),
+        ({"general.file_type": "Q4"}, "F32", "general.file_type 'Q4' is not known; most weights"),
+    ],
+)
+def test_a_file_that_claims_no_type_is_not_judged(
+    metadata: dict[str, Any], encoding: str | None, said: str
+) -> None:
+    """llama.cpp's loader writes 1024 (guessed) plus the type that it took the tensors for."""
+    stored: Any = [SimpleNamespace(shape=(4, 32) if encoding else (4,), encoding=encoding or "F32")]
+    model: Any = SimpleNamespace(values=lambda: stored, metadata=metadata)
+    context: Any = SimpleNamespace(model=model, where="m.gguf")
+    with pytest.raises(NotRun, match=re.escape(said)):
+        check_file_type(context)
+    metadata["general.file_type"], stored[0].shape = 1024 + 1, (4, 32)
+    (found,) = check_file_type(context).findings
+    assert found.found.startswith("1025 (F16), but 100.0% of the weights are F32")

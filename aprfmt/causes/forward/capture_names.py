@@ -11,6 +11,7 @@ from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.replay.recorded_trace import layer_keys
+from aprfmt.inference.replay.shadow import run_shadow_point
 
 CAUSE_ROWS = (
     Cause(
@@ -46,7 +47,8 @@ def match_neighbour_points(case: Mismatch) -> Iterator[Change]:
         if not case.distance_from_trace(value) <= case.view.tolerance:
             continue
         here = case.view.key
-        same = frozenset(_same_point_keys(case))
+        final = name.endswith("final_norm")  # only the last layer is followed by it
+        same = frozenset([here] if final else _same_point_keys(case))
         yield Change(
             "capture_point",
             f"what is recorded as {case.view.point} was taken at another point: it is {name}",
@@ -85,7 +87,9 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
     # Other points of this layer, and those before and after it.
     keys = layer_keys(case.layer)
     keys += ["embd", "embd_scaled"] if case.layer == 0 else []
+    last = case.layer == case.patched.n_layers - 1
     before, after = f"L{case.layer - 1}.out", f"L{case.layer + 1}.attn_norm"
+    after = "final_norm" if last else after
     for other in (*keys, before, after):
         if other == key:
             continue
@@ -93,6 +97,10 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
         for source in (views[other].mine if other in views else None, case.plain.get(other)):
             if source is not None:
                 yield f"what belongs to {name}", np.asarray(source)
+    # What comes next, from what this point should be and not from what was recorded.
+    made = run_shadow_point(case.patched, case.without({key}), after)
+    if made is not None:
+        yield f"what belongs to {after}", np.asarray(made.mine)
     # This point with or without the residual stream.
     mine = case.view.mine
     stream = _residual_stream(case)

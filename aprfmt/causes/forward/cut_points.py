@@ -1,6 +1,6 @@
 """Cut points: later capture points through which a point reaches all that follows, and tests."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from aprfmt.causes.forward.mismatch import Mismatch
 from aprfmt.inference.capture import POINTS, key_name, parse_key
@@ -38,6 +38,30 @@ def cut_keys(key: str) -> Iterator[str]:
     yield from ("final_norm", "logits")
 
 
+def stream_keys_after(key: str, keys: Sequence[str]) -> Iterator[str]:
+    """Yield those of `keys`, in execution order, through which a stream point reaches what follows.
+
+    That is every later point of the stream between the layers, of the head too. Yields nothing for
+    a point that is no part of it; `keys` need not have the point itself.
+    """
+    order = list(POINTS)
+    point, layer = parse_key(key)
+    if point not in STREAM:
+        return
+    for other in keys:
+        name, its = parse_key(other)
+        if name not in STREAM or name in ("embd", "embd_scaled"):
+            continue
+        if layer < 0 and its < 0:
+            later = order.index(name) > order.index(point)
+        elif its < 0 or layer < 0:
+            later = its < 0 or point in ("embd", "embd_scaled")
+        else:
+            later = (its, order.index(name)) > (layer, order.index(point))
+        if later:
+            yield other
+
+
 def agrees_without(case: Mismatch, cut: str) -> bool:
     """Return whether point `cut` agrees if the points from the mismatch up to it are recomputed.
 
@@ -72,8 +96,16 @@ def recorded_values_are_used(case: Mismatch) -> bool:
 
     If so, the engine really computed with them, and they were not taken at another point.
     """
-    for cut in cut_keys(case.view.key):
+    key = case.view.key
+    for cut in cut_keys(key) if parse_key(key)[0] not in STREAM else keys_after(case):
         view = case.found.views.get(cut)
         if view is not None and view.residual is not None:
             return not view.flagged and not agrees_without(case, cut)
     return False
+
+
+def keys_after(case: Mismatch) -> Iterator[str]:
+    """Yield the keys after the mismatching point, in order: a stream point reaches all of them."""
+    keys = list(case.patched.points)
+    later = keys[keys.index(case.view.key) + 1 :] if case.view.key in keys else []
+    yield from (key for key in later if parse_key(key)[0] not in DISCRETE)

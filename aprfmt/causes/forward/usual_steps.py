@@ -108,7 +108,7 @@ def _norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                 "the norms divide by a row's length, not by the root of its mean square",
                 ("norm",),
                 divide_by_length,
-                {"mean": False},
+                {"divide_by": "the length of a row"},
             )
         )
     if patched.spec.block.attention == "mla":

@@ -222,6 +222,8 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
     x, y = (values.reshape(-1, values.shape[-1]) for values in (x, y))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None  # never filled: what the others are does not depend on it
     delta = y - x
     norm = norms.exact_norm(x) or 1.0
     if min(np.any(delta, axis=axis).mean() for axis in (0, 1)) < EVERY_ROW:
@@ -347,6 +349,12 @@ def _derived_explanations(
     found = _removal_explanations(changes)
     if found:
         return found
+    # One whose sign turned is a fault beside what was done to the others.
+    turned = [change for change in changes if change.related < -AKIN]
+    if turned and len(turned) < len(changes):
+        rest = [change for change in changes if change not in turned]
+        found = _derived_explanations(pairs, matrices, rest)
+        return found and found | {change.key: _turned_explanation(change) for change in turned}
     # Differences of low rank are a merged adapter.
     low = [change for change in changes if change.rank]
     if low and len(low) == len(changes) and len(low) > 1:
@@ -434,6 +442,15 @@ def _derived_explanation(change: MatrixChange, text: str, cause: str = "derived"
     rank = f"rank {change.rank}, " if change.rank else ""
     line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
     return make_finding(cause, (change.key,), (text, line), change.size, None, None)
+
+
+def _turned_explanation(change: MatrixChange) -> Finding:
+    """Return the finding of one matrix that belongs to the other side's with its sign turned."""
+    text = "the sign is turned, beside what was done to all the others"
+    line = f"correlation {change.related:.3g}"
+    return make_finding(
+        "scale", (change.key,), (text, line), change.size, None, None, confirmed=False
+    )
 
 
 def _removal_explanations(changes: Sequence[MatrixChange]) -> dict[str, Finding]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.causes.tensor.drawn_numbers import drawn_from
 from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.row_reader import RowReader
@@ -22,14 +23,12 @@ if TYPE_CHECKING:
 
 LEAST = 1024  # values below which nothing can be said
 MOST = 1 << 22  # values that are looked at
-MOST_SORTED = 1 << 16  # values whose distribution is looked at
 WINDOW = 1 << 20
 SIZES = (0.5, 2.0)  # allowed ratio of the root mean squares, as in the screens of thresholds.py
 SPREADS = (0.6, 1.7)  # ratio of quantiles of |x|/rms; normal to uniform: 0.86 to 1.49
 QUANTILES = (0.5, 0.9, 0.99)
 # Distance of the sorted values in units of the encodings' error: BF16 gives 0.44, blocks under 0.3.
 SORTED = 0.5
-DISTINCT = 512  # values that a sample of drawn numbers has at least
 RELATED = 0.1  # two trainings have a lower correlation of values, and of magnitudes
 
 
@@ -69,7 +68,8 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
             False, f"{x.size} values are too few to tell another tensor from damage"
         )
     # Size and spread must be those of a weight, or of an initialisation.
-    drawn = _initial_distribution(y)
+    seen = drawn_from(y)
+    drawn = seen.text() if seen else ""
     sizes = [float(np.sqrt(np.mean(values**2))) for values in (x, y)]
     ratio = sizes[1] / sizes[0] if sizes[0] else float("inf")
     if not SIZES[0] <= ratio <= SIZES[1] and not (drawn and ratio < 1):
@@ -90,7 +90,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
             f"{magnitudes:.2g}): an earlier state of it, or damage",
         )
     # Nor are they the right ones in another order.
-    if _same_values_reordered(first, second, x, y):
+    if same_values_reordered(first, second, x, y):
         if first.encoding == second.encoding:
             return ForeignVerdict(
                 False, "B holds A's values in an order that nothing explains: damage"
@@ -115,39 +115,6 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
         "rearrangement): "
         "another tensor, not a damaged copy",
     )
-
-
-def _initial_distribution(values: "Array") -> str:
-    """Return in words the distribution of freshly initialised weights that values have.
-
-    That is a normal or a uniform one; "" if neither fits.
-    """
-    y = np.sort(values, axis=None)
-    if y.size > MOST_SORTED:
-        y = y[:: y.size // MOST_SORTED]
-    size = float(y.std())
-    few = min(y.size / 2, DISTINCT)  # 16 bits hold some thousand near one size
-    if not size or abs(float(y.mean())) > 5 * size / y.size**0.5 or len(np.unique(y)) < few:
-        return ""
-    rank = (np.arange(y.size) + 0.5) / y.size
-    limit = 1.5 / y.size**0.5  # of the Kolmogorov-Smirnov distance
-    z = y / size
-    normal = 0.5 * (1 + _erf(z / 2**0.5))
-    if float(np.abs(normal - rank).max()) < limit:
-        return f"normal numbers of deviation {size:.3g}"
-    even = np.clip(0.5 + z / (2 * 3**0.5), 0, 1)
-    if float(np.abs(even - rank).max()) < limit:
-        return f"even numbers up to {size * 3**0.5:.3g}"
-    return ""
-
-
-def _erf(x: "Array") -> "Array":
-    """Return the error function, to 1.5e-7 (Abramowitz and Stegun 7.1.26)."""
-    t = 1 / (1 + 0.3275911 * np.abs(x))
-    terms = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-    total = sum(c * t ** (i + 1) for i, c in enumerate(terms))
-    found: Array = np.sign(x) * (1 - total * np.exp(-x * x))
-    return found
 
 
 def _row_windows(reader: RowReader, most: int | None = None) -> "Iterator[Array]":
@@ -198,7 +165,7 @@ def _correlation(x: "Array", y: "Array") -> float:
     return norms.exact_dot(x, y) / norm if norm else 0.0
 
 
-def _same_values_reordered(a: RowReader, b: RowReader, x: "Array", y: "Array") -> bool:
+def same_values_reordered(a: RowReader, b: RowReader, x: "Array", y: "Array") -> bool:
     """Return whether both have the same values in some order, up to their encodings' error.
 
     `x` and `y` are the tensors' sampled values, used if the encodings differ.

@@ -102,8 +102,12 @@ def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | 
     values = np.nan_to_num(to_float64(values), nan=np.inf, posinf=np.inf, neginf=-np.inf)
     with np.errstate(invalid="ignore", over="ignore"):
         away = np.abs(values - theirs[None, :]).max(axis=1)
-    # The nearest variant must be within the rounding of both encodings.
+    # The nearest variant must be within the rounding of both encodings, and much nearer than the
+    # block as it is: bits that change next to nothing repair nothing.
     best = int(np.argmin(away))
+    held = to_float64(side.take(index)).reshape(-1)[column : column + row.block_size]
+    if 2 * away[best] > np.abs(held - theirs).max():
+        return None
     noise = storage_noise(side.encoding) + storage_noise(other.encoding)
     if not away[best] <= 2.0 * noise * float(np.abs(whole).max(initial=0.0)):
         return None

@@ -20,6 +20,7 @@ from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.codecs.dialect import CodeTable
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.measure.bounds import Fit, fit_errors
+from aprfmt.measure.coarse_steps import cell_size
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof
@@ -244,15 +245,7 @@ def _cell_scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Arr
 
 def grouping_of(lattice: Lattice) -> Grouping:
     """Return the size of the cells in which a lattice's lowest and highest value are constant."""
-    across = np.flatnonzero(
-        ((np.diff(lattice.low, axis=1) != 0) | (np.diff(lattice.high, axis=1) != 0)).any(0)
-    )
-    down = np.flatnonzero(
-        ((np.diff(lattice.low, axis=0) != 0) | (np.diff(lattice.high, axis=0) != 0)).any(1)
-    )
-    wide = int(np.gcd.reduce(across + 1)) if across.size else 0
-    tall = int(np.gcd.reduce(down + 1)) if down.size else 0
-    return Grouping(tall, wide)
+    return Grouping(*cell_size(lattice))
 
 
 def copy_cells(copy: PackedCopy, values: "Array") -> "Array":

@@ -166,7 +166,7 @@ READINGS: tuple[PartReading, ...] = (
     *(
         PartReading(
             "packing_order",
-            f"words hold their eight codes in {what}",
+            f"words hold their eight codes in {what} ({list(order)})",
             _reorder_nibbles(order, *more),
         )
         for more in ((), (".qzeros",))
@@ -175,7 +175,7 @@ READINGS: tuple[PartReading, ...] = (
     *(
         PartReading(
             "packing_order",
-            f"words hold their eight zero points in {what}, their codes not",
+            f"words hold their eight zero points in {what} ({list(order)}), their codes not",
             _reorder_nibbles(order, ".qzeros", codes=False),
         )
         for what, order in _ORDERS
@@ -198,6 +198,7 @@ def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
                 yield found
                 return
         yield from _explain_groups(copy, weights)
+        yield from _explain_word_order(copy, weights)
         return
     yield from _explain_block_fields(copy)
 
@@ -290,6 +291,26 @@ def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[F
     found = _confirm_reading(
         copy, PartReading("group_index", says, lambda w: w), [read(best)], inputs
     )
+    if found is not None:
+        yield found
+
+
+def _explain_word_order(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[Finding]:
+    """Yield the finding of codes that are stored in an order that no row of READINGS has.
+
+    It is read from the values.
+    """
+    from aprfmt.causes.tensor.code_orders import VAIN, right_words
+
+    schemes, view = copy.case.context.schemes, copy.reader.side
+    if copy.rows is not None or len(weights) != 1 or schemes.vain_orders >= VAIN:
+        return
+    made = right_words(weights[0], lambda one: view.undo_layout([one]), copy.x)
+    schemes.vain_orders += made is None
+    if made is None:
+        return
+    reading = PartReading("packing_order", made.says, lambda w: w)
+    found = _confirm_reading(copy, reading, [made.weight], made.free)
     if found is not None:
         yield found
 

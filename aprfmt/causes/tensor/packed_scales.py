@@ -212,7 +212,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         same = grid.shape[axis] > 1 and np.ptp(grid, axis=axis) <= LEAST * grid.max(axis)
         if np.all(same) and own.any(axis).all():
             return f"one scale is shared by all {what}"
-    if 4 * np.unique(stored).size < stored.size:
+    if own.any() and 4 * np.unique(stored).size < stored.size:
         return "several groups share one"
     return ""
 

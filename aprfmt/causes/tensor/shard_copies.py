@@ -109,6 +109,8 @@ def _order_sentence(order: tuple[int, ...]) -> str:
     )
     more = f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
     lost = sorted(set(range(len(order))) - set(order))
+    if not lost:
+        return f"the {len(order)} shards were joined in another order: {shown}{more}"
     names = ", ".join(map(str, lost[:SHOWN]))
     return (
         f"one shard of {len(order)} was joined twice: {shown}{more}; "
@@ -116,8 +118,10 @@ def _order_sentence(order: tuple[int, ...]) -> str:
     )
 
 
-def _find_parts(pair: TensorPair) -> SharedParts | None:
+def _find_parts(pair: TensorPair, *, exchanged: bool = False) -> SharedParts | None:
     """Return which equal parts of A the parts of B are, where one is twice; None otherwise.
+
+    `exchanged`: where each is there once, in another order, and None where one is twice.
 
     The matrices of a stack are cut alike, each by itself.
     """
@@ -137,7 +141,7 @@ def _find_parts(pair: TensorPair) -> SharedParts | None:
             order = _order_of_parts(np.split(x, ranks, axis), np.split(y, ranks, axis), slack)
             if order is None:
                 continue
-            if len(set(order)) == ranks:
+            if (len(set(order)) == ranks) != exchanged or order == tuple(range(ranks)):
                 return None  # exchanged, or in place: an order of rows or columns
             held = np.split(x, ranks, axis)
             made = np.concatenate([held[at] for at in order], axis)
@@ -183,12 +187,156 @@ def _agree(x: "Array", y: "Array", slack: float) -> bool:
     return bool(norms.exact_norm(y - x) <= slack * norms.exact_norm(x))
 
 
+# --- matrices that the file holds as one ----------------------------------------------------------
+
+# Roles that some layouts store as one matrix, in the order of its rows.
+FUSED = (("attn_q.weight", "attn_k.weight", "attn_v.weight"), ("ffn_gate.weight", "ffn_up.weight"))
+# What rows of such a matrix are called while its parts are looked at alone, or for one of them.
+ALONE = (
+    "wrong_rows", "row_offset", "head_order", "stale_tensor", "byte_offset", "bit_rot",
+    "tp_mismatch", "gqa_mapping", "fused_order",
+)  # fmt: skip
+
+
+def joined_groups(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield one function that returns {tensor key: finding} of shards of fused matrices.
+
+    A rank holds its part of each of the parts of a fused matrix; joined one after the other, they
+    are not the parts' rows, and one may stand twice or in another rank's place.
+    """
+    yield partial(_explain_joined, context, pairs, rows)
+
+
+def _explain_joined(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> dict[str, Finding]:
+    """Return {tensor key: finding} of the parts of fused matrices whose shards are misplaced."""
+    made: dict[str, Finding] = {}
+    layers = dict.fromkeys(split_key(key)[0] for key in rows)
+    for layer in layers:
+        for roles in FUSED:
+            keys = [role if layer is None else f"L{layer}.{role}" for role in roles]
+            if not all(key in rows and rows[key].is_unexplained(ALONE) for key in keys):
+                continue
+            try:
+                found = _find_joined([pairs[key] for key in keys])
+            except AprfmtError as error:
+                context.record_not_tried(("shard_order",), keys[0], error)
+                continue
+            finally:
+                for key in keys:
+                    pairs[key].drop()
+            if found is not None:
+                says = (
+                    f"{_order_sentence(found.order)}; of a fused matrix, each rank's rows together"
+                )
+                for key in keys:
+                    stats = rows[key].stats
+                    before = found.before if stats is None else stats.rel_l2
+                    proof = prove_values(found.values, found.changed, len(found.order), found.slack)
+                    line = f"the fused rows in {len(found.order)} equal parts"
+                    made[key] = make_finding(
+                        "shard_order", (key,), (says, line), before, found.after, proof
+                    )
+    return made
+
+
+def _find_joined(parts: list[TensorPair]) -> SharedParts | None:
+    """Return which rank's shard each equal part of B's fused matrix is; None for none.
+
+    None too where they stand in order: that is another order of the fused rows alone.
+    """
+    first, second = ([pair.a for pair in parts], [pair.b for pair in parts])
+    if any(
+        x is None or y is None or x.shape != y.shape for x, y in zip(first, second, strict=True)
+    ):
+        return None
+    own = [side for side in second if side is not None]
+    if len({side.stored[0].info.name for side in own}) > 1:
+        return None
+    if sum(math.prod(side.shape) for side in own) > LARGE:
+        return None
+    x, y = (
+        [RowReader(side).whole for side in sides if side is not None] for sides in (first, second)
+    )
+    encodings = first[0].encoding if first[0] is not None else "", own[0].encoding
+    slack = 0.0 if encodings[0] == encodings[1] else 2 * pair_noise(*encodings)
+    joined, whole = np.concatenate(y), np.concatenate(x)
+    for ranks in RANKS:
+        if any(len(rows) % ranks for rows in x):
+            break
+        shards = [np.concatenate(one) for one in zip(*(np.split(r, ranks) for r in x), strict=True)]
+        order = _order_of_parts(shards, np.split(joined, ranks), slack)
+        if order is None or order == tuple(range(ranks)):
+            continue
+        made = np.concatenate([shards[at] for at in order])
+        norm = norms.exact_norm(whole) or 1.0
+        return SharedParts(
+            order, 0, norms.exact_norm(joined - whole) / norm,
+            norms.exact_norm(joined - made) / norm, int((joined != whole).sum()), slack,
+            joined.reshape(-1)[: 1 << 12],
+        )  # fmt: skip
+    return None
+
+
+def exchanged_groups(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield one function that returns {tensor key: finding} of shards in each other's places.
+
+    The same places in attention and MLP: of one of them, they may be heads or neurons in another
+    order. What that leaves equal in all tensors of a layer is explained before.
+    """
+    yield partial(_explain_exchanged, context, pairs, rows)
+
+
+def _explain_exchanged(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> dict[str, Finding]:
+    """Return {tensor key: finding} of all tensors whose shards stand in the same wrong order."""
+    found: dict[tuple[int, ...], dict[str, SharedParts]] = {}
+    for key, row in rows.items():
+        if not row.is_unexplained(WEAK):
+            continue
+        try:
+            parts = _find_parts(pairs[key], exchanged=True)
+        except AprfmtError as error:
+            context.record_not_tried(("shard_order",), key, error)
+            continue
+        finally:
+            pairs[key].drop()
+        if parts is not None:
+            found.setdefault(parts.order, {})[key] = parts
+    made: dict[str, Finding] = {}
+    for order, tensors in found.items():
+        kinds = {_matrix_of(key).partition("_")[0] for key in tensors}
+        if len(kinds) >= TOGETHER:
+            made |= {key: _shard_finding(key, order, parts) for key, parts in tensors.items()}
+    return made
+
+
 HYPOTHESES = (
     JointHypothesis(
         ("shard_order",),
         shard_groups,
         400,
         "the same parts of several tensors, before an order of the rows of some",
+        weak=WEAK,
+    ),
+    JointHypothesis(
+        ("shard_order",),
+        joined_groups,
+        401,
+        "shards of fused matrices, before an order of their rows",
+        weak=ALONE,
+    ),
+    JointHypothesis(
+        ("shard_order",),
+        exchanged_groups,
+        415,
+        "shards in another order, once no order leaves the function as it is",
         weak=WEAK,
     ),
 )

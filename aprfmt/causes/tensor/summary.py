@@ -51,7 +51,7 @@ def _make_finding(
         says, detail = f"{short_keys(row.key for row in rows)} - {text}", _first_detail(rows)
     made = Finding(
         cause, says, "tensor", "bug", (), confirmed, of="stored values", proof=_joint_proof(rows),
-        detail=detail,
+        detail=detail, side=_joint_side(rows),
     )  # fmt: skip
     return add_measurements(made, rows)
 
@@ -86,6 +86,12 @@ def _first_detail(rows: Sequence[TensorDiff]) -> str:
     found = rows[0].explanation
     more = () if found is None else found.evidence[1:2]
     return "".join(more if len(rows) == 1 else (f"{rows[0].key}: {text}" for text in more))
+
+
+def _joint_side(rows: Sequence[TensorDiff]) -> str:
+    """Return the side that departs from the model in all these tensors; "" if not known."""
+    sides = {row.explanation.side for row in rows if row.explanation is not None}
+    return sides.pop() if len(sides) == 1 else ""
 
 
 def _joint_proof(rows: Sequence[TensorDiff]) -> Proof | None:

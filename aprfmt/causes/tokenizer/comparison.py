@@ -17,7 +17,7 @@ from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tokenizer.conversations import missing_template_tokens
 from aprfmt.tokenizer.engine_defaults import overridden_types
-from aprfmt.tokenizer.keys import CONTROL
+from aprfmt.tokenizer.keys import CONTROL, TOKENS
 from aprfmt.tokenizer.stated import StatedTokenizer, read_tokenizer_parts
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
@@ -100,6 +100,8 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
     try:
         mine, theirs = with_engine_types(mine, theirs), with_engine_types(theirs, mine)
         report = compare_tokenizers(mine, theirs)
+        lost = tuple(_lost_lists(mine, theirs))
+        report = replace(report, findings=(*report.findings, *lost))
         own = compare_carried(theirs, b)
         if own is not None and compare_carried(mine, a) is None:
             report = _join_reports(report, own)
@@ -112,6 +114,30 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         )
     except AprfmtError as error:
         return TokensReport(not_checked=(f"tokenizer: not compared: {error}",))
+
+
+def _lost_lists(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+    """Yield the difference of a GGUF that has lost its list of tokens, but not what goes with it.
+
+    aprfmt reads the tokenizer.json that the file embeds, and other programs the list alone.
+    """
+    lacking = {label: side.lacks_list for label, side in (("A", a), ("B", b))}
+    if lacking["A"] == lacking["B"]:
+        return
+    label = "A" if lacking["A"] else "B"
+    yield Difference(
+        "tokens_list",
+        "carried_tokenizer",
+        (),
+        (TOKENS.gguf,),
+        f"{label} has no {TOKENS.gguf}: other programs read no tokenizer there, and only aprfmt "
+        "the tokenizer.json that it embeds",
+        None if label == "A" else len(a.vocabulary.tokens),
+        None if label == "B" else len(b.vocabulary.tokens),
+        shown=True,  # by every text: programs that go by the list have no tokens
+        before=1.0,
+        after=0.0,
+    )
 
 
 def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTokenizer:

@@ -10,7 +10,7 @@ from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.errors import ArchError
 from aprfmt.tokenizer.hf_json import id_list
-from aprfmt.tokenizer.keys import FLAGS, GENERATION, IDS
+from aprfmt.tokenizer.keys import END_TEXTS, FLAGS, GENERATION, IDS
 from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import are_equal_programs
 
@@ -55,6 +55,11 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
+_ENDS = ("eos", "eot", "eom")  # roles of ids that end a generation
+# What a training sets anew on purpose, such as the end of a chat's turn: A's value would undo it.
+CHOSEN_BY_TRAINING = frozenset(row.name for row in CAUSE_ROWS)
+# Names of the differences that decide where a generation ends.
+ENDS = ("eos_id", "config.eos_token_id", "chat_template", "generation_config")
 # Those that a greedy generation does not read.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
@@ -68,9 +73,7 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         lost = x is None or y is None
         if x is not None and y is not None and _same_text_moved(a, b, x, y):
             continue
-        if lost and (
-            role != "eos" or {x, y} & (a.stop_ids | b.stop_ids) <= a.stop_ids & b.stop_ids
-        ):
+        if lost and not (role in _ENDS and _ends_elsewhere(a, b, {x, y} - {None}, role)):
             if not (role == "bos" and (a.adds_bos or b.adds_bos)):
                 continue
         if lost and role == "eos" and _is_frame_of_encoder(a, b, {x, y} - {None}):
@@ -86,6 +89,21 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             y,
             mend=_mending_assignment(a, b, role, x),
         )
+
+
+def _ends_elsewhere(
+    a: StatedTokenizer, b: StatedTokenizer, ids: AbstractSet[int | None], role: str
+) -> bool:
+    """Return whether one of these ids ends a generation on one side only.
+
+    An end of a turn that GGUF has a key for, and that its readers find by its text as well, is no
+    loss in a format whose files have no such key.
+    """
+    ends = ids & (a.stop_ids ^ b.stop_ids)
+    if role != "eos" and a.uses_lists != b.uses_lists:
+        tokens = (a if a.uses_lists else b).vocabulary.tokens
+        ends = {i for i in ends if i is not None and set(tokens[i : i + 1]).isdisjoint(END_TEXTS)}
+    return bool(ends)
 
 
 def _is_frame_of_encoder(
@@ -109,13 +127,20 @@ def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> i
     BOS where it is put before a text or the chat template writes it. Where the other side has no id
     either, nothing was lost.
     """
-    i = side.vocabulary.ids.get(role)
+    i = side.vocabulary.ids.get(role, _id_without_token(side, role))
     stated = role not in side.vocabulary.engine_defaults
     if stated or role not in other.vocabulary.engine_ids:
         return i if stated else side.vocabulary.ids.get(role)
     if role == "bos" and not (side.adds_bos or "bos_token" in (side.template or "")):
         return i
     return side.vocabulary.engine_defaults[role] if role in ("bos", "eos") else i
+
+
+def _id_without_token(side: StatedTokenizer, role: str) -> int | None:
+    """Return the id that a file's lists state for a role although no token has it; None else."""
+    stated = side.carried.token_ids() if side.uses_lists else {}
+    i = stated.get(role)
+    return i if i is not None and i >= len(side.vocabulary.tokens) else None
 
 
 def _effect_of_default(side: StatedTokenizer, role: str) -> str:
@@ -178,7 +203,8 @@ def _token_text(side: StatedTokenizer, i: int) -> str:
 def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield ids that differ between the config.json files and not between the tokenizers.
 
-    A difference of eos is marked as without effect where both sides stop at the same ids.
+    A difference of eos is marked as without effect where both sides stop at the same ids, and B's
+    are among them.
     """
     left, right = (side.carried.model.config or {} for side in (a, b))
     if a.uses_lists or b.uses_lists:
@@ -197,7 +223,7 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
             f"{key} of config.json is {x} in A, {y} in B",
             str(x),
             str(y),
-            still=role == "eos" and a.stop_ids == b.stop_ids,
+            still=role == "eos" and a.stop_ids == b.stop_ids and {*id_list(y)} <= b.stop_ids,
             mend=(f"config.json:{key}={json.dumps(x)}",),
         )
 

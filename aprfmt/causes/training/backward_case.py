@@ -4,12 +4,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import LAST
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import F64
-from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
 
+Ints = NDArray[np.int64]
 # Roles behind the layers and of a layer, in the order in which a backward pass reaches them.
 _BACKWARD = (
     "output.",
@@ -44,6 +48,37 @@ class ChangedGradients(Protocol):
         ...
 
 
+class LabelParts(Protocol):
+    """What each label of a batch adds to one gradient, and where the labels are.
+
+    `rows`, `columns` and `tokens` [labels] are in the order of the batch's rows and columns.
+    """
+
+    @property
+    def key(self) -> str:
+        """The role key of the parameter."""
+        ...
+
+    @property
+    def rows(self) -> Ints:
+        """The row of each label."""
+        ...
+
+    @property
+    def columns(self) -> Ints:
+        """The column of each label's token."""
+        ...
+
+    @property
+    def tokens(self) -> Ints:
+        """The id of each label's token."""
+        ...
+
+    def mean(self, factors: F64) -> F64:
+        """Return the gradient [elements] of the mean over all labels, each times its factor."""
+        ...
+
+
 @dataclass(frozen=True)
 class BackwardCase:
     """What is known of all gradients of one batch.
@@ -54,7 +89,9 @@ class BackwardCase:
     computes the batch's gradients with a mistake, of some stored names or of all. `labels` are the
     scored labels of each row of the batch, `row_length` its columns, `packed` says that a row holds
     several documents. `dropout` are the model's own rates by key. `open` are the keys whose
-    difference arithmetic of few bits may leave.
+    difference arithmetic of few bits may leave. `by_label` computes what each label adds to the
+    gradient of the last norm, None where that is not known. `routers` are the factors of routers'
+    auxiliary losses that the computed gradients have.
     """
 
     case: Callable[[str], GradientCase]
@@ -69,6 +106,8 @@ class BackwardCase:
     packed: bool = False
     dropout: Mapping[str, float] = field(default_factory=dict)
     open: frozenset[str] = frozenset()
+    by_label: Callable[[], LabelParts | None] = lambda: None
+    routers: RouterFactors = NO_ROUTER_LOSS
 
     @property
     def first(self) -> tuple[str, ...]:
@@ -131,13 +170,15 @@ class BackwardGuess:
     """A mistake of a whole backward pass; `change` makes the gradients that were given.
 
     Or `source` does: {key: key whose computed gradient was given for it}. With neither it was not
-    made again, and is said as likely.
+    made again, and is said as likely. `alone`: the mistake reaches the wrong gradients alone, and
+    all others are those of the batch.
     """
 
     cause: str
     says: str
     change: BackwardChange | None = None
     source: Mapping[str, str] = field(default_factory=dict)
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

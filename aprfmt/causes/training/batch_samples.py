@@ -13,6 +13,7 @@ from aprfmt.causes.training.backward_case import (
     BackwardHypothesis,
     first_wrong,
 )
+from aprfmt.causes.training.gradient_case import distance
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.inference.gradients.changes import BackwardChange, Joined
 
@@ -98,7 +99,7 @@ ENOUGH = 4  # elements for each factor that is solved
 def documents(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that documents of one row see each other; nothing where none is packed."""
     ways: tuple[Joined, ...] = ("positions count on", "positions restart")
-    if case.packed and _all_differ(case):
+    if case.packed and all_differ(case):
         for way in ways:
             says = f"the documents of a packed row attend to each other ({way})"
             yield BackwardGuess("packed_attention", says, BackwardChange(joined=way))
@@ -110,7 +111,8 @@ def samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     The factors are those of the sums of small parameters over the samples alone.
     """
     scored = [row for row, count in enumerate(case.labels) if count]
-    if not (2 <= len(scored) <= SAMPLES and _all_differ(case)):
+    kind = "" if all_differ(case) else _kind(case)
+    if not (2 <= len(scored) <= SAMPLES and (kind or all_differ(case))):
         return
     key = _smallest(case, ENOUGH * len(scored))
     if key is None:
@@ -128,12 +130,29 @@ def samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     every = [1.0] * len(case.labels)
     for row, value in zip(scored, values, strict=True):
         every[row] = value
-    yield BackwardGuess(cause, says, BackwardChange(rows=tuple(every)))
+    if kind:
+        says = f"of {kind} alone, {says}: all other gradients have every sample"
+    yield BackwardGuess(cause, says, BackwardChange(rows=tuple(every)), alone=bool(kind))
+
+
+def _kind(case: BackwardCase) -> str:
+    """Return what the wrong parameters are, if none of that kind is right; "" for no one kind."""
+    kinds = {
+        "biases": lambda key: key.endswith(".bias"),
+        "norms": lambda key: "norm" in key,
+        "routers": lambda key: "ffn_gate_inp" in key,
+        "experts": lambda key: "_exps" in key,
+        "tables": lambda key: "embd" in key,
+    }
+    for name, belongs in kinds.items():
+        if case.wrong and all(map(belongs, case.wrong)) and not any(map(belongs, case.right)):
+            return name
+    return ""
 
 
 def other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that other tokens are the labels: shifted twice, not at all, or unmasked."""
-    key = _smallest(case, FEWEST) if _all_differ(case) else None
+    key = _smallest(case, FEWEST) if all_differ(case) else None
     if key is None:
         return
     for says, change in (
@@ -145,7 +164,7 @@ def other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
          BackwardChange(unmasked=True)),
     ):  # fmt: skip
         found = case.recompute(change, case.names[key])
-        if key in found.keys and _is_near(case, key, _flat(found.gradient(key))):
+        if key in found.keys and is_near(case, key, _flat(found.gradient(key))):
             yield BackwardGuess("other_labels", says, change)
 
 
@@ -154,7 +173,7 @@ def loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
 
     How much is solved on one small parameter: the gradient is linear in it.
     """
-    key = _smallest(case, FEWEST) if _all_differ(case) else None
+    key = _smallest(case, FEWEST) if all_differ(case) else None
     if key is None:
         return
     plain = _flat(case.case(key).computed)
@@ -169,7 +188,7 @@ def loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
         rest = _flat(case.case(key).given) - plain
         size = float((term[::2] ** 2).sum())
         share = float((term[::2] * rest[::2]).sum()) / size if size else 0.0
-        if not 0 < share < 1 or not _is_near(case, key, plain + share * term):
+        if not 0 < share < 1 or not is_near(case, key, plain + share * term):
             continue
         short = float(f"{share:.1g}")  # somebody wrote it
         share = short if abs(share - short) <= NEAR * short else share
@@ -181,11 +200,14 @@ def loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
             yield BackwardGuess("loss_term", says, BackwardChange(z_loss=share))
 
 
-def _is_near(case: BackwardCase, key: str, wanted: F64) -> bool:
-    """Return whether a given gradient is within NEAR of a wanted one, relative L2."""
-    given = _flat(case.case(key).given)
-    size = float(np.linalg.norm(wanted))
-    return float(np.linalg.norm(given - wanted)) <= NEAR * size
+def is_near(case: BackwardCase, key: str, wanted: F64) -> bool:
+    """Return whether a given gradient is within NEAR of a wanted one [elements], relative L2."""
+    return apart(case, key, wanted) <= NEAR
+
+
+def apart(case: BackwardCase, key: str, wanted: F64) -> float:
+    """Return the relative L2 distance of a given gradient from a wanted one [elements]."""
+    return distance(_flat(case.case(key).given), wanted)
 
 
 def _named_factors(
@@ -269,7 +291,7 @@ def norm_tokens(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 def dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that dropout was active, where nothing else gives the gradients."""
-    if case.dropout and _all_differ(case):
+    if case.dropout and all_differ(case):
         key, rate = max(case.dropout.items(), key=lambda each: each[1])
         says = (
             f"no other pass gives them; dropout may be active ({key} is {rate:g}): save the step "
@@ -278,17 +300,17 @@ def dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
         yield BackwardGuess("dropout_active", says)
 
 
-def _all_differ(case: BackwardCase) -> bool:
+def all_differ(case: BackwardCase) -> bool:
     """Return whether hardly a gradient agrees, those behind the layers among the wrong ones."""
     unlike = case.wrong | case.open
     first = first_wrong(unlike | case.missing)
     behind = bool(first) and split_key(first[0])[0] is None
-    return bool(case.wrong) and behind and len(case.right) <= len(unlike) / 4
+    return behind and len(case.right) <= len(unlike) / 4
 
 
 def _smallest(case: BackwardCase, elements: int) -> str | None:
-    """Return the wrong key of the smallest gradient with so many elements; None for none."""
-    sizes = {key: case.case(key).given.size for key in sorted(case.wrong)}
+    """Return the unlike key of the smallest gradient with so many elements; None for none."""
+    sizes = {key: case.case(key).given.size for key in sorted(case.wrong or case.open)}
     enough = [key for key, size in sizes.items() if size >= elements]
     return min(enough, key=lambda key: sizes[key], default=None)
 

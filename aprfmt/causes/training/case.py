@@ -123,7 +123,26 @@ class StepCase:
         gradient = self.gradient
         if self.signs:
             gradient = self._implied_gradient_signs(recipe)
-        return update_of(recipe, self.before, gradient, self.moments, self.vector)
+        return self.of_rows(
+            recipe, update_of(recipe, self.before, gradient, self.moments, self.vector)
+        )
+
+    def of_rows(self, recipe: Recipe, update: Update | None) -> Update | None:
+        """Return an update without that of rows that a sparse rule leaves as they are.
+
+        Those have no gradient in any element here. The optimizer also steps rows whose gradient is
+        zero and that were read (padding): where fewer than half of the rows without a gradient
+        moved, those are of them. Unchanged for another rule, a vector, or without a gradient.
+        """
+        if update is None or not recipe.sparse or self.vector or self.gradient is None:
+            return update
+        order = np.unique(self.rows, return_inverse=True)[1]
+        has = np.bincount(order, self.gradient != 0) > 0
+        moved = np.bincount(order, self.change != 0) > 0
+        if moved[~has].sum() < (~has).sum() / 2:
+            has |= moved
+        used = has[order]
+        return Update(np.where(used, update.step, 0.0), np.where(used, update.decay, 0.0))
 
     def _implied_gradient_signs(self, recipe: Recipe) -> F64:
         """Return -1, 0 or 1 for each element: the sign that its unknown gradient must have had.
@@ -175,7 +194,10 @@ class Fit:
             return 0.0
         found = np.zeros_like(gradient)
         for side in (-case.blur, case.blur):
-            moved = update_of(self.recipe, case.before, gradient + side, case.moments, case.vector)
+            moved = case.of_rows(
+                self.recipe,
+                update_of(self.recipe, case.before, gradient + side, case.moments, case.vector),
+            )
             assert moved is not None
             found = np.maximum(found, np.abs(moved.step - self.update.step))
         return found

@@ -6,7 +6,7 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
-from aprfmt.causes.training.optimizers import Recipe
+from aprfmt.causes.training.optimizers import Recipe, changed
 from aprfmt.measure.encoding_noise import float_spacing
 
 CAUSE_ROWS = (
@@ -28,6 +28,24 @@ CAUSE_ROWS = (
         "Without these rows the step gives every weight.",
     ),
     Cause(
+        "rows_moved",
+        "update",
+        "bug",
+        "Rows without a gradient moved, by weight decay or old moments, where a sparse optimizer "
+        "leaves them as they are: a dense one made the step.",
+        "Rows of tokens that are not in the batch moved.",
+        "The same rule over all rows gives every weight.",
+    ),
+    Cause(
+        "moved_without_gradient",
+        "update",
+        "bug",
+        "A parameter of which no gradient was saved moved by its weight decay or by its old "
+        "moments: it is frozen, but the optimizer has it with a gradient of zero.",
+        "Gradients of other parameters were given, and none of this one.",
+        "A gradient of zero gives every weight after the step.",
+    ),
+    Cause(
         "adapter_half_frozen",
         "update",
         "bug",
@@ -47,6 +65,9 @@ CAUSE_ROWS = (
         most="located",
     ),
 )
+
+
+SPARSE = "rows without a gradient did not move: a sparse or lazy optimizer (sparse=1 states it)"
 
 
 def still(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -78,6 +99,8 @@ def still(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     numbers = np.unique(case.rows)[lost]
     shown = ", ".join(map(str, numbers[:4].tolist())) + (", ..." if numbers.size > 4 else "")
     says = f"rows did not move: {shown}" if numbers.size < 9 else "many rows did not move"
+    if case.gradient is not None and not case.gradient[lost[order]].any():
+        says = SPARSE
 
     def holds(part: StepCase) -> bool:
         """Return whether `part` is as expected, where rows `numbers` may be unchanged."""
@@ -92,6 +115,32 @@ def still(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     yield StepGuess("rows_frozen", says, holds=holds)
 
 
+def sparse(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that the optimizer is torch's SparseAdam, which leaves some rows as they are.
+
+    Nothing where all rows have a gradient, or one without a gradient moved.
+    """
+    if case.gradient is None or case.vector or recipe.sparse or not recipe.row.second:
+        return
+    order = np.unique(case.rows, return_inverse=True)[1]
+    idle = (np.bincount(order, case.gradient != 0) == 0)[order]
+    update = case.predict(recipe)
+    if update is None or not idle.any() or case.change[idle].all():
+        return
+    width = float_spacing(case.before, case.encodings[1])
+    if (np.abs(update.whole) > width)[idle].any():
+        yield StepGuess("rows_frozen", SPARSE, changed(recipe, sparse=True))
+
+
+def dense(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that rows without a gradient moved too, where the rule is sparse."""
+    if recipe.sparse:
+        says = "rows without a gradient moved: the optimizer is dense, and sparse is stated"
+        yield StepGuess("rows_moved", says, changed(recipe, sparse=False))
+
+
 HYPOTHESES = (
+    StepHypothesis(("rows_moved",), dense, 1, "the same rule over other rows"),
+    StepHypothesis(("rows_frozen",), sparse, 3, "another rule for rows without a gradient"),
     StepHypothesis(("frozen", "rows_frozen"), still, 2, "nothing moved: before any rule"),
 )

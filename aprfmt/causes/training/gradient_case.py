@@ -31,6 +31,7 @@ class GradientCase:
     sizes: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, float] = field(default_factory=dict)
     tokens: frozenset[int] = frozenset()  # that are in the batch
+    repeated: frozenset[int] = frozenset()  # that are in it more than once
 
     @cached_property
     def distance(self) -> float:

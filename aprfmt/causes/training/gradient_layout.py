@@ -1,12 +1,14 @@
 """Gradients in another order, or of which whole parts are missing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess, GradientHypothesis
+from aprfmt.causes.training.optimizers import F64
 
 CAUSE_ROWS = (
     Cause(
@@ -16,6 +18,15 @@ CAUSE_ROWS = (
         "The gradient stands the other way round, under the shape of the weight.",
         "Its elements in the other order are the computed ones.",
         "The computed gradient transposed gives every element.",
+    ),
+    Cause(
+        "gradient_order",
+        "gradient",
+        "bug",
+        "Blocks of a gradient stand in another order: shards that were put together wrongly, or "
+        "heads whose rows are interleaved in one layout and not in the other.",
+        "Each block is the computed one of another place.",
+        "The computed gradient in that order gives every element.",
     ),
     Cause(
         "gradient_part",
@@ -36,6 +47,16 @@ CAUSE_ROWS = (
         most="explained",
     ),
     Cause(
+        "gradient_repeated",
+        "gradient",
+        "bug",
+        "A row of the table of tokens has the gradient of one occurrence of its token, not of all: "
+        "rows are written where they should be added.",
+        "Rows of tokens that occur once in the batch are right, those of others are wrong.",
+        "No row but those of tokens that occur several times differs.",
+        most="explained",
+    ),
+    Cause(
         "gradient_rows",
         "gradient",
         "bug",
@@ -44,6 +65,10 @@ CAUSE_ROWS = (
         "The computed gradient with these rows zero gives every element.",
     ),
 )
+Ints = NDArray[np.intp]
+SHARDS = 2, 3, 4, 8  # ranks or joined projections that a weight may be cut into
+MOST = 0.8  # of the rows of tokens that occur several times: those that are wrong
+NEAR = 1e-2  # of a block's squares: what two blocks that are one may be apart
 _BLOCKS = ("n_heads", "n_kv_heads", "n_experts")
 
 
@@ -58,6 +83,64 @@ def turned(case: GradientCase) -> Iterator[GradientGuess]:
         return np.ascontiguousarray(part.computed.T).reshape(part.computed.shape)
 
     yield GradientGuess("gradient_transposed", "the gradient is transposed", made)
+
+
+def in_order(case: GradientCase) -> Iterator[GradientGuess]:
+    """Yield the guess that equal blocks of rows or columns stand in another order.
+
+    The blocks are shards, heads or experts; or pairs of rotated rows within each head, which one
+    layout has side by side and the other half a head apart.
+    """
+    counts = dict.fromkeys((*SHARDS, *(case.sizes.get(name, 0) for name in _BLOCKS)))
+    for across in (False, True):
+        given, computed = (x.T if across else x for x in (case.given, case.computed))
+        rows = len(computed)
+        orders = []
+        for count in counts:
+            if count < 2 or rows % count or rows == 1:
+                continue
+            found = _block_order(given, computed, count)
+            if found is not None:
+                what = "columns" if across else "rows"
+                shown = ", ".join(map(str, found[:8].tolist())) + (", ..." if count > 8 else "")
+                says = f"{count} equal blocks of {what} stand in the order {shown}"
+                orders.append((says, np.arange(rows).reshape(count, -1)[found].reshape(-1)))
+        for name in _BLOCKS[:2]:
+            count = case.sizes.get(name, 0)
+            if count and rows % (2 * count) == 0 and not across:
+                halves = np.arange(rows).reshape(count, 2, -1)
+                says = "rows of each head that rope turns together stand "
+                orders.append((says + "side by side", halves.swapaxes(1, 2).reshape(-1)))
+                pairs = np.arange(rows).reshape(count, -1, 2)
+                orders.append((says + "half a head apart", pairs.swapaxes(1, 2).reshape(-1)))
+        for says, order in orders:
+            yield GradientGuess("gradient_order", says, _ordered(order, across))
+
+
+def _ordered(order: Ints, across: bool) -> Callable[[GradientCase], F64]:
+    """Return what puts the rows, or the columns, of a computed gradient into an order."""
+
+    def made(part: GradientCase) -> F64:
+        """Return the computed gradient in that order."""
+        return part.computed[:, order] if across else part.computed[order]
+
+    return made
+
+
+def _block_order(given: F64, computed: F64, count: int) -> Ints | None:
+    """Return the numbers of the computed blocks in the order in which they were given.
+
+    None where they are in their own order, or where a block is near no other or to two.
+    """
+    mine, theirs = (side.reshape(count, -1) for side in (given, computed))
+    sizes = (theirs * theirs).sum(axis=1)
+    off = (mine * mine).sum(axis=1)[:, None] + sizes - 2 * mine @ theirs.T
+    order = off.argmin(axis=1)
+    near = off[np.arange(count), order] <= NEAR * np.maximum(sizes[order], 1e-300)
+    if not near.all() or len(set(order.tolist())) < count or (order == np.arange(count)).all():
+        return None
+    found: Ints = order
+    return found
 
 
 def in_parts(case: GradientCase) -> Iterator[GradientGuess]:
@@ -130,6 +213,29 @@ def without_rows(case: GradientCase) -> Iterator[GradientGuess]:
     yield GradientGuess("gradient_rows", says, made)
 
 
+def repeated_rows(case: GradientCase) -> Iterator[GradientGuess]:
+    """Yield the guess that a table's rows of tokens that occur several times are not added up.
+
+    Only where just these rows differ, and rows of tokens that occur once are right.
+    """
+    if "embd" not in case.key or not case.repeated:
+        return
+    known = [at for at in case.repeated if at < len(case.computed)]
+    several = np.zeros(len(case.computed), bool)
+    several[known] = True
+    sizes = np.linalg.norm(case.computed, axis=1)
+    off = np.linalg.norm(case.given - case.computed, axis=1)
+    wrong = off > case.bound * sizes
+    once = (sizes > 0) & ~several
+    if not once.any() or wrong[~several].any() or wrong[several].mean() < MOST:
+        return
+    says = (
+        f"{int(wrong.sum())} rows are wrong, all of tokens that occur more than once: their "
+        "occurrences are not added up"
+    )
+    yield GradientGuess("gradient_repeated", says, lambda part: part.given)
+
+
 def of_one_part(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that a tied token table has the gradient of one of its two uses.
 
@@ -153,7 +259,9 @@ def of_one_part(case: GradientCase) -> Iterator[GradientGuess]:
 
 HYPOTHESES = (
     GradientHypothesis(("gradient_tied",), of_one_part, 204, "what a tied table has", True),
+    GradientHypothesis(("gradient_repeated",), repeated_rows, 205, "rows of tokens", True),
     GradientHypothesis(("gradient_transposed",), turned, 206, "exact, nothing is fitted", True),
+    GradientHypothesis(("gradient_order",), in_order, 208, "a permutation, no factor", True),
     GradientHypothesis(("gradient_part",), in_parts, 210, "blocks before single rows", True),
     GradientHypothesis(("gradient_rows",), without_rows, 212, "rows before one factor", True),
 )

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
@@ -15,6 +18,15 @@ CAUSE_ROWS = (
         "The step was made of the moments of before it: this step's gradient is not in them.",
         "The step is the one of the moments alone.",
         "The step of the older moments gives every weight.",
+    ),
+    Cause(
+        "moments_lost",
+        "update",
+        "bug",
+        "The step was made with moments of zero, not those that were saved: a run that was resumed "
+        "without them.",
+        "The step is this step's gradient over its moments, as a first step's is.",
+        "The step with the first moment, the second, or both at zero gives every weight.",
     ),
     Cause(
         "step_count",
@@ -55,6 +67,36 @@ def stale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if case.moments is not None and not case.moments.after:
         says = "the moments do not have this step's gradient"
         yield StepGuess("stale_moments", says, changed(recipe, old_moments=True))
+
+
+def lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield guesses that the step was made with moments of zero, or its count began anew.
+
+    Nothing unless the state is that of before the step, of two moments, and the gradient is known.
+    """
+    held = case.moments
+    if held is None or held.after or case.gradient is None or not recipe.row.second:
+        return
+    ways = {
+        "the first moment was zero, not the saved one": ("first",),
+        "the second moment was zero, not the saved one": ("second",),
+        "both moments were zero, not the saved ones": ("first", "second"),
+    }
+    for says, names in ways.items():
+        if any(getattr(held, name) is None for name in names):
+            continue
+
+        def holds(part: StepCase, names: tuple[str, ...] = names) -> bool:
+            """Return whether the recipe gives `part` with these moments at zero."""
+            assert part.moments is not None
+            zero: dict[str, Any] = dict.fromkeys(names, np.zeros_like(part.before))
+            fit = replace(part, moments=replace(part.moments, **zero)).fit(recipe)
+            return fit is not None and fit.right
+
+        yield StepGuess("moments_lost", says, holds=holds)
+    if held.step:
+        says = f"the correction is that of step 1; the moments are of step {held.step}"
+        yield StepGuess("step_count", says, changed(recipe, counted=1))
 
 
 def counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -138,6 +180,7 @@ def other_rates(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 HYPOTHESES = (
     StepHypothesis(("stale_moments",), stale, 22, "exact, nothing is fitted"),
+    StepHypothesis(("moments_lost", "step_count"), lost, 23, "exact, after older moments"),
     StepHypothesis(("step_count",), counted, 24, "a count out of a few, before a fitted factor"),
     StepHypothesis(("step_count",), first_counted, 68, "a whole number, before a fitted factor"),
     StepHypothesis(("momentum",), otherwise, 26, "another rule, before a fitted factor"),

@@ -30,8 +30,9 @@ class Recipe:
     `step` is the number of this step from 1, None where it is not known. `clip` is the largest norm
     of all gradients and `clip_value` the largest element, None where they are not clipped.
     `decay_on` says what decays: all parameters, or matrices alone (no norm and no bias); "" where
-    that is not said. `b1` and `b2` are the decay rates of the moments, `wd` the weight decay, `eps`
-    the number added to the denominator. `sign` is -1 where the step goes up the gradient.
+    that is not said. `sparse`: rows of a matrix without a gradient stay as they are. `b1` and `b2`
+    are the decay rates of the moments, `wd` the weight decay, `eps` the number added to the
+    denominator. `sign` is -1 where the step goes up the gradient.
     """
 
     name: str = "adamw"
@@ -47,6 +48,7 @@ class Recipe:
     clip: float | None = None
     clip_value: float | None = None
     decay_on: Literal["", "all", "matrices"] = ""
+    sparse: bool = False
     relative: float = 1.0  # of the rate: what Adafactor's norms make of it for one parameter
     # Departures from the rule, one field for each kind of mistake.
     correction: Correction = "both"
@@ -89,6 +91,8 @@ class Recipe:
             wanted["clip_value"] = self.clip_value
         if self.decay_on:
             wanted["decay_on"] = self.decay_on
+        if self.sparse:
+            wanted["sparse"] = True
         said = ",".join(f"{name}={_plain(value)}" for name, value in wanted.items())
         return f"{self.name}:{said}"
 
@@ -142,7 +146,7 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
     first, second = moments.first / one, np.maximum(moments.second, 0.0) / two
     if recipe.epsilon == "inside":
         root = np.sqrt(second + recipe.eps)
-    elif recipe.epsilon == "uncorrected":
+    elif recipe.epsilon == "uncorrected" or recipe.sparse:  # torch's SparseAdam
         root = np.sqrt(second) + recipe.eps / math.sqrt(two)
     else:
         root = np.sqrt(second) + recipe.eps
@@ -257,6 +261,7 @@ CALLED: Mapping[str, str] = {
     "max_grad_norm": "clip",
     "clip_value": "clip_value",
     "decay_on": "decay_on",
+    "sparse": "sparse",
 }
 
 
@@ -287,7 +292,8 @@ def parse_settings(text: str) -> dict[str, Any]:
             f"--optimizer {text!r}: no optimizer {name!r}; known: {', '.join(OPTIMIZERS)}"
         )
     values: dict[str, Any] = {}
-    used = ("lr", "wd", "step", "clip", "clip_value", "decay_on", *OPTIMIZERS[name].settings)
+    common = ("lr", "wd", "step", "clip", "clip_value", "decay_on", "sparse")
+    used = (*common, *OPTIMIZERS[name].settings)
     for part in filter(None, (each.strip() for each in rest.split(","))):
         key, found, value = part.partition("=")
         field = CALLED.get(key.strip().lower())
@@ -314,15 +320,18 @@ def _setting(text: str, field: str, value: str) -> Any:
         if value not in ("all", "matrices"):
             raise UsageError(f"--optimizer {text!r}: decay_on={value}; expected all or matrices")
         return value
-    if field == "nesterov":
-        return value.lower() in ("1", "true", "yes")
+    if field in ("nesterov", "sparse"):
+        said = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if value.lower() not in said:
+            raise UsageError(f"--optimizer {text!r}: {field}={value}; expected 1 or 0")
+        return said[value.lower()]
     try:
         number = int(value) if field == "step" else float(value)
     except ValueError:
         number = math.nan
     most = {"b1": 1.0, "b2": 1.0, "momentum": 1.0}.get(field, math.inf)
     least = 1 if field == "step" else 0
-    positive = field in ("lr", "clip", "clip_value")
+    positive = field in ("clip", "clip_value")
     above = number > 0 if positive else number >= least
     if not (above and number < most and math.isfinite(number)):
         raise UsageError(

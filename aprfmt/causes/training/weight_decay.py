@@ -140,7 +140,7 @@ def other_share(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     The share is measured on the elements. A share near one of SHARES is taken to be that one.
     Nothing where it cannot be measured.
     """
-    if not recipe.wd or recipe.adds_decay_to_gradient or case.coarse:
+    if not (recipe.wd and recipe.lr) or recipe.adds_decay_to_gradient or case.coarse:
         return
     wanted = changed(recipe, decay_on="all")
     fit = case.fit(wanted)

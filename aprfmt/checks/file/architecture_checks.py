@@ -1,6 +1,9 @@
 """Checks against the architecture: whether every tensor is there, of its shape, and plausible."""
 
+import json
+import shlex
 from collections.abc import Iterator
+from typing import Literal
 
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
@@ -9,13 +12,15 @@ from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
+from aprfmt.measure.named_causes import set_command
 from aprfmt.model.adapter_parts import adapter_parts
 from aprfmt.model.draft import draft_head
 from aprfmt.model.kinds import drop_stray_command
 from aprfmt.model.ledger import OF_TENSORS, Surplus
+from aprfmt.model.own_keys import misleading_keys
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
-from aprfmt.model.resolve import Resolution
+from aprfmt.model.resolve import ARCH_KEYS, Resolution, stated_architecture
 from aprfmt.tensors.companions import constant_codes
 from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
@@ -48,6 +53,19 @@ def check_architecture(ctx: CheckContext) -> Result:
         )
         for relation in resolution.relations
     ]
+    stated = stated_architecture(ctx.model)
+    if stated != name:
+        key = ARCH_KEYS[ctx.model.key_style][0][1]
+        said = f"says {stated!r}" if stated else "is not there"
+        right = ctx.model.spec.called[ctx.model.key_style][0]
+        findings.append(
+            Finding(
+                ctx.where,
+                f"{key} {said}: other programs read that key alone",
+                f"{right}, the architecture of the carried config.json and the tensors",
+                set_command(ctx.model.path, [f"{key}={right}"]),
+            )
+        )
     return Result(f"{name}, {len(resolution.roles)} roles", findings)
 
 
@@ -176,7 +194,20 @@ def check_hyperparameters(ctx: CheckContext) -> Result:
     rule = f", {assumed} of them by a rule of the format's readers" if assumed else ""
     found = f"{len(list(resolution.hyper))} values{rule}"
     findings = find_disagreements(resolution, ctx.where)
-    return Result(found, [*findings, *_unused_head(ctx)])
+    return Result(found, [*findings, *_misleading_keys(ctx), *_unused_head(ctx)])
+
+
+def _misleading_keys(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield a finding for each key of a GGUF or APR file by which other programs are misled.
+
+    One that is missing, so that others do not open the file, is a failure.
+    """
+    for one in misleading_keys(ctx.model).values():
+        if one.style == "hf":
+            continue  # what its tensors contradict is said with the values that differ
+        todo = set_command(ctx.model.path, [shlex.quote(f"{one.key}={json.dumps(one.read)}")])
+        level: Literal["fail", "warning"] = "fail" if one.says is None else "warning"
+        yield Finding(ctx.where, one.text, f"{one.name} = {one.read!r}", todo, level)
 
 
 def _unused_head(ctx: CheckContext) -> Iterator[Finding]:

@@ -1,5 +1,6 @@
 """Checks that what a file says about its tensors is true of them."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -9,12 +10,15 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result, list_names
+from aprfmt.codecs import gptq
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config, partial_input_scales
 from aprfmt.model.quantized_modules import stale_names, wrong_claims
+from aprfmt.model.relations import opening_path
+from aprfmt.model.renames import command_line
 from aprfmt.model.unread import sparsity_format
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, quantization_section
@@ -185,11 +189,48 @@ def check_quantization(ctx: CheckContext) -> Result:
             )
             for name, nearest in stale_names(ctx.model)
         ]
+    findings += _contradicted_zeros(ctx, key, section)
     partial = partial_input_scales(ctx.model)
     if partial is not None:
         todo = "calibrate again with texts that reach those layers, or leave them unquantized"
         findings.append(Finding(where, partial.text, "one beside every weight", todo, "warning"))
     return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights", findings)
+
+
+def _contradicted_zeros(ctx: CheckContext, key: str, section: Mapping[str, Any]) -> list[Finding]:
+    """Return [finding] where GPTQ weights that are symmetric have zero points of the other format.
+
+    Every code is then read one step off. `key` is where config.json has the quantization section.
+    The command that sets the format is said where all symmetric weights ask for it.
+    """
+    asked: dict[str | None, list[str]] = {}
+    for name, view in ctx.model.items():
+        try:
+            packed = [stored.packed() for stored in view.stored if stored.packed is not None]
+            for one in packed:
+                if one.dialect.name == gptq.NAME and one.config.get("sym") is True:
+                    form = gptq.contradicted_format(one.parts, one.config)
+                    asked.setdefault(form, []).append(name)
+        except AprfmtError:
+            continue  # the check of packed weights says it
+    wrong = {form: names for form, names in asked.items() if form is not None}
+    if not wrong:
+        return []
+    (form, names), *_ = wrong.items()
+    stated = section.get("checkpoint_format", "gptq")
+    stored = "the zero points less one" if stated == "gptq" else "the zero points themselves"
+    many = sum(map(len, asked.values()))
+    found = (
+        f"says sym and checkpoint_format {stated!r}, which stores {stored}; by that every zero "
+        f"point of {len(names)} of {many} weights is one off the middle of the codes, as in "
+        f"{names[0]}: the bytes are of {form!r}"
+    )
+    todo = "quantize again: its weights are of both formats"
+    if len(names) == many and section.get("quant_method") == gptq.NAME:
+        word = f"config.json:{key}.checkpoint_format={json.dumps(form)}"
+        todo = command_line("set", opening_path(ctx.model.path), word, "--in-place")
+    expected = "zero points in the middle of the codes of a symmetric weight"
+    return [Finding(f"config.json: {key}", found, expected, todo)]
 
 
 _REQUANTIZE = "correct its lists of modules"

@@ -6,6 +6,7 @@ tokenizer forgives some of that.
 
 from collections import Counter
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from aprfmt.base.text_escape import shorten
@@ -19,16 +20,17 @@ from aprfmt.tokenizer.base import Engine
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import missing_template_tokens
 from aprfmt.tokenizer.doubts import PLACEHOLDER
-from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
-from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE
+from aprfmt.tokenizer.engine_defaults import DEFAULTS, GGUF_MODELS, KIND_NAMES, kind_of_pieces
+from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE, TOKENS
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.pieces import byte_level_alphabet
-from aprfmt.tokenizer.pre import flatten_steps
+from aprfmt.tokenizer.pre import PRE_TOKENIZERS, flatten_steps
 from aprfmt.tokenizer.stated import DEFAULT_PRE, StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import TODO, foreign_template
 from aprfmt.tokenizer.turn_ends import find_unstopped_turn
-from aprfmt.tokenizer.vocabulary import Vocabulary
+from aprfmt.tokenizer.vocabulary import NO_VOCABULARY, Vocabulary
+from aprfmt.tokenizer.wrong_ends import find_wrong_ends
 
 _MANY = 20  # findings of one kind; the rest is counted
 
@@ -60,10 +62,20 @@ def check_lists(ctx: CheckContext) -> Result:
         )
         for token in twice[:_MANY]
     ]
-    findings += _find_wrong_kind(ctx)
+    findings += _find_wrong_kind(ctx) + find_unknown_names(ctx)
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _ids_are_numbers(ctx.carried):
         load_tokenizer(ctx.model)  # else the check of what is wrong says it
+        side = ctx.stated  # as other programs read it: what a GGUF embeds beside its lists is ours
+        if side is not None and side.lacks_list:
+            findings.append(
+                Finding(
+                    ctx.where,
+                    f"{TOKENS.gguf} is not there, only a tokenizer.json, which aprfmt alone reads",
+                    "the list that other programs read",
+                    "convert the source again",
+                )
+            )
     return Result(f"{len(words.tokens)} tokens", findings)
 
 
@@ -93,6 +105,34 @@ def _find_wrong_kind(ctx: CheckContext) -> list[Finding]:
             "the kind of the pieces, or every blank is cut otherwise",
             todo,
         )
+    ]
+
+
+def find_unknown_names(ctx: CheckContext) -> list[Finding]:
+    """Return a warning for each name of a GGUF's tokenizer that llama.cpp is not known to take.
+
+    aprfmt reads the tokenizer.json that such a file carries; llama.cpp reads these keys alone, and
+    opens no file with a name that it does not know.
+    """
+    carried = ctx.model.carried
+    if ctx.model.key_style != "gguf" or carried.list_length(TOKENS) is None:
+        return []
+    kind, pre = carried.text_value(MODEL), carried.text_value(PRE)
+    kinds = (*DEFAULTS, *NO_VOCABULARY)
+    asked = [(MODEL, kind, kinds)]
+    if kind == "gpt2":
+        asked.append((PRE, pre, tuple(PRE_TOKENIZERS)))
+    return [
+        Finding(
+            carried.key_text(key),
+            f"is {name!r}",
+            f"a name that llama.cpp opens a file with, such as "
+            f"{', '.join(get_close_matches(name, known, 3) or known[:3])}",
+            "set it to that of the source, or use a llama.cpp that knows it",
+            "warning",
+        )
+        for key, name, known in asked
+        if name is not None and name not in known
     ]
 
 
@@ -172,6 +212,7 @@ def check_ids(ctx: CheckContext) -> Result:
         for one in (absent_ids(ctx.carried) if _ids_are_numbers(ctx.carried) else ())
     ]
     findings += _find_stale_ids(ctx)
+    findings += _find_wrong_ends(ctx)
     if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
     if not findings:
@@ -205,6 +246,20 @@ def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
             )
         )
     return findings[:_MANY]
+
+
+def _find_wrong_ends(ctx: CheckContext) -> list[Finding]:
+    """Return a failure for each recorded end that is ordinary text, or begins a turn.
+
+    [] where the tokenizer cannot be read or is absent.
+    """
+    try:
+        side = ctx.stated
+        found = [] if side is None else find_wrong_ends(side)
+    except AprfmtError:
+        return []
+    expected = "the token that ends an answer"
+    return [Finding(one.place, one.says, expected, one.command) for one in found]
 
 
 def _find_unstopped_turn(ctx: CheckContext) -> list[Finding]:

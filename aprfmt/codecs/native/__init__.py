@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
 
 __all__ = [
-    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "changes", "changes_of", "check",
+    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "apart", "changes", "changes_of", "check",
     "decode_across",
     "decode_coded",
     "decode_packed", "decode_rows", "distances", "encode_coded", "first_not_finite", "force",
     "halves", "matmul",
     "matmuls",
     "number", "products", "recode_packed", "recodes", "regroup", "stats", "stats_of",
-    "stream_fill", "turn", "walk_strings",
+    "stats_of_rows", "stream_fill", "turn", "walk_strings",
 ]  # fmt: skip
 
 walk_strings = _kernels.walk_strings
@@ -47,6 +47,9 @@ encode_coded = _kernels.encode_coded
 stream_fill = _kernels.stream_fill
 distances: Callable[..., Any] | None = getattr(_kernels, "distances", None)
 """None in a build from before it was there: then numpy measures, to the same numbers."""
+
+apart: Callable[..., Any] | None = getattr(_kernels, "apart", None)
+"""None in a build from before it was there, as `distances`."""
 
 CPU: str = _kernels.level()
 LEVELS: tuple[str, ...] = tuple(_kernels.levels())
@@ -264,3 +267,27 @@ def stats_of(encoding: str, raw: Any, count: int, threads: int = 1) -> "Moments"
     rows = _kernels.moments(_DECODERS[encoding][0], raw, count, PART, threads)
     found = [Moments(*row) for row in rows] or [Moments()]
     return reduce(Moments.joined, found)
+
+
+def stats_of_rows(
+    pieces: Sequence[tuple[str, Any, int, int, int]], width: int, skip: int, count: int
+) -> "list[Moments] | None":
+    """Return the moments of each PART of `count` elements of rows that lie in several buffers.
+
+    `pieces` are (encoding, raw, columns, first, wide): of each row of `columns` elements in `raw`,
+    the `wide` from `first` on stand side by side with those of the next piece, `width` in all. The
+    first `skip` elements are left out. Nothing decoded is kept. None for an encoding that does not
+    store single elements or has no kernel, and in a build without this one. Raises CodecError
+    where lengths do not fit.
+    """
+    from aprfmt.codecs.native.moments import PART, Moments
+
+    kernel = getattr(_kernels, "moments_rows", None)
+    names = {piece[0] for piece in pieces}
+    if kernel is None or any(
+        name not in _DECODERS or name not in KERNELS or ENCODINGS[name].block_size != 1
+        for name in names
+    ):
+        return None
+    rows = tuple((_DECODERS[name][0], *rest) for name, *rest in pieces)
+    return [Moments(*row) for row in kernel(rows, width, skip, count, PART, 1)]

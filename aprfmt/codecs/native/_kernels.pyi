@@ -79,7 +79,17 @@ def encode_coded(
 def moments(
     index: int, raw: Buffer, count: int, part: int, threads: int, /
 ) -> list[tuple[int, int, int, int, int, float, float, float, float]]: ...
+def moments_rows(
+    pieces: tuple[tuple[int, Buffer, int, int, int], ...],
+    width: int,
+    skip: int,
+    count: int,
+    part: int,
+    threads: int,
+    /,
+) -> list[tuple[int, int, int, int, int, float, float, float, float]]: ...
 def changes(before: Any, after: Any, index: int = -1, /) -> tuple[int, int, int]: ...
+def apart(x: Any, y: Any, /) -> tuple[float, float, float, int, int, int, int, int, int, int]: ...
 def distances(
     x: Any, y: Any, steps: Any, known: float, /
 ) -> tuple[int, int, float, float, float, float, float, int, float, int] | None: ...

@@ -63,7 +63,37 @@ done:
     return result;
 }
 
+PyDoc_STRVAR(apart_doc,
+             "apart(x, y)\n\n"
+             "Return (dd, yy, most, at, odd_x, odd_y, alone, both, alone_at, both_at) of two float32 "
+             "buffers, as level.h\nsays: sums, the largest distance, and what is not finite.");
+
+static PyObject *py_apart(PyObject *module, PyObject *args) {
+    buffers held = {.used = 0};
+    PyObject *x_object, *y_object, *result = NULL;
+    size_t count = 0, other = 0;
+    apart_from found = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &x_object, &y_object)) return NULL;
+    const float *x = aprfmt_hold_floats(&held, x_object, 0, "x", &count);
+    const float *y = x ? aprfmt_hold_floats(&held, y_object, 0, "y", &other) : NULL;
+    if (!y) goto done;
+    if (count != other) {
+        aprfmt_error("apart: found %zu numbers beside %zu", other, count);
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS aprfmt_level->measure_apart(x, y, count, &found);
+    Py_END_ALLOW_THREADS result = Py_BuildValue(
+        "dddnnnnnnn", found.dd, found.yy, found.most, (Py_ssize_t)found.at,
+        (Py_ssize_t)found.odd_x, (Py_ssize_t)found.odd_y, (Py_ssize_t)found.alone,
+        (Py_ssize_t)found.both, (Py_ssize_t)found.alone_at, (Py_ssize_t)found.both_at);
+done:
+    aprfmt_release(&held);
+    return result;
+}
+
 PyMethodDef APRFMT_DISTANCES[] = {
+    {"apart", py_apart, METH_VARARGS, apart_doc},
     {"distances", py_distances, METH_VARARGS, distances_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -19,6 +19,7 @@
 #include "encode_table.h"
 #include "moments.h"
 #include "distances.h"
+#include "apart.h"
 #include "dot.h"
 #include "step.h"
 
@@ -190,10 +191,15 @@ TARGET static size_t run_first_apart(const two_arrays *p, double most) {
     return first_apart(p, most);
 }
 
+TARGET static void run_measure_apart(const float *x, const float *y, size_t n,
+                                     apart_from *found) {
+    measure_apart(x, y, n, found);
+}
+
 const level LEVEL = {
     LEVEL_NAME,       DECODER_ROWS,    ENCODER_ROWS,         run_apr_q8,   run_coded,
     run_encode_coded, run_add_moments, run_first_not_finite, run_add_changes, run_add_distances,
-    run_first_apart,  run_products,    run_stream_fill,      run_activate, run_rms_norm,
-    run_rope,         run_scores,      run_probs,            run_mix,      OF(packed),
-    OF(across),       OF(turn),        OF(halves),           OF(regroup),
+    run_first_apart,  run_measure_apart, run_products,       run_stream_fill, run_activate,
+    run_rms_norm,     run_rope,        run_scores,           run_probs,    run_mix,
+    OF(packed),       OF(across),      OF(turn),             OF(halves),   OF(regroup),
 };

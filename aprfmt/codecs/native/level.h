@@ -63,6 +63,15 @@ typedef struct {
     double dd, aa, bb, ab, most, off;
 } distances;
 
+/* How far x is from a reference y, elements that are not finite on both sides left out of the sums:
+ * sums of squares of x - y and of y, the largest distance and its first place. `odd_x` and `odd_y`
+ * count what is not finite on a side; of these places `alone` count those where the other side holds
+ * something else (NaN equals NaN), `both` the others. `alone_at` and `both_at` are the first. */
+typedef struct {
+    double dd, yy, most;
+    size_t at, odd_x, odd_y, alone, both, alone_at, both_at;
+} apart_from;
+
 /* Activations; the order is that of step.py. */
 enum { SILU, GELU_TANH, RELU, GELU };
 
@@ -148,6 +157,7 @@ typedef struct {
     void (*add_changes)(const float *x, const float *y, size_t n, changes *c);
     int (*add_distances)(const two_arrays *p, distances *d); /* 0: a value is not finite */
     size_t (*first_apart)(const two_arrays *p, double most);
+    void (*measure_apart)(const float *x, const float *y, size_t n, apart_from *found);
     /* out[t * stride + r] = row r of raw times row t of x [tokens, columns] */
     void (*products)(const decoder *kind, const uint8_t *raw, size_t rows, const float *x,
                      size_t tokens, size_t columns, float *out, size_t stride);

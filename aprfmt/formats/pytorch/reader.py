@@ -231,6 +231,12 @@ def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
     path = parse_location(path)
     index = read_index(path)
     homes, notes = index.homes, list[Note]()
+    single = path.with_name(path.name.removesuffix(".index.json"))
+    if single.is_file() and not any(home.exists() for home in homes.values()):
+        raise FormatError(
+            f"{path}: the index is stale: none of the {len(homes)} files it names is there, while "
+            f"{single.name} is, which transformers loads; name that file, or take the index away"
+        )
     if partial:
         homes, notes = existing_files(path, homes, "files")
     with open_files(path, homes, PickledFile) as opened:

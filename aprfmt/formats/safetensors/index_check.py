@@ -17,6 +17,13 @@ from aprfmt.remote.paths import is_remote
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 _SUFFIX = ".safetensors.index.json"
 REMEDY = "aprfmt repair --index"
+# Source: transformers, modeling_utils.py (_get_resolved_checkpoint_files: the single file first);
+# llama.cpp, conversion (get_model_part_names); vLLM, weight_utils.py
+# (filter_duplicate_safetensors_files).
+SINGLE = (
+    "transformers and llama.cpp's converter load that file, vLLM and others that go by the index "
+    "find no weights"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +104,34 @@ def _refuse_map(
 def find_replacement_shards(
     path: Path, homes: Mapping[str, Path], faults: list[IndexFault] | None
 ) -> dict[str, Path] | None:
-    """Return {name: path} of the complete set of shards in the folder of a stale index.
+    """Return {name: path} of what is in the folder of a stale index: a set of shards, or one file.
 
-    None if a file that the index names exists, or no other set is complete. Without `faults`
-    FormatError is raised instead.
+    None if every file that the index names exists, or one does and there is no single file, or no
+    other set is complete. Without `faults` FormatError is raised instead.
     """
-    if is_remote(path) or any(home.exists() for home in homes.values()):
+    if is_remote(path):
         return None
-    found = complete_set(path)
+    there = [name for name, home in homes.items() if home.exists()]
+    single = path.with_name(path.name.removesuffix(_SUFFIX) + ".safetensors")
+    found = {} if there else complete_set(path)
+    whole = f"while another set of {len(found)} is, whole"
+    if not found and len(there) < len(homes) and single.is_file():
+        found, whole = {single.name: single}, f"while {single.name} is: {SINGLE}"
     if not found:
         return None
-    names = list(homes)
+    lacking = [name for name in homes if name not in there]
+    many = f"{len(lacking)} of" if there else "none of"
     says = (
-        f"the index is stale: none of the {len(names)} shards it names is there ({names[0]}), "
-        f"while another set of {len(found)} is, whole"
+        f"the index is stale: {many} the {len(homes)} shards it names "
+        f"{'are missing' if there else 'is there'} ({lacking[0]}), {whole}"
     )
+    todo = f"make the index anew: {REMEDY} {path.parent}"
+    if there:
+        todo = f"take it away, and {there[0]} with it"
     if faults is None:
-        raise FormatError(
-            f"{path}: {says} ({next(iter(found))}); make the index anew: {REMEDY} {path.parent}"
-        )
-    pairs = tuple((there, named) for there, named in zip(found, names, strict=False))
-    faults.append(IndexFault(says, tuple(names), pairs))
+        raise FormatError(f"{path}: {says} ({next(iter(found))}); {todo}")
+    pairs = tuple((new, named) for new, named in zip(found, lacking, strict=False))
+    faults.append(IndexFault(says, tuple(lacking), pairs, mended=not there))
     return found
 
 

@@ -1,0 +1,148 @@
+"""Flags of config.json that a model's own tensors contradict, and what each loader makes of them.
+
+aprfmt and llama.cpp believe the tensors; other readers believe the flag: they drop what it denies
+and fill in what is missing. Measured with transformers 5: a missing bias becomes zeros; a head that
+differs from the embedding is kept although the flag ties them; a head that is missing is drawn at
+random; a denied bias is dropped; a parallel residual drops the second norm.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from aprfmt.arch.value_checks import same_value
+from aprfmt.base.shapes import matrix_shape
+from aprfmt.causes.hyperparameters import FLAG_LOADERS, SHOWN_BY, hyper_causes
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import set_command
+from aprfmt.measure.records import EQUAL
+from aprfmt.measure.tensors import compare_pair
+from aprfmt.model import Model
+
+HEAD, TABLE = "output.weight", "token_embd.weight"
+_BIASES = ("attention_bias", "attention_out_bias", "mlp_bias")
+_ROWS = 4096  # of a bias or a table, read at once
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A flag of config.json that the tensors contradict.
+
+    `name` is the hyperparameter, `said` the flag's value, `key` its key in config.json, `keys` the
+    role keys of the stored tensors that contradict it.
+    """
+
+    name: str
+    said: bool
+    keys: tuple[str, ...]
+    key: str
+
+    @property
+    def says(self) -> str:
+        """What the flag and the tensors say, and what each loader does, after the side's name."""
+        stated = f"{self.key} of {{side}}'s configuration is {self.said}"
+        return f"{stated}, its tensors say {not self.said}: {FLAG_LOADERS[self.name, self.said]}"
+
+
+def contradictions(model: Model) -> Iterator[Contradiction]:
+    """Yield a Contradiction for each flag of a model's config.json that its tensors contradict.
+
+    Yields nothing for GGUF and APR, whose readers go by the tensors, nor for a head that no reader
+    of the architecture asks for.
+    """
+    if model.config is None or model.key_style in ("gguf", "apr"):
+        return
+    report, coverage = model.resolution.report, model.resolution.coverage
+    for name, row in report.demanded.items():
+        if name not in model.hyper or same_value(row.value, model.hyper[name]):
+            continue
+        said = bool(row.value)
+        if (name, said) not in FLAG_LOADERS:
+            continue
+        if (name, said) == ("tied_embeddings", False):
+            if HEAD not in (*coverage.missing, *coverage.accepted):
+                continue
+        shown = SHOWN_BY.get(name, ())
+        keys = tuple(key for key in model.roles if key.partition(".")[2] in shown or key in shown)
+        yield Contradiction(name, said, keys, row.key or _config_key(model, name))
+
+
+def unshared_contradictions(model: Model, other: Model) -> Iterator[Contradiction]:
+    """Yield the contradictions of a model that another copy of it does not have in the same way.
+
+    A head that is missing is left out where the other copy has one of its own: then a tensor was
+    lost, and the flag is right.
+    """
+    same = {(row.name, row.said) for row in contradictions(other)}
+    for row in contradictions(model):
+        lost = (row.name, row.said) == ("tied_embeddings", False)
+        if (row.name, row.said) not in same and not (lost and _has_own_head(other)):
+            yield row
+
+
+def changes_readings(model: Model, row: Contradiction) -> bool:
+    """Return whether the two readings of a contradicted flag give other numbers, by its tensors.
+
+    They do not where a denied head equals the embedding, or denied biases are zeros; nor for biases
+    that are missing, which become zeros.
+    """
+    if row.name == "tied_embeddings":
+        return not row.said or _has_own_head(model)
+    if row.name in _BIASES:
+        return not row.said and any(_has_nonzero(model, key) for key in row.keys)
+    return True
+
+
+def contradiction_findings(model: Model, other: Model, side: str) -> Iterator[Finding]:
+    """Yield a finding for each contradicted flag of a model that changes what a reader computes.
+
+    Those that `other`, the other side, has too are left out. `side` is the model's ("A" or "B").
+    They are located: no reading is recomputed here. `next` is the command that sets the flag.
+    """
+    named: dict[str, list[Contradiction]] = {}
+    for row in unshared_contradictions(model, other):
+        if changes_readings(model, row):
+            named.setdefault(row.key, []).append(row)
+    mine, there = side.lower(), "b" if side == "A" else "a"
+    for key, rows in named.items():
+        first = rows[0]
+        stored = tuple(dict.fromkeys(role for row in rows for role in row.keys))
+        yield Finding(
+            hyper_causes()[first.name],
+            first.says.format(side=side),
+            "config",
+            "bug",
+            (key, *stored),
+            False,
+            side=side,
+            values={row.name: {mine: row.said, there: not row.said} for row in rows},
+            next=set_command(model.path, [shlex.quote(f"{key}={json.dumps(not first.said)}")]),
+            keys=stored,
+        )
+
+
+def _config_key(model: Model, name: str) -> str:
+    """Return the key of config.json that gives a hyperparameter, though it may not be there."""
+    read = model.resolution.report.read
+    found = next((key for key, given in read.items() if given == name), "")
+    rules = (rule for rule in model.spec.hyper if rule.name == name)
+    return found or next((rule.keys.get("hf", (name,))[0] for rule in rules), name)
+
+
+def _has_own_head(model: Model) -> bool:
+    """Return whether a model stores a head with other values than its embedding."""
+    head, table = model.roles.get(HEAD), model.roles.get(TABLE)
+    if head is None or table is None:
+        return head is not None
+    return compare_pair(TensorPair(HEAD, head, table)).verdict not in EQUAL
+
+
+def _has_nonzero(model: Model, key: str) -> bool:
+    """Return whether the tensor of a role has a value that is not zero."""
+    view = model.roles[key]
+    rows = matrix_shape(view.shape)[0]
+    return any(bool(np.any(view.rows(i, min(i + _ROWS, rows)))) for i in range(0, rows, _ROWS))

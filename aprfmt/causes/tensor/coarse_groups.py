@@ -1,0 +1,75 @@
+"""Groups of a quantized copy that were made with a step many times too wide.
+
+Every error is within the copy's own step then, so that only the other side's values show it: they
+span far fewer steps than in all other groups.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from aprfmt.causes.tensor.differing_pair import DifferingPair
+from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.causes.tensor.packed_copies import packed_copies
+from aprfmt.causes.tensor.proof import make_finding, within_accused
+from aprfmt.measure.bounds import fit_errors
+from aprfmt.measure.coarse_steps import WideSteps, wide_steps_of_cells
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.tensors import block_copy, block_wide_steps
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+
+def explain_coarse_groups(case: DifferingPair) -> Iterator[Finding]:
+    """Yield the finding of groups whose scale is far too large, though all errors are in a step."""
+    if case.numbers is not None or case.a.shape != case.b.shape or len(case.a.shape) < 2:
+        return
+    a, b = case.a.side, case.b.side
+    coarse = block_copy(a, b)
+    for copied, whose in ((b, "B's"), (a, "A's")):
+        if coarse is copied or a.encoding == b.encoding:
+            found = block_wide_steps(a, b, copied)
+            if found is not None:
+                yield _wide_steps_finding(case, whose, found)
+                return
+    if coarse is not None:
+        return
+    for copy in packed_copies(case):
+        if not (copy.finite and fit_errors(copy.x, copy.y, copy.lattice).how):
+            continue
+        rows, columns = copy.y.shape
+        tall, wide = copy.grouping.rows or rows, copy.grouping.columns or columns
+        found = wide_steps_of_cells(copy.x, copy.lattice.step, tall, wide)
+        if found is not None:
+            yield _wide_steps_finding(case, copy.whose, found, copy.rows)
+
+
+def _wide_steps_finding(
+    case: DifferingPair, whose: str, found: WideSteps, rows: "Array | None" = None
+) -> Finding:
+    """Return the finding of a side's groups with steps too wide.
+
+    `rows` are the numbers of the rows that were looked at, None for all.
+    """
+    return make_finding(
+        "quant_scale",
+        (case.key,),
+        (
+            f"{whose} scales are far too large for the values that they hold, which were rounded "
+            "to steps as wide",
+            found.text(rows),
+        ),
+        case.before.relative,
+        None,
+        within_accused(case.before.changed),
+    )
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("quant_scale",),
+        explain_coarse_groups,
+        255,
+        "before a bound in the copy's own steps, which steps too wide would meet",
+    ),
+)

@@ -1,0 +1,321 @@
+"""Weights that were never trained: one side holds the numbers that an initialisation drew.
+
+A layer, a head or a model whose weights were never loaded has matrices of drawn numbers, biases of
+0 and norms of 1. They are one cause: seen one by one, the biases look dropped and the matrices
+taken from elsewhere.
+
+Sources for what an initialisation gives: transformers' `_init_weights` (normal numbers of
+deviation `initializer_range`, biases 0, norms 1), `torch.nn.Linear.reset_parameters` (even numbers
+up to 1/sqrt(inputs), the bias too), `torch.nn.init` (Xavier, Kaiming), GPT-2's division by
+sqrt(2 * layers).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.drawn_numbers import FAR, KURTOSIS, Drawn, drawn_from, is_even_throughout
+from aprfmt.causes.tensor.foreign_values import same_values_reordered
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.encoding_noise import storage_noise
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.records import EQUAL, TensorDiff
+from aprfmt.measure.row_reader import RowReader
+from aprfmt.tensors import norms
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+LEAST = 1024  # values from which a distribution speaks for itself
+FEWEST = 64  # values below which even a known deviation says nothing
+LOOKED_AT = 1 << 18  # values of a tensor that are looked at
+RELATED = 0.1  # two trainings have a lower correlation
+FINE = 0.02  # rounding of an encoding up to which a distribution shows
+USUAL_RANGE = 0.02  # initializer_range of nearly every configuration
+MOST_OTHERS = 0.5  # share of the other tensors that are equal where a short vector is called drawn
+WEAK = ("stale_tensor", "missing_bias", "tied_embedding", "derived")
+COMPARED = 4  # equal matrices that are asked whether the whole model was never trained
+SHOWN = 3  # kinds of numbers that a sentence lists
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """A known initialisation: the size that it gives its numbers, and what it is called."""
+
+    size: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one side of a differing tensor holds: drawn numbers, or one value (`constant`).
+
+    `usual` is the known initialisation that gives these numbers, and None for none.
+    """
+
+    key: str
+    side: str
+    drawn: Drawn | None
+    constant: float | None
+    usual: "Usual | None"
+    line: str
+
+
+def initial_groups(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield functions that return {tensor key: finding} of the weights a side never trained."""
+    for side in ("B", "A"):
+        yield partial(_explain_side, context, pairs, rows, side)
+
+
+def _explain_side(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff], side: str
+) -> dict[str, Finding]:
+    """Return {tensor key: finding} of all differing tensors that this side never trained; or {}."""
+    seen: dict[str, Seen] = {}
+    short: dict[str, Seen] = {}
+    for key, row in rows.items():
+        pair = pairs[key]
+        if not row.is_unexplained(WEAK) or pair.a is None or pair.b is None:
+            continue
+        try:
+            one = _look_at(context, pair, key, side)
+        except AprfmtError as error:
+            context.record_not_tried(("stale_tensor",), key, error)
+            continue
+        finally:
+            pair.drop()
+        if one is not None:
+            (seen if one.drawn and _elements(row) >= LEAST else short)[key] = one
+    # Where equal matrices are drawn too, no training is missing here.
+    if (side == "A" or not all(one.usual for one in seen.values())) and _untrained(pairs, rows):
+        seen = {key: one for key, one in seen.items() if side == "B" and one.usual}
+    # Constants and short vectors show it beside a matrix of theirs, or where all else is equal.
+    others = [row for key, row in rows.items() if key not in seen and key not in short]
+    equal = sum(row.verdict in EQUAL or row.verdict == "WITHIN" for row in others)
+    alone = equal >= MOST_OTHERS * len(rows)
+    places = {split_key(key)[0] for key in seen}
+    layers = {split_key(key)[0] for key in rows} - {None}
+    whole = len(places - {None}) > len(layers) / 2
+    joined = {
+        key: one
+        for key, one in short.items()
+        if split_key(key)[0] in places
+        or (split_key(key)[0] is None and whole)
+        or (alone and one.drawn is not None and one.usual)
+    }
+    found = seen | joined
+    says = _sentence(side, list(found.values()))
+    made: dict[str, Finding] = {}
+    for key, one in found.items():
+        told = (says, one.line)
+        finding = make_finding("stale_tensor", (key,), told, _before(rows[key]), None, None)
+        made[key] = replace(finding, side=side)
+    return made
+
+
+def _untrained(pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]) -> bool:
+    """Return whether the matrices that both sides share are those of an initialisation."""
+    drawn = []
+    for key, row in rows.items():
+        side = pairs[key].b
+        if row.verdict not in EQUAL or side is None or len(side.shape) < 2:
+            continue
+        reader = RowReader(side)
+        if reader.size < LEAST or storage_noise(reader.encoding) > FINE:
+            continue
+        try:
+            values = _sample(reader)
+            drawn.append(bool(np.isfinite(values).all()) and _drawn_throughout(values, reader))
+        except AprfmtError:
+            continue
+        finally:
+            pairs[key].drop()
+        if len(drawn) == COMPARED:
+            break
+    return sum(map(bool, drawn)) * 2 > len(drawn)
+
+
+def _elements(row: TensorDiff) -> int:
+    """Return the number of values of a tensor."""
+    return math.prod(row.shape_b or ())
+
+
+def _before(row: TensorDiff) -> float | None:
+    """Return the relative distance of a tensor's sides; None where it was not measured."""
+    return None if row.stats is None else row.stats.rel_l2
+
+
+def _look_at(context: PairContext, pair: TensorPair, key: str, label: str) -> Seen | None:
+    """Return what side `label` of a pair holds, if an initialisation gives it; None otherwise."""
+    assert pair.a is not None and pair.b is not None
+    sides = (pair.b, pair.a) if label == "B" else (pair.a, pair.b)
+    mine, other = RowReader(sides[0]), RowReader(sides[1])
+    if mine.shape != other.shape or mine.size < 2 or mine.side.stored[0].parts.keys() - {""}:
+        return None
+    values, theirs = _sample(mine), _sample(other)
+    if not (np.isfinite(values).all() and np.isfinite(theirs).all()):
+        return None
+    if np.ptp(values) == 0:
+        value = float(values.flat[0])
+        first = 0.0 if key.endswith(".bias") else 1.0 if "norm" in key else None
+        if value != first or np.ptp(theirs) == 0 or np.ptp(mine.whole) != 0:
+            return None
+        return Seen(key, label, None, value, None, f"{value:g} everywhere")
+    if np.ptp(theirs) == 0 or values.size < FEWEST or storage_noise(mine.encoding) > FINE:
+        return None
+    drawn = _drawn_throughout(values, mine)
+    if drawn is None:
+        return None
+    usual = usual_initialiser(context, label, key, mine.shape, drawn)
+    if values.size < LEAST and not usual:
+        return None
+    trained = _drawn_throughout(theirs, other)
+    if trained is not None and (
+        not usual
+        or usual_initialiser(context, "A" if label == "B" else "B", key, other.shape, trained)
+    ):
+        return None  # nothing tells which of the two was drawn
+    related = _correlation(values, theirs)
+    if abs(related) > RELATED + FAR / values.size**0.5:
+        return None
+    if same_values_reordered(mine, other, values, theirs):
+        return None
+    away = "A" if label == "B" else "B"
+    line = (
+        f"{drawn.text()}, mean {drawn.mean:.2g} over {values.size} values; {away}'s: mean "
+        f"{float(theirs.mean()):.2g}, deviation {float(theirs.std()):.3g}; correlation "
+        f"{related:.2g}"
+    )
+    return Seen(key, label, drawn, None, usual, line)
+
+
+def _sample(reader: RowReader) -> "Array":
+    """Return values of evenly spread rows (float64 [rows, columns])."""
+    count = min(reader.rows, max(16, LOOKED_AT // reader.columns))
+    return to_float64(reader.take(np.linspace(0, reader.rows - 1, count).astype(np.int64)))
+
+
+def _drawn_throughout(values: "Array", reader: RowReader) -> Drawn | None:
+    """Return the distribution of all rows and columns of a tensor's values; None if there is none.
+
+    Short vectors are judged by their distribution alone.
+    """
+    drawn = drawn_from(values, storage_noise(reader.encoding))
+    if drawn is None or (values.size >= LEAST and not is_even_throughout(values, drawn)):
+        return None
+    return drawn
+
+
+def _correlation(x: "Array", y: "Array") -> float:
+    """Return the correlation of two arrays of one shape; 0 if one is constant."""
+    x, y = x - x.mean(), y - y.mean()
+    norm = norms.exact_norm(x) * norms.exact_norm(y)
+    return float(norms.exact_dot(x, y) / norm) if norm else 0.0
+
+
+def usual_initialiser(
+    context: PairContext, label: str, key: str, shape: Sequence[int], drawn: Drawn
+) -> Usual | None:
+    """Return the initialisation that draws numbers of this distribution for a tensor, or None.
+
+    `label` is the side ("A" or "B"); a configuration of the other counts where it has none. `shape`
+    is [outputs, inputs] of a matrix.
+    """
+    size = drawn.size
+    count = min(math.prod(shape), LOOKED_AT)
+    # The standard error of a deviation, and what rounding to 16 bits may add.
+    near = FAR * ((KURTOSIS[drawn.kind][0] - 1) / 4 / count) ** 0.5 + 0.002
+    known = _known_initialisers(context, label, key, shape, drawn.kind)
+    fits = [one for one in known if one.size > 0 and abs(size / one.size - 1) <= near]
+    return min(fits, key=lambda one: abs(size / one.size - 1), default=None)
+
+
+def _known_initialisers(
+    context: PairContext, label: str, key: str, shape: Sequence[int], kind: str
+) -> Iterator[Usual]:
+    """Yield the known initialisations of a tensor with numbers of a kind (Drawn)."""
+    model = context.models[label.lower()]
+    config = model.config or context.models["b" if label == "A" else "a"].config or {}
+    inputs, outputs = _fans(context, label, key, shape)
+    both = inputs + outputs
+    if kind == "uniform":
+        if inputs:
+            yield Usual(inputs**-0.5, f"1/sqrt({inputs}), as torch.nn.Linear")
+            yield Usual((6 / inputs) ** 0.5, f"as Kaiming's of {inputs} inputs")
+        if outputs:
+            yield Usual((6 / both) ** 0.5, f"as Xavier's of {inputs} and {outputs}")
+        return
+    stated = config.get("initializer_range")
+    given = float(stated) if isinstance(stated, (int, float)) else USUAL_RANGE
+    name = "initializer_range" if stated else "transformers' usual initializer_range"
+    yield Usual(given, f"the {name}" if stated else name)
+    layers = next((int(str(one["n_layers"])) for one in context.hyper if one.get("n_layers")), 0)
+    if layers:
+        yield Usual(given / (2 * layers) ** 0.5, f"{name} / sqrt(2 * {layers} layers)")
+    if kind == "normal" and inputs:
+        yield Usual((2 / inputs) ** 0.5, f"as Kaiming's of {inputs} inputs")
+        yield Usual(inputs**-0.5, f"as LeCun's of {inputs} inputs")
+    if kind == "normal" and outputs:
+        yield Usual((2 / both) ** 0.5, f"as Xavier's of {inputs} and {outputs}")
+    if key == "token_embd.weight":
+        yield Usual(1.0, "as torch.nn.Embedding")
+
+
+def _fans(context: PairContext, label: str, key: str, shape: Sequence[int]) -> tuple[int, int]:
+    """Return (inputs, outputs) of a matrix, or of the one whose bias this is; 0 where unknown."""
+    if len(shape) > 1:
+        return int(shape[-1]), int(shape[-2])
+    weight = context.sides(label.lower()).get(f"{key.removesuffix('.bias')}.weight")
+    if not key.endswith(".bias") or weight is None or len(weight.shape) < 2:
+        return 0, 0
+    return int(weight.shape[-1]), 0
+
+
+def _sentence(side: str, found: Sequence[Seen]) -> str:
+    """Return what all these tensors of a side hold, in words that name none of them."""
+    kinds: dict[str, int] = {}
+    for one in found:
+        if one.drawn is not None:
+            text = one.drawn.text(one.usual.size if one.usual else None)
+            text += f" ({one.usual.name})" if one.usual else ""
+            kinds[text] = kinds.get(text, 0) + 1
+    shown = sorted(kinds, key=lambda text: -kinds[text])
+    told = [
+        f"{text} in {kinds[text]} tensor{'s' * (kinds[text] > 1)}" if len(kinds) > 1 else text
+        for text in shown[:SHOWN]
+    ]
+    if len(shown) > SHOWN:
+        told.append(f"others in {sum(kinds[text] for text in shown[SHOWN:])}")
+    biases = any(one.key.endswith(".bias") and one.drawn for one in found)
+    scales = any("norm" in one.key and not one.key.endswith(".bias") and one.drawn for one in found)
+    constants = {one.constant for one in found if one.constant is not None}
+    told += ["biases of 0"] * (0.0 in constants) + ["norms of 1"] * (1.0 in constants)
+    given = [*["0 to a bias"] * biases, *["1 to a norm"] * scales]
+    more = f"; transformers' own gives {' and '.join(given)}" if given else ""
+    return (
+        f"{side} was never trained or loaded here, it holds fresh numbers of an initialisation: "
+        f"{', '.join(told)}{more}"
+    )
+
+
+HYPOTHESES = (
+    JointHypothesis(
+        ("stale_tensor",),
+        initial_groups,
+        390,
+        "matrices, biases and norms that one initialisation made, before each is a cause",
+        weak=WEAK,
+    ),
+)

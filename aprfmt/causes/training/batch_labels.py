@@ -1,0 +1,138 @@
+"""Gradients in which single labels of a batch do not count, or count by where they stand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.backward_case import (
+    BackwardCase,
+    BackwardGuess,
+    BackwardHypothesis,
+    LabelParts,
+)
+from aprfmt.causes.training.batch_samples import NEAR, all_differ, apart
+from aprfmt.causes.training.optimizers import F64
+from aprfmt.inference.gradients.changes import BackwardChange
+
+_MADE = "The batch's gradients, computed that way, give every parameter's."
+CAUSE_ROWS = (
+    Cause(
+        "labels_left_out",
+        "gradient",
+        "bug",
+        "Labels of the batch are not in the gradient: its rows were cut at a length, or a token, "
+        "the first or the last label of each row is not scored.",
+        "All gradients differ, and that of the last norm is the sum over a part of the labels.",
+        _MADE,
+    ),
+    Cause(
+        "position_means",
+        "gradient",
+        "bug",
+        "The gradient is the mean of the means over parts of the positions: ranks that share a "
+        "row, or chunks of its loss, count alike whatever number of labels they have.",
+        "All gradients differ, and each label counts by the part of the row that it stands in.",
+        _MADE,
+    ),
+)
+SHARES = 2, 4, 8, 16  # ranks or chunks that a row is cut into
+TRIED = 3  # of the guesses that give the last norm's gradient: how many are made in all others
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How labels may count: a cause, a sentence, and the factor of each label, 1.0 for right."""
+
+    cause: str
+    says: str
+    factors: F64
+
+
+def labels(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that labels are left out, or count by where they stand.
+
+    They are held to the gradient of the last norm, to which what each label adds is known.
+    """
+    parts = case.by_label() if all_differ(case) else None
+    if parts is None or parts.key not in case.wrong | case.open:
+        return
+    found: list[tuple[float, _Way]] = []
+    seen: set[bytes] = set()
+    for way in (*_cuts(parts), *_places(parts), *_tokens(parts), *_shares(case, parts)):
+        known = np.round(way.factors, 9).tobytes()
+        if known in seen or np.all(way.factors == way.factors[0]):
+            continue
+        seen.add(known)
+        distance = apart(case, parts.key, parts.mean(way.factors))
+        if distance <= NEAR:
+            found.append((distance, way))
+    for _, way in sorted(found, key=lambda each: each[0])[:TRIED]:
+        change = BackwardChange(labels=tuple(float(x) for x in way.factors))
+        yield BackwardGuess(way.cause, way.says, change)
+
+
+def _left(
+    parts: LabelParts, kept: "np.ndarray[tuple[int], np.dtype[np.bool_]]", says: str
+) -> Iterator[_Way]:
+    """Yield the ways in which only the `kept` labels count: divided by their number, or by all."""
+    many, of = int(kept.sum()), len(kept)
+    if not 0 < many < of:
+        return
+    text = f"{says}: {of - many} of {of} labels are not in the gradient"
+    yield _Way("labels_left_out", text, np.where(kept, of / many, 0.0))
+    yield _Way("labels_left_out", f"{text}, and the sum is divided by all", kept.astype(np.float64))
+
+
+def _cuts(parts: LabelParts) -> Iterator[_Way]:
+    """Yield rows that are cut after a number of tokens."""
+    columns = np.unique(parts.columns)
+    for before, after in pairwise(columns):
+        # Between two columns with labels nothing says where the row was cut.
+        length = f"{after}" if after == before + 1 else f"{before + 1} to {after}"
+        yield from _left(parts, parts.columns <= before, f"rows are cut after {length} tokens")
+
+
+def _places(parts: LabelParts) -> Iterator[_Way]:
+    """Yield labels of each row that are left out, or are the only ones, by their place in it."""
+    first = np.append(True, np.diff(parts.rows) != 0)
+    last = np.append(np.diff(parts.rows) != 0, True)
+    yield from _left(parts, ~first, "the first label of each row is not scored")
+    yield from _left(parts, ~last, "the last label of each row is not scored")
+    yield from _left(parts, last, "only the last label of each row is scored")
+    yield from _left(parts, first, "only the first label of each row is scored")
+
+
+def _tokens(parts: LabelParts) -> Iterator[_Way]:
+    """Yield tokens that are never scored, as one that is taken for padding."""
+    for token in np.unique(parts.tokens):
+        yield from _left(parts, parts.tokens != token, f"token {token} is never scored")
+
+
+def _shares(case: BackwardCase, parts: LabelParts) -> Iterator[_Way]:
+    """Yield means of means over parts of the positions, which ranks or chunks of a loss make."""
+    of = len(parts.columns)
+    for shares in SHARES:
+        if shares > case.row_length:
+            return
+        # A row of a rank is one that predicts: the column before its label's.
+        size = -(-case.row_length // shares)
+        for ahead, where in ((1, "rows that predict"), (0, "labels")):
+            part = (parts.columns - ahead) // size
+            counts = np.bincount(part, minlength=shares).astype(np.float64)
+            there = int((counts > 0).sum())
+            factors = of / counts[part] / there
+            says = f"the mean of the means of {shares} parts of the positions, by their {where}"
+            yield _Way("position_means", says, factors)
+            if there < shares:
+                says += f", {shares - there} of which have none"
+                yield _Way("position_means", says, factors * there / shares)
+
+
+HYPOTHESES = (
+    BackwardHypothesis(
+        ("labels_left_out", "position_means"), labels, 323, "where labels stand is fitted"
+    ),
+)

@@ -1,0 +1,103 @@
+"""Gradients that have another auxiliary loss of routers than the batch states."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, BackwardHypothesis
+from aprfmt.causes.training.batch_samples import FEWEST, NEAR, all_differ
+from aprfmt.causes.training.gradient_case import distance
+from aprfmt.causes.training.optimizers import F64
+from aprfmt.inference.gradients.changes import BackwardChange, RouterFactors
+
+CAUSE_ROWS = (
+    Cause(
+        "router_loss",
+        "gradient",
+        "bug",
+        "The auxiliary loss of the routers (load balancing, z-loss) is in the gradient where the "
+        "batch does not state it, is missing where it does, or has another factor.",
+        "Routers and what is below them differ, the head does not.",
+        "The batch's gradients, computed with that loss, give every parameter's.",
+    ),
+)
+ROUTER = "ffn_gate_inp"
+# What is tried, the fewest losses first: the fields of RouterFactors.
+WAYS = (("balance",), ("by_layer",), ("z",), ("balance", "z"), ("by_layer", "z"))
+WORDS = {
+    "balance": "load balancing over all layers",
+    "by_layer": "load balancing of each layer",
+    "z": "the router's z-loss",
+}
+
+
+def router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses of other factors of routers' losses, solved on the router of one layer.
+
+    Its gradient is linear in them.
+    """
+    unlike = case.wrong | case.open
+    keys = [key for key in sorted(unlike) if ROUTER in key and case.case(key).given.size >= FEWEST]
+    if not keys or all_differ(case):
+        return
+    key = max(keys, key=lambda each: float(case.case(each).distance))
+    plain = _of(case, key, RouterFactors())
+    units = {
+        field: _of(case, key, RouterFactors(**{field: 1.0})) - plain
+        for field in dict.fromkeys(field for way in WAYS for field in way)
+    }
+    given = case.case(key).given.astype(np.float64).reshape(-1)
+    found: list[tuple[float, RouterFactors]] = [(distance(given, plain), RouterFactors())]
+    for way in WAYS:
+        parts = np.stack([units[field] for field in way], axis=1)
+        solved, *_ = np.linalg.lstsq(parts[::2], (given - plain)[::2], rcond=1e-9)
+        values = [
+            _written(float(x), getattr(case.routers, field))
+            for x, field in zip(solved, way, strict=True)
+        ]
+        apart = distance(given, plain + parts @ np.array(values))
+        if all(value > 0 for value in values):
+            found.append((apart, RouterFactors(**dict(zip(way, values, strict=True)))))
+    # Of those that are as near, the one of fewer losses is first.
+    for apart, factors in sorted(found, key=lambda each: float(f"{each[0]:.1g}")):
+        if apart <= NEAR and factors != case.routers:
+            yield BackwardGuess(
+                "router_loss", _sentence(factors, case.routers), BackwardChange(router=factors)
+            )
+
+
+def _of(case: BackwardCase, key: str, factors: RouterFactors) -> F64:
+    """Return a router's gradient [elements] with the losses of these factors."""
+    found = case.recompute(BackwardChange(router=factors), case.names[key])
+    return np.asarray(found.gradient(key), np.float64).reshape(-1)
+
+
+def _written(value: float, stated: float) -> float:
+    """Return the stated number, or one that somebody wrote, near a measured one; or that one."""
+    for near in (stated, float(f"{value:.2g}")):
+        if near and abs(value - near) <= NEAR * near:
+            return near
+    return value
+
+
+def _sentence(found: RouterFactors, stated: RouterFactors) -> str:
+    """Return what the gradients have, and what was stated."""
+    fields = [field for field in WORDS if getattr(found, field) != getattr(stated, field)]
+    parts = [_part(field, getattr(found, field), getattr(stated, field)) for field in fields]
+    return "; ".join(parts)
+
+
+def _part(field: str, found: float, stated: float) -> str:
+    """Return the sentence about one loss."""
+    if not found:
+        return f"{WORDS[field]} is not in the gradient, and is stated {stated:.3g} times"
+    said = f"stated {stated:.3g} times" if stated else "not stated"
+    return f"{WORDS[field]}, an auxiliary loss, is in the gradient {found:.3g} times; it is {said}"
+
+
+HYPOTHESES = (
+    BackwardHypothesis(
+        ("router_loss",), router_losses, 303, "begins at the router, with a gradient"
+    ),
+)

@@ -1,0 +1,90 @@
+"""Keys of a file's own by which other programs read another model than aprfmt does.
+
+aprfmt believes the tensors where a key contradicts them, and reads the config.json that a GGUF
+carries where a key is missing. Other programs go by the keys alone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+from aprfmt.model.resolve import ARCH_KEYS, KEYS_ALONE
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+# What readers of GGUF take from the vocabulary where no key says it (llama.cpp, llama-vocab.cpp).
+_TOLD_BY_TOKENS = ("vocab_size",)
+
+
+@dataclass(frozen=True, slots=True)
+class MisleadingKey:
+    """One key: the hyperparameter `name`, what it `says` (None: not there), and the value read.
+
+    `key` is the file's own, `style` the key style that it is of ("hf", "gguf", "apr").
+    """
+
+    key: str
+    name: str
+    says: Value
+    read: Value
+    style: str
+
+    @property
+    def text(self) -> str:
+        """What is wrong with the key, in words."""
+        if self.says is None:
+            return (
+                f"{self.key} is not there: other programs need it, and only aprfmt reads "
+                f"{self.read!r} in the carried config.json"
+            )
+        return (
+            f"{self.key} says {self.says!r}, the tensors say {self.read!r}: other programs go by "
+            "the key"
+        )
+
+
+def misleading_keys(model: "Model") -> dict[str, MisleadingKey]:
+    """Return {hyperparameter: MisleadingKey} of a model's keys that other programs are misled by.
+
+    Those that its tensors contradict, and those that a GGUF lacks and only its carried config.json
+    has. Of a GGUF or APR file its own keys count, else config.json. Raises ArchError.
+    """
+    found = {one.name: one for one in _unstated_keys(model)}
+    report = model.resolution.native or model.resolution.report
+    style = model.key_style if model.key_style in ARCH_KEYS else "hf"
+    for name, said in report.overruled.items():
+        if name in model.hyper and said.key:
+            found[name] = MisleadingKey(said.key, name, said.value, model.hyper[name], style)
+    return found
+
+
+def _unstated_keys(model: "Model") -> Iterator[MisleadingKey]:
+    """Yield the keys that a GGUF with a config.json lacks and its readers have no default for."""
+    from aprfmt.arch.hyperparameters import read_back_hyper, read_hyper
+    from aprfmt.arch.spec import Facts
+
+    style, spec = model.key_style, model.spec
+    if style not in KEYS_ALONE or model.config is None:
+        return
+    called = spec.called.get(style) or ("",)
+    prefix = str(model.metadata.get(ARCH_KEYS[style][0][1], ""))
+    if prefix not in called:
+        return  # no other program opens a file of that name
+    try:
+        alone, _ = read_hyper(
+            spec, Facts(style, model.metadata, {}, prefix), str(model.path), complete=False
+        )
+    except ArchError:
+        return  # a value that cannot be read is no missing key: its relation says what it is
+    back = read_back_hyper(spec, model.hyper, style)
+    for name in model.hyper:
+        if name in alone or name not in back or name in _TOLD_BY_TOKENS:
+            continue
+        key = back.of(name).key
+        if key.startswith(f"{called[0]}."):
+            key = prefix + key.removeprefix(called[0])
+        if key and key not in model.metadata and back.of(name).origin == "metadata":
+            yield MisleadingKey(key, name, None, model.hyper[name], style)

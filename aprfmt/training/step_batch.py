@@ -1,0 +1,49 @@
+"""The batch of a training step, with the auxiliary losses that its model's configuration states."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from aprfmt.inference.batch import BALANCE, Batch, read_batch
+from aprfmt.inference.gradients.changes import RouterFactors
+from aprfmt.inference.gradients.documents import routers
+from aprfmt.model import Model
+
+RETURNED = "output_router_logits"  # a configuration with which transformers adds the routers' loss
+
+
+def read_step_batch(path: Path, model: Model) -> Batch:
+    """Return the batch of a step of a model.
+
+    What the file does not say of routers' load balancing the model's configuration says: with
+    `output_router_logits` transformers adds it to the loss, `router_aux_loss_coef` times. Raises
+    FormatError for arrays that are no batch.
+    """
+    batch = read_batch(path, int(model.hyper["vocab_size"]))
+    if batch.router_balance is not None or not model.hyper.get("n_experts"):
+        return batch
+    config = model.config if isinstance(model.config, Mapping) else {}
+    factor = config.get(BALANCE)
+    if config.get(RETURNED) is not True or not isinstance(factor, int | float) or factor < 0:
+        return batch
+    return replace(batch, router_balance=float(factor), router_by_config=True)
+
+
+def router_text(batch: Batch) -> str:
+    """Return a note on the auxiliary losses in a batch's gradients; "" without any."""
+    found = routers(batch)
+    if not found.any:
+        return ""
+    by = f"{RETURNED} of the configuration" if batch.router_by_config else "the batch"
+    return f"the computed gradients have {factors_text(found)}, as {by} states"
+
+
+def factors_text(factors: RouterFactors) -> str:
+    """Return auxiliary losses with their factors, such as `0.02 times load balancing`."""
+    words = {
+        "load balancing": factors.balance,
+        "load balancing of each layer": factors.by_layer,
+        "the router's z-loss": factors.z,
+    }
+    said = [f"{value:.3g} times {word}" for word, value in words.items() if value]
+    return " and ".join(said) or "no auxiliary loss of routers"

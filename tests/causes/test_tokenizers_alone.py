@@ -1,0 +1,71 @@
+"""Differences of tokenizers, each by itself: how sure they are, and on which side."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aprfmt.causes.tokenizer import pre_tokenizer
+from aprfmt.tokenizer.pre import row_splitting
+
+# Splittings of a tokenizer.json: as the table has it, by steps it has, by one it has not.
+DIGITS = {"type": "Digits", "individual_digits": True}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+STRANGE = {"type": "UnicodeScripts"}
+
+
+def by_json(*steps: dict[str, Any], ignores: bool = False) -> Any:
+    data = {
+        "model": {"type": "BPE", "ignore_merges": ignores},
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(steps)},
+    }
+    return side(data, None)
+
+
+def by_lists(name: str) -> Any:
+    return side(None, name)
+
+
+def side(data: Any, name: str | None) -> Any:
+    return SimpleNamespace(
+        data=data,
+        uses_lists=data is None,
+        vocabulary=SimpleNamespace(kind="bpe", pre=name),
+        carried=SimpleNamespace(metadata_value=lambda key: name),
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "sure"),
+    [
+        (by_json(DIGITS, BYTES), by_lists("gpt-2"), True),  # the steps of both are known
+        (by_lists("gpt-2"), by_json(DIGITS, BYTES), True),
+        (by_json(STRANGE, BYTES), by_lists("gpt-2"), False),  # one side's are not
+        (by_lists("gpt-2"), by_json(STRANGE, BYTES), False),
+        (by_lists("gpt-2"), by_lists("no such name"), True),  # by the names themselves
+        (by_json(STRANGE, BYTES), by_json(DIGITS, BYTES), True),  # by the steps themselves
+        (by_json(BYTES, ignores=True), by_json(BYTES), False),  # the merges alone say
+    ],
+)
+def test_a_splitting_is_surely_another_where_both_sides_say_theirs(
+    a: Any, b: Any, sure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pre_tokenizer, "part_place", lambda side, part: (f"{id(side)}",))
+    (found,) = pre_tokenizer.pre_tokenizer_difference(a, b)
+    assert found.sure is sure and not found.still
+    assert found.where[0] == str(id(b))  # B is what is to be mended
+    assert found.says.startswith(f"A splits by {found.a}, B by {found.b}")
+
+
+def test_names_that_split_alike_are_still_one_splitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pre_tokenizer, "part_place", lambda side, part: ("x",))
+    assert list(pre_tokenizer.pre_tokenizer_difference(by_lists("gpt-2"), by_lists("gpt-2"))) == []
+    twins = [
+        (x, y) for x in ("gpt-2", "default", "phi-2", "mpt", "olmo") for y in ("jina-es", "gpt-2")
+        if x != y and row_splitting(x) == row_splitting(y)
+    ]  # fmt: skip
+    assert twins
+    for x, y in twins:
+        (found,) = pre_tokenizer.pre_tokenizer_difference(by_lists(x), by_lists(y))
+        assert found.still and found.says == f"{x} in A, {y} in B, which split alike"

@@ -1,0 +1,96 @@
+"""The form for agents of `logits`, `step` and `eval`: the next command, and each fault once.
+
+Seen red: no next command although one says more; one thing in two FAIL lines without a name.
+"""
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import aprfmt
+from tests.cli.run import Done
+from tests.cli.run import aprfmt as command
+
+UP = "model.layers.1.mlp.up_proj.weight"
+IDS = ("--ids", "1,2,3")
+AGENT = ("--format", "agent")
+
+
+def next_of(done: Done) -> list[str]:
+    return [line.removeprefix("next: ") for line in done.out.splitlines() if line[:6] == "next: "]
+
+
+def changed(demo: Path, folder: Path, change: Any) -> Path:
+    """Return a copy of the demo in float32 whose tensors `change` has changed."""
+    shutil.copytree(demo, folder)
+    with aprfmt.open(demo) as model:
+        rows = {name: np.array(model[name].numpy(), np.float32) for name in model}
+    save_file(change(rows), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def broken(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the demo with one tensor of NaN."""
+    there = tmp_path_factory.mktemp("next") / "nan"
+    return changed(demo_model, there, lambda rows: {**rows, UP: np.full_like(rows[UP], np.nan)})
+
+
+def test_logits_that_are_no_numbers_are_traced(broken: Path, demo_model: Path) -> None:
+    assert next_of(command("logits", demo_model, *IDS, *AGENT)) == []
+    (line,) = next_of(command("logits", broken, *IDS, *AGENT))
+    done = command(*shlex.split(line)[1:])
+    assert done.code == 1 and "L1.ffn_up" in done.out
+
+
+@pytest.mark.parametrize("points", ["all", "logits"])
+def test_logits_unlike_a_saved_trace_are_diagnosed(
+    points: str, broken: Path, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: "KL mean 0" of a row that holds no number."""
+    saved = tmp_path / "t.safetensors"
+    asked = ("--payload", "--points", points, *IDS, "-o", saved)
+    assert command("trace", demo_model, *asked).code == 0
+    assert next_of(command("logits", demo_model, *IDS, "--reference", saved, *AGENT)) == []
+    done = command("logits", broken, *IDS, "--reference", saved, *AGENT)
+    (line,) = next_of(done)
+    assert done.code == 1 and "KL mean inf max inf" in done.out
+    assert command(*shlex.split(line)[1:]).code == 1
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_step_that_differs_is_looked_at(fault: bool, demo_model: Path, tmp_path: Path) -> None:
+    before = changed(demo_model, tmp_path / "before", dict)
+    rows = load_file(before / "model.safetensors")
+    rng = np.random.default_rng(0)
+    grads = {k: rng.normal(size=v.shape).astype(np.float32) / 100 for k, v in rows.items()}
+    save_file(grads, tmp_path / "grads.safetensors")
+    rate = {name: np.float32(0.2 if fault and name == UP else 0.1) for name in rows}
+    moved = {name: rows[name] - rate[name] * grads[name] for name in rows}
+    after = changed(demo_model, tmp_path / "after", lambda _: moved)
+    done = command("step", before, "--after", after, "--grads", tmp_path / "grads.safetensors",
+                   "--optimizer", "sgd:lr=0.1", *AGENT)  # fmt: skip
+    found = next_of(done)
+    assert (done.code, len(found)) == (int(fault), int(fault)), done.out
+    for line in found:
+        shown = command(*shlex.split(line)[1:])
+        assert shown.code == 1 and "1 DIFFERENT" in shown.out and UP in shown.out
+
+
+def test_each_fault_of_an_evaluation_is_said_once(broken: Path, demo_model: Path) -> None:
+    """Of two models by name; of a text without a label, whichever the model."""
+    done = command("eval", demo_model, "--ids", "1", "--against", broken, *AGENT)
+    assert (done.code, done.out.count("loss-measured")) == (2, 1)
+    done = command("eval", broken, "--ids", "1,2,3,4", "--against", broken, *AGENT)
+    lines = [line for line in done.out.splitlines() if " FAIL " in line]
+    assert done.code == 1 and len(lines) == 2
+    assert all(str(broken) in line for line in lines)
+    assert (
+        "same top token             0.00 %"
+        in command("eval", broken, "--ids", "1,2,3,4", "--against", broken, "--format", "human").out
+    )

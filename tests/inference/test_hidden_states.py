@@ -1,0 +1,217 @@
+"""Entries of transformers' tuple `hidden_states`: read as the points they are, under any spelling.
+
+The values are transformers' own (`output_hidden_states=True`). Seen red: the last entry taken for
+the last layer's output, entry N for the output of layer N, an entry lost without a word.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.diagnosis import diagnose
+from aprfmt.inference.engines.modules import hidden_state_index, hidden_state_points
+from aprfmt.inference.engines.opening import open_trace
+from aprfmt.inference.trace_file import load_trace
+from aprfmt.model import open_model
+from tests.diagnose.engines import tiny_folder, trace
+from tests.models import IDS
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+SPELLINGS = ("hidden_states.{}", "hidden_states_{}", "hidden_states[{}]", "model.hidden_state.{}")
+
+
+def states(base: str) -> dict[int, Any]:
+    """Return {entry: values} of transformers' run on a tiny model."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder(base), dtype=torch.float32).eval()
+    with torch.no_grad():
+        made = model(torch.tensor([list(IDS)]), output_hidden_states=True)
+    return {n: value.numpy() for n, value in enumerate(made.hidden_states)}
+
+
+def saved(path: Path, arrays: Mapping[str, Any]) -> Path:
+    """Write an .npz with the token ids."""
+    np.savez(path, input_ids=np.array([IDS]), **arrays)
+    return path
+
+
+@pytest.mark.parametrize("base", ["llama", "gemma2", "gpt2", "qwen3", "olmo2"])
+def test_each_entry_is_its_point(base: str, tmp_path: Path) -> None:
+    made = states(base)
+    path = saved(tmp_path / "h.npz", {f"hidden_states.{n}": v for n, v in made.items()})
+    with (
+        open_model(tiny_folder(base)) as model,
+        open_trace(path, None, model) as found,
+        load_trace(trace(tiny_folder(base), f"hidden-{base}")) as own,
+    ):
+        assert not found.run.get("unknown") and len(found.records) == len(made)
+        assert {"final_norm", "L0.out"} <= found.records.keys()
+        for key in found.records:
+            mine, theirs = own.recorded_values(key), found.recorded_values(key)
+            assert mine is not None and theirs is not None, key
+            assert np.allclose(theirs, np.reshape(mine, theirs.shape), rtol=1e-3, atol=1e-4), key
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("layers", [None, 3])
+def test_every_spelling_is_read_and_the_last_is_behind_the_final_norm(
+    spelling: str, layers: int | None
+) -> None:
+    keys = {spelling.format(n): n for n in range(4)}
+    found = hidden_state_points([*keys, "logits"], layers)
+    assert {keys[key]: point for key, point in found.items()} == {
+        0: ("embd", -1) if layers is None else ("in", 0),
+        1: ("out", 0),
+        2: ("out", 1),
+        3: ("final_norm", -1),
+    }
+
+
+def test_entries_counted_from_the_end() -> None:
+    found = hidden_state_points(["hidden_states[-1]", "hidden_states[-2]"], 3)
+    assert [*found.values()] == [("final_norm", -1), ("out", 1)]
+    assert [*hidden_state_points(["hidden_states.-1"], None).values()] == [("final_norm", -1)]
+    assert hidden_state_points(["hidden_states.4", "hidden_states.-9"], 3) == {}
+
+
+def test_an_entry_that_may_be_the_last_is_not_guessed(tmp_path: Path) -> None:
+    """Without the number of layers the largest of some entries may be behind the final norm."""
+    names = ["hidden_states.1", "hidden_states.3"]
+    assert hidden_state_points(names, None) == {"hidden_states.1": ("out", 0)}
+    path = saved(tmp_path / "some.npz", dict.fromkeys(names, np.ones((1, len(IDS), 8))))
+    with open_trace(path) as found:
+        assert "give --model" in str(found.run["unknown"])
+    assert hidden_state_index("past_hidden") is None
+
+
+def test_a_module_beats_an_entry_of_the_same_point(tmp_path: Path) -> None:
+    values = np.arange(8.0 * len(IDS), dtype=np.float32).reshape(1, len(IDS), 8)
+    arrays = {f"hidden_states.{n}": values + n for n in range(3)} | {"model.layers.0": values + 9}
+    for order in (arrays, dict(reversed(arrays.items()))):
+        with open_trace(saved(tmp_path / "both.npz", order)) as found:
+            held = found.recorded_values("L0.out")
+            assert held is not None and np.array_equal(held, (values + 9)[0])
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+def test_noise_under_these_names_is_no_rounding(with_model: bool, tmp_path: Path) -> None:
+    made = states("llama")
+    a = saved(tmp_path / "a.npz", {f"hidden_states.{n}": v for n, v in made.items()})
+    rng = np.random.default_rng(1)
+    noise = {f"hidden_states.{n}": rng.normal(size=v.shape) for n, v in made.items()}
+    b = saved(tmp_path / "b.npz", {k: v.astype(np.float32) for k, v in noise.items()})
+    options: dict[str, Any] = {"model": str(tiny_folder("llama"))} if with_model else {}
+    assert diagnose(str(a), str(b), **options).exit_code == 1
+    assert diagnose(str(a), str(a), **options).exit_code == 0
+
+
+EMPTY: Mapping[str, Mapping[str, Any]] = {
+    "nothing": {},
+    "unknown names": {"residual_stream.0": np.ones((1, len(IDS), 24), np.float32)},
+    "another width": {"logits": np.ones((1, len(IDS), 5), np.float32)},
+}
+
+
+@pytest.mark.parametrize("other", [*EMPTY])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_side_of_which_nothing_was_compared_agrees_with_nothing(
+    other: str, swapped: bool, tmp_path: Path
+) -> None:
+    """Seen red: "precision", exit 0, from the other side's distance to the model."""
+    made = states("llama")
+    a = saved(tmp_path / "a.npz", {f"hidden_states.{n}": v for n, v in made.items()})
+    b = saved(tmp_path / "b.npz", EMPTY[other])
+    sides = (str(b), str(a)) if swapped else (str(a), str(b))
+    found = diagnose(*sides, model=str(tiny_folder("llama")))
+    assert (found.verdict, found.exit_code) == ("not_comparable", 2), found.sentence
+    assert f"no point of {'A' if swapped else 'B'} could be compared" in found.sentence
+    alone = diagnose(str(tiny_folder("llama")), str(b))
+    assert alone.exit_code == 2, alone.sentence
+
+
+def captured(path: Path, made: Mapping[int, Any], **arrays: Any) -> Path:
+    """Write the entries under the names of layers: the last one is behind the final norm."""
+    layers = {f"model.layers.{n - 1}": v for n, v in made.items() if n}
+    return saved(path, {"model.embed_tokens": made[0]} | layers | arrays)
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+def test_the_last_layers_output_taken_behind_the_norm_is_a_capture_point(
+    with_model: bool, tmp_path: Path
+) -> None:
+    """The logits, which are computed from it, agree: no operation is at fault."""
+    made = states("llama")
+    with load_trace(trace(tiny_folder("llama"), "hidden-last")) as own:
+        last = own.recorded_values(f"L{len(made) - 2}.out")
+        logits = own.recorded_values("logits")
+    a = captured(tmp_path / "a.npz", made | {len(made) - 1: last}, logits=logits)
+    b = captured(tmp_path / "b.npz", made, logits=logits)
+    options: dict[str, Any] = {"model": str(tiny_folder("llama"))} if with_model else {}
+    found = diagnose(str(a), str(b), **options)
+    assert [row.cause for row in found.findings if row.verdict == "bug"] == []
+    assert found.cause == "capture_point" and found.exit_code == (0 if with_model else 2)
+    if with_model:
+        assert found.lead is not None and found.lead.where == (f"L{len(made) - 2}.out",)
+        assert "final_norm" in found.sentence
+
+
+def test_a_norm_that_was_really_applied_twice_is_a_bug(tmp_path: Path) -> None:
+    """The engine computed on with the normed values: the logits say so."""
+    made = states("llama")
+    with open_model(tiny_folder("llama")) as model:
+        weight = np.asarray(model["model.norm.weight"], np.float64)
+        head = np.asarray(model["lm_head.weight"], np.float64)
+        eps = float(model.hyper["norm_eps"])
+    x = made[len(made) - 1].astype(np.float64)
+    twice = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+    with load_trace(trace(tiny_folder("llama"), "hidden-last")) as own:
+        last, logits = own.recorded_values(f"L{len(made) - 2}.out"), own.recorded_values("logits")
+    a = captured(tmp_path / "a.npz", made | {len(made) - 1: last}, logits=logits)
+    wrong = (twice @ head.T).astype(np.float32)
+    b = captured(tmp_path / "b.npz", made, logits=wrong)
+    found = diagnose(str(a), str(b), model=str(tiny_folder("llama")))
+    assert (found.verdict, found.exit_code) == ("bug", 1), found.sentence
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_layers_output_of_other_values_that_nothing_used_is_no_bug(
+    layer: int, with_model: bool, tmp_path: Path
+) -> None:
+    """Later outputs agree, so what is recorded here was taken elsewhere: placed, not known."""
+    made = states("llama")
+    noise = np.random.default_rng(2).normal(size=made[1].shape).astype(np.float32)
+    a = saved(tmp_path / "a.npz", {f"hidden_states.{n}": v for n, v in made.items()})
+    other = made | {layer + 1: noise}
+    b = saved(tmp_path / "b.npz", {f"hidden_states.{n}": v for n, v in other.items()})
+    options: dict[str, Any] = {"model": str(tiny_folder("llama"))} if with_model else {}
+    found = diagnose(str(a), str(b), **options)
+    assert (found.cause, found.exit_code) == ("capture_point", 2), found.sentence
+    assert found.lead is not None and found.lead.where == (f"L{layer}.out",)
+    assert found.lead.certainty == "located"
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+def test_outputs_without_the_residual_stream_in_every_layer_are_one_capture_point(
+    with_model: bool, tmp_path: Path
+) -> None:
+    """What every layer adds is recorded, and the logits agree."""
+    made = states("llama")
+    with load_trace(trace(tiny_folder("llama"), "hidden-last")) as own:
+        outs = [own.recorded_values(f"L{n}.out") for n in range(len(made) - 1)]
+        logits = own.recorded_values("logits")
+    real = {"model.embed_tokens": made[0], "logits": logits}
+    a = saved(tmp_path / "a.npz", real | {f"model.layers.{n}": v for n, v in enumerate(outs)})
+    before = [made[0].reshape(made[1].shape[1:]), *outs[:-1]]
+    added = {f"model.layers.{n}": v - w for n, (v, w) in enumerate(zip(outs, before, strict=True))}
+    b = saved(tmp_path / "b.npz", real | added)
+    options: dict[str, Any] = {"model": str(tiny_folder("llama"))} if with_model else {}
+    found = diagnose(str(a), str(b), **options)
+    assert [row.cause for row in found.findings if row.verdict == "bug"] == [], found.sentence
+    assert found.cause == "capture_point", found.sentence
