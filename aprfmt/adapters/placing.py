@@ -15,17 +15,17 @@ from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import WRAPPED, unwrap_module
+from aprfmt.model.adapter_parts import HEADS, WRAPPED, unwrap_module
 from aprfmt.model.patterns import similar_names
 from aprfmt.model.relations import SHOWN, Relation, opening_path
 from aprfmt.model.renames import Rename, command_line, component_rules, prefix_rule_onto
+from aprfmt.model.towers import has_towers
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup
 
 Array = np.ndarray[Any, Any]
 _PREFIXES = 6  # components of a prefix that is looked for
-_HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # whole names, or ends of them
 _UNTIE = (
     "untie the base first (tie_word_embeddings false, and lm_head.weight a copy of the table), and "
     "merge into that"
@@ -86,7 +86,7 @@ def place_pairs(
         second change of the same weight.
         """
         if name not in whole and name not in base:
-            tied = name.endswith(_HEADS) and base.hyper["tied_embeddings"]
+            tied = name.endswith(HEADS) and base.hyper["tied_embeddings"]
             raise ConversionError(
                 f"{adapter.path}: {module} is changed by a pair, and {base.path} has "
                 + (f"one tensor for head and table: {_UNTIE}" if tied else f"no {name}")
@@ -158,16 +158,22 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
         for name in every
         if f"{name}.weight" not in stacked and not _has_place(adapter, name, base)
     ]
-    if not astray:
+    # Names of another wrapper have a place by their role only: readers go by the name.
+    foreign = [] if astray else _named_by_role_only(adapter, every, base)
+    if not astray and not foreign:
         return adapter, None
+    fits = _is_name_of if foreign else _has_place
+    astray = astray or foreign
     rule = next(
         (
             rule
             for rule in _prefix_rules(astray, base)
-            if all(_has_place(adapter, rule(name), base) for name in astray)
+            if all(fits(adapter, rule(name), base) for name in astray)
         ),
         None,
     )
+    if rule is None and foreign:
+        return adapter, None
     rules = (rule,) if rule is not None else _component_renames(adapter, astray, base)
     if not rules:
         return adapter, None
@@ -190,6 +196,21 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
         },
         replacements={apply.get(name, name): view for name, view in adapter.replacements.items()},
     ), relation
+
+
+def _named_by_role_only(adapter: Adapter, every: Sequence[str], base: Model) -> list[str]:
+    """Return the modules of a PEFT adapter whose weights a base of its format names otherwise.
+
+    [] for a multimodal base: its modules are named otherwise in memory than in older files.
+    """
+    if adapter.spelling != "peft" or base.style != "hf" or has_towers(base.config):
+        return []
+    stacked = _names_of_stacked(adapter, base)
+    return [
+        name
+        for name in every
+        if f"{name}.weight" not in stacked and not _is_name_of(adapter, name, base)
+    ]
 
 
 def _renamed(name: str, rules: Sequence[Rename]) -> str:
@@ -258,20 +279,31 @@ def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
     """
     from aprfmt.arch.binding import bind_names
 
-    plain, _ = unwrap_module(module)
-    plain = plain.replace(f"{WRAPPED}.", ".")
-    names = (plain, f"{plain}.weight")
-    pair = adapter.pairs.get(module)
-    if any(name in base for name in names) or (pair is not None and pair.parameters):
+    if _is_name_of(adapter, module, base):
         return True
-    if any(name.startswith(f"{plain}.") for name in base) or plain.endswith(_HEADS):
-        return True  # a module whose parameters have pairs of their own; a tied head
+    plain = _plain_name(module)
+    names = (plain, f"{plain}.weight")
     style = "gguf" if adapter.spelling == "gguf" else "hf"
     try:
         groups = [bind_names(base.spec, style, [name]).groups for name in names]
     except (ArchError, KeyError):
         return False
     return any(found and found[0].roles[0] in base.roles for found in groups)
+
+
+def _plain_name(module: str) -> str:
+    """Return a module's name without the wrappers of PEFT."""
+    return unwrap_module(module)[0].replace(f"{WRAPPED}.", ".")
+
+
+def _is_name_of(adapter: Adapter, module: str, base: Model) -> bool:
+    """Return whether the base has a weight, or a whole tensor, of a module's very name."""
+    plain = _plain_name(module)
+    pair = adapter.pairs.get(module)
+    if plain in base or f"{plain}.weight" in base or (pair is not None and pair.parameters):
+        return True
+    # A module whose parameters have pairs of their own; a tied head.
+    return any(name.startswith(f"{plain}.") for name in base) or plain.endswith(HEADS)
 
 
 def weight_name(adapter: Adapter, module: str, base: Model) -> str:
@@ -387,7 +419,7 @@ def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapp
             found[name] = view
         elif _is_tied_head(adapter, name, base, untie=untie):
             continue
-        elif untie and name.endswith(_HEADS) and base.hyper["tied_embeddings"]:
+        elif untie and name.endswith(HEADS) and base.hyper["tied_embeddings"]:
             found[name] = view
         else:
             raise ConversionError(
@@ -424,7 +456,7 @@ def _is_tied_head(adapter: Adapter, name: str, base: Model, *, untie: bool = Fal
     `untie`.
     """
     table = _embedding_name(base)
-    if not table or not base.hyper["tied_embeddings"] or not name.endswith(_HEADS):
+    if not table or not base.hyper["tied_embeddings"] or not name.endswith(HEADS):
         return False
     own = adapter.replacements.get(table, base[table])
     equal = np.array_equal(own.numpy(), adapter.replacements[name].numpy())

@@ -291,7 +291,7 @@ class Diagnosis(Tabular):
         why = (
             "it has to be made again by what made it"
             if known
-            else ("what happened to it is not known")
+            else ("what would undo it is not known")
         )
         if len(left) == len(faults):
             return f"no command mends B: {why}"

@@ -40,8 +40,9 @@ class Effect:
 
     @property
     def text(self) -> str:
-        """The effect in words; "" where it was not measured."""
-        words = [] if self.rel_l2 is None else [f"{self.rel_l2:.3g} apart"]
+        """The effect in words; "" where it was not measured, or is infinite."""
+        known = self.rel_l2 is not None and math.isfinite(self.rel_l2)
+        words = [f"{self.rel_l2:.3g} apart"] if known else []
         return ", ".join([*words, *([] if self.kl is None else [f"KL {self.kl:.3g}"])])
 
 

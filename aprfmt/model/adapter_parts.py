@@ -42,6 +42,7 @@ _DECIDING = ("a", "b", "embedding_a", "embedding_b")
 # Inside PEFT's ModulesToSaveWrapper (utils/other.py): the trained module, and the one before.
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 WRAPPED = ".base_layer"  # of a module that PEFT wrapped more than once
+HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # whole names, or ends of them
 _NUMBERS = {"F32": "<f", "F16": "<e", "BF16": "<f", "F64": "<d"}
 # What loaders compute from the configuration, and a converter may have added to an adapter.
 _COMPUTED = re.compile(

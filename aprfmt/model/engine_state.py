@@ -9,7 +9,7 @@ arch/engine_parameters.py.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -346,6 +346,11 @@ class StateNames:
             for tail in _name_tails(name):
                 self._tails.setdefault(tail, []).append(name)
 
+    def forget(self, names: Collection[str]) -> None:
+        """Leave out these names, too, where similar ones are looked for."""
+        for tail, held in self._tails.items():
+            self._tails[tail] = [name for name in held if name not in names]
+
     def find_by_ending(self, names: Sequence[str]) -> RankTensor | None:
         """Return the state's tensor that ends like the first of these names that decides.
 
@@ -539,12 +544,18 @@ class _StateReader:
         for parameter, whole in zip(listed, exact, strict=True):
             if whole is not None:
                 self._record_readings(parameter, whole)
-        for parameter in listed:
-            stored = [name for part in parameter.parts for name in part.stored]
-            if not all(name in self._readings for name in stored):
-                whole = names.find_by_ending(parameter.names)
-                if whole is not None:
-                    self._record_readings(parameter, whole)
+        # What an ending decides leaves shorter endings to the rest: a norm beside a mixer's norm.
+        found = {""}
+        while found:
+            found = set()
+            for parameter in listed:
+                stored = [name for part in parameter.parts for name in part.stored]
+                if not all(name in self._readings for name in stored):
+                    whole = names.find_by_ending(parameter.names)
+                    if whole is not None:
+                        self._record_readings(parameter, whole)
+                        found.add(whole.name)
+            names.forget(found)
         for name in sorted({*bound.unbound, *bound.buffers, *bound.derived} & set(self._held)):
             self._record_readings(whole_parameter(name, shapes[name]), self._held[name])
 

@@ -14,6 +14,8 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model.adapter_parts import (
+    HEADS,
+    WRAPPED,
     adapter_parts,
     alpha_contradiction,
     merge_obstacle,
@@ -21,6 +23,8 @@ from aprfmt.model.adapter_parts import (
     unwrap_module,
 )
 from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
+from aprfmt.model.renames import prefix_rule_onto
+from aprfmt.model.towers import has_towers
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -87,6 +91,34 @@ def _adapter_text(model: "Model") -> str:
             f", {len(parts.stray)} no part of an adapter and left out ({_list_names(parts.stray)})"
         )
     return found
+
+
+def astray_modules_text(model: "Model", base: "Model") -> str:
+    """Return a clause on modules of an adapter that its base has not; "" if it has all.
+
+    "" too where the base is of another format than the adapter, or multimodal: then modules are
+    named otherwise in memory than in the file.
+    """
+    from aprfmt.arch.binding import bind_names
+
+    parts, config = adapter_parts(model), peft_config(model)
+    plain = [
+        unwrap_module(module)[0].replace(f"{WRAPPED}.", ".")
+        for module in parts.factors
+        if not target_parameters(config, unwrap_module(module)[0])
+    ]
+    names = [f"{module}.weight" for module in plain]
+    astray = [name for name in names if name not in base and not name.endswith(HEADS)]
+    if parts.spellings != {"peft"} or not astray:
+        return ""
+    if base.style != "hf" or has_towers(base.config):
+        return ""
+    rule = prefix_rule_onto(astray, set(base))
+    if rule is None and bind_names(base.spec, "hf", astray).groups:
+        return ""  # experts that the base stacks, or another library's names of a role
+    says = f"{len(astray)} of its {len(plain)} modules have names that {base.path} has not "
+    says += f"({astray[0].removesuffix('.weight')}), so that loaders leave them out"
+    return says + (f": {rule.text}" if rule is not None else "")
 
 
 def _pair_rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]) -> int:

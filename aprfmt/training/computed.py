@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,7 +100,7 @@ class BatchNumbers:
     `labels` are the counts of scored labels of each row, `row_length` the columns, padding among
     them. `packed` says that a row holds several documents. `routers` are the factors of routers'
     auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
-    are the tokens that occur more than once.
+    are the tokens that occur more than once. `experts`: the model, or the base, has experts.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -111,6 +111,7 @@ class BatchNumbers:
     routers: RouterFactors = NO_ROUTER_LOSS
     router_note: str = ""
     repeated: frozenset[int] = frozenset()
+    experts: bool = False
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -255,9 +256,9 @@ def compute_gradients(
 
         return label_gradients(base, loaded, device=device, dtype=dtype, activations=held)
 
-    return Computed(result, rounded, recompute, by_label), batch_numbers(
-        loaded, scales.pop() if len(scales) == 1 else None
-    )
+    numbers = batch_numbers(loaded, scales.pop() if len(scales) == 1 else None)
+    experts = bool(base.hyper.get("n_experts"))
+    return Computed(result, rounded, recompute, by_label), replace(numbers, experts=experts)
 
 
 def dtype_of(base: Model) -> str:

@@ -674,6 +674,7 @@ class _Step:
             frozenset(key for key, one in found.items() if one.verdict == "not compared"),
             computed.by_label,
             self.facts.routers,
+            self.facts.experts,
         )
 
     def _has_untied_guess(self, key: str) -> bool:

@@ -1,10 +1,13 @@
 """The first line of `aprfmt inspect`, which sums up what the file is."""
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.cli import render
-from aprfmt.model import Model
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model, open_model
+from aprfmt.model.kinds import astray_modules_text, peft_config
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect.records import InspectBody, InspectSummary, RolesFound
@@ -28,7 +31,7 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
     found: InspectSummary = {
         "name": _model_name(opened, body),
         "kind": "model" if kind is None else kind.name,
-        "says": "" if kind is None else kind.says(opened),
+        "says": "" if kind is None else kind.says(opened) + _astray_clause(opened),
         "next": "" if kind is None else kind.todo(opened),
         "architecture": body["architecture"]
         or body.get("architecture_named")
@@ -45,6 +48,27 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
     }
     found["line"] = summary_line(found)
     return found
+
+
+def _astray_clause(opened: Model) -> str:
+    """Return "; " and what modules of an adapter its base has not, where the base is a folder here.
+
+    The base is the one that adapter_config.json names, from here or from beside the adapter. "" for
+    anything else.
+    """
+    if opened.kind is None or opened.kind.name != "adapter":
+        return ""
+    named = peft_config(opened).get("base_model_name_or_path")
+    places = [Path(named), opened.path.parent / named] if isinstance(named, str) and named else []
+    here = next((path for path in places if (path / "config.json").is_file()), None)
+    try:
+        if here is None:
+            return ""
+        with open_model(here) as base:
+            says = astray_modules_text(opened, base)
+    except AprfmtError:
+        return ""  # it is asked about by whoever opens it
+    return f"; {says}" if says else ""
 
 
 def summary_line(found: "InspectSummary") -> str:

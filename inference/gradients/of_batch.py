@@ -274,7 +274,7 @@ class Pass:
                     if grad is not None and x.requires_grad
                 ]
                 ends, grads = [x for x, _ in pairs], [grad for _, grad in pairs]
-                if term is not None:
+                if term is not None and term.requires_grad:
                     ends, grads = [*ends, term], [*grads, torch.ones_like(term)]
                 if ends:
                     torch.autograd.backward(ends, grads)

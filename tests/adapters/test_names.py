@@ -25,6 +25,9 @@ NAMES: dict[str, Callable[[str], str]] = {
     "the prefix twice": lambda name: name.replace(P, P + P),
     "a module in place of model": lambda name: name.replace(f"{P}model.", f"{P}thinker."),
     "another component": lambda name: name.replace("mlp", "feed_forward"),
+    # https://github.com/vllm-project/vllm/issues/34186
+    "a multimodal wrapper": lambda name: name.replace(f"{P}model.", f"{P}model.language_model."),
+    "the bare model": lambda name: name.replace(f"{P}model.", P),
     "two modules in its place": lambda name: name.replace(f"{P}model.", f"{P}a.b.model."),
 }
 
@@ -51,11 +54,17 @@ def test_a_prefix_that_fits_nothing_is_one_relation(case: str, tmp_path: Path) -
     assert all(np.array_equal(one[name], other[name]) for name in one)
     done = command("diff", base, base, "--adapter", adapter)  # what loaders make of it
     assert done.code == 1 and "not at all" in done.out and "loaders leave them out" in done.out
+    if case != "another component":
+        config = adapter / "adapter_config.json"
+        said = json.loads(config.read_text()) | {"base_model_name_or_path": str(base)}
+        config.write_text(json.dumps(said))
+        assert "so that loaders leave them out" in command("inspect", adapter).out
     # The command that is said writes an adapter that is found.
     done = command("convert", adapter, tmp_path / "named", "--base", base)
     assert done.code == 0, done.err
     done = command("diff", base, tmp_path / "right", "--adapter", tmp_path / "named")
     assert done.code == 0 and "loaders" not in done.out
+    assert "loaders" not in command("inspect", tmp_path / "named").out
 
 
 @pytest.mark.parametrize("part", ["q_proj", "v_proj"])

@@ -20,6 +20,7 @@ from aprfmt.arch.layout_steps import (
     Reshaped,
     RowsPermuted,
     Transposed,
+    TransposedEach,
 )
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import LayoutStep, Move
@@ -300,3 +301,36 @@ def test_as_many_runs_as_are_allowed_are_listed_and_one_more_is_decoded(
         for module in (layout_steps, grouped_rows, joining_steps):
             monkeypatch.setattr(module, "MAX_MOVES", allowed)
         assert step.moves(stored, hp) == expected
+
+
+@pytest.mark.parametrize(
+    ("step", "stored", "wrong", "said"),
+    [
+        (HalvesExchanged(), [(3, 4)], [[(3, 5)], [()], [(1,)]], "expected rows of two equal halve"),
+        (HalvesBelow(), [(3, 4)], [[(3, 5)], [(4,)], [(2, 3, 4)]], "two axes, the last one even"),
+        (Transposed(), [(3, 4)], [[(4,)], [()]], "expected two axes or more"),
+        (TransposedEach(), [(3, 4), (2, 5, 6)], [[(3, 4), (4,)], [(4,)]], "two axes or more"),
+        (RowsPermuted("a"), [(12, 5)], [[(9, 5)], [()]], "expected 3 heads with an even number"),
+        (Oriented("a", "b"), [(3, 2)], [[(3,)], [(2, 4)]], "expected"),
+    ],
+    ids=str,
+)
+def test_a_shape_that_a_step_cannot_have_is_refused(
+    step: LayoutStep, stored: list[tuple[int, ...]], wrong: list[list[tuple[int, ...]]], said: str
+) -> None:
+    hp = {"a": 3, "b": 2}
+    assert step.permutes and len(step.shapes(stored, hp)) == len(stored)
+    for shapes in wrong:
+        with pytest.raises(ArchError, match=said):
+            step.shapes(shapes, hp)
+
+
+def test_each_of_several_tensors_is_transposed_by_itself() -> None:
+    x = [np.arange(12).reshape(3, 4), np.arange(60).reshape(2, 5, 6)]
+    step = TransposedEach()
+    shapes = [one.shape for one in x]
+    assert step.shapes(shapes, {}) == step.stored_shapes(shapes, {}, 2) == [(4, 3), (2, 6, 5)]
+    assert step.moves(shapes, {}) is None
+    for turned in (step.undo(x, {}), step.apply(x, {})):
+        assert np.array_equal(turned[0], x[0].T)
+        assert np.array_equal(turned[1], np.einsum("abc->acb", x[1]))

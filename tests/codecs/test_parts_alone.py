@@ -143,9 +143,9 @@ def test_a_packed_weight_is_recoded_whole_and_a_band_by_its_rows(
     [
         ({}, True),
         ({"scale": np.array([[1, 2], [255, 5]], np.uint8)}, False),
-        ({"whole": np.array([3.0], np.float32)}, False),
-        ({"whole": None}, False),
-        ({"divisor": np.array([2.0], np.float32), "whole": None}, False),
+        ({"tensor_scale": np.array([3.0], np.float32)}, False),
+        ({"tensor_scale": None}, False),
+        ({"divisor": np.array([2.0], np.float32), "tensor_scale": None}, False),
         ({"size": 16}, False),
     ],
 )
@@ -154,7 +154,7 @@ def test_scales_of_equal_bytes_are_the_same_whatever_they_stand_for(
 ) -> None:
     """E8M0 has a byte that is NaN, which no number equals."""
     scale = np.array([[1, 2], [255, 4]], np.uint8)
-    mine = Groups(32, scale, whole=np.array([2.0], np.float32), codes="e2m1")
+    mine = Groups(32, scale, tensor_scale=np.array([2.0], np.float32), codes="e2m1")
     other = replace(mine, **{"scale": scale.copy(), **change})
     assert mine.same(other) is same and other.same(mine) is same
 

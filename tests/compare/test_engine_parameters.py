@@ -3,6 +3,7 @@
 fixtures/vllm/parameters.json has digests of what vLLM's own classes held after loading tiny models.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from functools import cache, reduce
@@ -30,6 +31,19 @@ from tests.diagnose.engines import tiny_folder
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
 HELD: Mapping[str, Any] = json.loads(Path("fixtures/vllm/parameters.json").read_text())
+SGLANG_HELD: Mapping[str, Any] = json.loads(Path("fixtures/sglang/parameters.json").read_text())
+# What SGLang 0.5.23 holds otherwise: other dtypes, norms to which 1 was added, experts that its
+# class for text alone does not load, a bias that one rank adds, other divisions of convolutions
+# and of query, key and value, an embedding whole on every rank.
+OTHERWISE_IN_SGLANG = {
+    "apertus": (".act_fn.",),
+    "gemma": ("norm.",),
+    "gemma3": (".embed_tokens.",),
+    "gpt_oss": (".sinks", ".w2_weight_bias"),
+    "lfm2": (".conv.",),
+    "lfm2_moe": (".conv.",),
+    "llama4": (".qkv_proj.", ".experts."),
+}
 # What vLLM holds otherwise than the manifest says: it runs gpt_neox by transformers' classes, and
 # the first of gpt_oss's ranks alone adds the experts' bias.
 OTHERWISE = {"gpt_neox": ("query_key_value",), "gpt_oss": ("w2_bias",)}
@@ -52,6 +66,19 @@ def test_parameters_are_those_of_vllm(arch: str) -> None:
                     assert digest in found, (name, ranks, rank)
                     compared += 1
     assert compared > 10
+
+
+@pytest.mark.parametrize("arch", SGLANG_HELD["2"])
+def test_parameters_are_those_of_sglang(arch: str) -> None:
+    """Each share of two ranks is in the manifest, and so is read by its own loader's division."""
+    with open_model(tiny_folder(arch)) as model:
+        made = parameter_rows(model, 2)
+        for name, digests in SGLANG_HELD["2"][arch].items():
+            if any(one in name for one in OTHERWISE_IN_SGLANG.get(arch, ())):
+                continue
+            for rank, digest in enumerate(digests):
+                found = {one["sha256"][rank][:12] for one in made.values()}
+                assert digest in found, (name, rank)
 
 
 def state_of(model: Model, ranks: int, megatron: bool) -> list[dict[str, Any]]:
@@ -129,6 +156,7 @@ SGLANG: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("experts.down_proj_bias", "experts.w2_weight_bias"),
     ),
     "hunyuan_v1_moe": ((".gate.wg.", ".gate."),),
+    "granitemoe": ((".router.layer.", ".gate."),),
     "granite_hybrid": ((".A_log", ".A"),),
     **{
         arch: (
@@ -157,6 +185,7 @@ def test_names_of_sglang_are_found(arch: str, tmp_path: Path) -> None:
     assert state.keys() - tiny_model(arch).source.tensors.keys()
     torch.save(state, tmp_path / "state.pt")
     with open_engine_state(tmp_path / "state.pt", tiny_model(arch)) as held:
+        assert held.source.tensors.keys() <= tiny_model(arch).source.tensors.keys()
         report = diff_models(tiny_model(arch), held, only=("tensors",), explain=False)
     assert report.tensors and all(row.verdict == "SAME_BYTES" for row in report.tensors)
 
@@ -224,3 +253,46 @@ def test_a_checkpoint_of_megatron_reads_back(
     assert {row.verdict for row in report.tensors} == {"SAME_BYTES"}
     with open_model(folder) as model:
         assert len(report.tensors) == len(model.roles)
+
+
+def _short_convolution(name: str, value: Any, rank: int, ranks: int) -> tuple[str, Any]:
+    """Return the name and the share of one of lfm2's tensors as SGLang has them."""
+    if name.endswith(".conv.conv.weight"):
+        return name.replace(".conv.conv.", ".conv.conv_"), value[:, 0].chunk(ranks)[rank]
+    if name.endswith(".conv.in_proj.weight"):
+        return name, torch.cat([one.chunk(ranks)[rank] for one in value.chunk(3)])
+    if name.endswith(".conv.out_proj.weight"):
+        return name, value.chunk(ranks, 1)[rank]
+    return name, value
+
+
+@pytest.mark.parametrize("arch", ["lfm2", "lfm2_moe"])
+def test_short_convolutions_of_two_ranks_are_read(arch: str, tmp_path: Path) -> None:
+    """Shares have the digests of SGLang's own; the state that holds them is the published model."""
+    ranks: list[dict[str, Any]] = [{}, {}]
+    held = {digest for both in SGLANG_HELD["2"][arch].values() for digest in both}
+    for name, value in load_file(Path(tiny_folder(arch)) / "model.safetensors").items():
+        for rank, state in enumerate(ranks):
+            own, share = _short_convolution(name, value, rank, 2)
+            state[own] = share.contiguous()
+            if ".conv." in name:
+                raw = state[own].numpy().tobytes()
+                assert hashlib.sha256(raw).hexdigest()[:12] in held, own
+    path = save(tmp_path / "s", ranks)
+    with open_engine_state(path, tiny_model(arch)) as held_state:
+        report = diff_models(tiny_model(arch), held_state, only=("tensors",), explain=False)
+    assert report.tensors and {row.verdict for row in report.tensors} == {"SAME_BYTES"}
+
+
+def test_norms_to_which_one_was_added_are_said_to_be_sglangs(tmp_path: Path) -> None:
+    """In every layer, as its first Gemma has them; not where one norm alone is so."""
+    given = load_file(Path(tiny_folder("gemma")) / "model.safetensors")
+    norms = [name for name in given if name.endswith("norm.weight")]
+    for more, said in ((norms, True), (norms[:1], False)):
+        state = {name: one + 1 if name in more else one for name, one in given.items()}
+        first = f"{len(norms)} norms hold 1 + the published weight"
+        with open_engine_state(save(tmp_path / str(said), [state]), tiny_model("gemma")) as held:
+            notes = [note.text for note in held.source.notes if note.text.startswith(first)]
+            report = diff_models(tiny_model("gemma"), held, only=("tensors",), explain=False)
+        assert bool(notes) == said
+        assert sum(row.verdict == "DIFFERENT" for row in report.tensors) == len(more)

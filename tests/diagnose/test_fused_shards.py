@@ -5,6 +5,7 @@ in another order and an offset of the MLP's rows for two shards exchanged.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ def answer(order: tuple[int, ...], together: bool, words: tuple[str, ...]) -> Di
         for name in list(rows):
             for word, sizes in (("qkv_proj", QKV), ("gate_up", GATE_UP)):
                 if word in name and word in words:
-                    files.edit(name, lambda x, s=sizes: joined(x, s, order, together))(rows)
+                    change = partial(joined, sizes=sizes, order=order, together=together)
+                    files.edit(name, change)(rows)
 
     name = f"fused-{''.join(map(str, order))}-{together}-{'-'.join(words)}"
     return diagnose(str(good), str(files.copy(good, name, tensors=edit)))

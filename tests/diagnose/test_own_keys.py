@@ -56,7 +56,8 @@ def test_a_key_that_misleads_others_counts(
     assert not key or (key in cause["where"] and key in cause["says"])
     assert command("diff", b, b).code == command("diagnose", b, b).code == 0
     lost = change[0] == "--remove"  # without it other programs do not open the file
-    assert command("validate", b).code == int(lost)
+    ordinary = "token_id" in change[0]  # an end that is a piece of ordinary text
+    assert command("validate", b).code == int(lost or ordinary)
     words = cause["remedy"]["command"].split()
     at = next(i for i, word in enumerate(words) if word.startswith("b-fixed"))
     mended = tmp_path / "mended.gguf"

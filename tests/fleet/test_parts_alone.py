@@ -16,7 +16,7 @@ from aprfmt.fleet import questions, ray_tasks
 from aprfmt.fleet import workers as workers_module
 from aprfmt.fleet.answer_lines import RowFacts, encode_answer
 from aprfmt.fleet.model_search import FleetModel, file_identity
-from aprfmt.fleet.results import Results, check_parquet, read_parquet
+from aprfmt.fleet.results import Results, check_parquet, latest_rows, read_parquet, read_rows
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, make_row
 from aprfmt.fleet.workers import Limits, Workers, _Waiting
@@ -288,3 +288,27 @@ def test_a_row_that_was_cut_off_is_taken_away(rest: int, tmp_path: Path) -> None
         results.finish()
     assert path.read_bytes() == first.line + second.line
     assert [row["model"] for row in seen] == ["a"]  # those that were there before
+
+
+def test_what_is_asked_again_is_what_has_no_answer_of_this_version(tmp_path: Path) -> None:
+    """The last row of a question counts; an ERROR is no answer, and rows behind one are read."""
+    path, seen = tmp_path / "rows.jsonl", list[Any]()
+    answer: Any = SimpleNamespace(outcome="PASS", found="", findings=(), details=None)
+    task = Task(subject("a"), ("x", "y", "z", "w", OPEN))
+    rows = [make_row(task, name, given) for name, given in (
+        ("x", None), ("y", answer), ("x", answer), ("z", answer), ("z", None), (OPEN, answer),
+        ("w", answer),
+    )]  # fmt: skip
+    rows[-1]["version"] = "0.0.1"
+    path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    with Results(path, seen.append) as results:
+        assert seen == rows
+        names = ("x", "y", "z", "w", "v", OPEN)
+        assert results.wanted(subject("a"), names) == ["z", "w", "v"]
+        assert results.wanted(subject("b"), names) == list(names)
+        assert results.wanted(subject("a"), names, subject("b")) == list(names)
+        moved = FleetModel("a", "a", 1, ("elsewhere", *subject("a").places))
+        assert results.wanted(moved, names) == ["z", "w", "v", OPEN]
+    assert [row["check"] for row in latest_rows(path)] == ["y", "x", "z", OPEN, "w"]
+    assert [row["outcome"] for row in latest_rows(path)][2] == ERROR
+    assert list(read_rows(path)) == rows

@@ -831,7 +831,7 @@ def test_a_joined_result_is_cut_into_its_parts_and_others_stay(known: bool) -> N
         asked.append(list(names))
         return SimpleNamespace(parts={name: ((6, 2), (4, 2), (2, 2))} if known else {})
 
-    found = dumps._split_joined_modules(captured(arrays), widths_of)
+    found = dumps._under_transformers_names(captured(arrays), widths_of)
     assert asked == [[name]]
     above, cuts = name.rpartition(".")[0], {"q_proj": (0, 6), "k_proj": (6, 10), "v_proj": (10, 12)}
     expected = {f"{above}.{part}": arrays[name][:, slice(*cut)] for part, cut in cuts.items()}

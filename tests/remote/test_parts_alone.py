@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import BackendUnavailableError, RemoteError
-from aprfmt.remote import buckets, remote_file, stream_hash, traffic
+from aprfmt.remote import buckets, read_ahead, remote_file, stream_hash, traffic
 from aprfmt.remote.buckets import BucketSite
 from aprfmt.remote.disk_cache import DiskCache
 from aprfmt.remote.fsspec_sites import FsspecSite
@@ -357,4 +357,41 @@ def test_no_bytes_are_nothing_to_expect(at: int) -> None:
     assert not ahead._expected and not ahead._parts
     ahead.expect(at, at + 1)
     assert [(one.start, one.stop) for one in ahead._expected] == [(at, at + 1)]
+    ahead.close()
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("reads", [[60], [30, 30], [30, 29], [1, 59], [20, 20, 20]])
+def test_a_second_read_in_a_row_lets_the_next_bytes_be_fetched(
+    reads: list[int], told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty bytes by two reads or more, where nobody says what comes next."""
+    monkeypatch.setattr(read_ahead, "STREAK", 60)
+    ahead = ReadAhead(len(DATA), lambda start, stop: memoryview(DATA)[start:stop])
+    if told:
+        ahead.expect(0, 1)
+    at = 0
+    for size in reads:
+        assert bytes(ahead.get(at, at + size)) == DATA[at : at + size]
+        at += size
+    guessed = [(one.start, one.stop) for one in ahead._expected]
+    right = len(reads) > 1 and at >= 60 and not told
+    assert guessed == ([(at, len(DATA))] if right else [])
+    ahead.close()
+
+
+@pytest.mark.parametrize(("at", "short"), [(0, False), (1, False), (10, False), (11, True)])
+def test_a_short_rest_of_what_was_read_in_part_is_kept(
+    at: int, short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges before a read are not read any more, but for fewer than LITTLE bytes at their end."""
+    monkeypatch.setattr(read_ahead, "LITTLE", 10)
+    monkeypatch.setattr(read_ahead, "NEXT", 1)
+    ahead = ReadAhead(len(DATA), lambda start, stop: memoryview(DATA)[start:stop])
+    ahead.expect(0, 20)
+    ahead.expect(40, 60)
+    if at:
+        ahead.get(0, at)
+    ahead.get(40, 45)
+    assert [one.start for one in ahead._expected] == ([0, 40] if short else [40])
     ahead.close()

@@ -17,13 +17,18 @@ import pytest
 
 from aprfmt import schemas
 from aprfmt.arch.carried_hyperparameters import read_aprfmt_key
-from aprfmt.arch.hyper_rules import check_scale_factor
-from aprfmt.arch.layout_steps import only_shape
+from aprfmt.arch.deepseek_v4 import _limit_rule
+from aprfmt.arch.deepseek_v32 import _index_layers_rule
+from aprfmt.arch.element_moves import invert_moves
+from aprfmt.arch.hyper_rules import check_scale_factor, hyper_table
+from aprfmt.arch.layout_steps import Transposed, only_shape
+from aprfmt.arch.name_templates import NameIndex
 from aprfmt.arch.required_values import require_values
-from aprfmt.arch.rope_hf import _read_proportional
+from aprfmt.arch.rope_hf import _Objects, _read_longrope, _read_proportional
 from aprfmt.arch.sliding_window import require_causal
-from aprfmt.arch.spec import Facts
+from aprfmt.arch.spec import Facts, HyperRule, Move
 from aprfmt.arch.value_checks import finite_number, positive_number, sequence
+from aprfmt.arch.value_checks import text as text_value
 from aprfmt.base.bounded_regex import matches_start
 from aprfmt.checks.gates import golden
 from aprfmt.codecs import compressed_scope, gpt_oss, gptq, modelopt_scope, quant_state
@@ -99,6 +104,31 @@ def rotated(part: float) -> Any:
     )
     hf: Any = SimpleNamespace(dim=lambda: 8)
     return _read_proportional(hf, rope, 64, 64)["rotated"]
+
+
+def longrope(**rows: Any) -> Any:
+    """Return what a longrope scaling of a context of 64, trained at 32, says."""
+    rope = _Objects()
+    rope.rows.append(("rope", {"short_factor": [1.0], "long_factor": [2.0], **rows}))
+    return _read_longrope(SimpleNamespace(), rope, 64, 32)  # type: ignore[arg-type]
+
+
+def indexed(pattern: object) -> Any:
+    """Return which of three layers have an indexer by this key of config.json."""
+    facts = Facts("hf", {"index_topk_pattern": pattern}, {})
+    return _index_layers_rule("indexer_types").read["hf"](facts, {"n_layers": 3})
+
+
+def clamps(value: object) -> Any:
+    """Return the clamp of all layers by the key of a GGUF."""
+    facts = Facts("gguf", {"a.swiglu_clamp_exp": value}, {}, "a")
+    return _limit_rule().read["gguf"](facts, {})
+
+
+def kept(name: str, value: object, usual: object) -> Any:
+    """Return a hyperparameter from the key that this package writes for it."""
+    facts = Facts("gguf", {f"aprfmt.hyper.{name}": json.dumps(value)}, {})
+    return read_aprfmt_key(facts, name, usual, {})
 
 
 def member(size: int, packed: int, **changed: Any) -> str:
@@ -201,6 +231,74 @@ REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
     "recorded dtype": (
         lambda: weight_dtype("Q8_0", {"dtype": "float64"}, "w"), ConversionError,
         "w: config.json says dtype 'float64'; expected float32, float16 or bfloat16",
+    ),
+    "no name": (lambda: text_value(3, "k"), ArchError, "k: is 3; expected a name"),
+    "one axis": (
+        lambda: Transposed().shapes([(3,)], {}), ArchError,
+        r"shape \[3\]; expected two axes or more",
+    ),
+    "taken twice": (
+        lambda: invert_moves([[Move(0, 0, 2), Move(0, 1, 1)]], [2]), ArchError,
+        r"take element 1 of tensor 0 \(2 elements\) twice, not once",
+    ),
+    "left between": (
+        lambda: invert_moves([[Move(0, 0, 1), Move(0, 2, 1)]], [3]), ArchError,
+        r"take element 1 of tensor 0 \(3 elements\) never, not once",
+    ),
+    "left at the end": (
+        lambda: invert_moves([[Move(1, 0, 2)]], [0, 3]), ArchError,
+        r"take element 2 of tensor 1 \(3 elements\) never, not once",
+    ),
+    "taken too far": (
+        lambda: invert_moves([[Move(0, 0, 4)]], [3]), ArchError,
+        r"take element 3 of tensor 0 \(3 elements\) never, not once",
+    ),
+    "template twice": (
+        lambda: NameIndex("gguf", [("blk.{L}.a", 1), ("blk.{L}.b", 2), ("blk.{E}.a", 3)]),
+        ArchError, r"'blk.\{E\}.a': another one matches the same names; expected distinct",
+    ),
+    "unknown rule": (
+        lambda: hyper_table(HyperRule("odd", {}, "float", 1.0)), ArchError,
+        r"rules and vocabulary differ in \['odd'\]",
+    ),
+    "short pattern": (
+        lambda: indexed("FS"), ArchError, "is 'FS'; expected F or S for every layer",
+    ),
+    "other letters": (
+        lambda: indexed("FSX"), ArchError, "is 'FSX'; expected F or S for every layer",
+    ),
+    "pattern of numbers": (
+        lambda: indexed([1, 0, 1]), ArchError, "index_topk_pattern: is .*; expected a name",
+    ),
+    "two clamps": (
+        lambda: clamps([7.0, 7.0, 8.0]), ArchError,
+        r"a.swiglu_clamp_exp: is \[7.0, 7.0, 8.0\]; expected one clamp throughout",
+    ),
+    "no clamp": (lambda: clamps([]), ArchError, r"is \[\]; expected one clamp throughout"),
+    "text for number": (
+        lambda: kept("norm_eps", "1e-5", 1e-6), ArchError,
+        r"norm_eps: is '1e-5'; expected a value like 1e-06",
+    ),
+    "number for bool": (
+        lambda: kept("tied_embeddings", 1, True), ArchError, "is 1; expected a value like True",
+    ),
+    "bool for number": (
+        lambda: kept("norm_eps", True, 1e-6), ArchError, "is True; expected a value like 1e-06",
+    ),
+    "null for number": (
+        lambda: kept("norm_eps", None, 1e-6), ArchError, "is None; expected a value like 1e-06",
+    ),
+    "one list": (
+        lambda: longrope(short_factor=None), ArchError,
+        "longrope: needs the lists short_factor and long_factor",
+    ),
+    "other list": (
+        lambda: longrope(long_factor=None), ArchError,
+        "longrope: needs the lists short_factor and long_factor",
+    ),
+    "two factors": (
+        lambda: longrope(short_mscale=1.5, long_mscale=2.0), ArchError,
+        "longrope: long_mscale is not short_mscale; expected one factor",
     ),
     "rotated below": (lambda: rotated(-0.01), ArchError, "is -0.01; expected a number from 0 to 1"),
     "rotated above": (lambda: rotated(1.01), ArchError, "is 1.01; expected a number from 0 to 1"),
@@ -483,6 +581,14 @@ def test_what_fits_is_taken() -> None:
         )
     assert carried(json.dumps(SCALING))[0] == SCALING
     assert only_shape(((2, 3),), "w") == (2, 3)
+    assert text_value("", "k") == "" and Transposed().shapes([(3, 4)], {}) == [(4, 3)]
+    assert invert_moves([[Move(0, 1, 2)], [Move(0, 0, 1)]], [3]) == [[Move(1, 0, 1), Move(0, 0, 2)]]
+    assert NameIndex("gguf", [("blk.{L}.a", 1), ("blk.{L}.b", 2)]).find("blk.3.b") is not None
+    assert indexed("FSF") == ((True, False, True), "index_topk_pattern")
+    assert clamps([7.0, 7.0]) == (7.0, "a.swiglu_clamp_exp") == clamps(7.0)
+    assert (kept("norm_eps", 1, 1e-6)[0], kept("tied_embeddings", False, True)[0]) == (1, False)
+    assert longrope(short_mscale=2, long_mscale=2)["attention_factor"] == 2
+    assert longrope(long_factor=[1.0], attention_factor=1.0)["type"] == "factors"
     assert weight_dtype("Q8_0", {"dtype": "float16"}, "w") == "float16"
     assert len(calibration()) == 1
     assert len(stage().files) == 1

@@ -16,6 +16,7 @@ from torch.nn import functional
 from transformers.models.llama import modeling_llama
 
 from tests.models import IDS, tiny
+from tests.training import judged_steps
 from tests.training.judged_steps import (
     LAST,
     LR,
@@ -555,6 +556,29 @@ def part_by_state(folder: Path) -> dict[str, Any]:
 
 
 ADAM = f"adam:lr={LR},step=3"
+
+
+def adapter_of_experts(folder: Path) -> dict[str, Any]:
+    """Write gradients of an adapter of a model with experts, load balancing in its loss."""
+    import peft
+
+    model = tiny("mixtral", tied=False)
+    given = written(folder, model, batch_of())
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"])
+    torch.manual_seed(judged_steps.SEED)
+    made: Any = peft.get_peft_model(model, config).eval()
+    factors = {n: p for n, p in made.named_parameters() if "lora_" in n}
+    with torch.no_grad():
+        for p in factors.values():
+            p.normal_(0, 0.1)
+    batch = batch_of()
+    out = made(**batch, output_router_logits=True)
+    (own_loss(made, batch) + 0.1 * out.aux_loss).backward()
+    made.save_pretrained(str(folder / "adapter"))
+    grads = {n: p.grad.clone() for n, p in factors.items() if p.grad is not None}
+    return given | with_gradients(folder, grads) | {"adapter": folder / "adapter"}
+
+
 BALANCE, Z = "router_aux_loss_coef", "router_z_loss_coef"
 ROUTED = r"ffn_gate_inp"
 
@@ -639,6 +663,14 @@ LOOP_RELATIVES = (
         cause="rows_moved",
         named="rows_moved.*dense, and sparse is stated",
         where="token_embd",
+    ),
+    JudgedStep(
+        "balance_of_an_adapter",
+        "load balancing is in the gradients of an adapter, 0.1 times",
+        adapter_of_experts,
+        cause="router_loss",
+        named="load balancing over all layers, an auxiliary loss, is in the gradient 0.1 times",
+        at="attn_q",
     ),
     JudgedStep(
         "balance_left_out",

@@ -16,6 +16,7 @@ from typing import Any
 import gguf
 import pytest
 
+from aprfmt.base.child_process import start_library_child
 from aprfmt.base.encodings import BY_GGML, BY_SAFETENSORS, all_encodings
 from aprfmt.base.protocols import OrderedSink, TensorInfo
 from aprfmt.checks import Validation, validate
@@ -265,10 +266,18 @@ CHILDREN = {
 }
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["later", "before it is asked"])
 @pytest.mark.parametrize("name", CHILDREN)
 def test_a_library_that_dies_has_compared_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def ended(script: Path) -> Any:
+        child = start_library_child(script)
+        child.wait()
+        return child
+
+    if early:
+        monkeypatch.setattr(second_reader, "start_library_child", ended)
     script = tmp_path / "child.py"
     script.write_text(CHILDREN[name])
     monkeypatch.setattr(second_reader, "_CHILD", script)

@@ -14,8 +14,10 @@ import pytest
 
 from aprfmt.causes.tokenizer.comparison import TokensReport
 from aprfmt.checks import validate
-from aprfmt.checks.file import source_accounting
+from aprfmt.checks.file import source_accounting, stated_facts
+from aprfmt.checks.file.stated_facts import check_dtype, check_quantization
 from aprfmt.checks.records import NotRun
+from aprfmt.checks.source_values import check_source_values
 from aprfmt.diagnosis import diagnose
 from aprfmt.errors import ArchError
 from tests.cli.run import aprfmt
@@ -135,3 +137,43 @@ def test_a_tokenizer_is_named_as_compared_where_both_have_one_and_it_was(
     assert source_accounting.check_settings(context).found == (
         f"{', '.join(compared)} as in the source{more}"
     )
+
+
+def beside(config: object, *encodings: str) -> Any:
+    """Return the context of a check of a model with this config.json and matrices."""
+    stored = [SimpleNamespace(shape=(4, 4), encoding=encoding) for encoding in encodings]
+    model: Any = SimpleNamespace(config=config, folder=Path("m"), values=lambda: stored)
+    return SimpleNamespace(model=model, where="m", source=None)
+
+
+@pytest.mark.parametrize(
+    ("check", "context", "said"),
+    [
+        (source_accounting.check_accounted, beside({}), "no source was given (--against SRC)"),
+        (source_accounting.check_settings, beside({}), "no source was given (--against SRC)"),
+        (check_source_values, beside({}), "no source was given (--against SRC)"),
+        (check_dtype, beside(None, "F32"), "there is no config.json beside the weights"),
+        (check_dtype, beside({}, "F32"), "config.json names no float dtype (None)"),
+        (check_dtype, beside({"dtype": "int8"}, "F32"), "names no float dtype ('int8')"),
+        (check_dtype, beside({"torch_dtype": 3}, "F32"), "names no float dtype (3)"),
+        (check_dtype, beside({"dtype": "float32"}), "the file holds no plain float matrices"),
+        (check_dtype, beside({"dtype": "float32"}, "Q8_0"), "the file holds no plain float matr"),
+        (check_quantization, beside(None), "there is no config.json"),
+    ],
+)
+def test_a_check_without_its_question_does_not_run(
+    check: Callable[[Any], object], context: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stated_facts, "packing_config", lambda model: model.config)
+    with pytest.raises(NotRun, match=re.escape(said)):
+        check(context)
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("stated", ["float32", "bfloat16"])
+def test_a_dtype_is_that_of_most_weights(stated: str, old: bool) -> None:
+    """By either of the two keys that transformers has had for it."""
+    key = "torch_dtype" if old else "dtype"
+    result = check_dtype(beside({key: stated}, "F32", "F32", "BF16", "Q8_0"))
+    said = [] if stated == "float32" else ["bfloat16; most float weights are F32"]
+    assert (result.found, [each.found for each in result.findings]) == (stated, said)

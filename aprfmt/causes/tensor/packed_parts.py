@@ -60,10 +60,13 @@ _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 _BACK = (0, 4, 1, 5, 2, 6, 3, 7)  # its inverse
 
 
-_ORDERS = (
-    ("another order than AWQ's, or in it", _AWQ),
-    ("the order that AWQ's undoes", _BACK),
-    ("reverse", tuple(range(7, -1, -1))),
+# (order in words, the nibbles that put it right, whether it is said of AWQ's weights; None: of all)
+_ORDERS: tuple[tuple[str, tuple[int, ...], bool | None], ...] = (
+    ("plain order (0 to 7), where AWQ's (0, 2, 4, 6, 1, 3, 5, 7) is read", _AWQ, True),
+    ("AWQ's order (0, 2, 4, 6, 1, 3, 5, 7), where plain order is read", _BACK, False),
+    ("AWQ's order, applied twice", _BACK, True),
+    ("the inverse of AWQ's order (0, 4, 1, 5, 2, 6, 3, 7), where plain order is read", _AWQ, False),
+    ("reverse order", tuple(range(7, -1, -1)), None),
 )
 
 
@@ -86,13 +89,13 @@ def _change_part(parts: Parts, suffix: str, change: "Callable[[Array], Array]") 
 
 
 def _reorder_nibbles(
-    order: tuple[int, ...], *suffixes: str, codes: bool = True
+    order: tuple[int, ...], *suffixes: str, codes: bool = True, awq: bool | None = None
 ) -> Callable[[PackedWeight], PackedWeight | None]:
     """Return a change of a packed weight: nibbles of every word in another order.
 
     The change returns None for a weight without 4-bit codes or without these parts. `suffixes` are
     the parts besides the codes. `codes`: those of the codes as well; without them a weight must
-    have one of the parts.
+    have one of the parts. `awq`: only for weights of AWQ, or (False) for all others.
     """
 
     def reordered(raw: "Array") -> "Array":
@@ -105,7 +108,7 @@ def _reorder_nibbles(
     def change(weight: PackedWeight) -> PackedWeight | None:
         """Return the weight with reordered nibbles; None if it has no such parts or 4-bit codes."""
         table = weight.codes()
-        if table is None or table.bits != 4:
+        if table is None or table.bits != 4 or awq not in (None, weight.dialect.name == "awq"):
             return None
         chosen = [weight.dialect.main] * codes + [s for s in suffixes if s in weight.parts]
         if not chosen:
@@ -167,18 +170,18 @@ READINGS: tuple[PartReading, ...] = (
         PartReading(
             "packing_order",
             f"words hold their eight codes in {what} ({list(order)})",
-            _reorder_nibbles(order, *more),
+            _reorder_nibbles(order, *more, awq=awq),
         )
         for more in ((), (".qzeros",))
-        for what, order in _ORDERS
+        for what, order, awq in _ORDERS
     ),
     *(
         PartReading(
             "packing_order",
             f"words hold their eight zero points in {what} ({list(order)}), their codes not",
-            _reorder_nibbles(order, ".qzeros", codes=False),
+            _reorder_nibbles(order, ".qzeros", codes=False, awq=awq),
         )
-        for what, order in _ORDERS
+        for what, order, awq in _ORDERS
     ),
     PartReading("group_index", "g_idx belongs to no order of its inputs", _ignore_activation_order),
 )

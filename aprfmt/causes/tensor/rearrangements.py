@@ -355,7 +355,12 @@ def _block_order_guess(
     `what` says the blocks in words, such as "heads".
     """
     shown = ", ".join(str(i) for i in q[:16].tolist()) + (" ..." if len(q) > 16 else "")
-    says = (f"{what} stand in another order", f"A's order, as numbers of B: {shown}")
+    text = f"{what} stand in another order"
+    by_text = sorted(range(len(q)), key=str)
+    if len(q) > 10 and by_text in (q.tolist(), np.argsort(q).tolist()):
+        side = "B" if np.argsort(q).tolist() == by_text else "A"
+        text = f"{what} of {side} are sorted as text: 0, 1, 10, 11, ..., 2"
+    says = (text, f"{what} 0, 1, 2, ... of A are these of B: {shown}")
     return _permutation_guess(cause, says, case, found.axis, permutation.expand_blocks(q, size))
 
 

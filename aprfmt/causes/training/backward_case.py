@@ -91,7 +91,7 @@ class BackwardCase:
     several documents. `dropout` are the model's own rates by key. `open` are the keys whose
     difference arithmetic of few bits may leave. `by_label` computes what each label adds to the
     gradient of the last norm, None where that is not known. `routers` are the factors of routers'
-    auxiliary losses that the computed gradients have.
+    auxiliary losses that the computed gradients have. `experts`: the model has experts.
     """
 
     case: Callable[[str], GradientCase]
@@ -108,6 +108,7 @@ class BackwardCase:
     open: frozenset[str] = frozenset()
     by_label: Callable[[], LabelParts | None] = lambda: None
     routers: RouterFactors = NO_ROUTER_LOSS
+    experts: bool = False
 
     @property
     def first(self) -> tuple[str, ...]:

@@ -33,13 +33,19 @@ WORDS = {
 
 
 def router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses of other factors of routers' losses, solved on the router of one layer.
+    """Yield guesses of other factors of routers' losses, solved on one gradient: linear in them.
 
-    Its gradient is linear in them.
+    It is that of the router that differs most; where no router is trained (of an adapter), that of
+    the parameter that does.
     """
+    if not case.experts or all_differ(case):
+        return
     unlike = case.wrong | case.open
-    keys = [key for key in sorted(unlike) if ROUTER in key and case.case(key).given.size >= FEWEST]
-    if not keys or all_differ(case):
+    every = [key for key in sorted(unlike) if case.case(key).given.size >= FEWEST]
+    keys = [key for key in every if ROUTER in key]
+    if not keys and not any(ROUTER in key for key in case.right):
+        keys = every
+    if not keys:
         return
     key = max(keys, key=lambda each: float(case.case(each).distance))
     plain = _of(case, key, RouterFactors())

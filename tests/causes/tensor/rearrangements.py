@@ -118,7 +118,7 @@ FAULTS = (
         Q,
         moved(Q, rows_of(lambda x: x[[0, 2, 3, 1]])),
         rearrangements.guess_rearranged,
-        "A's order, as numbers of B: 0, 3, 1, 2",
+        "heads 0, 1, 2, ... of A are these of B: 0, 3, 1, 2",
     ),
     Fault(
         "two key heads exchanged",
@@ -126,7 +126,7 @@ FAULTS = (
         K,
         moved(K, lambda x: np.roll(x, 16, 0)),
         rearrangements.guess_rearranged,
-        "A's order, as numbers of B: 1, 0",
+        "heads 0, 1, 2, ... of A are these of B: 1, 0",
     ),
     Fault(
         "heads of the output product",

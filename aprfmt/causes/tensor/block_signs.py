@@ -1,0 +1,170 @@
+"""Signs of packed values that are turned, lost or in another order, their magnitudes being right.
+
+Types of three bits and fewer store signs apart from magnitudes (a grid of magnitudes and a byte of
+signs for eight values) or have no other levels (-1, 0, 1). So the signs can be wrong while all
+magnitudes are right: a block then is no damaged one, and points away from the right one.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.differing_pair import DifferingPair
+from aprfmt.causes.tensor.guess import Finding, Guess, PairHypothesis
+from aprfmt.causes.tensor.proof import make_finding, prove_values
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import RowReader
+from aprfmt.tensors import norms
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "quant_signs", "tensor", "bug",
+        "Signs of a packed weight are turned, lost or in another order; the magnitudes, which its "
+        "type stores apart, are right.",
+        "Blocks whose magnitudes agree with the other side's while their values do not.",
+        "With the signs turned, or in the named order, the values are within the type's rounding.",
+    ),
+)  # fmt: skip
+
+TYPES = ("IQ1_", "IQ2_", "IQ3_", "TQ1_", "TQ2_")  # begin the names of types with signs apart
+GROUP = 8  # values whose signs stand in one byte
+MOST = 1 << 24  # elements of a tensor that is looked at
+ALIKE = 0.75  # cosine of the magnitudes from which they are right
+AWAY = -0.5  # ... of the values at most, where all signs of a block are turned
+HALF = 0.5  # ... where they are lost or in another order
+SURE = 0.8  # share of the signs that an order must put right
+ENOUGH = 64  # values that are not zero by which an order is judged
+
+
+def guess_block_signs(case: DifferingPair) -> Iterator[Guess | Finding]:
+    """Yield guesses that signs of blocks are turned, or stand in another order in every eight."""
+    if case.numbers is not None or case.a.shape != case.b.shape:
+        return
+    for reader, other, label in ((case.b, case.a, "B"), (case.a, case.b, "A")):
+        size = encoding_row(reader.encoding.split("+")[0]).block_size
+        if not reader.encoding.startswith(TYPES) or reader.size > MOST or reader.columns % size:
+            continue
+        every = np.arange(reader.rows)
+        x, y = (to_float64(side.take(every)).reshape(-1, size) for side in (other, reader))
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            continue
+        length = np.maximum(np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1), 1e-300)
+        values = (x * y).sum(axis=1) / length
+        right = np.abs(x * y).sum(axis=1) / length > ALIKE
+        turned = right & (values < AWAY)
+        if turned.all():
+            yield _all_turned(case, reader, label)
+            return
+        if turned.any():
+            yield from _turned_blocks(case, reader, label, turned, x[turned], y[turned])
+            return
+        wrong = right & (values < HALF)
+        if wrong.any():
+            yield from _reordered(case, reader, label, wrong, x[wrong], y[wrong])
+            return
+
+
+def _all_turned(case: DifferingPair, reader: RowReader, label: str) -> Guess:
+    """Return the guess that every value of a side has the other sign."""
+    says = (f"all signs of {label} are turned", reader.encoding)
+    return case.guess("quant_signs", says, label, lambda rows: -to_float64(reader.take(rows)))
+
+
+def _turned_blocks(
+    case: DifferingPair, reader: RowReader, label: str, turned: "Array", x: "Array", y: "Array"
+) -> Iterator[Finding]:
+    """Yield the finding that all signs of some blocks are turned, if that makes these right.
+
+    `turned` (bool [blocks]) are those blocks, `x` and `y` their right and stored values. So few may
+    be within the rounding of the whole tensor: they are judged by themselves.
+    """
+    size = norms.exact_norm(x) or 1.0
+    before, after = norms.exact_norm(y - x) / size, norms.exact_norm(-y - x) / size
+    if after > case.slack():
+        return
+    first = np.argwhere(turned.reshape(reader.rows, -1))[0]
+    says = (
+        f"the signs of whole blocks of {label} are turned, their magnitudes are right",
+        f"{int(turned.sum())} of {turned.size} blocks of {reader.encoding}, the first in row "
+        f"{first[0]}, block {first[1]}; relative distance {before:.3g} there, {after:.3g} with "
+        "them turned back",
+    )
+    proof = prove_values(y, y.size, int(turned.sum()), case.slack())
+    yield make_finding("quant_signs", (case.key,), says, case.before.relative, 0.0, proof)
+
+
+def _reordered(
+    case: DifferingPair, reader: RowReader, label: str, wrong: "Array", x: "Array", y: "Array"
+) -> Iterator[Guess]:
+    """Yield the guess that the signs of every eight values of some blocks are in another order.
+
+    `wrong` (bool [blocks]) are those blocks, `x` and `y` their right and stored values.
+    """
+    ours, theirs = (np.sign(values).reshape(-1, GROUP) for values in (x, y))
+    if np.count_nonzero(theirs) < ENOUGH or (theirs >= 0).all():
+        return
+    both = (ours[:, :, None] * theirs[:, None, :]).sum(axis=0)
+    counted = np.abs(ours[:, :, None] * theirs[:, None, :]).sum(axis=0)
+    agree = (both / np.maximum(counted, 1) + 1) / 2
+    order = agree.argmax(axis=1)
+    if len(set(order.tolist())) < GROUP or (agree.max(axis=1) < SURE).any():
+        return
+    blocks = wrong.reshape(reader.rows, -1)
+
+    def take(rows: "Array") -> "Array":
+        """Return these rows with the signs of those blocks in order."""
+        values = to_float64(reader.take(rows)).reshape(len(rows), blocks.shape[1], -1, GROUP)
+        signs = np.where(np.signbit(values), -1.0, 1.0)[..., order]
+        put = np.abs(values) * signs
+        found: Array = np.where(blocks[rows][..., None, None], put, values)
+        return found.reshape(len(rows), -1)
+
+    says = (
+        f"the signs of {label} stand in another order in every {GROUP} values: that of each is at "
+        f"{[int(at) for at in order]}"
+    )
+    where = f"{int(wrong.sum())} of {wrong.size} blocks of {reader.encoding}"
+    yield case.guess("quant_signs", (says, where), label, take, free=GROUP)
+
+
+def guess_lost_signs(case: DifferingPair) -> Iterator[Guess]:
+    """Yield the guess that one side holds the magnitudes of the other's values: no sign is left."""
+    if case.numbers is not None or case.a.shape != case.b.shape:
+        return
+    for reader, other, label in ((case.b, case.a, "B"), (case.a, case.b, "A")):
+        sample = to_float64(reader.take(case.sample))
+        if not reader.encoding.startswith(TYPES) or (sample < 0).any() or not sample.any():
+            continue
+        says = f"the signs of {label} are lost: its values are the other side's magnitudes"
+        away = "A" if label == "B" else "B"
+
+        def take(rows: "Array", other: RowReader = other) -> "Array":
+            """Return the magnitudes of these rows of the other side."""
+            return np.abs(to_float64(other.take(rows)))
+
+        yield case.guess("quant_signs", (says, reader.encoding), away, take)
+        return
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("quant_signs",),
+        guess_block_signs,
+        85,
+        "magnitudes that are right, before scales are fitted to them",
+        facts=("blocks",),
+    ),
+    PairHypothesis(
+        ("quant_signs",),
+        guess_lost_signs,
+        86,
+        "magnitudes alone, before they are other rows",
+        facts=("blocks",),
+    ),
+)
