@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _MAIN = Path(__file__).with_name("child_main.py")
@@ -75,6 +76,19 @@ def start_library_child(script: Path) -> "subprocess.Popen[bytes]":
     return start_file(
         script, flags=("-S",), environment={}, stderr=subprocess.DEVNULL, new_session=True
     )
+
+
+def end_child(child: "subprocess.Popen[bytes]") -> None:
+    """Kill a child process, close its pipes and wait for it; nothing is raised.
+
+    Closing writes what is still buffered, which fails where the process has ended already.
+    """
+    child.kill()
+    for stream in (child.stdin, child.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+    child.wait()
 
 
 def _real_path(path: str) -> str:

@@ -255,22 +255,22 @@ def next_command(parts: StepParts, finding: Finding) -> str:
     return _usual_step(parts, finding)
 
 
-def _usual_step(asked: StepParts, finding: Finding) -> str:
+def _usual_step(parts: StepParts, finding: Finding) -> str:
     """Return the command for a finding by its cause, else by its level.
 
     Where B's own tensors contradict its keys, it is the `set` command with what they say.
     """
-    shown = {} if asked.b.model is None else contradicted_values(asked.b.model)
+    shown = {} if parts.b.model is None else contradicted_values(parts.b.model)
     own = [shown.get(name, "") for name in finding.values]
     tied = finding.values.get("tied_embeddings", {})
     lost = isinstance(tied, Mapping) and (tied.get("a"), tied.get("b")) == (False, True)
     if own and "" not in own and not lost:  # then B is read as it was made; a lost head is A's
-        return set_command(asked.b.path, own)
+        return set_command(parts.b.path, own)
     named = CAUSES[finding.cause].next if finding.cause else ""
     made = STEPS[named] if named else LEVELS[finding.level]
     if made is rewrite_b_command and finding.level == "forward":
         made = trace_layer_command
-    return made(asked, finding)
+    return made(parts, finding)
 
 
 def with_next_commands(

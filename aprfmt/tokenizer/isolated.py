@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.child_process import import_path, start_library_child
+from aprfmt.base.child_process import end_child, import_path, start_library_child
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer.expense import unbounded_reason, unbounded_reason_of_parts
 from aprfmt.tokenizer.hf_engine import HfEngine
@@ -26,7 +26,7 @@ from aprfmt.tokenizer.limits import (
 )
 
 if TYPE_CHECKING:
-    import subprocess
+    pass
 
 _CHILD = Path(__file__).with_name("engine_child.py")
 _COSTLY = ("encode", "split_words", "decode")  # calls that a text may make endless
@@ -49,7 +49,7 @@ class IsolatedEngine(HfEngine):
             raise FormatError(
                 f"{where}: a process for the tokenizer could not start: {error}"
             ) from None
-        weakref.finalize(self, _end_child, self._child)
+        weakref.finalize(self, end_child, self._child)
         limits = {"cpu_seconds": CPU_SECONDS, "memory": self._memory, "output": ENGINE_OUTPUT}
         self._send_request({"path": import_path(), "limits": limits, "text": text, "where": where})
 
@@ -76,7 +76,7 @@ class IsolatedEngine(HfEngine):
             return value
         if status == "error":
             raise FormatError(str(value))
-        _end_child(child)
+        end_child(child)
         raise self._too_much()
 
     def _too_much(self) -> FormatError:
@@ -167,15 +167,3 @@ def engine_of_data(data: Mapping[str, Any], where: str) -> HfEngine:
     if why:
         return IsolatedEngine(json.dumps(data), where, why)
     return HfEngine.from_data(data, where)
-
-
-def _end_child(child: "subprocess.Popen[bytes]") -> None:
-    """Kill the child process and wait for it."""
-    child.kill()
-    for stream in (child.stdin, child.stdout):
-        if stream is not None:
-            try:
-                stream.close()
-            except OSError:
-                continue
-    child.wait()

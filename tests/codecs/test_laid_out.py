@@ -357,7 +357,7 @@ def test_what_does_not_fit_across_is_refused(level: str) -> None:
         )
 
     call()
-    call(order="awq", array=np.zeros((16, 2), np.uint32))
+    call(order="awq", held=np.zeros((16, 2), np.uint32))
     for change in (
         {"order": "rows"},
         {"order": "pairs"},

@@ -639,7 +639,7 @@ def test_b_is_written_again_or_its_tensors_are_compared(
     monkeypatch.setattr(nextstep, "has_trained_head", lambda *given: False)
     side = SimpleNamespace(kind=kind, model=SimpleNamespace(metadata={}), path="A")
     asked: Any = SimpleNamespace(a=side, b=side, trained=trained)
-    finding: Any = SimpleNamespace(cause="x", values={})
+    finding: Any = SimpleNamespace(cause="x", values={}, side="B")
     found = nextstep.rewrite_b_command(asked, finding)
     assert found == (
         "" if kind == "trace" else "aprfmt diff" if trained else written or "aprfmt diff"

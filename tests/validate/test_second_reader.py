@@ -6,6 +6,7 @@ nobody read counted as read, a library's crash as a pass, a fault of the library
 
 import json
 import struct
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -284,6 +285,26 @@ def test_a_library_that_dies_has_compared_nothing(
     outcome, why = answer(report)
     assert outcome == "NOT_RUN" and "its process ended" in why and "0 of 1 tensors" in why
     assert report.exit_code == 2
+
+
+def test_a_library_that_is_dead_before_the_request_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pipe is broken when the request is written, and again when the pipe is closed."""
+    start = second_reader.start_library_child
+
+    def start_and_wait(script: Path) -> "subprocess.Popen[bytes]":
+        child = start(script)
+        child.wait()
+        return child
+
+    script = tmp_path / "child.py"
+    script.write_text(CHILDREN["crashes"])
+    monkeypatch.setattr(second_reader, "_CHILD", script)
+    monkeypatch.setattr(second_reader, "start_library_child", start_and_wait)
+    report = validate(written(tmp_path / "x.gguf", {"a": ("F32", (8,))}), second_reader=True)
+    outcome, why = answer(report)
+    assert outcome == "NOT_RUN" and "its process ended" in why and report.exit_code == 2
 
 
 STOPS = {

@@ -10,13 +10,12 @@ outside the specification.
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.child_process import import_path, start_library_child
+from aprfmt.base.child_process import end_child, import_path, start_library_child
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.base.text_escape import shorten
@@ -413,12 +412,7 @@ def _rows_of_child(kind: str, file: Any) -> Iterator[Mapping[str, Any]]:
         yield from _exchange_lines(child, json.dumps(request).encode("ascii") + b"\n")
     finally:
         timer.cancel()
-        child.kill()
-        for stream in (child.stdin, child.stdout):
-            if stream is not None:
-                with suppress(OSError):  # a request that an ended process did not take
-                    stream.close()
-        child.wait()
+        end_child(child)
 
 
 def _exchange_lines(
