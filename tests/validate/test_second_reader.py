@@ -291,7 +291,7 @@ def test_a_library_that_is_dead_before_the_request_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pipe is broken when the request is written, and again when the pipe is closed."""
-    start = second_reader.start_library_child
+    start = start_library_child
 
     def start_and_wait(script: Path) -> "subprocess.Popen[bytes]":
         child = start(script)
