@@ -15,6 +15,7 @@ from aprfmt.causes.tensor import (
     arithmetic,
     block_order,
     byte_shifts,
+    coarse_groups,
     coarse_rounding,
     lost_bits,
     other_tensors,
@@ -232,4 +233,5 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried.add(
         coarse_rounding.explain_coarse_rounding
     )  # by tests/compare/test_types_without_encoder.py
+    tried.add(coarse_groups.explain_coarse_groups)  # by tests/compare/test_wide_steps.py
     assert tried == {load_function(row.find) for row in table.TABLE}
