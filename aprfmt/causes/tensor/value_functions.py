@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ CAUSE_ROWS = (
     Cause(
         "function_of", "tensor", "bug",
         "Values are a function of the other side's: reciprocals, squares, absolute values, "
-        "logarithms, a constant taken away.",
+        "logarithms, a constant taken away, the largest cut off.",
         "One function of one variable relates all values.",
         "Applying the function makes the tensors equal.",
     ),
@@ -117,6 +118,34 @@ def _guess_constant_offset(case: DifferingPair, slack: float) -> Iterator[Guess]
     yield case.guess("function_of", (f"B's values are A's {told}",), "A", moved, slack, free=1)
 
 
+def guess_clipped(case: DifferingPair) -> Iterator[Guess]:
+    """Yield the guess that one side's values are the other's, cut off at the ends of its range."""
+    if case.numbers is not None or case.a.shape != case.b.shape or case.a.columns < 2:
+        return
+    if case.a.encoding not in UNIT or case.b.encoding not in UNIT:
+        return
+    for short, other, label, away in ((case.b, case.a, "B", "A"), (case.a, case.b, "A", "B")):
+        low, high, ends = np.inf, -np.inf, 0
+        for rows in case.windows(None):
+            values = to_float64(short.take(rows))
+            if not np.isfinite(values).all():
+                return
+            low, high = min(low, float(values.min())), max(high, float(values.max()))
+        x, y = (to_float64(side.take(case.sample)) for side in (other, short))
+        if not np.array_equal(np.clip(x, low, high), y) or low >= high:
+            continue
+        for rows in case.windows(None):
+            values = to_float64(short.take(rows))
+            ends += int(((values == low) | (values == high)).sum())
+        if ends < LEAST:
+            continue
+        says = f"{label}'s values are {away}'s, and the largest are cut off"
+        where = f"at {low:.4g} and {high:.4g}: {ends} values stand there"
+        made = _take_applied(other, partial(np.clip, a_min=low, a_max=high))
+        yield case.guess("function_of", (says, where), away, made, free=2)
+        return
+
+
 def guess_prefix(case: DifferingPair) -> Iterator[Guess]:
     """Yield the guess that one vector is a run of the other's values (shapes differ)."""
     a, b = case.a, case.b
@@ -141,6 +170,12 @@ def guess_prefix(case: DifferingPair) -> Iterator[Guess]:
 
 
 HYPOTHESES = (
+    PairHypothesis(
+        ("function_of",),
+        guess_clipped,
+        175,
+        "bits of all values between two ends, before a function of all",
+    ),
     PairHypothesis(
         ("function_of",),
         guess_value_function,

@@ -15,4 +15,13 @@ FAULTS = (
         "the squares of A's",
         quantized=False,
     ),
+    Fault(
+        "clipped",
+        "function_of",
+        UP,
+        computed(UP, lambda x: np.clip(x, -1.5, 1.5)),
+        value_functions.guess_clipped,
+        "the largest are cut off",
+        quantized=False,
+    ),
 )
