@@ -82,7 +82,10 @@ def _trained_pair(adapter: Adapter, module: str, pair: StoredPair, base: Model) 
 
 
 def _find_group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
-    """Return the bound group of a weight, whose roles it holds; UnsupportedError if none fits."""
+    """Return the binding of the base's weight called `name`: the roles that this tensor holds.
+
+    UnsupportedError if it is no weight of the architecture, or is stored with others as one.
+    """
     style = "gguf" if adapter.spelling == "gguf" else "hf"
     try:
         groups: Sequence[BoundGroup] = bind_names(base.spec, style, [name]).groups

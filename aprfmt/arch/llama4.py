@@ -119,9 +119,9 @@ def _read_scale(facts: Facts, hp: Params) -> Found:
 
 
 def _read_length(facts: Facts, hp: Params) -> Found:
-    """Return (positions after which the factor on queries grows, or None, key) of config.json.
+    """Return (after how many positions the factor on queries grows, the key that says it).
 
-    None in place of the number where queries do not grow.
+    The number is None where config.json switches that factor off.
     """
     (tuned, key), found = _read_temperature_switch(facts), facts.first("floor_scale")
     if not tuned:

@@ -300,10 +300,11 @@ def _element_moves(
     logical: Sequence[View],
     shapes: Sequence[Sequence[tuple[int, ...]]],
 ) -> tuple[list[LazyTensor], Sequence[Sequence[Move]] | None]:
-    """Return (the source's stored tensors, for each output its element moves out of these).
+    """Return (the source's stored tensors, for each output which elements of these it is made of).
 
-    `shapes` are those before each of the binding's layout steps, stored ones first. The moves are
-    None where a step has to decode.
+    An output is a list of moves: runs of elements that are copied. They are None where values have
+    to be decoded. `shapes` are the outputs' before and after each layout step of the target's
+    binding, the stored shapes first.
     """
     moves = chain_steps(group.binding.steps, shapes[:-1] or shapes, model.hyper, back=True)
     if moves is None:

@@ -264,10 +264,11 @@ def _has_reference_values(packed: PackedWeight, weight: StoredWeight, reference:
 def _known_values(
     packed: PackedWeight, weight: StoredWeight, expected: "Array", values: "Array"
 ) -> tuple["Array", "Array"]:
-    """Return (expected, decoded) values, for comparing them where the scales are known.
+    """Return (expected, decoded) values that differ only where the file's own scales are usable.
 
-    Where a scale of the file is not usable, and another part's replaced it, decoded values say
-    nothing: the expected ones are set to them, so that these elements compare as equal.
+    `packed` has a made-up scale wherever that of `weight` is not finite or negative. Elements under
+    such a scale are found by decoding again with it set to zero; their expected values are replaced
+    by the decoded ones, so that a comparison takes them for equal.
     """
     doubled = {}
     for suffix, part in packed.parts.items():

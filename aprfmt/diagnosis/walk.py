@@ -414,8 +414,9 @@ class Walk:
             self._examine_side(self.b, dtype, against=self.a.model)
 
     def _examine_side(self, side: Side, dtype: str, against: Model | None = None) -> None:
-        """Judge each operation of a side on the side's own values; store that in `judged`.
+        """Compare each recorded value of a side with what the model makes of the values before it.
 
+        That is stored in `judged`; evidence and what was checked or not is added to `levels`.
         `against` is the reference model; None means the one that the side ran on.
         """
         # The reference model, and the side's trace (run now if it is not saved).

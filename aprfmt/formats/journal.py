@@ -109,7 +109,10 @@ def _identity(facts: os.stat_result, *, stable: bool = True) -> str:
 
 
 def _identities(folder: Path, names: Iterable[str], *, stable: bool = True) -> dict[str, str]:
-    """Return {name: identity} of those files of `folder` that exist."""
+    """Return {name: inode, size and owner as one text} of those files of `folder` that exist.
+
+    `stable=False` leaves the inode out.
+    """
     found = ((name, status_of(folder / name)) for name in names)
     return {name: _identity(facts, stable=stable) for name, facts in found if facts is not None}
 

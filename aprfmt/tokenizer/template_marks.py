@@ -101,10 +101,10 @@ def _tokens_split_off(side: StatedTokenizer) -> set[str]:
 
 
 def cut_marks(side: StatedTokenizer, found: list[Mark]) -> Iterator[CutMark]:
-    """Yield the marks that the tokenizer encodes as other ids than their own.
+    """Yield those of the template's marks (`found`) that the tokenizer does not keep whole.
 
-    `found` are the template's marks. A mark that merging makes of its letters is not cut, whatever
-    its type. Without an engine that encodes, the ids are ().
+    Only marks that may be split are encoded; one whose own id is among the result is whole. Where
+    no engine can encode the text, every mark that may be split is yielded, with () as its ids.
     """
     doubtful = [mark for mark in found if not mark.split_whole]
     if not doubtful:

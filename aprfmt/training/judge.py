@@ -347,7 +347,10 @@ def _made(parameter: Parameter, held: Held, signs: bool, start: int, w0: F64, w1
 
 
 def _joined(parts: list[StepCase]) -> StepCase:
-    """Return several cases of one parameter as one, without its whole shape."""
+    """Return one case of the rows of several cases of one parameter, which are joined in order.
+
+    A gradient or moment that only some of the cases have is joined of these.
+    """
 
     def joined(values: list[F64 | None]) -> F64 | None:
         """Return the arrays joined, those that are None left out; None if all are."""

@@ -89,7 +89,10 @@ class TorchBackend(TorchRecurrent):
         }
 
     def at(self, position: int) -> None:
-        """Set the position of the next rows, and torch's process-wide matmul precision (TF32)."""
+        """Set the position in the text of the first of the rows that are computed next.
+
+        torch's matmul precision holds for the whole process, so it is set again for this backend.
+        """
         super().at(position)
         wanted = "high" if self._tf32 else "highest"
         if torch.get_float32_matmul_precision() != wanted:

@@ -149,9 +149,10 @@ def _without_gate(point: str) -> Any:
 
 
 def _restart_convolution_at(first: int) -> Any:
-    """Return a patch function (model, layers) -> model: no tokens before `first` are convolved.
+    """Return a patch function (model, layers) -> model: convolutions begin anew at token `first`.
 
-    Tokens from `first` on see zeros in place of the tokens before it.
+    Tokens from `first` on see zeros in place of the tokens before it. Those before are convolved as
+    always.
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:

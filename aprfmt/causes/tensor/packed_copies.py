@@ -254,7 +254,10 @@ def copy_cells(copy: PackedCopy, values: "Array") -> "Array":
 
 
 def spread_over_copy(copy: PackedCopy, numbers: "Array") -> "Array":
-    """Return one number for each cell as an array of the copy's shape."""
+    """Return an array of the copy's shape in which every element has the number of its cell.
+
+    `numbers` are given by cell, the elements that share one scale.
+    """
     return lattices.spread_over_cells(numbers, copy.y.shape, copy.grouping)
 
 
