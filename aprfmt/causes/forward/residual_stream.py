@@ -439,7 +439,7 @@ def shared_norm_input_change() -> Change:
 
 def _sum_number(adds: Any, index: int) -> int:
     """Return how many of the sums before `adds[index]` are at the same location."""
-    return sum(call.at == adds[index].at for call in adds[:index])
+    return sum(call.location == adds[index].location for call in adds[:index])
 
 
 def keep_one_summand(point: str, keep: int, turn: int) -> Any:
