@@ -16,7 +16,7 @@ def test_long_names_are_shortened_but_in_commands() -> None:
     asked: dict[str, Any] = {
         "first_said": True,
         "others": [(LONG[2], "")],
-        "left": [LONG[3]],
+        "not_compared": [LONG[3]],
         "commands": [f"aprfmt diff {LONG[4]}"],
     }
     *said, step = [text for text, _ in short_answer(headline, (), **asked)]

@@ -14,8 +14,10 @@ import aprfmt
 from aprfmt.causes.tensor import (
     arithmetic,
     block_order,
+    block_signs,
     byte_shifts,
     coarse_groups,
+    code_orders,
     coarse_rounding,
     lost_bits,
     other_tensors,
@@ -233,5 +235,8 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried.add(
         coarse_rounding.explain_coarse_rounding
     )  # by tests/compare/test_types_without_encoder.py
+    tried.add(code_orders.guess_code_order)  # by tests/compare/test_code_orders.py
+    # by tests/compare/test_block_signs.py
+    tried |= {block_signs.guess_block_signs, block_signs.guess_lost_signs}
     tried.add(coarse_groups.explain_coarse_groups)  # by tests/compare/test_wide_steps.py
     assert tried == {load_function(row.find) for row in table.TABLE}

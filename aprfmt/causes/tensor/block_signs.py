@@ -47,8 +47,10 @@ def guess_block_signs(case: DifferingPair) -> Iterator[Guess | Finding]:
     if case.numbers is not None or case.a.shape != case.b.shape:
         return
     for reader, other, label in ((case.b, case.a, "B"), (case.a, case.b, "A")):
+        if not reader.encoding.startswith(TYPES) or reader.size > MOST:
+            continue
         size = encoding_row(reader.encoding.split("+")[0]).block_size
-        if not reader.encoding.startswith(TYPES) or reader.size > MOST or reader.columns % size:
+        if reader.columns % size:
             continue
         every = np.arange(reader.rows)
         x, y = (to_float64(side.take(every)).reshape(-1, size) for side in (other, reader))
@@ -138,8 +140,10 @@ def guess_lost_signs(case: DifferingPair) -> Iterator[Guess]:
     if case.numbers is not None or case.a.shape != case.b.shape:
         return
     for reader, other, label in ((case.b, case.a, "B"), (case.a, case.b, "A")):
+        if not reader.encoding.startswith(TYPES):
+            continue
         sample = to_float64(reader.take(case.sample))
-        if not reader.encoding.startswith(TYPES) or (sample < 0).any() or not sample.any():
+        if (sample < 0).any() or not sample.any():
             continue
         says = f"the signs of {label} are lost: its values are the other side's magnitudes"
         away = "A" if label == "B" else "B"

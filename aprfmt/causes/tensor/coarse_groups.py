@@ -24,6 +24,8 @@ def explain_coarse_groups(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding of groups whose scale is far too large, though all errors are in a step."""
     if case.numbers is not None or case.a.shape != case.b.shape or len(case.a.shape) < 2:
         return
+    if case.before.nonfinite is not None:
+        return  # scales that are no numbers are no copy's
     a, b = case.a.side, case.b.side
     coarse = block_copy(a, b)
     for copied, whose in ((b, "B's"), (a, "A's")):

@@ -36,13 +36,11 @@ BETTER = 0.1  # by which more must be so than by any other
 LISTED = 32  # numbers of an order that are printed
 
 # Where a code's bits are read as another code: words, and the code by the stored one.
+SIGNED = "codes are signed where they have an offset of half the codes, or reverse"
 MAPS: tuple[tuple[str, Callable[[int, int], int]], ...] = (
     ("", lambda code, most: code),
     ("each code is stored as its complement, so that signs turn", lambda code, most: most - code),
-    (
-        "codes are signed where they have an offset of half the codes, or reverse",
-        lambda code, most: code ^ (most + 1) // 2,
-    ),
+    (SIGNED, lambda code, most: code ^ (most + 1) // 2),
 )
 
 
@@ -342,7 +340,7 @@ class WordCodes:
 
         wanted = self.wanted[by_word[chosen]]
         found = find_order(CodeUnits(self.stored[chosen], self.bits, decode_chosen, wanted))
-        if found is None:
+        if found is None or found.says == SIGNED:  # in no other order: `zero_point` says that
             return None
         says = f"words hold their codes in another order: {found.says}"
         return RightedWeight(self.with_codes(found.put_right(self.stored)), says, len(found.order))

@@ -85,12 +85,13 @@ def _explain_side(
     """Return {tensor key: finding} of all differing tensors that this side never trained; or {}."""
     seen: dict[str, Seen] = {}
     short: dict[str, Seen] = {}
+    both: list[bool] = []
     for key, row in rows.items():
         pair = pairs[key]
         if not row.is_unexplained(WEAK) or pair.a is None or pair.b is None:
             continue
         try:
-            one = _look_at(context, pair, key, side)
+            one = _look_at(context, pair, key, side, both)
         except AprfmtError as error:
             context.record_not_tried(("stale_tensor",), key, error)
             continue
@@ -98,7 +99,9 @@ def _explain_side(
             pair.drop()
         if one is not None:
             (seen if one.drawn and _elements(row) >= LEAST else short)[key] = one
-    # Where equal matrices are drawn too, no training is missing here.
+    # Where both sides of most tensors, or equal matrices, are drawn, no training is missing here.
+    if len(both) >= COMPARED and sum(both) * 2 > len(both):
+        return {}
     if (side == "A" or not all(one.usual for one in seen.values())) and _untrained(pairs, rows):
         seen = {key: one for key, one in seen.items() if side == "B" and one.usual}
     # Constants and short vectors show it beside a matrix of theirs, or where all else is equal.
@@ -157,8 +160,13 @@ def _before(row: TensorDiff) -> float | None:
     return None if row.stats is None else row.stats.rel_l2
 
 
-def _look_at(context: PairContext, pair: TensorPair, key: str, label: str) -> Seen | None:
-    """Return what side `label` of a pair holds, if an initialisation gives it; None otherwise."""
+def _look_at(
+    context: PairContext, pair: TensorPair, key: str, label: str, both: list[bool]
+) -> Seen | None:
+    """Return what side `label` of a pair holds, if an initialisation gives it; None otherwise.
+
+    Whether the other side's numbers look drawn as well is added to `both`.
+    """
     assert pair.a is not None and pair.b is not None
     sides = (pair.b, pair.a) if label == "B" else (pair.a, pair.b)
     mine, other = RowReader(sides[0]), RowReader(sides[1])
@@ -182,6 +190,7 @@ def _look_at(context: PairContext, pair: TensorPair, key: str, label: str) -> Se
     if values.size < LEAST and not usual:
         return None
     trained = _drawn_throughout(theirs, other)
+    both.append(trained is not None)
     if trained is not None and (
         not usual
         or usual_initialiser(context, "A" if label == "B" else "B", key, other.shape, trained)

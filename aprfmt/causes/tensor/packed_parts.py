@@ -155,7 +155,28 @@ def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
     return None
 
 
+def _invert_tensor_scale(weight: PackedWeight) -> PackedWeight | None:
+    """Return a weight whose one scale for the whole tensor is the reciprocal; None without one.
+
+    Such as ModelOpt's `weight_scale_2`, which multiplies, and `weight_global_scale` of
+    compressed-tensors, which divides.
+    """
+    for suffix, part in weight.parts.items():
+        if part.encoding != "F32" or "scale" not in suffix or "input" in suffix:
+            continue
+        value = np.frombuffer(part.raw, np.float32)
+        if value.size == 1 and np.isfinite(value[0]) and value[0] > 0 and value[0] != 1:
+            inverted = part._replace(raw=np.float32(1 / value).tobytes())
+            return weight.replace_parts({suffix: inverted})
+    return None
+
+
 READINGS: tuple[PartReading, ...] = (
+    PartReading(
+        "quant_scale",
+        "scale of the whole tensor is inverted: 1/s stands for s",
+        _invert_tensor_scale,
+    ),
     PartReading(
         "zero_point",
         "zero points follow the other rule of GPTQ (v1 stores them less one)",
