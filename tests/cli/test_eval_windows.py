@@ -150,7 +150,7 @@ def test_what_a_convention_has_no_word_for_is_refused(demo_model: Path, tmp_path
         done = aprfmt("eval", demo_model, *more, "--convention", "llama.cpp", "--json")
         assert done.code == 2 and named in done.json["error"]["message"]
     done = aprfmt("eval", demo_model, "--ids", "1,2,3", "--convention", "llama.cpp", "--json")
-    assert done.code == 1 and "fill no window of 512" in done.json["skipped"][0]
+    assert done.code == 2 and "fill no window of 512" in done.json["skipped"][0]
 
 
 def test_logits_held_in_parts_are_those_of_one_pass(

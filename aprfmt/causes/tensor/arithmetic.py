@@ -302,7 +302,7 @@ def guess_rounding(case: DifferingPair) -> Iterator[Guess | Finding]:
                 "rounding", (f"{told}, {text}",), label, _apply_after(fine.take, apply), 0.0
             )
     yield from _guess_saturated_type(case)
-    if _all_within(case, largest=False):
+    if all_within_last_place(case, largest=False):
         yield _last_place_explanation(case, "")
 
 
@@ -340,7 +340,7 @@ def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
     """
     floats = _is_float(case.a.encoding) and _is_float(case.b.encoding)
     # A sum in another order changes many values, damage a few.
-    if floats and case.before.changed > FEW_SUMS and _all_within(case, largest=True):
+    if floats and case.before.changed > FEW_SUMS and all_within_last_place(case, largest=True):
         found = _last_place_explanation(
             case, " of its row's largest value: sums in another order, or by another library"
         )
@@ -348,7 +348,7 @@ def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
         yield replace(found, proof=within_accused(case.before.changed))
 
 
-def _all_within(case: DifferingPair, *, largest: bool) -> bool:
+def all_within_last_place(case: DifferingPair, *, largest: bool) -> bool:
     """Return whether no two values are further apart than a unit of the coarser type.
 
     `largest`: the unit is relative to the row's largest value, else to the value itself.
@@ -356,8 +356,8 @@ def _all_within(case: DifferingPair, *, largest: bool) -> bool:
     a, b = case.a, case.b
     unit = 2 * max(UNIT[a.encoding], UNIT[b.encoding])
     first, second = to_float64(case.sample_a), to_float64(case.sample_b)
-    return _all_equal_within(first, second, unit, largest=largest) and all(
-        _all_equal_within(to_float64(a.take(rows)), to_float64(b.take(rows)), unit, largest=largest)
+    return all_equal_within(first, second, unit, largest=largest) and all(
+        all_equal_within(to_float64(a.take(rows)), to_float64(b.take(rows)), unit, largest=largest)
         for rows in case.windows(None)
     )
 
@@ -384,7 +384,7 @@ def _last_place_explanation(case: DifferingPair, of: str) -> Finding:
     )
 
 
-def _all_equal_within(x: "Array", y: "Array", unit: float, *, largest: bool = False) -> bool:
+def all_equal_within(x: "Array", y: "Array", unit: float, *, largest: bool = False) -> bool:
     """Return whether all values are equal, or within `unit` relative to their size.
 
     With `largest` relative to the largest finite value of each row, of a vector the largest of all.

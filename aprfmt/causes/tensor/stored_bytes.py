@@ -14,7 +14,7 @@ from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.proof import made_on, make_finding
 from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.measure.byte_ranges import range_text
-from aprfmt.measure.encoding_noise import pair_noise
+from aprfmt.measure.encoding_noise import UNIT, pair_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors.runs import RunBytes
@@ -205,6 +205,19 @@ def explain_bit_rot(case: DifferingPair) -> Iterator[Finding]:
         yield found
 
 
+def _may_be_rounding(case: DifferingPair) -> bool:
+    """Return whether no two values are further apart than one unit in the last place.
+
+    Where more than one bit differs (a carry, or several values), another arithmetic makes such
+    values as well.
+    """
+    from aprfmt.causes.tensor.arithmetic import all_within_last_place
+
+    if not all(side.encoding in UNIT for side in (case.a, case.b)):
+        return False
+    return case.before.nonfinite is None and all_within_last_place(case, largest=False)
+
+
 def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) -> Finding | None:
     """Return the finding of damaged bytes, or None where the difference is of another kind.
 
@@ -264,6 +277,8 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
     lines = tuple(_flip_text(case, place, bit) for place, bit in flips[:FEW_BITS])
     if len(flips) == 1:
         return _damage_explanation(case, f"one bit differs: {lines[0]}", (), True)
+    if _may_be_rounding(case):
+        return None
     if len(flips) <= FEW_BITS and len(flips) <= 2 * len(places):
         text = f"{len(flips)} bits in {count} bytes differ"
         return _damage_explanation(case, text, lines, True)
