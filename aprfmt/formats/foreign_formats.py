@@ -133,15 +133,9 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
         return f"{EXTENSIONS['.tflite']}, {_ELSEWHERE}"
     if head[257:262] == b"ustar":
         return "a tar archive; unpack it, and name the model inside"
-    # What a download may have left in place of the model: a pointer, a page, an error.
-    if head.startswith(_POINTER):
-        found = _POINTER_SIZE.search(head)
-        held = f" of {int(found[1])} bytes" if found else ""
-        return f"a git-lfs pointer, not the model itself{held}: fetch it with git lfs pull"
-    if _PAGE.match(head):
-        return _SAVED_PAGE
-    if _ANSWER.match(head):
-        return _SAVED_ERROR.format(escape(head.decode("utf-8", "replace").strip(), 80))
+    left = download_left(head)
+    if left:
+        return left
     if _is_old_imatrix(head, size):
         return (
             "an importance matrix (imatrix, the older form), not a model; "
@@ -152,6 +146,26 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
         return _PICKLE
     text = text_kind(head)
     return named or (f"{text}; expected a model file" if text else "")
+
+
+HEAD = 512  # first bytes by which `download_left` decides
+
+
+def download_left(head: bytes) -> str:
+    """Return words for what a download may have left in place of a file; "" for anything else.
+
+    That is a git-lfs pointer, a web page, or a server's error, by the first bytes. The words follow
+    "is".
+    """
+    if head.startswith(_POINTER):
+        found = _POINTER_SIZE.search(head)
+        held = f" of {int(found[1])} bytes" if found else ""
+        return f"a git-lfs pointer, not the file itself{held}: fetch it with git lfs pull"
+    if _PAGE.match(head):
+        return _SAVED_PAGE
+    if _ANSWER.match(head):
+        return _SAVED_ERROR.format(escape(head.decode("utf-8", "replace").strip(), 80))
+    return ""
 
 
 def text_kind(head: bytes) -> str:

@@ -113,14 +113,37 @@ def test_the_older_importance_matrix_is_named(tmp_path: Path) -> None:
         ('{"error":"no"}', 'error message (JSON) saved in place of the file: {"error":"no"}'),
         ('{ "error" : "\x1b[2J"}', "(JSON) saved in place of the file: "),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5519056\n",
-         "a git-lfs pointer, not the model itself of 5519056 bytes: fetch it with git lfs pull"),
-        ("version https://git-lfs.github.com/spec/v1\n", "not the model itself: fetch it"),
+         "a git-lfs pointer, not the file itself of 5519056 bytes: fetch it with git lfs pull"),
+        ("version https://git-lfs.github.com/spec/v1\n", "not the file itself: fetch it"),
     ],
 )  # fmt: skip
 def test_what_was_saved_in_place_of_a_file_is_named(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_text(text)
     done = aprfmt("inspect", tmp_path / "a.gguf")
     assert done.code == 2 and says in done.err and "\x1b" not in done.err
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5519056\n"
+
+
+@pytest.mark.parametrize("left", [POINTER, "<!DOCTYPE html>\n<html>"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model-00002-of-00002"])
+def test_what_was_saved_in_place_of_a_part_is_named(
+    name: str, left: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """A shard, and JSON beside the weights, as a lone file is. Seen red: a damaged header."""
+    folder = tmp_path / "m"
+    if name.startswith("model"):
+        assert aprfmt("split", demo_model, folder, "--max-shard-size", "3MB").code == 0
+        (path, *_) = sorted(folder.glob("*00002-of-*.safetensors"))
+    else:
+        shutil.copytree(demo_model, folder)
+        path = folder / name
+    path.unlink()
+    path.write_text(left)
+    done = aprfmt("validate", folder)
+    says = "a git-lfs pointer, not the file itself" if left is POINTER else "a web page saved in"
+    assert done.code in (1, 2) and says in done.out + done.err, (done.out, done.err)
 
 
 def test_a_hub_cache_is_looked_into(demo_model: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import aprfmt
 from aprfmt.diagnosis import diagnose
 from tests.diagnose import files
 from tests.diagnose.faults import DEMO
+from tests.models import save_tiny
 
 torch = pytest.importorskip("torch")
 
@@ -78,3 +79,21 @@ def test_a_flipped_bit_beside_them_is_damage_still(pair: tuple[Path, Path]) -> N
     found = diagnose(str(pair[0]), str(broken))
     assert (found.verdict, found.exit_code) == ("bug", 1), found.sentence
     assert any("L1.ffn_down" in place for row in found.findings for place in row.where)
+
+
+def test_a_norm_that_lost_bits_when_one_was_added_is_rounding(tmp_path: Path) -> None:
+    """Gemma's GGUF stores w + 1: of 2.7e-6 float32 keeps few bits. Seen red: "bit_rot", exit 1."""
+    folder = tmp_path / "gemma"
+    save_tiny("gemma2", folder, "bfloat16")
+
+    def shrink(rows: files.Rows) -> None:
+        name = "model.layers.1.post_feedforward_layernorm.weight"
+        x = values(rows[name])
+        x[3] = 2.7e-6
+        rows[name] = stored(x)
+
+    good = files.copy(folder, "gemma-small", tensors=shrink)
+    aprfmt.convert(good, tmp_path / "b.gguf")
+    found = diagnose(str(good), str(tmp_path / "b.gguf"))
+    assert (found.verdict, found.exit_code) == ("precision", 0), found.sentence
+    assert [row.cause for row in found.findings] == ["rounding"]

@@ -455,8 +455,10 @@ def _explain_float_bits(case: DifferingPair) -> Finding | None:
 
     For sides with two encodings. It is confirmed only if few bits of each value differ.
     """
+    from aprfmt.causes.tensor.arithmetic import equal_with_one_added
+
     a, b = case.a, case.b
-    if case.before.changed > FEW_BITS or not case.before.changed:
+    if case.before.changed > FEW_BITS or not case.before.changed or equal_with_one_added(case):
         return None
     flips = []
     # List every bit that differs, with its element and both values.

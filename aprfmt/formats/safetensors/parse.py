@@ -18,6 +18,7 @@ from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import bounded_json, unsupported_encodings
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, read_prefix
 from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
+from aprfmt.formats.foreign_formats import HEAD, download_left
 from aprfmt.formats.safetensors.layout import (
     FIELDS,
     INDEX_SUFFIX,
@@ -105,6 +106,9 @@ def _parse_file(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
             "limit of the format and no damage: store the tensors in several files, with an "
             f"index ({INDEX_SUFFIX[1:]})"
         )
+    left = download_left(bytes(buffer[:HEAD])) if length > MAX_HEADER else ""
+    if left:
+        raise FormatError(f"{where}: is {left}")
     if length > MAX_HEADER:
         raise FormatError(
             f"{where}: header length at offset 0 is {length}, the format allows {MAX_HEADER}; "
