@@ -9,6 +9,8 @@ engine computed what the model says and recorded it at another place.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from aprfmt.causes.forward.capture_names import neighbour_values
 from aprfmt.causes.forward.cut_points import (
     STREAM,
@@ -139,7 +141,7 @@ def _relation_text(case: Mismatch, key: str) -> str:
     Where a trace has some of the rows these are compared: that it lacks others relates nothing.
     """
     view = case.found.views[key]
-    if view.recorded is None:
+    if view.recorded is None or np.ptp(view.recorded.values) == 0:
         return ""
     for name, value in neighbour_values(replace(case, view=view)):
         if value.size == view.mine.size and view.distance(value.reshape(view.mine.shape)) <= (

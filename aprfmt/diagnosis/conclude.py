@@ -58,7 +58,8 @@ def rounding_finding(
             _relative_difference(endless[0]),
         )
     # The sentence says by which evidence it is called rounding.
-    explained = residuals.all_right or not beyond
+    judged = residuals.all_right and all(row.shadow is not None for row in beyond)
+    explained = judged or not beyond
     says = f"runs differ by {_relative_difference(worst):.3g} at most, at {worst.key}"
     if beyond:
         says += f"; {beyond[0].key} is beyond the tolerance of whole runs, " + (
@@ -66,7 +67,8 @@ def rounding_finding(
             if explained
             else f"and the operation that makes {residuals.wrong_keys[0]} is wrong on its own input"
             if residuals.wrong_keys
-            else "and no operation was judged on the run's own input: not known to be rounding"
+            else "and no operation that makes it was judged on the run's own input: not known to "
+            "be rounding"
         )
     if any("margin inside the rounding" in row.says for row in evidence):
         says += "; experts were chosen otherwise by margins inside the rounding"

@@ -1,6 +1,7 @@
 """The order of a diagnosis: identity, hyperparameters, tensors, forward pass, cause."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -36,10 +37,11 @@ from aprfmt.diagnosis.unread import architecture_name, refusal_reason
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.capture import point_instances
+from aprfmt.inference.points import POINTS
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
-from aprfmt.inference.replay.shadow import OperationResiduals
+from aprfmt.inference.replay.shadow import OperationResiduals, ShadowPoint
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.trace_view import TraceLike, backend_name, records_token_ids, unread_arrays
@@ -459,6 +461,7 @@ class Walk:
             [(view.tolerance, view.recorded.dtype) for view in views.values()
              if view.recorded is not None and view.residual is not None],
         )  # fmt: skip
+        self.levels.left = (*self.levels.left, *_unfitting_arrays(trace, views))
         left = [key for key, view in views.items() if view.recorded is None]
         if left:
             self.levels.not_checked.append(
@@ -603,6 +606,23 @@ class Walk:
             rest = _unread_clause(*self.traces.values())
             return f"no point of the two has values on the same rows{rest}"
         return ""
+
+
+def _unfitting_arrays(trace: TraceLike, views: Mapping[str, ShadowPoint]) -> Iterator[NotCompared]:
+    """Yield the recorded points whose rows have another size than the model's, as NotCompared.
+
+    Nothing was compared of them, so that they are neither right nor wrong.
+    """
+    for key, view in views.items():
+        record = trace.records.get(key)
+        row = POINTS[view.point].rows
+        if view.recorded is not None or record is None or row in ("scores", "logits"):
+            continue
+        count = len(record.positions or ()) or (record.shape[0] if record.shape else 0)
+        mine = view.mine.size // max(1, view.mine.shape[0] if view.mine.ndim else 1)
+        if count and math.prod(record.shape) != count * mine:
+            why = f"its rows have {math.prod(record.shape) / count:g} values, the model's {mine}"
+            yield NotCompared("captured array", key, "unreadable", why)
 
 
 def _unread_clause(*traces: TraceLike) -> str:

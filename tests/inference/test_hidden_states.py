@@ -215,3 +215,36 @@ def test_outputs_without_the_residual_stream_in_every_layer_are_one_capture_poin
     found = diagnose(str(a), str(b), **options)
     assert [row.cause for row in found.findings if row.verdict == "bug"] == [], found.sentence
     assert found.cause == "capture_point", found.sentence
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_random_values_of_another_width_are_no_rounding(times: int, tmp_path: Path) -> None:
+    """They are judged nowhere, so nothing says that they are right. Seen red: confirmed, exit 0."""
+    made = states("llama")
+    rng = np.random.default_rng(3)
+    width = times * made[0].shape[-1]
+    noise = rng.standard_normal((1, len(IDS), width)).astype(np.float32)
+    few = {n: value for n, value in made.items() if n < len(made) - 1}  # no final norm among them
+    b = captured(tmp_path / "b.npz", few, **{"model.layers.0.self_attn.o_proj": noise})
+    found = diagnose(str(tiny_folder("llama")), str(b))
+    assert found.exit_code == 2 and "L0.attn_out (its rows have" in found.sentence, found.sentence
+
+
+@pytest.mark.parametrize("point", ["self_attn.o_proj", "mlp.down_proj", "input_layernorm"])
+def test_a_buffer_of_zeros_is_no_other_point(point: str, tmp_path: Path) -> None:
+    """What is computed from zeros is zero as well. Seen red: "same: capture_point", exit 0."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder("llama"), dtype=torch.float32).eval()
+    held: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if name.startswith("model.layers.") and name.count(".") > 2 and not [*module.children()]:
+            module.register_forward_hook(
+                lambda _, __, out, name=name: held.update({name: out.detach().numpy()})
+            )
+    with torch.no_grad():
+        model(torch.tensor([list(IDS)]))
+    key = f"model.layers.1.{point}"
+    path = saved(tmp_path / "b.npz", held | {key: np.zeros_like(held[key])})
+    found = diagnose(str(tiny_folder("llama")), str(path))
+    assert found.exit_code and found.verdict != "same", found.sentence
