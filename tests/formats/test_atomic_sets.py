@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from aprfmt.base.protocols import Note
 from aprfmt.errors import OutputError
-from aprfmt.formats import atomic, atomic_swap, cleanup, journal, temporary_files
+from aprfmt.formats import atomic, atomic_swap, cleanup, journal, notices, temporary_files
 from aprfmt.formats.atomic import FileSet, complete_renames, pending_journals
 from tests.formats.publishing import SCENARIOS, Scenario
 
@@ -211,8 +212,10 @@ def test_what_a_killed_run_left_in_a_folder_is_completed_and_removed(
     (folder / f"{left}{temporary_files.SUFFIX}").write_bytes(b"half")
     if not here:
         monkeypatch.chdir(tmp_path)
-    with pytest.warns(UserWarning, match="completed: config.json, model.safetensors"):
-        put(Path() if here else folder, b"3")
+    said: list[Note] = []
+    monkeypatch.setattr(notices, "_listeners", [said.append])
+    put(Path() if here else folder, b"3")
+    assert any("completed: config.json, model.safetensors" in note.text for note in said)
     monkeypatch.chdir(tmp_path)
     complete_renames(folder)
     assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
