@@ -109,7 +109,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "conclude-not-shadowed", "aprfmt/diagnosis/conclude.py",
-        "explained = residuals.all_right or not beyond", "explained = True",
+        "explained = judged or not beyond", "explained = True",
         "what is beyond every bound is confirmed rounding, though no operation was judged",
     ),
     Row(

@@ -210,7 +210,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "rows-relate-nothing", "aprfmt/diagnosis/capture_point.py",
-        '    if view.recorded is None:\n        return ""\n',
+        '    if view.recorded is None or np.ptp(view.recorded.values) == 0:\n        return ""\n',
         '    if view.recorded is None or view.recorded.rows is not None:\n'
         '        return "some rows of another point"\n',
         "noise in some rows is confirmed as values of another point",
@@ -221,8 +221,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "amplified-unjudged", "aprfmt/diagnosis/conclude.py",
-        "    explained = residuals.all_right or not beyond\n",
-        "    explained = bool(residuals.found) or not beyond\n",
+        "    judged = residuals.all_right and all(row.shadow is not None for row in beyond)\n",
+        "    judged = bool(residuals.found) and all(row.shadow is not None for row in beyond)\n",
         "rounding is said of a difference that a wrong operation makes",
         (
             "tests/compare/test_nonfinite.py::"
