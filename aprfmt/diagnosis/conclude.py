@@ -67,7 +67,7 @@ def rounding_finding(
             if explained
             else f"and the operation that makes {residuals.wrong_keys[0]} is wrong on its own input"
             if residuals.wrong_keys
-            else "and no operation was judged on the run's own input there: not known to be rounding"
+            else "and no operation was judged on the run's own input: not known to be rounding"
         )
     if any("margin inside the rounding" in row.says for row in evidence):
         says += "; experts were chosen otherwise by margins inside the rounding"
