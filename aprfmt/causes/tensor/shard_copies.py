@@ -65,12 +65,33 @@ def _explain_shards(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of all tensors in which the same shards stand twice."""
+    made: dict[str, Finding] = {}
+    for order, tensors in _parts_by_order(context, pairs, rows).items():
+        whole_rows = all(parts.axis == 0 for parts in tensors.values())
+        if whole_rows and len({_matrix_of(key) for key in tensors}) < TOGETHER:
+            continue  # rows of one kind of tensor: heads of k, say
+        made |= {key: _shard_finding(key, order, parts) for key, parts in tensors.items()}
+    return made
+
+
+def _parts_by_order(
+    context: PairContext,
+    pairs: Mapping[str, TensorPair],
+    rows: Mapping[str, TensorDiff],
+    *,
+    exchanged: bool = False,
+) -> dict[tuple[int, ...], dict[str, SharedParts]]:
+    """Return {order of the shards: {tensor key: its parts}} of all tensors that have one.
+
+    The order says which rank's shard stands at each place. `exchanged`: each stands once, in
+    another place; else one stands twice.
+    """
     found: dict[tuple[int, ...], dict[str, SharedParts]] = {}
     for key, row in rows.items():
         if not row.is_unexplained(WEAK):
             continue
         try:
-            parts = _find_parts(pairs[key])
+            parts = _find_parts(pairs[key], exchanged=exchanged)
         except AprfmtError as error:
             context.record_not_tried(("shard_order",), key, error)
             continue
@@ -78,13 +99,7 @@ def _explain_shards(
             pairs[key].drop()
         if parts is not None:
             found.setdefault(parts.order, {})[key] = parts
-    made: dict[str, Finding] = {}
-    for order, tensors in found.items():
-        whole_rows = all(parts.axis == 0 for parts in tensors.values())
-        if whole_rows and len({_matrix_of(key) for key in tensors}) < TOGETHER:
-            continue  # rows of one kind of tensor: heads of k, say
-        made |= {key: _shard_finding(key, order, parts) for key, parts in tensors.items()}
-    return made
+    return found
 
 
 def _matrix_of(key: str) -> str:
@@ -296,21 +311,8 @@ def _explain_exchanged(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of all tensors whose shards stand in the same wrong order."""
-    found: dict[tuple[int, ...], dict[str, SharedParts]] = {}
-    for key, row in rows.items():
-        if not row.is_unexplained(WEAK):
-            continue
-        try:
-            parts = _find_parts(pairs[key], exchanged=True)
-        except AprfmtError as error:
-            context.record_not_tried(("shard_order",), key, error)
-            continue
-        finally:
-            pairs[key].drop()
-        if parts is not None:
-            found.setdefault(parts.order, {})[key] = parts
     made: dict[str, Finding] = {}
-    for order, tensors in found.items():
+    for order, tensors in _parts_by_order(context, pairs, rows, exchanged=True).items():
         kinds = {_matrix_of(key).partition("_")[0] for key in tensors}
         if len(kinds) >= TOGETHER:
             made |= {key: _shard_finding(key, order, parts) for key, parts in tensors.items()}
