@@ -368,8 +368,8 @@ def all_within_last_place(case: DifferingPair, *, largest: bool) -> bool:
     a, b = case.a, case.b
     unit = 2 * max(UNIT[a.encoding], UNIT[b.encoding])
     first, second = to_float64(case.sample_a), to_float64(case.sample_b)
-    return all_equal_within(first, second, unit, largest=largest) and all(
-        all_equal_within(to_float64(a.take(rows)), to_float64(b.take(rows)), unit, largest=largest)
+    return _all_equal_within(first, second, unit, largest=largest) and all(
+        _all_equal_within(to_float64(a.take(rows)), to_float64(b.take(rows)), unit, largest=largest)
         for rows in case.windows(None)
     )
 
@@ -396,7 +396,7 @@ def _last_place_explanation(case: DifferingPair, of: str) -> Finding:
     )
 
 
-def all_equal_within(x: "Array", y: "Array", unit: float, *, largest: bool = False) -> bool:
+def _all_equal_within(x: "Array", y: "Array", unit: float, *, largest: bool = False) -> bool:
     """Return whether all values are equal, or within `unit` relative to their size.
 
     With `largest` relative to the largest finite value of each row, of a vector the largest of all.
