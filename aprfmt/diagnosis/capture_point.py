@@ -93,7 +93,8 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
         after = run_shadow_pass(case.patched, case.without(drop), cut).views.get(cut)
         if after is None or after.flagged or after.residual is None:
             continue
-        known = _relation_text(case, key) or "other values"
+        relation = _relation_text(case, key)
+        known = relation or "other values"
         return Change(
             "capture_point",
             f"what is recorded was taken at another point: {case.view.point} is {known}; {cut}, "
@@ -102,7 +103,7 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
             drop=drop,
             values={"recorded_as": case.view.point, "is": known, "agrees": cut},
             scoped=False,
-            most=certainty_of_relations([_relation_text(case, key)]),
+            most=certainty_of_relations([relation]),
         )
     return None
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.cut_points import recorded_values_are_used
+from aprfmt.causes.forward.cut_points import STREAM, recorded_values_are_used
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.capture import key_name
@@ -98,8 +98,9 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
         for source in (views[other].mine if other in views else None, case.plain.get(other)):
             if source is not None:
                 yield f"what belongs to {name}", np.asarray(source)
-    # What comes next, from what this point should be and not from what was recorded.
-    made = run_shadow_point(case.patched, case.without({key}), after)
+    # What comes next, from what this point of the stream should be and not from what was recorded.
+    follows = case.view.point in STREAM
+    made = run_shadow_point(case.patched, case.without({key}), after) if follows else None
     if made is not None:
         yield f"what belongs to {after}", np.asarray(made.mine)
     # This point with or without the residual stream.

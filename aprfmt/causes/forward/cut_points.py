@@ -39,27 +39,14 @@ def cut_keys(key: str) -> Iterator[str]:
 
 
 def stream_keys_after(key: str, keys: Sequence[str]) -> Iterator[str]:
-    """Yield those of `keys`, in execution order, through which a stream point reaches what follows.
+    """Yield the keys after a point of the residual stream through which it reaches what follows.
 
-    That is every later point of the stream between the layers, of the head too. Yields nothing for
-    a point that is no part of it; `keys` need not have the point itself.
+    `keys` are points in execution order, the point among them. Nothing is yielded for a point that
+    is no part of the stream.
     """
-    order = list(POINTS)
-    point, layer = parse_key(key)
-    if point not in STREAM:
-        return
-    for other in keys:
-        name, its = parse_key(other)
-        if name not in STREAM or name in ("embd", "embd_scaled"):
-            continue
-        if layer < 0 and its < 0:
-            later = order.index(name) > order.index(point)
-        elif its < 0 or layer < 0:
-            later = its < 0 or point in ("embd", "embd_scaled")
-        else:
-            later = (its, order.index(name)) > (layer, order.index(point))
-        if later:
-            yield other
+    if parse_key(key)[0] in STREAM:
+        later = keys[keys.index(key) + 1 :]
+        yield from (other for other in later if parse_key(other)[0] in STREAM)
 
 
 def agrees_without(case: Mismatch, cut: str) -> bool:
