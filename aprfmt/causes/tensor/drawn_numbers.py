@@ -97,7 +97,8 @@ def _erf(x: "Array") -> "Array":
 def is_even_throughout(values: "Array", drawn: Drawn) -> bool:
     """Return whether all rows and columns of values [rows, columns] are of one distribution.
 
-    Their mean squares scatter no more than those of drawn numbers do, nor is the tail heavier.
+    Their mean squares scatter no more than those of drawn numbers do, and their kurtosis is that of
+    `drawn`'s distribution.
     """
     squares = values**2
     mean = float(squares.mean())

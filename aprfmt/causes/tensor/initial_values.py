@@ -151,7 +151,7 @@ def _untrained(pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]) 
 
 
 def _elements(row: TensorDiff) -> int:
-    """Return the number of values of a tensor."""
+    """Return the number of values of B's tensor."""
     return math.prod(row.shape_b or ())
 
 

@@ -47,7 +47,10 @@ class PrunedCopy:
 def pruned_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that returns {tensor key: finding} of pruned and quantized matrices."""
+    """Yield one function that explains all matrices that were pruned and then quantized.
+
+    It returns {tensor key: finding}, and is called later by what tries hypotheses in turn.
+    """
     yield partial(_explain_pruned, context, pairs, rows)
 
 

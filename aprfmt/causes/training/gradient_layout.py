@@ -128,9 +128,10 @@ def _ordered(order: Ints, across: bool) -> Callable[[GradientCase], F64]:
 
 
 def _block_order(given: F64, computed: F64, count: int) -> Ints | None:
-    """Return the numbers of the computed blocks in the order in which they were given.
+    """Return for each block of the given gradient the number of the computed block that it is.
 
-    None where they are in their own order, or where a block is near no other or to two.
+    Both are cut into `count` equal blocks of rows. None where all are in their own places, where
+    one is near no computed block, or where two are nearest to the same one.
     """
     mine, theirs = (side.reshape(count, -1) for side in (given, computed))
     sizes = (theirs * theirs).sum(axis=1)

@@ -249,8 +249,9 @@ def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
 
 
 def _find_wrong_ends(ctx: CheckContext) -> list[Finding]:
-    """Return a failure for each recorded end that is ordinary text, or begins a turn.
+    """Return a failure for each stated end of a generation whose token cannot be one.
 
+    That is a token of ordinary text, or one that begins a turn; ends are ids such as eos_token_id.
     [] where the tokenizer cannot be read or is absent.
     """
     try:
