@@ -15,7 +15,7 @@ from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import HEADS, WRAPPED, unwrap_module
+from aprfmt.model.adapter_parts import HEADS, plain_module
 from aprfmt.model.patterns import similar_names
 from aprfmt.model.relations import SHOWN, Relation, opening_path
 from aprfmt.model.renames import Rename, command_line, component_rules, prefix_rule_onto
@@ -281,7 +281,7 @@ def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
 
     if _is_name_of(adapter, module, base):
         return True
-    plain = _plain_name(module)
+    plain = plain_module(module)
     names = (plain, f"{plain}.weight")
     style = "gguf" if adapter.spelling == "gguf" else "hf"
     try:
@@ -291,14 +291,9 @@ def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
     return any(found and found[0].roles[0] in base.roles for found in groups)
 
 
-def _plain_name(module: str) -> str:
-    """Return a module's name without the wrappers of PEFT."""
-    return unwrap_module(module)[0].replace(f"{WRAPPED}.", ".")
-
-
 def _is_name_of(adapter: Adapter, module: str, base: Model) -> bool:
     """Return whether the base has a weight, or a whole tensor, of a module's very name."""
-    plain = _plain_name(module)
+    plain = plain_module(module)
     pair = adapter.pairs.get(module)
     if plain in base or f"{plain}.weight" in base or (pair is not None and pair.parameters):
         return True

@@ -108,6 +108,11 @@ def _take_saved_modules(whole: dict[str, str]) -> tuple[str, ...]:
     return tuple(copies)
 
 
+def plain_module(module: str) -> str:
+    """Return a module's name without the wrappers of PEFT."""
+    return unwrap_module(module)[0].replace(f"{WRAPPED}.", ".")
+
+
 def unwrap_module(module: str) -> tuple[str, int]:
     """Return (module name without PEFT's `.base_layer` endings, how many were removed)."""
     depth = 0

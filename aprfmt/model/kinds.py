@@ -15,10 +15,10 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model.adapter_parts import (
     HEADS,
-    WRAPPED,
     adapter_parts,
     alpha_contradiction,
     merge_obstacle,
+    plain_module,
     target_parameters,
     unwrap_module,
 )
@@ -103,7 +103,7 @@ def astray_modules_text(model: "Model", base: "Model") -> str:
 
     parts, config = adapter_parts(model), peft_config(model)
     plain = [
-        unwrap_module(module)[0].replace(f"{WRAPPED}.", ".")
+        plain_module(module)
         for module in parts.factors
         if not target_parameters(config, unwrap_module(module)[0])
     ]
