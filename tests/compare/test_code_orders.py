@@ -79,7 +79,7 @@ def shuffled(name: str, field: str, bits: int) -> Callable[[bytes], bytes]:
     def edit(raw: bytes) -> bytes:
         blocks = np.frombuffer(raw, CODECS[name].layout).copy()
         held = blocks[field].copy().view(np.uint8).reshape(len(blocks), -1)
-        codes = code_orders.unpack_codes(held, bits)
+        codes = code_orders.unpack_whole(held, bits)
         order = np.random.default_rng(4).permutation(codes.shape[1])
         blocks[field] = code_orders.pack_codes(codes[:, order], bits).view(blocks[field].dtype)
         return blocks.tobytes()
@@ -118,7 +118,7 @@ def test_codes_of_blocks_in_any_order(
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_codes_are_packed_as_they_are_read(bits: int) -> None:
     raw = np.random.default_rng(bits).integers(0, 256, (5, 12), np.uint8)
-    codes = code_orders.unpack_codes(raw, bits)
+    codes = code_orders.unpack_whole(raw, bits)
     assert codes.shape == (5, 96 // bits) and codes.max() < 1 << bits
     assert np.array_equal(code_orders.pack_codes(codes, bits), raw)
 

@@ -19,6 +19,7 @@ from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.codecs import CODECS
 from aprfmt.codecs import decode as decode_values
+from aprfmt.codecs.laid_out import AWQ_ORDER, unpack_codes
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.row_reader import RowReader
@@ -70,16 +71,13 @@ class FoundOrder(NamedTuple):
         return right
 
 
-def unpack_codes(raw: "Array", bits: int) -> "Array":
-    """Return the codes of `bits` bits (1, 2, 4 or 8) in bytes [units, size], low bits first."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    both = raw[..., None] >> shifts & np.uint8((1 << bits) - 1)
-    found: Array = both.reshape(len(raw), -1)
-    return found
+def unpack_whole(raw: "Array", bits: int) -> "Array":
+    """Return all codes of `bits` bits (1, 2, 4 or 8) in bytes [units, size], low bits first."""
+    return unpack_codes(raw, bits, raw.shape[1] * 8 // bits)
 
 
 def pack_codes(codes: "Array", bits: int) -> "Array":
-    """Return the bytes [units, size] of codes, as `unpack_codes` reads them."""
+    """Return the bytes [units, size] of codes, as `unpack_whole` reads them."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     both = codes.astype(np.uint8).reshape(len(codes), -1, 8 // bits) << shifts
     found: Array = np.bitwise_or.reduce(both, axis=-1)
@@ -106,9 +104,9 @@ def find_order(units: CodeUnits) -> FoundOrder | None:
     right[:, place] = np.where(span > 0, nearest, -1)
     held = np.stack([right == v for v in range(most + 1)]).astype(np.float32)
     for says, change in MAPS:
-        codes = np.array([change(v, most) for v in range(most + 1)])
-        if says and units.bits == 1 and "offset" in says:
+        if units.bits == 1 and says == SIGNED:
             continue  # the complement again
+        codes = np.array([change(v, most) for v in range(most + 1)])
         stored = codes[units.codes]
         there = np.stack([stored == v for v in range(most + 1)]).astype(np.float32)
         agree = np.einsum("vui,vuj->ij", held, there, optimize=True) / count
@@ -174,7 +172,7 @@ def _named_orders(size: int, bits: int) -> Iterator[tuple[str, list[int]]]:
     """Yield (words, order) of orders of `size` codes that have a name."""
     each = list(range(size))
     half, per_byte = size // 2, 8 // bits
-    awq = [0, 2, 4, 6, 1, 3, 5, 7]
+    awq = [*AWQ_ORDER]
     if size == per_byte:
         yield "the codes of each byte stand in reverse, the high one first", each[::-1]
     yield "all stand in reverse", each[::-1]
@@ -218,7 +216,7 @@ def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
                 """Return these rows, decoded with the codes of the field put right."""
                 raw = reader.raw(rows)
                 blocks = _blocks_of(reader, raw)
-                stored = unpack_codes(_field_bytes(blocks, field), bits)
+                stored = unpack_whole(_field_bytes(blocks, field), bits)
                 made = _with_field(blocks, field, found.put_right(stored), bits)
                 return reader.decode_rows(made.reshape(raw.shape))
 
@@ -286,7 +284,7 @@ def _order_of_field(
             decode_values(reader.encoding, {"": raw}, (len(blocks), size)), np.float64
         )
 
-    stored = unpack_codes(_field_bytes(blocks, field), bits)
+    stored = unpack_whole(_field_bytes(blocks, field), bits)
     return find_order(CodeUnits(stored, bits, decode, wanted))
 
 
@@ -315,7 +313,7 @@ class WordCodes:
         self.main = weight.parts[weight.dialect.main]
         self.wanted = wanted.reshape(-1)
         words = np.frombuffer(self.main.raw, np.uint8).reshape(-1, WORD)
-        self.stored = unpack_codes(words, bits)
+        self.stored = unpack_whole(words, bits)
 
     def with_codes(self, codes: "Array") -> PackedWeight:
         """Return the weight with other codes [words, places]."""

@@ -17,6 +17,7 @@ from aprfmt.causes.tensor.packed_copies import (
 )
 from aprfmt.causes.tensor.packed_scales import cell_factors, cell_factors_and_offsets
 from aprfmt.codecs import fp8
+from aprfmt.codecs.laid_out import AWQ_ORDER
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.findings import Finding
@@ -231,7 +232,7 @@ def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
 @cache
 def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return (words, order) of wrong orders that writers give the codes of a word or block."""
-    awq = (0, 2, 4, 6, 1, 3, 5, 7)
+    awq = AWQ_ORDER
     back = tuple(sorted(range(8), key=awq.__getitem__))
     rows = [
         ("AWQ's order of eight codes in a word was taken for GPTQ's, or reverse", awq),
