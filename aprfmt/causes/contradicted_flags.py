@@ -8,24 +8,20 @@ random; a denied bias is dropped; a parallel residual drops the second norm.
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from aprfmt.arch.value_checks import same_value
-from aprfmt.base.shapes import matrix_shape
-from aprfmt.causes.hyperparameters import FLAG_LOADERS, SHOWN_BY, hyper_causes
+from aprfmt.causes.hyperparameters import BIASES, FLAG_LOADERS, hyper_causes, shows
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.tensors import compare_pair
 from aprfmt.model import Model
+from aprfmt.tensors.view import is_zero
 
 HEAD, TABLE = "output.weight", "token_embd.weight"
-_BIASES = ("attention_bias", "attention_out_bias", "mlp_bias")
-_ROWS = 4096  # of a bias or a table, read at once
 
 
 @dataclass(frozen=True)
@@ -66,8 +62,7 @@ def contradictions(model: Model) -> Iterator[Contradiction]:
         if (name, said) == ("tied_embeddings", False):
             if HEAD not in (*coverage.missing, *coverage.accepted):
                 continue
-        shown = SHOWN_BY.get(name, ())
-        keys = tuple(key for key in model.roles if key.partition(".")[2] in shown or key in shown)
+        keys = tuple(key for key in model.roles if shows(key, name))
         yield Contradiction(name, said, keys, row.key or _config_key(model, name))
 
 
@@ -92,21 +87,36 @@ def changes_readings(model: Model, row: Contradiction) -> bool:
     """
     if row.name == "tied_embeddings":
         return not row.said or _has_own_head(model)
-    if row.name in _BIASES:
-        return not row.said and any(_has_nonzero(model, key) for key in row.keys)
+    if row.name in BIASES:
+        return not row.said and not all(is_zero(model.roles[key]) for key in row.keys)
     return True
 
 
-def contradiction_findings(model: Model, other: Model, side: str) -> Iterator[Finding]:
-    """Yield a finding for each contradicted flag of a model that changes what a reader computes.
+def judged_contradictions(
+    model: Model, other: Model
+) -> tuple[list[Contradiction], list[Contradiction]]:
+    """Return (contradictions that change what a reader computes, those that do not) of a model.
 
-    Those that `other`, the other side, has too are left out. `side` is the model's ("A" or "B").
-    They are located: no reading is recomputed here. `next` is the command that sets the flag.
+    Those that `other`, the other side, has too are left out.
+    """
+    changing: list[Contradiction] = []
+    idle: list[Contradiction] = []
+    for row in unshared_contradictions(model, other):
+        (changing if changes_readings(model, row) else idle).append(row)
+    return changing, idle
+
+
+def contradiction_findings(
+    changing: Sequence[Contradiction], model: Model, side: str
+) -> Iterator[Finding]:
+    """Yield a finding for each flag of a model among those that change what a reader computes.
+
+    `changing` are from `judged_contradictions`, `side` is the model's ("A" or "B"). They are
+    located: no reading is recomputed here. `next` is the command that sets the flag.
     """
     named: dict[str, list[Contradiction]] = {}
-    for row in unshared_contradictions(model, other):
-        if changes_readings(model, row):
-            named.setdefault(row.key, []).append(row)
+    for row in changing:
+        named.setdefault(row.key, []).append(row)
     mine, there = side.lower(), "b" if side == "A" else "a"
     for key, rows in named.items():
         first = rows[0]
@@ -139,10 +149,3 @@ def _has_own_head(model: Model) -> bool:
     if head is None or table is None:
         return head is not None
     return compare_pair(TensorPair(HEAD, head, table)).verdict not in EQUAL
-
-
-def _has_nonzero(model: Model, key: str) -> bool:
-    """Return whether the tensor of a role has a value that is not zero."""
-    view = model.roles[key]
-    rows = matrix_shape(view.shape)[0]
-    return any(bool(np.any(view.rows(i, min(i + _ROWS, rows)))) for i in range(0, rows, _ROWS))

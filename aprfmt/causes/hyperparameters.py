@@ -104,12 +104,12 @@ SHOWN_BY: Mapping[str, tuple[str, ...]] = {
 
 _DENIED = "transformers and vLLM drop the stored tensors, llama.cpp and aprfmt use them"
 _MISSING = "transformers fills them with zeros, which change nothing; llama.cpp and aprfmt add none"
-_BIASES = ("attention_bias", "attention_out_bias", "mlp_bias")
+BIASES = ("attention_bias", "attention_out_bias", "mlp_bias")
 # Flags that a model's own tensors contradict: (hyperparameter, what the flag says) -> what loaders
 # do.
 FLAG_LOADERS: Mapping[tuple[str, bool], str] = {
-    **{(name, False): _DENIED for name in _BIASES},
-    **{(name, True): _MISSING for name in _BIASES},
+    **{(name, False): _DENIED for name in BIASES},
+    **{(name, True): _MISSING for name in BIASES},
     ("tied_embeddings", True): (
         "transformers 5 keeps the stored head and warns, older ones and vLLM use the embedding, "
         "llama.cpp and aprfmt the stored head"
@@ -133,14 +133,16 @@ def is_read_as_flag(style: str, name: str, says: object) -> bool:
     return style == "hf" and isinstance(says, bool) and (name, says) in FLAG_LOADERS
 
 
+def shows(key: str, name: str) -> bool:
+    """Return whether a role key, of a layer or of the model, is one that shows a hyperparameter."""
+    roles = SHOWN_BY.get(name, ())
+    return key in roles or key.partition(".")[2] in roles
+
+
 def lacks_tensors_of(model: Model, name: str) -> bool:
     """Return whether required tensors that a hyperparameter speaks of are missing from a model."""
-    roles = SHOWN_BY.get(name, ())
     coverage = model.resolution.coverage
-    return any(
-        key in roles or key.partition(".")[2] in roles
-        for key in (*coverage.missing, *coverage.accepted)
-    )
+    return any(shows(key, name) for key in (*coverage.missing, *coverage.accepted))
 
 
 # Parts of a scaling in normal form -> keys of config.json, where they are spelled otherwise.

@@ -196,9 +196,15 @@ def diff_models(
     # Flags that one file contradicts and the other does not: readers compute otherwise.
     contradicted: tuple[Finding, ...] = ()
     if "hyperparameters" in only and alignment.by_role:
-        from aprfmt.causes.contradicted_flags import contradiction_findings
+        from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
 
-        contradicted = (*contradiction_findings(a, b, "A"), *contradiction_findings(b, a, "B"))
+        contradicted = tuple(
+            finding
+            for model, other, side in ((a, b, "A"), (b, a, "B"))
+            for finding in contradiction_findings(
+                judged_contradictions(model, other)[0], model, side
+            )
+        )
     # Remarks about the files, which are no differences.
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     notes += [

@@ -6,11 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from aprfmt.base.protocols import Value
-from aprfmt.causes.contradicted_flags import (
-    changes_readings,
-    contradiction_findings,
-    unshared_contradictions,
-)
+from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import make_run_pair
@@ -35,11 +31,11 @@ def add_flag_findings(a: Model, b: Model, found: Levels, *, measured: bool = Tru
     recomputed, which confirms a finding or makes it evidence; else it stays located.
     """
     for label, model, other in (("A", a, b), ("B", b, a)):
-        for row in unshared_contradictions(model, other):
-            if not changes_readings(model, row):
-                says = row.says.format(side=label) + "; both readings compute the same"
-                found.evidence.append(Evidence("config", says, (row.key, *row.keys[:4])))
-        for one in contradiction_findings(model, other, label):
+        changing, idle = judged_contradictions(model, other)
+        for row in idle:
+            says = row.says.format(side=label) + "; both readings compute the same"
+            found.evidence.append(Evidence("config", says, (row.key, *row.keys[:4])))
+        for one in contradiction_findings(changing, model, label):
             made = _measured(one, model, other) if measured else one
             if made is None:
                 says = f"{one.says}; the logits do not show it"

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
@@ -35,7 +36,7 @@ from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import list_keys
 from aprfmt.model.ledger import LATE
-from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, misleading_keys
+from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, MisleadingKey, misleading_keys
 from aprfmt.model.resolve import ARCH_KEYS, ARCHITECTURE, stated_architecture
 
 _NO_PASS = "forward pass: not needed, all it reads is equal"
@@ -152,13 +153,24 @@ def _architecture_findings(a: Model, b: Model) -> Iterator[Finding]:
         )
 
 
-def _misleading_findings(a: Model, b: Model, row: FieldDiff) -> Iterator[Finding]:
-    """Yield a finding for each side whose own key, that of `row`, misleads other programs.
+def _misleading_by_key(model: Model) -> dict[str, MisleadingKey]:
+    """Return {a model's own key: MisleadingKey}, the first where two have one key."""
+    found: dict[str, MisleadingKey] = {}
+    for one in misleading_keys(model).values():
+        found.setdefault(one.key, one)
+    return found
+
+
+def _misleading_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> Iterator[Finding]:
+    """Yield a finding for each key of `rows` and each side that misleads other programs by it.
 
     Flags of config.json that change the pass are not among them: their effect is measured.
     """
-    for label, model in (("A", a), ("B", b)):
-        one = next((one for one in misleading_keys(model).values() if one.key == row.name), None)
+    if not rows:
+        return
+    sides = [(label, model, _misleading_by_key(model)) for label, model in (("A", a), ("B", b))]
+    for row, (label, model, known) in product(rows, sides):
+        one = known.get(row.name)
         if one is None or is_read_as_flag(one.style, one.name, one.says):
             continue
         cause = hyper_causes().get(one.name) if isinstance(one.says, bool) else ""
@@ -310,12 +322,14 @@ def _compare_hyperparameters(
             text = f"A is read as {a.spec.name}, B as {b.spec.name}"
             found.evidence.append(Evidence("config", text, (ARCHITECTURE,)))
         found.stated += _architecture_findings(a, b)
-    for row in list(rows.values()):
-        if not {row.origin_a, row.origin_b} <= {READ_HERE, ITS_KEY, NOT_THERE}:
-            continue
+    of_keys = [
+        row
+        for row in rows.values()
+        if {row.origin_a, row.origin_b} <= {READ_HERE, ITS_KEY, NOT_THERE}
+    ]
+    for row in of_keys:
         del rows[row.name]
-        if row.decisive:
-            found.stated += _misleading_findings(a, b, row)
+    found.stated += _misleading_findings(a, b, [row for row in of_keys if row.decisive])
     if not any(
         hyper_causes().get(name) == "rope_scaling" and name != "context_length" for name in rows
     ) and not _differs_by_length(a, b):
