@@ -352,7 +352,7 @@ def _derived_explanations(
     # One whose sign turned is a fault beside what was done to the others.
     turned = [change for change in changes if change.related < -AKIN]
     if turned and len(turned) < len(changes):
-        rest = [change for change in changes if change not in turned]
+        rest = [change for change in changes if not change.related < -AKIN]
         found = _derived_explanations(pairs, matrices, rest)
         return found and found | {change.key: _turned_explanation(change) for change in turned}
     # Differences of low rank are a merged adapter.

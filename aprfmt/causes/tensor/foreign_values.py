@@ -82,7 +82,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
         return ForeignVerdict(False, "B's values are spread unlike A's: damage as well")
     # Values of another tensor do not correlate with the right ones.
     limit = RELATED + 4 / x.size**0.5
-    values, magnitudes = _correlation(x, y), _correlation(*(_centred_magnitudes(v) for v in (x, y)))
+    values, magnitudes = correlation(x, y), correlation(*(_centred_magnitudes(v) for v in (x, y)))
     if abs(values) > limit or abs(magnitudes) > limit:
         return ForeignVerdict(
             False,
@@ -158,7 +158,7 @@ def _centred_magnitudes(values: "Array") -> "Array":
     return less
 
 
-def _correlation(x: "Array", y: "Array") -> float:
+def correlation(x: "Array", y: "Array") -> float:
     """Return the correlation of two arrays; 0 if one is constant."""
     x, y = (v - v.mean() for v in (x, y))
     norm = float(norms.exact_norm(x) * norms.exact_norm(y))

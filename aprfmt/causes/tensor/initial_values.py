@@ -21,7 +21,7 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.drawn_numbers import FAR, KURTOSIS, Drawn, drawn_from, is_even_throughout
-from aprfmt.causes.tensor.foreign_values import same_values_reordered
+from aprfmt.causes.tensor.foreign_values import correlation, same_values_reordered
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.errors import AprfmtError
@@ -31,7 +31,6 @@ from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import EQUAL, TensorDiff
 from aprfmt.measure.row_reader import RowReader
-from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -196,7 +195,7 @@ def _look_at(
         or usual_initialiser(context, "A" if label == "B" else "B", key, other.shape, trained)
     ):
         return None  # nothing tells which of the two was drawn
-    related = _correlation(values, theirs)
+    related = correlation(values, theirs)
     if abs(related) > RELATED + FAR / values.size**0.5:
         return None
     if same_values_reordered(mine, other, values, theirs):
@@ -225,13 +224,6 @@ def _drawn_throughout(values: "Array", reader: RowReader) -> Drawn | None:
     if drawn is None or (values.size >= LEAST and not is_even_throughout(values, drawn)):
         return None
     return drawn
-
-
-def _correlation(x: "Array", y: "Array") -> float:
-    """Return the correlation of two arrays of one shape; 0 if one is constant."""
-    x, y = x - x.mean(), y - y.mean()
-    norm = norms.exact_norm(x) * norms.exact_norm(y)
-    return float(norms.exact_dot(x, y) / norm) if norm else 0.0
 
 
 def usual_initialiser(

@@ -125,13 +125,16 @@ def guess_clipped(case: DifferingPair) -> Iterator[Guess]:
     if case.a.encoding not in UNIT or case.b.encoding not in UNIT:
         return
     for short, other, label, away in ((case.b, case.a, "B", "A"), (case.a, case.b, "A", "B")):
+        x, y = (to_float64(side.take(case.sample)) for side in (other, short))
+        moved = y[x != y]
+        if case.before.nonfinite is None and ((moved > y.min()) & (moved < y.max())).any():
+            continue  # a value inside the range differs
         low, high, ends = np.inf, -np.inf, 0
         for rows in case.windows(None):
             values = to_float64(short.take(rows))
             if not np.isfinite(values).all():
                 return
             low, high = min(low, float(values.min())), max(high, float(values.max()))
-        x, y = (to_float64(side.take(case.sample)) for side in (other, short))
         if not np.array_equal(np.clip(x, low, high), y) or low >= high:
             continue
         for rows in case.windows(None):
