@@ -446,3 +446,8 @@ class View:
         first = low // block
         held = decode_rows(self.encoding, self.data, first, -(-high // block), block)
         return held.reshape(-1)[low - first * block : high - first * block]
+
+
+def is_zero(view: View) -> bool:
+    """Return whether a tensor is zero in every element; values are read piece by piece."""
+    return not any(values.any() for _, _, values in view.chunks(1 << 20))

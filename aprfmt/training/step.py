@@ -44,7 +44,7 @@ from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.model.renames import Rename
 from aprfmt.tensors.stats import compute_stats
-from aprfmt.tensors.view import View
+from aprfmt.tensors.view import is_zero
 from aprfmt.training import ComputedGradients
 from aprfmt.training.computed import BatchNumbers as BatchNumbers
 from aprfmt.training.computed import Computed, compute_gradients, doubtful_loss
@@ -70,7 +70,7 @@ from aprfmt.training.saved_arrays import (
     plain_name,
 )
 from aprfmt.training.step_batch import read_step_batch
-from aprfmt.training.update import CHUNK, Sums, pieces, same_bytes
+from aprfmt.training.update import Sums, pieces, same_bytes
 
 
 def explain_step(
@@ -471,9 +471,9 @@ class _Step:
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
         ungiven = bool(self.gradients) and parameter.key not in self.gradients
-        bare = Held(gradient, others=others, idle=self._idle(parameter.key), ungiven=ungiven)
+        bare = Held(gradient, others=others, ungiven=ungiven)
         if self.state is None or self.recipe is None:
-            return bare
+            return replace(bare, idle=self._idle(parameter.key))
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
         after = self._has_state_after()
         if after and parameter.names[0] in self._coded():
@@ -484,8 +484,8 @@ class _Step:
         if flags == {False}:
             others["decoupled"] = 0.0
         if first is None and second is None:
-            return replace(bare, others=others)
-        return Held(gradient, first, second, steps, after, others, ungiven=ungiven)
+            return replace(bare, idle=self._idle(parameter.key))
+        return replace(bare, first=first, second=second, step=steps, after=after)
 
     def _computed_reader(self, parameter: Parameter) -> RowReader | None:
         """Return a reader of the parameter's gradient computed of the batch; None without one.
@@ -1175,11 +1175,6 @@ def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
             if key.endswith(end) and partner in known:
                 found[key] = known[partner]
     return found
-
-
-def is_zero(view: View) -> bool:
-    """Return whether a weight is zero in every element."""
-    return not any(np.any(values) for _, _, values in view.chunks(CHUNK))
 
 
 def _settings(state: OptimizerState) -> dict[str, float]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from aprfmt.inference.batch import BALANCE, Batch, read_batch
-from aprfmt.inference.gradients.changes import RouterFactors
 from aprfmt.inference.gradients.documents import routers
 from aprfmt.model import Model
 
@@ -34,16 +33,11 @@ def router_text(batch: Batch) -> str:
     found = routers(batch)
     if not found.any:
         return ""
-    by = f"{RETURNED} of the configuration" if batch.router_by_config else "the batch"
-    return f"the computed gradients have {factors_text(found)}, as {by} states"
-
-
-def factors_text(factors: RouterFactors) -> str:
-    """Return auxiliary losses with their factors, such as `0.02 times load balancing`."""
     words = {
-        "load balancing": factors.balance,
-        "load balancing of each layer": factors.by_layer,
-        "the router's z-loss": factors.z,
+        "load balancing": found.balance,
+        "load balancing of each layer": found.by_layer,
+        "the router's z-loss": found.z,
     }
-    said = [f"{value:.3g} times {word}" for word, value in words.items() if value]
-    return " and ".join(said) or "no auxiliary loss of routers"
+    said = " and ".join(f"{value:.3g} times {word}" for word, value in words.items() if value)
+    by = f"{RETURNED} of the configuration" if batch.router_by_config else "the batch"
+    return f"the computed gradients have {said}, as {by} states"

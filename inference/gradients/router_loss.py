@@ -8,6 +8,7 @@ is the mean of log(sum(exp(router logits)))^2. Padding is no token. Sources: Fed
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -84,14 +85,19 @@ class RouterTerms:
         self.terms.clear()
         return found
 
+    @cached_property
+    def _shares(self) -> torch.Tensor:
+        """The share of the tokens of all layers' routers that each expert got [n_experts]."""
+        counts = self.counts.counts
+        return torch.stack([*counts.values()]).sum(0) / (self.counts.tokens * len(counts))
+
     def _loss(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         """Return what one router's logits [tokens, n_experts] add to the losses of the batch.
 
         `own` are the router's counts of tokens by expert.
         """
         tokens, routers = self.counts.tokens, len(self.counts.counts)
-        every = sum(self.counts.counts.values()) / (tokens * routers)
-        joint = torch.as_tensor(every, dtype=x.dtype, device=x.device)
+        joint = torch.as_tensor(self._shares, dtype=x.dtype, device=x.device)
         alone = (own / tokens).to(x)
         sums = torch.softmax(x, -1).sum(0) * x.shape[-1] / (tokens * routers)
         squares = x.logsumexp(-1).square().sum() / (tokens * routers)

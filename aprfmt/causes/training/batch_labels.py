@@ -38,6 +38,7 @@ CAUSE_ROWS = (
         _MADE,
     ),
 )
+NORM = "output_norm.weight"  # whose gradient is known by label
 SHARES = 2, 4, 8, 16  # ranks or chunks that a row is cut into
 TRIED = 3  # of the guesses that give the last norm's gradient: how many are made in all others
 
@@ -56,8 +57,10 @@ def labels(case: BackwardCase) -> Iterator[BackwardGuess]:
 
     They are held to the gradient of the last norm, to which what each label adds is known.
     """
-    parts = case.by_label() if all_differ(case) else None
-    if parts is None or parts.key not in case.wrong | case.open:
+    if NORM not in case.wrong | case.open or not all_differ(case):
+        return
+    parts = case.by_label()  # takes a pass backward
+    if parts is None:
         return
     found: list[tuple[float, _Way]] = []
     seen: set[bytes] = set()
@@ -66,7 +69,7 @@ def labels(case: BackwardCase) -> Iterator[BackwardGuess]:
         if known in seen or np.all(way.factors == way.factors[0]):
             continue
         seen.add(known)
-        distance = apart(case, parts.key, parts.mean(way.factors))
+        distance = apart(case, NORM, parts.mean(way.factors))
         if distance <= NEAR:
             found.append((distance, way))
     for _, way in sorted(found, key=lambda each: each[0])[:TRIED]:
