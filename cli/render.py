@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from aprfmt.base.protocols import Note
+from aprfmt.base.text_escape import LONGEST, guard_text, shorten_names
 from aprfmt.base.text_escape import escape as escape
-from aprfmt.base.text_escape import guard_text, shorten_names
 from aprfmt.cli import output_format
 from aprfmt.cli.commands import COMMANDS
 
@@ -196,6 +196,8 @@ def fit_names(text: str) -> str:
     A command in it stays whole, and so does everything with -v, and where the answer is what a file
     holds.
     """
+    if len(text) <= LONGEST:
+        return text
     context = click.get_current_context(silent=True)
     if context is not None and (context.params.get("verbose") or context.info_name in _WHOLE):
         return text

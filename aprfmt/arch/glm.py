@@ -6,10 +6,10 @@ converter's chatglm.py, llama.cpp's chatglm.cpp.
 """
 
 from aprfmt.arch import losses
+from aprfmt.arch.fused_projection import GGUF_FUSED
 from aprfmt.arch.glm4 import GGUF_GATE_UP, HF_GATE_UP, HYPER, MLP
-from aprfmt.arch.joining_steps import Split
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
-from aprfmt.arch.tensor_rows import FUSED, KV, Q, attention, make_tables, norm, with_model_rows
+from aprfmt.arch.spec import ArchSpec, BlockSpec
+from aprfmt.arch.tensor_rows import FUSED, attention, make_tables, norm, with_model_rows
 
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
@@ -21,14 +21,7 @@ _TENSORS, _BINDINGS = make_tables(
     hf_first=HF_GATE_UP,
     hf_more=FUSED,
     gguf_first=GGUF_GATE_UP,
-    gguf_more=tuple(
-        Binding(
-            (f"blk.{{L}}.attn_qkv.{suffix}",),
-            tuple(f"attn_{x}.{suffix}" for x in "qkv"),
-            (Split((Q, KV, KV)),),
-        )
-        for suffix in ("weight", "bias")
-    ),
+    gguf_more=GGUF_FUSED,
 )
 
 GLM = ArchSpec(

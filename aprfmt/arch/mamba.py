@@ -207,12 +207,12 @@ def limit_rules(least: str = "") -> tuple[HyperRule, ...]:
 
     def read_low(facts: Facts, hp: Params) -> Found:
         """Return (least time step, key) of config.json; None without the key."""
-        found = _read_limits(facts, _LIMITS)
+        found = _read_limits(facts)
         return None if found is None else (found[0][0], found[1])
 
     def read_high(facts: Facts, hp: Params) -> Found:
         """Return (greatest time step or None for infinity, key) of config.json; None without it."""
-        found = _read_limits(facts, _LIMITS)
+        found = _read_limits(facts)
         if found is None:
             return None
         return (None if math.isinf(found[0][1]) else found[0][1]), found[1]
@@ -245,22 +245,22 @@ def limit_rules(least: str = "") -> tuple[HyperRule, ...]:
     )
 
 
-def _read_limits(facts: Facts, key: str) -> tuple[tuple[float, float], str] | None:
+def _read_limits(facts: Facts) -> tuple[tuple[float, float], str] | None:
     """Return ((least, greatest), key); None without the key.
 
     The greatest may be infinite. ArchError for anything but two numbers in order.
     """
-    found = facts.first(key)
+    found = facts.first(_LIMITS)
     if found is None:
         return None
     listed = [
         part.get("__float__") if isinstance(part, Mapping) else part for part in sequence(*found, 2)
     ]
-    low = finite_number(listed[0], key)
+    low = finite_number(listed[0], _LIMITS)
     endless = listed[1] in ("Infinity", "inf", math.inf)
-    high = math.inf if endless else finite_number(listed[1], key)
+    high = math.inf if endless else finite_number(listed[1], _LIMITS)
     if len(listed) != 2 or not 0 <= low < high:
-        raise ArchError(f"{key}: is {listed!r}; expected two numbers from 0 on, in order")
+        raise ArchError(f"{_LIMITS}: is {listed!r}; expected two numbers from 0 on, in order")
     return (low, high), found[1]
 
 

@@ -204,9 +204,7 @@ def equal_neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
         return ""
     theirs = np.asarray(theirs)
     if not np.isfinite(theirs).all() or np.ptp(theirs) == 0:
-        return (
-            ""  # NaN and infinities would equal any others, and one number everywhere explains none
-        )
+        return ""  # such values equal any others
     for name, value in _neighbour_values(key, a):
         if value.size == theirs.size and rel_l2(value, theirs) <= bound:
             return name

@@ -72,9 +72,9 @@ def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
     if parts.a.kind == "trace":
         return ""
     a, b = parts.a.model, parts.b.model
-    if finding.side == "A" and finding.level == "tensor":
-        return diff_tensors_command(parts, finding)
-    if parts.trained or has_trained_head(finding.cause, a, b):  # only B has what it was trained to
+    wrong_in_a = finding.side == "A" and finding.level == "tensor"
+    # Of a training only B has what it was trained to.
+    if wrong_in_a or parts.trained or has_trained_head(finding.cause, a, b):
         return diff_tensors_command(parts, finding)
     if a is None or b is None:
         return rewrite_command(parts.a.path, parts.b.path, {}, {})

@@ -117,14 +117,15 @@ class WideStepsOfBlocks:
             return
         values = source.reshape(-1, self.size)
         wide = steps.reshape(-1, self.size).max(axis=1)
-        found = np.flatnonzero(too_wide(block_spans(values, wide)))
+        spans = block_spans(values, wide)
+        found = np.flatnonzero(too_wide(spans))
         times = np.full(found.shape, np.nan)
         if found.size and CODECS[self.encoding].has_encoder:
             own = self._own_steps(values[found])
             known = (own > 0) & (wide[found] > FAR * own)
             found, times = found[known], wide[found][known] / own[known]
         elif found.size:
-            times = _times_too_wide(block_spans(values, wide), found)
+            times = _times_too_wide(spans, found)
         for block, by in zip(found.tolist()[: LISTED - len(self._places)], times, strict=False):
             at = (self.total + block) * self.size
             self._places.append((at // self.columns, at % self.columns))

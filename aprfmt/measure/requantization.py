@@ -270,8 +270,8 @@ def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
     step, low, high = (np.asarray(part, np.float64).reshape(x.shape) for part in lattice)
     found = fit_errors(x, y, lattice)
     same = 100 * found.near
-    wide = wide_steps_of_lattice(x, lattice)
-    if found.how and wide is not None:
+    wide = wide_steps_of_lattice(x, lattice) if found.how else None
+    if wide is not None:
         row, column = wide.places[0]
         return DerivationResult(
             False, name, f"scales are too large for the base {wide.text()}", None, row, column

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock, Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.base.child_process import end_child, import_path, start_library_child
 from aprfmt.errors import FormatError
@@ -24,9 +24,6 @@ from aprfmt.tokenizer.limits import (
     ENGINE_OUTPUT,
     WALL_SECONDS,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _CHILD = Path(__file__).with_name("engine_child.py")
 _COSTLY = ("encode", "split_words", "decode")  # calls that a text may make endless

@@ -61,10 +61,11 @@ def _load_npz(
     from aprfmt.inference.engines.mapping import load_arrays
     from aprfmt.inference.engines.npz import load_npz
 
+    if model is None:
+        return load_npz(path, ids, model)
     own = [split_key(name)[1] in POINTS for name in _array_names(path)]
-    if model is not None and sum(own) > len(own) / 2:
-        return load_arrays(path, ids, model)
-    return load_npz(path, ids, model)
+    load = load_arrays if sum(own) > len(own) / 2 else load_npz
+    return load(path, ids, model)
 
 
 def _array_names(path: Path) -> list[str]:

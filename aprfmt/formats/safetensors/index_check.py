@@ -111,11 +111,14 @@ def find_replacement_shards(
     """
     if is_remote(path):
         return None
-    there = [name for name, home in homes.items() if home.exists()]
     single = path.with_name(path.name.removesuffix(_SUFFIX) + ".safetensors")
+    alone = single.is_file()
+    if not alone and any(home.exists() for home in homes.values()):
+        return None  # nearly every index: the rest are not looked for
+    there = [name for name, home in homes.items() if home.exists()]
     found = {} if there else complete_set(path)
     whole = f"while another set of {len(found)} is, whole"
-    if not found and len(there) < len(homes) and single.is_file():
+    if not found and len(there) < len(homes) and alone:
         found, whole = {single.name: single}, f"while {single.name} is: {SINGLE}"
     if not found:
         return None
