@@ -17,6 +17,7 @@ from aprfmt.errors import ConversionError
 from aprfmt.formats import checksum_matches, checksum_notes
 from aprfmt.formats.mapped_file import MappedFile, StoredTensor, in_mapped_file
 from aprfmt.formats.sequential import SequentialSink
+from aprfmt.tensors.runs import all_runs, first_difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -117,10 +118,10 @@ def compare_written(output: "Output", record: "WrittenTensor", stored: LazyTenso
     `stored` is the tensor of the new file. Copied bytes are compared with the source, others by the
     CRC-32 of `record`.
     """
-    from aprfmt.conversion.run import equal_bytes, tensor_checksum
+    from aprfmt.conversion.run import BACK, tensor_checksum
 
     if output.copies and output.runs is not None and not (output.made or output.far):
-        at = equal_bytes(output.runs, stored)
+        at = first_difference(output.runs, all_runs(stored), BACK)
         if at is not None:
             raise ConversionError(f"{output.info.name}: byte {at} differs from the source")
     elif tensor_checksum(stored) != record.crc:
