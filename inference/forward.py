@@ -139,10 +139,10 @@ def _rope_tables(
 
 
 def _first_layer_of_last_row(c: Context) -> int | None:
-    """Return the layer from which a pass needs its last row only; None if it needs all in each.
+    """Return the first layer that has to run for the last row alone; None if all run for all rows.
 
-    So it is where nothing but the last row's logits is asked for, behind the last layer that makes
-    keys and values: later layers read these, and what they give for other rows goes nowhere.
+    Where only the last row's logits are wanted, it is the layer after the last one that makes keys
+    and values: nothing reads what later layers give for other rows.
     """
     last, count = len(c.facts.ids) - 1, int(c.hp["n_layers"])
     if c.recorder is not None or last == 0 or c.facts.logit_rows != (last,):
@@ -155,10 +155,10 @@ def _first_layer_of_last_row(c: Context) -> int | None:
 
 
 def _only_last_row(c: Context, x: Array) -> tuple[Context, Array]:
-    """Return (the context, the stream) of a pass's last row, whose earlier tokens count as cached.
+    """Return (context, stream [1, hidden]) to continue a pass with its last row alone.
 
-    x is the stream [tokens, hidden] of all rows. Everything is cut on the device, so that a
-    recorded pass can do it too.
+    x is the stream [tokens, hidden] of all rows; the earlier tokens count as cached from here on.
+    Everything is cut on the device, so that a recorded pass can do it too.
     """
     facts = c.facts
     last = len(facts.ids) - 1

@@ -114,7 +114,10 @@ def choose_blocks(c: Context, layer: int, x: Array) -> Mask | None:
 
 
 def _is_watched(c: Context, layer: int) -> bool:
-    """Return whether a point is wanted that is worked out on the host."""
+    """Return whether the recorder wants the layer's index scores, keys or margin.
+
+    These are computed on the host.
+    """
     return any(c.wants(point, layer) for point in POINTS)
 
 

@@ -71,8 +71,8 @@ def _bfloat16(x: Numbers) -> Numbers:
 def alibi_slopes(heads: int, max_bias: float) -> Numbers:
     """Return ALiBi's slope of each head [heads], float64.
 
-    The first n heads, n the power of two not above `heads`, have 2^(-most*i/n); the others have
-    the odd multiples of half a step.
+    The first n heads, n the power of two not above `heads`, have 2^(-max_bias*i/n); the others
+    have the odd multiples of half a step.
     """
     power = 1 << (heads.bit_length() - 1)
     steps = [(i + 1) / power for i in range(power)]

@@ -206,9 +206,9 @@ class Backend(Recurrent, Hosted, ABC):
 
         Only these rows are decoded, unless the table is on the device already.
         """
-        held = table.placed_for_lookup(self)
-        if held is not None:
-            return self.take(held, ids)
+        placed = table.placed_for_lookup(self)
+        if placed is not None:
+            return self.take(placed, ids)
         return self.array(np.concatenate([table.rows(int(i), int(i) + 1) for i in ids]))
 
     @abstractmethod

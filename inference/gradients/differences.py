@@ -317,9 +317,9 @@ def check_gradient(
 
 
 def _holds(loss: BatchLoss, role: str, gradient: Array, step: float, most: float, rng: Any) -> bool:
-    """Return whether a gradient is the loss's along directions that it was not found by.
+    """Return whether a gradient gives the loss's derivatives along new random directions.
 
-    `most` is how far its derivatives may be off.
+    `most` is the largest root mean square of the differences.
     """
     lines = [rng.standard_normal(gradient.shape) for _ in range(DIRECTIONS)]
     rest = [loss.along(role, line, step) - float(np.vdot(gradient, line)) for line in lines]

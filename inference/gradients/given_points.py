@@ -194,7 +194,10 @@ def _is_neutral(value: object) -> bool:
 
 
 def _cut(values: Array, batch: Batch, part: Document, scores: bool) -> Array | None:
-    """Return the rows of one document in a batch's array; None where the shape is another."""
+    """Return the rows of one document in a batch's array; None where its shape does not fit.
+
+    `scores`: queries and keys are its last two axes, [heads, tokens, keys] of each row.
+    """
     rows, columns = batch.mask.shape
     if values.ndim and values.shape[0] == rows * columns and (rows > 1 or values.ndim < 3):
         values = values.reshape(rows, columns, *values.shape[1:])
