@@ -76,7 +76,7 @@ def _attend(
     windowed = windows is not None or c.hp["window_layers"][layer]
     window = c.hp["sliding_window"] if windowed else None
     causal: Causal | None = cached, window
-    mask, keys, gap = b.seen(len(q), n_keys, cached, window, causal=True), k, 0
+    mask, keys, gap = b.attention_mask(len(q), n_keys, cached, window, causal=True), k, 0
     if windows is not None and shown is not None and len(windows):
         # Deterministic sums run block by block: compressed keys begin a block, however many keys
         # come before them.

@@ -91,7 +91,7 @@ def forward(
     facts = _pass_facts(hp, ids, cache, positions, logits_rows)
     if recorder is not None:
         recorder.begin(facts)
-    backend.at(facts.cached)
+    backend.set_position(facts.cached)
     tables = _rope_tables(backend, spec, hp, facts)
     # Enter with the embedding, or with the stream of an earlier stage.
     x, state = span.stream, PassState()
@@ -115,7 +115,7 @@ def forward(
         if layer == narrow:
             c, x = _only_last_row(c, x)
         with weights.using_layer(layer):
-            x = _run_layer(c, layer, backend.at_layer(layer, count, x))
+            x = _run_layer(c, layer, backend.to_layer_device(layer, count, x))
     if cache is not None:
         cache.commit(len(facts.ids))
     if stop > count + 1:
@@ -163,7 +163,7 @@ def _only_last_row(c: Context, x: Array) -> tuple[Context, Array]:
     facts = c.facts
     last = len(facts.ids) - 1
     facts = PassFacts(facts.ids[last:], facts.positions[last:], facts.cached + last, (0,))
-    c.backend.at(facts.cached)
+    c.backend.set_position(facts.cached)
     per_token = c.state.per_layer
     state = replace(c.state, per_layer=None if per_token is None else per_token[last:])
     tables = {kind: (cos[last:], sin[last:]) for kind, (cos, sin) in c.ropes.items()}
@@ -582,7 +582,7 @@ def _head(c: Context, x: Array) -> Array:
     bias = c.bias(None, "output")
     parts = []
     for start, stop in _row_runs(c.facts.logit_rows):
-        b.at(c.facts.cached + start)
+        b.set_position(c.facts.cached + start)
         parts.append(b.linear(x[start:stop], w, bias))
     logits = parts[0] if len(parts) == 1 else b.stack(parts)
     scale, cap = float(c.hp["logit_scale"]), c.hp["final_softcap"]

@@ -47,7 +47,7 @@ def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | Array
     keys = int(k.shape[0])
     if keys <= count and not _is_watched(c, layer):
         return None
-    mask = b.seen(len(x), keys, c.facts.cached, None, causal=True)
+    mask = b.attention_mask(len(x), keys, c.facts.cached, None, causal=True)
     return _choose_best(c, layer, q, k, weights, mask, (c.facts.cached, None))
 
 

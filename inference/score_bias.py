@@ -29,12 +29,12 @@ def biased_attention(c: Context, layer: int, q: Array, k: Array, v: Array, heads
         stop = tokens if whole else min(tokens, start + aligned)
         seen = heads.causal and (heads.causal[0] + start, heads.causal[1])
         part = replace(heads, mask=heads.mask[start:stop], causal=seen)
-        b.at(before + start)
+        b.set_position(before + start)
         added = _BIASES[c.block.score_bias](c, before + start, stop - start, keys)
         scores = c.tap("scores", layer, b.add(b.scores(q[start:stop], k, part), added))
         parts.append(b.mix(c.tap("probs", layer, b.probs(scores, part)), v))
         start = stop
-    b.at(before)
+    b.set_position(before)
     return parts[0] if len(parts) == 1 else b.stack(parts)
 
 

@@ -164,7 +164,7 @@ def _cut_columns(pieces: Sequence[StoredRows], first: int, width: int) -> list[S
     return found
 
 
-def place_beside(parts: Sequence[Tiles]) -> Tiles:
+def join_columns(parts: Sequence[Tiles]) -> Tiles:
     """Return arrays of equally many rows as one, their columns side by side."""
     starts = list(accumulate((part.width for part in parts), initial=0))
 
@@ -184,7 +184,7 @@ def place_beside(parts: Sequence[Tiles]) -> Tiles:
     return Tiles(parts[0].rows, starts[-1], fill, stored if len(held) == len(parts) else None)
 
 
-def place_below(parts: Sequence[Tiles]) -> Tiles:
+def join_rows(parts: Sequence[Tiles]) -> Tiles:
     """Return arrays of one width as one, the rows of each after those of the one before."""
     starts = list(accumulate((part.rows for part in parts), initial=0))
 
