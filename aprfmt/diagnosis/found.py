@@ -140,10 +140,10 @@ class Diagnosis(Tabular):
 
     @property
     def faults_beside(self) -> tuple[Finding, ...]:
-        """The confirmed faults of weights or keys beside a derivation, which does not make them.
+        """The confirmed faults of weights or keys that the derivation of B from A does not explain.
 
-        () where nothing is derived. Other tokens, templates and stops come with many a training,
-        and are not among them.
+        () where neither is derived (trained, merged). Other tokens, templates and stops come with
+        many a training, and are not among them.
         """
         others = [row for row in self.findings if row.verdict == "not_comparable"]
         if not others or any(row.cause not in DERIVED for row in others):
@@ -160,14 +160,14 @@ class Diagnosis(Tabular):
 
     @property
     def _ended(self) -> str:
-        """The reason that is the answer; "" where there is none, or confirmed faults beat it."""
+        """Why the comparison ended early; "" where it did not, or confirmed faults were found."""
         return "" if self.faults_beside else self.reason
 
     @property
     def _findings_verdict(self) -> Verdict:
         """The worst verdict of the findings; "same" if there are none.
 
-        A confirmed fault is worse than that the other weights are derived.
+        "bug" too where a derived model has confirmed faults besides.
         """
         if self.faults_beside:
             return "bug"
