@@ -88,7 +88,7 @@ def tokenizer_of(model: Model | None) -> Tokenizer | None:
 
 
 def frame_finding(
-    model: Model | None, label: str, ids: Sequence[int], *, chosen: bool = False
+    model: Model | None, label: str, ids: Sequence[int], *, chosen: bool
 ) -> Finding | None:
     """Return the finding on wrong special tokens or padding around recorded ids; None if right.
 

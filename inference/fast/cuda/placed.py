@@ -182,7 +182,7 @@ class Placer:
         if coded is not None:
             size = coded.packed.nbytes + coded.absmax.nbytes
             return self._hold_within_budget(w, size, lambda: self._place_coded(w, coded))
-        raw = w.stored_bytes() if self._decodable(w.encoding) else None
+        raw = w.stored_bytes() if self._is_placed_as_stored(w.encoding) else None
         if raw is not None:
             return self._hold_within_budget(w, len(raw), lambda: self._place_stored(w, raw))
         held = w.placed_on(self.backend)
@@ -196,7 +196,7 @@ class Placer:
 
         return (None if held is None else Dense(held.reshape(shape))), place_once
 
-    def _decodable(self, encoding: str) -> bool:
+    def _is_placed_as_stored(self, encoding: str) -> bool:
         """Return whether weights of an encoding are placed as stored: decoded there, or plain."""
         return encoding in DECODED or PLAIN.get(encoding) == self.backend.dtype
 
@@ -220,7 +220,7 @@ class Placer:
         data = np.frombuffer(raw, np.uint8)
         plain = PLAIN.get(w.encoding)
         if plain == self.backend.dtype:
-            stored = data.view(memory.STORED[plain]) if _aligned(data, plain) else data.copy()
+            stored = data.view(memory.STORED[plain]) if _is_aligned(data, plain) else data.copy()
             placed: Placed = Dense(
                 memory.copy_to_gpu(stored.view(memory.STORED[plain])).reshape(w.n_rows, w.n_columns)
             )
@@ -273,7 +273,7 @@ class Placer:
         return self._buffers[-1]
 
 
-def _aligned(data: Any, dtype: str) -> bool:
+def _is_aligned(data: Any, dtype: str) -> bool:
     """Return whether bytes begin at a multiple of the item size of `dtype`."""
     return int(data.ctypes.data) % np.dtype(memory.STORED[dtype]).itemsize == 0
 
