@@ -134,7 +134,7 @@ class WideStepsOfBlocks:
         self.total += len(wide)
 
     def _own_steps(self, values: "Array") -> "Array":
-        """Return the step [blocks] that the encoder gives each block of values."""
+        """Return the step [blocks] that the encoder gives each block of values; 0 if unknown."""
         values = np.ascontiguousarray(np.where(np.isfinite(values), values, 0), np.float32)
         codec = CODECS[self.encoding]
         own = codec.steps(encode(self.encoding, values), values.size)
@@ -149,7 +149,7 @@ class WideStepsOfBlocks:
 
 
 def _times_too_wide(blocks: BlockSpans, found: "Array") -> "Array":
-    """Return by how many times the steps of the blocks `found` are wider than usual."""
+    """Return by how many times each of the blocks with indices `found` has too wide a step."""
     with np.errstate(all="ignore"):
         counted = blocks.largest / blocks.step
     counted = np.where(np.isfinite(counted), counted, 0.0)

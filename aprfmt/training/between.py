@@ -134,10 +134,10 @@ def gradient_run(text: str) -> tuple[str, str]:
 
 
 def first_step(recipe: Recipe) -> Callable[[NDArray[Any], float], NDArray[Any]]:
-    """Return what makes a recipe's first step of (a gradient, the norm of all gradients).
+    """Return a function from (a gradient, the norm of all gradients) to the optimizer's first step.
 
-    Without weight decay, which is the same whatever the gradient. Raises UsageError for a later
-    step.
+    It leaves out weight decay, which is the same whatever the gradient. Raises UsageError for a
+    recipe of a later step.
     """
     if recipe.step not in (None, 1):
         raise UsageError(

@@ -148,7 +148,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
 
 
 def doubtful_loss(loss: float, vocabulary: int) -> str:
-    """Return why a batch's loss in nats is hardly that of the model that was trained; "" if it is.
+    """Return why a loss in nats can hardly be that of the trained model; "" if it can.
 
     Above ln(vocabulary) it is worse than guessing, as random weights are, and above their bound too
     it is another fault. Near zero there is nothing left to learn, and gradients show nothing.

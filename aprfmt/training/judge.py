@@ -201,7 +201,7 @@ def _is_unmoved(parameter: Parameter) -> bool:
 
 
 def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
-    """Return whether any element did more than decay, or none can be expected to show it.
+    """Return whether the weight made a step besides its decay, or is too coarse to show one.
 
     `fits` are (recipe, its fit) of what the recipe may mean.
     """
@@ -221,7 +221,7 @@ def _one_size(recipe: Recipe) -> bool:
 
 
 def _lacking(recipe: Recipe) -> str:
-    """Return a sentence that says which input is missing to compute a recipe's step."""
+    """Return a sentence on which input is missing to compute a recipe's step."""
     if recipe.row.sizes == "first step":
         return (
             "the step of a later number needs the optimizer's state (--optimizer-state), or it is "
@@ -265,7 +265,7 @@ def _clippings(recipe: Recipe, held: Held, case: StepCase) -> list[tuple[Recipe,
 
 
 def _meanings(recipe: Recipe, case: StepCase) -> list[Recipe]:
-    """Return the recipes that a stated one may mean: whether vectors decay is not always said."""
+    """Return the recipes that a stated one may mean: of a vector, with decay and without it."""
     if case.vector and recipe.wd and not recipe.decay_on:
         return [changed(recipe, decay_on="matrices"), changed(recipe, decay_on="all")]
     return [recipe]
@@ -280,7 +280,7 @@ def _decays_all(recipe: Recipe, one: Recipe, fits: Sequence[tuple[Recipe, Fit]])
 
 
 def _concentrated(case: StepCase, fit: Fit) -> bool:
-    """Return whether a share USUAL of the elements that moved did so by one size.
+    """Return whether at least the share USUAL of the moved elements moved by the same size.
 
     That is so in a first step. True where too few moved to tell.
     """
@@ -294,7 +294,7 @@ def _concentrated(case: StepCase, fit: Fit) -> bool:
 
 
 def _sample(parameter: Parameter, held: Held, signs: bool) -> StepCase:
-    """Return all elements of a parameter, or about SAMPLE of them, spread over its rows.
+    """Return a case of all elements of a parameter, or of about SAMPLE, spread over its rows.
 
     `signs`: only the signs of the gradient are known, from the change.
     """
@@ -418,7 +418,7 @@ def _judged_whole(
 
 
 def _facts(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
-    """Return (size of the usual element's step, share of the weight that decayed).
+    """Return (median size of an element's step, share of the weight that decayed).
 
     Each is None where it cannot be measured.
     """
@@ -509,7 +509,7 @@ def judge_gradient(
 
 
 def share_given(parameter: Parameter, guess: StepGuess, held: Held, signs: bool) -> float:
-    """Return the share of a parameter's elements that a guess gives, of all elements."""
+    """Return the share of all elements of a parameter that a guessed mistake reproduces."""
     near = every = 0
     for case in _cases(parameter, held, signs):
         every += case.before.size

@@ -59,7 +59,10 @@ def sample_of(values: Array) -> Array:
 def recognize_numbers(
     numbered: Sequence[Numbered], candidates: Sequence[Candidate], groups: Sequence[Sequence[str]]
 ) -> tuple[dict[str, str], bool]:
-    """Return ({number: parameter name}, whether any was recognized by its values)."""
+    """Return ({number: parameter name}, whether any was recognized by its values).
+
+    `groups` are the numbers of each parameter group, in order.
+    """
     found: dict[str, Candidate] = {}
     looked = False
     for shape in dict.fromkeys(row.shape for row in numbered):

@@ -147,7 +147,7 @@ def _size(case: GradientCase) -> float:
 
 
 def _loss_scale(pairs: Mapping[str, _Pair]) -> float:
-    """Return the factor of the point behind all others, if it gives that point's gradient."""
+    """Return the factor that the gradient nearest to the loss was given with; 1.0 for none."""
     pair = next(iter(pairs.values()), None)
     if pair is None or not np.isfinite(pair.case.given).all():
         return 1.0
@@ -158,7 +158,7 @@ def _loss_scale(pairs: Mapping[str, _Pair]) -> float:
 
 
 def _lacking(key: str, pairs: Mapping[str, _Pair]) -> str:
-    """Return the point whose gradient is all that the one of `key` lacks; "" for none."""
+    """Return the point whose gradient is all that is missing in that of `key`; "" for none."""
     case = pairs[key].case
     for other, pair in pairs.items():
         if other == key or pair.case.computed.shape != case.computed.shape:

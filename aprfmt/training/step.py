@@ -282,7 +282,7 @@ class _Step:
         return bool(found) and all(one.verdict == "agrees" for one in found)
 
     def report(self, updates: bool) -> StepReport:
-        """Return the report; `updates`: there is a checkpoint after the step to compare with."""
+        """Return the report on all parameters; `updates`: there is a checkpoint after the step."""
         norm = self._measure_gradients()
         judged: dict[str, Judgement] = {}
         rows = []
@@ -319,7 +319,7 @@ class _Step:
     def _mark_lost_decay(
         self, rows: list[TensorStep], judged: dict[str, Judgement]
     ) -> list[TensorStep]:
-        """Return the rows, those whose decay the stored type rounded away as "differs".
+        """Return the rows, with "differs" for those whose decay the stored type rounded away.
 
         Their entries of `judged` are set to that mistake. A decay that is far below the type's
         spacing shows in few elements of one tensor, so those of all tensors are counted together.
@@ -929,7 +929,7 @@ class _Step:
         return float(np.sqrt(sum(each**2 for each in known))) if known else None
 
     def _sizes(self) -> dict[str, int]:
-        """Return {hyperparameter: value} of those that cut a weight into heads and experts.
+        """Return {hyperparameter: value} of the counts that cut weights into heads and experts.
 
         `tied_embeddings` is among them, as 0 or 1. What the model does not have is left out.
         """
