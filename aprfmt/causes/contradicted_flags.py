@@ -39,7 +39,7 @@ class Contradiction:
 
     @property
     def says(self) -> str:
-        """What the flag and the tensors say, and what each loader does, after the side's name."""
+        """A sentence on the flag, the tensors and the loaders; its `{side}` is to be filled in."""
         stated = f"{self.key} of {{side}}'s configuration is {self.said}"
         return f"{stated}, its tensors say {not self.said}: {FLAG_LOADERS[self.name, self.said]}"
 
@@ -100,10 +100,10 @@ def judged_contradictions(
     Those that `other`, the other side, has too are left out.
     """
     changing: list[Contradiction] = []
-    idle: list[Contradiction] = []
+    harmless: list[Contradiction] = []
     for row in unshared_contradictions(model, other):
-        (changing if changes_readings(model, row) else idle).append(row)
-    return changing, idle
+        (changing if changes_readings(model, row) else harmless).append(row)
+    return changing, harmless
 
 
 def contradiction_findings(

@@ -134,7 +134,7 @@ def is_read_as_flag(style: str, name: str, says: object) -> bool:
 
 
 def shows(key: str, name: str) -> bool:
-    """Return whether a role key, of a layer or of the model, is one that shows a hyperparameter."""
+    """Return whether a tensor of this role key exists only by the value of a hyperparameter."""
     roles = SHOWN_BY.get(name, ())
     return key in roles or key.partition(".")[2] in roles
 
@@ -213,12 +213,10 @@ def _value_text(value: object) -> str:
 
 def tensors_of_hyperparameter(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ...]:
     """Return the keys of tensors that only one side has because hyperparameter `name` differs."""
-    roles = SHOWN_BY.get(name, ())
     return tuple(
         key
         for key, row in tensors.items()
-        if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")
-        and (key in roles or key.partition(".")[2] in roles)
+        if row.verdict in ("ONLY_IN_A", "ONLY_IN_B") and shows(key, name)
     )
 
 

@@ -130,14 +130,14 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
         kept = ~(holes[0] | holes[1])
         x, y = (np.where(kept, value, 0.0) for value in values)
         square[rows], away[rows] = (x * x).sum(1), ((x - y) ** 2).sum(1)
-    held = np.flatnonzero(lost.any(0))
-    if not len(held):
+    zeroed = np.flatnonzero(lost.any(0))
+    if not len(zeroed):
         return
     # Rows with zeros and their neighbours are not measured.
-    beside = np.clip(np.concatenate([held - 1, held, held + 1]), 0, case.a.rows - 1)
+    neighbours = np.clip(np.concatenate([zeroed - 1, zeroed, zeroed + 1]), 0, case.a.rows - 1)
     far = ~(away <= (STRAY * slack) ** 2 * square)
-    far[np.unique(beside)] = False
-    sure = np.setdiff1d(np.arange(case.a.rows), beside)
+    far[np.unique(neighbours)] = False
+    sure = np.setdiff1d(np.arange(case.a.rows), neighbours)
     total = float(square[sure].sum())
     if far.any() or not total or not float(away[sure].sum()) <= slack**2 * total:
         return

@@ -48,8 +48,8 @@ MAPS: tuple[tuple[str, Callable[[int, int], int]], ...] = (
 class CodeUnits(NamedTuple):
     """Codes of a weight as stored: [units, places] of `bits` bits, and the values they stand for.
 
-    `decode` gives float64 values [units, places] of other codes of that shape, in an order of its
-    own; `wanted` are the other side's values in that order.
+    `decode` gives float64 values [units, places] of other codes of that shape, in the order of the
+    elements; `wanted` are the other side's values in that order.
     """
 
     codes: "Array"
@@ -159,7 +159,7 @@ def order_text(order: "Array", bits: int) -> str:
 
 
 def _runs_of(numbers: list[int]) -> list[str]:
-    """Return numbers as runs, such as "0-3"."""
+    """Return numbers as texts, consecutive ones as a range such as "0-3"."""
     starts = [i for i, at in enumerate(numbers) if not i or at != numbers[i - 1] + 1]
     ends = [*starts[1:], len(numbers)]
     return [
@@ -244,7 +244,7 @@ def _code_fields(reader: RowReader) -> list[tuple[str, int]]:
 
 
 def _blocks_of(reader: RowReader, raw: "Array") -> "Array":
-    """Return the blocks of rows of bytes, in the layout of the reader's encoding."""
+    """Return the blocks in rows of bytes: a structured array [blocks] by the encoding's layout."""
     layout = CODECS[reader.encoding].layout
     assert layout is not None, "a code field without a layout"
     found: Array = np.ascontiguousarray(raw).reshape(-1).view(layout)
@@ -259,7 +259,7 @@ def _field_bytes(blocks: "Array", field: str) -> "Array":
 
 
 def _with_field(blocks: "Array", field: str, codes: "Array", bits: int) -> "Array":
-    """Return the bytes of blocks with other codes in a field."""
+    """Return the bytes (uint8, 1-d) of blocks with other codes in a field."""
     made = blocks.copy()
     packed = np.ascontiguousarray(pack_codes(codes, bits))
     made[field] = packed.view(made[field].dtype).reshape(made[field].shape)
@@ -325,7 +325,7 @@ class WordCodes:
         return np.asarray(self._restored(self.with_codes(codes).decode()), np.float64).reshape(-1)
 
     def order_in_words(self, by_word: "Array") -> RightedWeight | None:
-        """Return the weight with the codes of every word in the order found; None without one."""
+        """Return the weight with the codes of every word put in order; None if none is found."""
         count = len(self.stored)
         chosen = np.unique(np.linspace(0, count - 1, min(count, UNITS)).astype(np.int64))
 
@@ -344,7 +344,7 @@ class WordCodes:
         return RightedWeight(self.with_codes(found.put_right(self.stored)), says, len(found.order))
 
     def order_of_parts(self, by_word: "Array") -> RightedWeight | None:
-        """Return the weight with equal parts of its stored codes in order; None without one."""
+        """Return the weight with equal parts of its codes put in order; None if none is found."""
         shape = self.main.shape
         across = self.stored.size // (by_word.shape[1] * shape[0])
         codes = self.stored.reshape(shape[0], across, -1)

@@ -115,7 +115,7 @@ class Removal:
 def whole_model(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that returns {tensor key: finding} of a training of the whole model."""
+    """Yield one function, which returns {tensor key: finding} of a training, merge or pruning."""
     yield partial(_explain_model, context, pairs, list(rows.values()))
 
 
@@ -159,9 +159,9 @@ def _explain_model(
 def _table_explanations(
     context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of tables of tokens of two lengths whose common rows belong.
+    """Return {tensor key: finding} of token tables of two lengths whose common rows correlate.
 
-    {} where one of them does not, or where rows were lost that ids reach.
+    {} where those of one table do not, or where rows were lost that ids reach.
     """
     found: dict[str, Finding] = {}
     for row in rows:

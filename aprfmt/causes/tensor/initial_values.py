@@ -57,7 +57,7 @@ class Usual:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one side of a differing tensor holds: drawn numbers, or one value (`constant`).
+    """What an initialisation gave one side of a differing tensor: drawn numbers, or one `constant`.
 
     `usual` is the known initialisation that gives these numbers, and None for none.
     """

@@ -7,7 +7,7 @@ made good in turn; the one after which the errors are usual is the cause.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -273,8 +273,3 @@ def scale_lattice(
 def reorder_lattice(lattice: Lattice, rows: "Array | slice", columns: "Array | slice") -> Lattice:
     """Return a lattice with its rows and columns taken in this order."""
     return Lattice(*(part[rows][:, columns] for part in lattice))
-
-
-def replace_copy_values(copy: PackedCopy, y: "Array", lattice: Lattice) -> PackedCopy:
-    """Return the copy with other values and lattice."""
-    return replace(copy, y=y, lattice=lattice)

@@ -33,7 +33,7 @@ def rounded_groups(
 def _explain(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of those called damaged that are within rounding of a sum.
+    """Return {tensor key: finding} of tensors called damaged that differ by a sum's rounding only.
 
     {} where fewer than SEVERAL tensors differ by rounding at most.
     """

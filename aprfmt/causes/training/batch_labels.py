@@ -45,7 +45,7 @@ TRIED = 3  # of the guesses that give the last norm's gradient: how many are mad
 
 @dataclass(frozen=True)
 class _Way:
-    """How labels may count: a cause, a sentence, and the factor of each label, 1.0 for right."""
+    """One way in which labels may count: a cause, a sentence, and the factor of each label."""
 
     cause: str
     says: str
@@ -90,7 +90,7 @@ def _left(
 
 
 def _cuts(parts: LabelParts) -> Iterator[_Way]:
-    """Yield rows that are cut after a number of tokens."""
+    """Yield the ways in which rows are cut after a number of tokens."""
     columns = np.unique(parts.columns)
     for before, after in pairwise(columns):
         # Between two columns with labels nothing says where the row was cut.
@@ -99,7 +99,7 @@ def _cuts(parts: LabelParts) -> Iterator[_Way]:
 
 
 def _places(parts: LabelParts) -> Iterator[_Way]:
-    """Yield labels of each row that are left out, or are the only ones, by their place in it."""
+    """Yield the ways in which the first or last label of each row is lost, or the only one."""
     first = np.append(True, np.diff(parts.rows) != 0)
     last = np.append(np.diff(parts.rows) != 0, True)
     yield from _left(parts, ~first, "the first label of each row is not scored")
@@ -109,13 +109,13 @@ def _places(parts: LabelParts) -> Iterator[_Way]:
 
 
 def _tokens(parts: LabelParts) -> Iterator[_Way]:
-    """Yield tokens that are never scored, as one that is taken for padding."""
+    """Yield the ways in which one token is never scored, as if it were padding."""
     for token in np.unique(parts.tokens):
         yield from _left(parts, parts.tokens != token, f"token {token} is never scored")
 
 
 def _shares(case: BackwardCase, parts: LabelParts) -> Iterator[_Way]:
-    """Yield means of means over parts of the positions, which ranks or chunks of a loss make."""
+    """Yield the ways in which the loss is a mean of means over ranks or chunks of positions."""
     of = len(parts.columns)
     for shares in SHARES:
         if shares > case.row_length:

@@ -136,7 +136,7 @@ def samples(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def _kind(case: BackwardCase) -> str:
-    """Return what the wrong parameters are, if none of that kind is right; "" for no one kind."""
+    """Return the kind, such as "biases", of all wrong parameters and no right one; or ""."""
     kinds = {
         "biases": lambda key: key.endswith(".bias"),
         "norms": lambda key: "norm" in key,
@@ -247,7 +247,7 @@ def _named_factors(
 
 
 def _fits(solved: Sequence[float], there: Sequence[bool], value: float) -> bool:
-    """Return whether all factors that are `there` are near `value`."""
+    """Return whether all solved factors marked in `there` are within NEAR of `value`, relative."""
     return all(
         abs(each - value) <= NEAR * value for each, one in zip(solved, there, strict=True) if one
     )
@@ -301,7 +301,7 @@ def dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def all_differ(case: BackwardCase) -> bool:
-    """Return whether hardly a gradient agrees, those behind the layers among the wrong ones."""
+    """Return whether hardly a gradient agrees, and those after the layers (head, norm) do not."""
     unlike = case.wrong | case.open
     first = first_wrong(unlike | case.missing)
     behind = bool(first) and split_key(first[0])[0] is None
@@ -309,14 +309,14 @@ def all_differ(case: BackwardCase) -> bool:
 
 
 def _smallest(case: BackwardCase, elements: int) -> str | None:
-    """Return the unlike key of the smallest gradient with so many elements; None for none."""
+    """Return the key of the smallest wrong gradient with at least `elements`; None for none."""
     sizes = {key: case.case(key).given.size for key in sorted(case.wrong or case.open)}
     enough = [key for key, size in sizes.items() if size >= elements]
     return min(enough, key=lambda key: sizes[key], default=None)
 
 
 def _flat(values: F64) -> F64:
-    """Return the elements as one row."""
+    """Return the elements of an array, float64 [n]."""
     return values.astype(np.float64).reshape(-1)
 
 

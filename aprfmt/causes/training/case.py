@@ -128,7 +128,7 @@ class StepCase:
         )
 
     def of_rows(self, recipe: Recipe, update: Update | None) -> Update | None:
-        """Return an update without that of rows that a sparse rule leaves as they are.
+        """Return an update with zeros in rows that a sparse optimizer leaves unchanged.
 
         Those have no gradient in any element here. The optimizer also steps rows whose gradient is
         zero and that were read (padding): where fewer than half of the rows without a gradient

@@ -118,7 +118,7 @@ def in_order(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def _ordered(order: Ints, across: bool) -> Callable[[GradientCase], F64]:
-    """Return what puts the rows, or the columns, of a computed gradient into an order."""
+    """Return a function that gives a computed gradient with its rows, or columns, in an order."""
 
     def made(part: GradientCase) -> F64:
         """Return the computed gradient in that order."""

@@ -98,7 +98,7 @@ class Recipe:
 
 
 def _plain(value: object) -> str:
-    """Return a setting's value as --optimizer takes it: a float in short form, true or false."""
+    """Return a setting's value as text that --optimizer takes: 2e-4, true, all."""
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 

@@ -74,13 +74,13 @@ def router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def _of(case: BackwardCase, key: str, factors: RouterFactors) -> F64:
-    """Return a router's gradient [elements] with the losses of these factors."""
+    """Return the gradient [elements] of a parameter with routers' losses of these factors."""
     found = case.recompute(BackwardChange(router=factors), case.names[key])
     return np.asarray(found.gradient(key), np.float64).reshape(-1)
 
 
 def _written(value: float, stated: float) -> float:
-    """Return the stated number, or one that somebody wrote, near a measured one; or that one."""
+    """Return the stated number, or one of two digits, that is near a value; else the value."""
     for near in (stated, float(f"{value:.2g}")):
         if near and abs(value - near) <= NEAR * near:
             return near
@@ -88,14 +88,14 @@ def _written(value: float, stated: float) -> float:
 
 
 def _sentence(found: RouterFactors, stated: RouterFactors) -> str:
-    """Return what the gradients have, and what was stated."""
+    """Return a sentence on each loss whose factor in the gradients is not the stated one."""
     fields = [field for field in WORDS if getattr(found, field) != getattr(stated, field)]
     parts = [_part(field, getattr(found, field), getattr(stated, field)) for field in fields]
     return "; ".join(parts)
 
 
 def _part(field: str, found: float, stated: float) -> str:
-    """Return the sentence about one loss."""
+    """Return the sentence on one loss: its factor found in the gradients, and the stated one."""
     if not found:
         return f"{WORDS[field]} is not in the gradient, and is stated {stated:.3g} times"
     said = f"stated {stated:.3g} times" if stated else "not stated"
