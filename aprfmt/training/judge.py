@@ -9,7 +9,7 @@ from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes.training.case import FEWEST, LONG, SIZES, USUAL, Fit, StepCase, StepGuess
 from aprfmt.causes.training.clipping import CLIPS, VALUES, clip_factor
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
-from aprfmt.causes.training.lost_updates import CHANCE, arrived, decay_counts, swallowed
+from aprfmt.causes.training.lost_updates import CHANCE, decay_counts, is_swallowed, share_arrived
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
 from aprfmt.causes.training.step_size import measured_factor
 from aprfmt.causes.training.table import GRADIENTS, UPDATES
@@ -137,7 +137,7 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
     right = [(one, fit) for one, fit in fits if fit.right]
     tried = [] if right else [each for one, _ in fits for each in _clippings(one, held, sample)]
     for one, fit in (*right, *tried):
-        if swallowed(sample, fit.update.whole):
+        if is_swallowed(sample, fit.update.whole):
             return _explained(parameter, one, held, sample, fit)
         found = _judged_whole(parameter, one, held, signs, fit)
         every = _decays_all(recipe, one, fits)
@@ -390,7 +390,7 @@ def _judged_whole(
     "differs" where an element outside the sample is not what the recipe gives, or is not finite.
     """
     size, rate = _facts(sample, recipe)
-    share = None if signs else arrived(sample.case, sample.update.whole)
+    share = None if signs else share_arrived(sample.case, sample.update.whole)
     found = Judgement(
         "agrees",
         step=size,
@@ -438,7 +438,7 @@ def _explained(
     A mistake with a fitted number is found on half of the elements and judged on the other half.
     """
     size, rate = _facts(fit, recipe)
-    share = None if sample.signs else arrived(sample, fit.update.whole)
+    share = None if sample.signs else share_arrived(sample, fit.update.whole)
     half = np.arange(sample.before.size)
     first, second = sample.part(half % 2 == 0), sample.part(half % 2 == 1)
     found: list[StepGuess] = []

@@ -22,7 +22,7 @@ from aprfmt.causes.training.clipping import (
     value_clipping,
 )
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
-from aprfmt.causes.training.lost_updates import CHANCE, lost_decay
+from aprfmt.causes.training.lost_updates import CHANCE, lost_decay_guess
 from aprfmt.causes.training.optimizers import (
     CALLED,
     OPTIMIZERS,
@@ -336,7 +336,7 @@ class _Step:
         for row in rows:
             if row.key in counts:
                 recipe = self._recipe_of(next(p for p in self.parameters if p.key == row.key))
-                guess = lost_decay(recipe, row.encoding)
+                guess = lost_decay_guess(recipe, row.encoding)
                 judged[row.key] = Judgement("differs", guess.says, (guess,), whole=True)
                 row = replace(row, verdict="differs", why=guess.says)
             made.append(row)
