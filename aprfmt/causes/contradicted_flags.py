@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aprfmt.arch.value_checks import same_value
-from aprfmt.causes.hyperparameters import BIASES, FLAG_LOADERS, hyper_causes, shows
+from aprfmt.causes.hyperparameters import BIASES, FLAG_LOADERS, hyper_causes, shows_hyper
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
@@ -62,7 +62,7 @@ def contradictions(model: Model) -> Iterator[Contradiction]:
         if (name, said) == ("tied_embeddings", False):
             if HEAD not in (*coverage.missing, *coverage.accepted):
                 continue
-        keys = tuple(key for key in model.roles if shows(key, name))
+        keys = tuple(key for key in model.roles if shows_hyper(key, name))
         yield Contradiction(name, said, keys, row.key or _config_key(model, name))
 
 

@@ -133,7 +133,7 @@ def is_read_as_flag(style: str, name: str, says: object) -> bool:
     return style == "hf" and isinstance(says, bool) and (name, says) in FLAG_LOADERS
 
 
-def shows(key: str, name: str) -> bool:
+def shows_hyper(key: str, name: str) -> bool:
     """Return whether a tensor of this role key exists only by the value of a hyperparameter."""
     roles = SHOWN_BY.get(name, ())
     return key in roles or key.partition(".")[2] in roles
@@ -142,7 +142,7 @@ def shows(key: str, name: str) -> bool:
 def lacks_tensors_of(model: Model, name: str) -> bool:
     """Return whether required tensors that a hyperparameter speaks of are missing from a model."""
     coverage = model.resolution.coverage
-    return any(shows(key, name) for key in (*coverage.missing, *coverage.accepted))
+    return any(shows_hyper(key, name) for key in (*coverage.missing, *coverage.accepted))
 
 
 # Parts of a scaling in normal form -> keys of config.json, where they are spelled otherwise.
@@ -216,7 +216,7 @@ def tensors_of_hyperparameter(name: str, tensors: Mapping[str, TensorDiff]) -> t
     return tuple(
         key
         for key, row in tensors.items()
-        if row.verdict in ("ONLY_IN_A", "ONLY_IN_B") and shows(key, name)
+        if row.verdict in ("ONLY_IN_A", "ONLY_IN_B") and shows_hyper(key, name)
     )
 
 

@@ -121,7 +121,7 @@ class WideStepsOfBlocks:
         found = np.flatnonzero(too_wide(spans))
         times = np.full(found.shape, np.nan)
         if found.size and CODECS[self.encoding].has_encoder:
-            own = self._own_steps(values[found])
+            own = self._encoder_steps(values[found])
             known = (own > 0) & (wide[found] > FAR * own)
             found, times = found[known], wide[found][known] / own[known]
         elif found.size:
@@ -133,7 +133,7 @@ class WideStepsOfBlocks:
         self.count += len(found)
         self.total += len(wide)
 
-    def _own_steps(self, values: "Array") -> "Array":
+    def _encoder_steps(self, values: "Array") -> "Array":
         """Return the step [blocks] that the encoder gives each block of values; 0 if unknown."""
         values = np.ascontiguousarray(np.where(np.isfinite(values), values, 0), np.float32)
         codec = CODECS[self.encoding]

@@ -199,7 +199,7 @@ def compute_gradients(
     loaded = read_step_batch(batch, base)
     with ExitStack() as stack:
         pairs = open_trained_pairs(adapter, base, stack)
-        free = _free(device)
+        free = _free_device_memory(device)
         held: Activations = "all"
         if free is not None:
             for held in ("all", "layer"):
@@ -272,7 +272,7 @@ def dtype_of(base: Model) -> str:
     return elements.most_common(1)[0][0]
 
 
-def _free(device: str) -> int | None:
+def _free_device_memory(device: str) -> int | None:
     """Return the free memory of a device in bytes; None where it is not known."""
     if device == "cpu":
         return free_memory()

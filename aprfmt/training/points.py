@@ -125,7 +125,7 @@ def compare_points(
     layer = first[0].rpartition(".")[0]
     first = [key for key in first if key.rpartition(".")[0] == layer]
     says = _sentence([known[key] for key in first], [ways[key] for key in first], known)
-    lacks = _lacking(first[0], pairs)
+    lacks = _missing_term(first[0], pairs)
     says += f"; it is the right one without that of {lacks}, which does not come back" * bool(lacks)
     return ComparedPoints(tuple(rows), tuple(left), tuple(first), says, scale)
 
@@ -157,7 +157,7 @@ def _loss_scale(pairs: Mapping[str, _Pair]) -> float:
     return factor if pair.case.near(pair.case.given, factor * pair.case.computed) else 1.0
 
 
-def _lacking(key: str, pairs: Mapping[str, _Pair]) -> str:
+def _missing_term(key: str, pairs: Mapping[str, _Pair]) -> str:
     """Return the point whose gradient is all that is missing in that of `key`; "" for none."""
     case = pairs[key].case
     for other, pair in pairs.items():

@@ -38,7 +38,7 @@ _KEYS = "compressed_keys"
 _STREAMS = "hyper_connections"
 
 
-def _own_window(gate: Array) -> Array:
+def _mask_window_before(gate: Array) -> Array:
     """Return gates [windows, slots, width], -inf in the first half of slots (the window before)."""
     gate = np.array(gate)
     gate[:, : gate.shape[1] // 2] = -np.inf
@@ -69,7 +69,7 @@ def _patch_sum(summed: Callable[[Any, Array, Array], Array], point: str) -> Patc
     return lambda patched, layers: patched.with_op("compress", override, layers)
 
 
-def _rotated_result(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _keep_rotation(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model that does not undo the rotation of what attention reads."""
 
     def kept(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
@@ -98,14 +98,14 @@ def usual_compression_mistakes(patched: PatchedModel) -> Iterator[Change]:
     for point, whose in (("compress_gate", "compressed keys"), ("index_compress_gate", "indexers")):
         for words, summed in SUMS.items():
             yield _key_change(f"of {whose} {words}", _patch_sum(summed, point))
-        alone = _patch_sum(lambda op, kv, gate: op(kv, _own_window(gate)), point)
+        alone = _patch_sum(lambda op, kv, gate: op(kv, _mask_window_before(gate)), point)
         yield _key_change(f"of {whose} the window before does not count", alone)
     for role in ("attn_compressor_ape", "indexer.compressor_ape"):
         keys = [key for key in patched.weights if key.endswith(f".{role}.weight")]
         if keys:
             says = "gates have no bias by the position in the window"
             yield zero_weights_change(_KEYS, says, keys, patched)
-    yield _key_change("what attention reads keeps its rotation", _rotated_result)
+    yield _key_change("what attention reads keeps its rotation", _keep_rotation)
     tables = [key for key in patched.weights if key.endswith(".ffn_gate_tid2eid.weight")]
     if tables:
         arrays = {key: np.roll(patched.stored[key].numpy(), 1, axis=0) for key in tables}

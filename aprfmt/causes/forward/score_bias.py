@@ -90,7 +90,7 @@ def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Patch:
     return change_score_bias(lambda scores, bias: scores + bias * ratio)
 
 
-def _own_slopes(patched: PatchedModel) -> Array | None:
+def _model_slopes(patched: PatchedModel) -> Array | None:
     """Return the ALiBi slopes [heads] of the model; None if it has none."""
     most = patched.hp["alibi_max_bias"]
     if not patched.spec.block.score_bias.startswith("alibi") or most is None:
@@ -111,7 +111,7 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
         {"score_bias": "twice"},
     )
     # ALiBi's slopes by other rules.
-    own = _own_slopes(patched)
+    own = _model_slopes(patched)
     if own is None:
         return
     configured = float(patched.hp["alibi_max_bias"])
@@ -159,7 +159,7 @@ def find_score_bias(case: Mismatch) -> Iterator[Change]:
     if case.layer < 0 or not sums or case.view.point not in AFTER:
         return
     yield from usual_score_bias_mistakes(case.patched)
-    own = _own_slopes(case.patched)
+    own = _model_slopes(case.patched)
     theirs = case.recorded_result(sums[-1])
     if own is None or theirs is None or len(case.rows) != case.tokens:
         return

@@ -514,7 +514,7 @@ def _merge_explanations(
             return {change.key: _partial_merge_explanation(change, text, True) for change in low}
     # Some other part of the targets differs.
     left = sorted(targets - keys)
-    sure = _run_of_layers(targets, keys)
+    sure = _is_run_of_layers(targets, keys)
     text = (
         f"B - A has {rank}, {size}, in {short_keys(sorted(keys))}, and is zero in "
         f"{short_keys(left)}: an "
@@ -523,7 +523,7 @@ def _merge_explanations(
     return {change.key: _partial_merge_explanation(change, text, sure) for change in low}
 
 
-def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
+def _is_run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
     """Return whether `keys` are all targets of the first or the last layers, as a shard has them.
 
     `targets` are the keys of all tensors of the merged kinds.
