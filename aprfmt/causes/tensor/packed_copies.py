@@ -7,7 +7,7 @@ made good in turn; the one after which the errors are usual is the cause.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MOST = 1 << 21  # elements looked at; of larger tensors, that many in runs of TILE rows
 TILE = 128
 FLAT = 64  # elements of a block of bitsandbytes, which rows do not end
-FRUITLESS = 4  # searches for a scheme without result, after which no more are made
+FAILED = 4  # searches for a scheme without result, after which no more are made
 GONE = 0.8  # of the distance at most is left when the cause is put right
 SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its groups
 
@@ -207,10 +207,10 @@ def _scheme_of_one_side(
     row = encoding_row(reader.encoding.split("+")[0])
     # What bitsandbytes decodes was rounded to its quant state's dtype: to BF16 at worst.
     stored = reader.encoding if is_plain_float(reader) else "BF16" if row.claim else "F32"
-    search = bool(known) or seen.fruitless < FRUITLESS or row.block_size > 1
+    search = bool(known) or seen.failed_searches < FAILED or row.block_size > 1
     made = lattices.find_scheme(y, stored, known, search)
     if made is None:
-        seen.fruitless += 1
+        seen.failed_searches += 1
         return None
     unit = lattices.StorageUnit.of_encoding(source.encoding if is_plain_float(source) else "F32")
     if lattices.share_of_fitting_cells(x, made.code, made.grouping, unit) > SAME_SCHEME:
@@ -273,8 +273,3 @@ def scale_lattice(
 def reorder_lattice(lattice: Lattice, rows: "Array | slice", columns: "Array | slice") -> Lattice:
     """Return a lattice with its rows and columns taken in this order."""
     return Lattice(*(part[rows][:, columns] for part in lattice))
-
-
-def replace_copy_values(copy: PackedCopy, y: "Array", lattice: Lattice) -> PackedCopy:
-    """Return the copy with other values and lattice."""
-    return replace(copy, y=y, lattice=lattice)

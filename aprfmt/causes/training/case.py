@@ -128,7 +128,7 @@ class StepCase:
         )
 
     def of_rows(self, recipe: Recipe, update: Update | None) -> Update | None:
-        """Return an update without that of rows that a sparse rule leaves as they are.
+        """Return an update with zeros in rows that a sparse optimizer leaves unchanged.
 
         Those have no gradient in any element here. The optimizer also steps rows whose gradient is
         zero and that were read (padding): where fewer than half of the rows without a gradient
@@ -353,7 +353,7 @@ class Fit:
                 return False
         short = SHORT if self.case.signs and step < 1 else 0.0
         step_off += self.case.narrow / SIGMAS
-        return agrees(min(1.0, step + short), step_off) and agrees(decay, decay_off + self.constant)
+        return is_one(min(1.0, step + short), step_off) and is_one(decay, decay_off + self.constant)
 
     @property
     def constant(self) -> float:
@@ -384,7 +384,7 @@ class Fit:
         return self.factors[1] < 0.25
 
 
-def agrees(factor: float, deviation: float) -> bool:
+def is_one(factor: float, deviation: float) -> bool:
     """Return whether a measured factor is 1 within SIGMAS deviations and LEAST."""
     return abs(factor - 1) <= SIGMAS * deviation + LEAST
 

@@ -37,7 +37,7 @@ CAUSE_ROWS = (
 )
 
 
-def upwards(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_step_sign(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the step goes up the gradient; nothing where its signs are not known."""
     if not case.signs:
         yield StepGuess(
@@ -45,14 +45,14 @@ def upwards(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         )
 
 
-def twice(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_double_step(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that step and weight decay were both made twice; nothing without decay."""
     if recipe.wd:
         recipe = changed(recipe, factor=2.0, decay_factor=2.0)
         yield StepGuess("step_twice", "the step was taken twice, its decay too", recipe)
 
 
-def other_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that the step, or step and decay, is a measured factor times the expected one.
 
     A factor near a whole number or its inverse is taken to be that. Nothing where the factor cannot
@@ -110,7 +110,9 @@ def simple_factor(factor: float, slack: float) -> str:
 
 
 HYPOTHESES = (
-    StepHypothesis(("step_sign",), upwards, 16, "exact, nothing is fitted"),
-    StepHypothesis(("step_twice",), twice, 18, "two factors that are one statement"),
-    StepHypothesis(("step_factor",), other_factor, 70, "one number is fitted: after all others"),
+    StepHypothesis(("step_sign",), guess_step_sign, 16, "exact, nothing is fitted"),
+    StepHypothesis(("step_twice",), guess_double_step, 18, "two factors that are one statement"),
+    StepHypothesis(
+        ("step_factor",), guess_step_factor, 70, "one number is fitted: after all others"
+    ),
 )
