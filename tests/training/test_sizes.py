@@ -139,3 +139,21 @@ def test_the_rate_of_a_state_tells_two_steps_from_twice_the_rate(
 ) -> None:
     report = doubled(tmp_path, optimizer_state=state(tmp_path, rate))
     assert [(one.cause, one.level) for one in report.causes] == [(cause, "confirmed")]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+@pytest.mark.parametrize("left", [0.0, 3e-8, -1e-6])
+def test_a_decay_that_takes_the_gradient_away_is_no_alarm(
+    scale: float, left: float, tmp_path: Path
+) -> None:
+    """Seen red: float32 leaves noise of gradient plus decay, and Adam makes whole steps of it."""
+    grads = {
+        name: (scale * g if name == HEAD else g - left * g - (WD * weights()[name] + g)).astype(
+            np.float32
+        )
+        for name, g in gradients(1).items()
+    }
+    after = torch_step(lambda torch, held: adam(torch, held, WD), grads)
+    stated = f"adam:lr={LR},wd={WD},step=1,decay_on=all"
+    report = Made(after, stated, grads=grads).report(tmp_path)
+    assert report.causes == () and report.exit_code == 0, report.pronounced.says

@@ -15,6 +15,7 @@ from aprfmt.measure.encoding_noise import UNIT, float_spacing
 
 Mask = NDArray[np.bool_]
 ARITHMETIC = 2.0**-16  # of a step: a root, a quotient and two moments in float32
+SUMMED = 2.0**-24  # of each of two numbers that float32 adds
 CANCELLED = 2.0**-20  # of a rate: what is left where a gradient takes its moment away
 COARSE = ("BF16", "F16")  # types that trainers keep copies in: the weight may be held finer
 CONSTANT = 2.0**-24  # of a weight: 1 - lr * wd is a float32, and those below 1 are so far apart
@@ -228,12 +229,22 @@ class Fit:
 
     @cached_property
     def _blurred(self) -> F64 | float:
-        """How much the gradient's absolute error `blur` may change each step, [n]; 0.0 for none."""
-        case, gradient = self.case, self.case.gradient
-        if not case.blur or gradient is None or case.signs:
+        """How much an absolute error of the gradient may change each step, [n]; 0.0 for none.
+
+        That is `blur`, and what float32 loses where gradient and added decay take each other away:
+        Adam makes a step of any length of what is left.
+        """
+        case, gradient, recipe = self.case, self.case.gradient, self.recipe
+        if gradient is None or case.signs:
+            return 0.0
+        blur: F64 | float = case.blur
+        if recipe.adds_decay_to_gradient and recipe.decays(case.vector):
+            added = recipe.wd * recipe.decay_factor * case.before
+            blur = blur + SUMMED * (np.abs(recipe.scale * gradient) + np.abs(added))
+        if not np.any(blur):
             return 0.0
         found = np.zeros_like(gradient)
-        for side in (-case.blur, case.blur):
+        for side in (-blur, blur):
             moved = case.of_rows(
                 self.recipe,
                 update_of(self.recipe, case.before, gradient + side, case.moments, case.vector),
