@@ -19,10 +19,11 @@ from aprfmt.inference.engines.engine_modules import (
     JOINED,
     has_engine_modules,
     module_name,
+    module_of_size,
     split_joined,
     under_module_names,
 )
-from aprfmt.inference.engines.modules import ModuleMap
+from aprfmt.inference.engines.modules import ModuleMap, hidden_state_points
 from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths
 from aprfmt.inference.engines.sequences import AlignedArrays, align
@@ -212,16 +213,16 @@ def _widths_by_name(model: Model | None) -> WidthsOf:
         """Return what the model says of these arrays: widths, parts of joined ones, and points."""
         # Read names as transformers' modules or as our own keys.
         gated = has_engine_modules(names)
-        base = {
-            name: module_name(name.removesuffix(".0").removesuffix(".1"), gated, {})
-            for name in names
-        }
+        base = {name: module_name(module_of_size(name), gated, {}) for name in names}
         modules = ModuleMap(base.values(), model.spec.block.placement)
+        states = hidden_state_points(base, int(model.hyper["n_layers"]))
         whole: dict[str, int] = {}
         parts: dict[str, tuple[tuple[int, int], ...]] = {}
         points: dict[str, str] = {}
         for name, module in base.items():
             read = [(key_name(one.point.name, one.layer), one) for one in modules.read(module)]
+            if name in states:
+                module = key_name(*states[name])
             if module in known:
                 key = known[module].alias_of or module if module in known else module
                 if key in widths:

@@ -255,6 +255,88 @@ def test_ranks_come_together(layout: str, tmp_path: Path) -> None:
         assert {"moe_out"} <= found if base == "mixtral" else {"ffn_gate", "ffn_up"} <= found
 
 
+# How outputs of layers are called by the layer's number -> the name of layer n's.
+NUMBERED: dict[str, Callable[[int], str]] = {
+    "layers": lambda n: f"model.layers.{n}",
+    "h": lambda n: f"transformer.h.{n}",
+    "hidden_states": lambda n: f"hidden_states.{n + 1}",
+}
+
+
+def _in_passes(folder: Path, found: dict[str, Any]) -> None:
+    _made(folder)
+    torch.save({"input_ids": torch.tensor(IDS), **found}, folder / "Pass0.pt")
+
+
+def _in_ranks(folder: Path, found: dict[str, Any]) -> None:
+    for rank in range(2):
+        _in_passes(folder / f"rank{rank}", found)
+
+
+def _in_files_of_ranks(folder: Path, found: dict[str, Any]) -> None:
+    for rank in range(2):
+        arrays = {name: value.numpy() for name, value in found.items()}
+        npy(_made(folder / f"rank{rank}") / "x", {**arrays, "input_ids": np.array(IDS)})
+
+
+def _in_dumper_files(folder: Path, found: dict[str, Any]) -> None:
+    for rank in range(2):
+        for at, (name, value) in enumerate({"input_ids": torch.tensor(IDS), **found}.items()):
+            held = {"value": value, "meta": {"dims": "t" if name == "input_ids" else "t h"}}
+            file = f"step=0___rank={rank}___dump_index={at}___name={name}.pt"
+            folder.mkdir(exist_ok=True)
+            torch.save(held, folder / file)
+
+
+IN_FILES = [_in_passes, _in_ranks, _in_files_of_ranks, _in_dumper_files]
+
+
+@pytest.mark.parametrize("write", IN_FILES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("names", NUMBERED)
+@pytest.mark.parametrize("layers", [(0, 1), (0,), (1,)])
+def test_numbered_layers_are_no_summands(
+    names: str,
+    write: Callable[[Path, dict[str, Any]], None],
+    layers: tuple[int, ...],
+    tmp_path: Path,
+) -> None:
+    """Outputs of layers 0 and 1 are two points, and no (hidden, residual) of one module."""
+    called = NUMBERED[names]
+    write(tmp_path / "d", {called(n): torch.tensor(own_of()[f"L{n}.out"]) for n in layers})
+    with open_model(tiny_folder("llama")) as model:
+        with load_mapped(tmp_path / "d", IDS, model) as trace:
+            assert equal_points(trace, own_of(), 29) == {"out"}
+            assert set(trace.records) == {f"L{n}.out" for n in layers}
+            assert not trace.run["unknown"]
+
+
+def test_a_norm_of_any_name_gives_the_stream_beside_its_result(tmp_path: Path) -> None:
+    """`norm_f` and `ln_f` are no layers, whose two results would be added up."""
+    for name in ("model.norm", "backbone.norm_f", "transformer.ln_f"):
+        folder = tmp_path / name
+        pair = [torch.tensor(own_of()[key]) for key in ("final_norm", "L2.out")]
+        _in_passes(folder, {name: pair})
+        with opened(folder) as trace:
+            assert equal_points(trace, own_of(), 29) == {"final_norm"}, name
+
+
+def test_the_first_of_an_attentions_results_is_its_output(tmp_path: Path) -> None:
+    """Its weights are beside it; modules below it were dumped, too."""
+    found = own_of()
+    weights = torch.zeros(29, 29)
+    _in_ranks(
+        tmp_path / "d",
+        {
+            "model.layers.1.self_attn": [torch.tensor(found["L1.attn_out"]), weights],
+            "model.layers.1.self_attn.o_proj": torch.tensor(found["L1.attn_out"]),
+            "model.layers.1": [torch.tensor(found["L1.out"])],
+        },
+    )
+    with opened(tmp_path / "d") as trace:
+        assert equal_points(trace, found, 29) == {"attn_out", "out"}
+        assert list(trace.run["unknown"]) == ["model.layers.1.self_attn.1"]
+
+
 def embedding_of_ranks(folder: Path, *values: Any) -> Path:
     """Each rank's embedding and nothing else, as SGLang's hook writes it."""
     for rank, held in enumerate(values):
