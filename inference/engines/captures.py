@@ -81,7 +81,8 @@ class Captures:
     listed: tuple[int, ...] | None = None  # token ids that a .pt holds as a list
     values: Mapping[str, Any] = field(default_factory=dict)  # of a .pt: what is no array
     rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # positions, where not all
-    left: Mapping[str, str] = field(default_factory=dict)  # arrays that are none, and why
+    left: Mapping[str, str] = field(default_factory=dict)  # arrays that are not read, and why
+    lost: frozenset[str] = frozenset()  # those of `left` that are points, or rows of them
     facts: Mapping[str, Any] = field(default_factory=dict)  # of a dump: ranks, passes, remarks
     alone: bool = False  # a file of torch.save that is one tensor
     stored: Callable[[str], StoredBytes | None] = _no_bytes

@@ -763,6 +763,84 @@ def test_what_is_missing_is_named(break_it: Callable[[Path], None], tmp_path: Pa
         raise AssertionError(trace.run)
 
 
+def _first_rank_alone(write: Writer) -> Writer:
+    """Return a writer whose dump has the files of rank 0 alone, of all axes."""
+
+    def alone(folder: Path) -> Path:
+        write(folder)
+        for path in sorted(folder.iterdir()):
+            if any(parse_dump_path(f"{path.name}/x").ranks.values()):
+                shutil.rmtree(path)
+        (folder / "ranks.json").unlink(missing_ok=True)
+        return folder
+
+    return alone
+
+
+def _hook_of_last_token(folder: Path) -> Path:
+    """A decode step: one row an array, of which rank 0 has its columns."""
+    held = state(rows_of([0]), of_rank(0, 2))
+    return hook_passes(folder / "TP0_PP0_Rank0_pid1", [(batch(IDS[:1], [0], [1]), held)]).parent
+
+
+LONE: dict[str, tuple[Writer, int]] = {
+    # dumps of which the first rank's files alone are left -> who writes it, its tokens
+    **{
+        name: (_first_rank_alone(LAYOUTS[name][0]), LAYOUTS[name][2])
+        for name in ("tensor", "shared key heads", "pipeline", "sequence", "spec")
+    },
+    "one token": (_hook_of_last_token, 1),
+}
+
+
+@pytest.mark.parametrize("layout", LONE)
+def test_the_first_rank_alone_is_refused(layout: str, tmp_path: Path) -> None:
+    """Its name does not say that there were more; its arrays' sizes do."""
+    write, tokens = LONE[layout]
+    wanted = r"as one rank of [24] has them; the other ranks' files are missing"
+    with pytest.raises(FormatError, match=wanted):
+        with opened(write(tmp_path / "d"), tokens=tokens) as trace:
+            raise AssertionError(trace.run)
+
+
+def _one_rank_in_a_file(folder: Path) -> Path:
+    _made(folder)
+    held = {"input_ids": torch.tensor(IDS), **state(written(), of_rank(0, 2))}
+    torch.save(held, folder / "x.pt")
+    return folder
+
+
+def _one_rank_in_arrays(folder: Path) -> Path:
+    flat: dict[str, Any] = {}
+    for name, value in state(written(), of_rank(0, 2)).items():
+        rows_of_it = value if isinstance(value, list) else [value]
+        several = len(rows_of_it) > 1
+        flat |= {f"{name}.{n}" if several else name: x for n, x in enumerate(rows_of_it)}
+    return npy(folder, {"input_ids": np.array(IDS), **{k: v.numpy() for k, v in flat.items()}})
+
+
+@pytest.mark.parametrize("write", [_one_rank_in_a_file, _one_rank_in_arrays])
+def test_a_ranks_columns_are_never_compared_as_whole(write: Writer, tmp_path: Path) -> None:
+    """No path says a rank: what is whole is compared, and the rest is said, exit 2."""
+    folder, model = write(tmp_path / "d"), str(tiny_folder("llama"))
+    saved = tmp_path / "right.safetensors"
+    ids = ",".join(map(str, IDS))
+    aprfmt("trace", model, "--payload", "--points", "all", "--ids", ids, "--save", str(saved))
+    for asked in (
+        ("diagnose", model, str(folder)),
+        ("trace", model, "--map", str(folder), "--reference", str(saved)),
+        ("trace", model, "--map", str(folder)),
+    ):
+        done = aprfmt(*asked, "--format", "agent")
+        assert done.code == 2, (asked, done.out)
+        assert "12 captured arrays: model.layers.0." in done.out, (asked, done.out)
+    done = aprfmt("diagnose", model, str(folder), "--json")
+    why = {row["name"]: row["why"] for row in done.json["pronounced"]["not_compared"]}
+    assert (
+        "64 of 128 columns, as one rank of 2 has them" in why["model.layers.0.self_attn.qkv_proj"]
+    )
+
+
 def test_several_sequences_are_listed_without_ids(tmp_path: Path) -> None:
     folder = continuous(tmp_path / "d")
     with pytest.raises(FormatError, match=r"2 sequences in the dump \(29 tokens 3,17,.*; 6 tokens"):
