@@ -23,7 +23,7 @@ from aprfmt.remote.hub import HubSite
 from aprfmt.remote.paths import RemotePath
 from aprfmt.remote.ranges import AccessDenied
 from aprfmt.remote.read_ahead import ReadAhead
-from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
+from aprfmt.remote.remote_file import AGAIN, GAP, WINDOW, RemoteObject, coalesce_ranges
 from aprfmt.remote.response_body import ResponseBody
 from aprfmt.remote.site import FileFacts
 from aprfmt.remote.stream_hash import StreamHash
@@ -420,3 +420,13 @@ def test_a_short_range_joins_the_one_just_before_it(
         assert not ahead.awaits(begin, end + 40) and not ahead.awaits(end + 40, end + 41)
     ahead.close()
     assert not ahead._expected and not ahead._parts and not ahead.awaits(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("between", "joined"), [(-5, True), (0, True), (1, True), (GAP, True), (GAP + 1, False)]
+)
+def test_ranges_are_one_request_up_to_a_gap(between: int, joined: bool) -> None:
+    ranges = [(10 + between + 100, 10 + between + 150), (10, 110)]
+    found = coalesce_ranges(ranges)
+    assert found == ([(10, 160 + between)] if joined else [ranges[1], ranges[0]])
+    assert coalesce_ranges([(0, 100), (20, 50)]) == [(0, 100)]
