@@ -91,7 +91,7 @@ def test_a_text_is_taken_as_it_stands_in_a_file_and_without_quotes_on_a_line() -
 class Lies:
     def __init__(self, file: object, at: int, nbytes: int) -> None:
         self.info = SimpleNamespace(nbytes=nbytes)
-        self.lies = lambda: (file, at)
+        self.location = lambda: (file, at)
 
 
 def test_small_tensors_are_brought_as_far_as_half_of_what_is_kept(
