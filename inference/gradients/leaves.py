@@ -99,11 +99,11 @@ def stored_parts(view: View, logical: Sequence[Array]) -> list[Array]:
         for x, shape in zip(logical, shapes[-1], strict=True)
     ]
     for at in range(len(view.layout) - 1, -1, -1):
-        arrays = _back(view, at, arrays, shapes[at])
+        arrays = _gradients_before_step(view, at, arrays, shapes[at])
     return list(arrays)
 
 
-def _back(
+def _gradients_before_step(
     view: View, at: int, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]]
 ) -> Sequence[Array]:
     """Return the gradients before layout step number `at` from those after it.
