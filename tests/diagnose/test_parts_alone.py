@@ -466,7 +466,7 @@ def test_ids_that_reach_experts_become_probes_while_there_is_time(
             parts=[],
             probes=["first"],
             known={1: 1},
-            measure_shares=lambda still: "again",
+            measure_shares=lambda neutral: "again",
         )
         monkeypatch.setattr(model_pair, "BUDGET", budget)
         side: Any = SimpleNamespace(hyper={"vocab_size": 100})
