@@ -196,10 +196,10 @@ def has_16_bit_logits(side: Side) -> bool:
 
 
 def logit_size(here: Side, reference: Side) -> float:
-    """Return the size of the largest logits of a row over the spread of the logits.
+    """Return how large the largest logit of a row is, over the standard deviation of the logits.
 
-    Log-probabilities do not say the logits' mean: it is taken for 0 where a row is whole, and for
-    the largest where it is not.
+    It is a root mean square over the rows. Log-probabilities do not say the logits' mean: it is
+    taken for 0 where a row is whole, and for the largest where it is not.
     """
     both = [here, reference]
     full = next((side for side in both if isinstance(side, LogprobMatrix)), None)

@@ -32,7 +32,7 @@ from aprfmt.arch.engine_parameters import (
     whole_parameter,
 )
 from aprfmt.arch.spec import split_key
-from aprfmt.base.dump_names import RANK, parse_dump_path
+from aprfmt.base.dump_names import RANK, parse_dump_path, rank_of_axis
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
 from aprfmt.base.text_escape import shorten
@@ -100,18 +100,33 @@ def _rank_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
     if not path.is_dir():
         return []
     found = []
-    for one in sorted(
-        [
-            *path.iterdir(),
-            *(inner for each in path.iterdir() if each.is_dir() for inner in each.iterdir()),
-        ]
-    ):
-        if one.is_file() and one.suffix in _SUFFIXES:
-            below = one.relative_to(path).as_posix().removesuffix(one.suffix)
-            ranks = parse_dump_path(below).ranks
-            if ranks:
-                found.append((one, ranks))
+    for one in _saved_files(path):
+        below = one.relative_to(path).as_posix().removesuffix(one.suffix)
+        ranks = parse_dump_path(below).ranks
+        if ranks:
+            found.append((one, ranks))
     return found
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """Return the files of a folder and of its folders that may hold weights, sorted."""
+    inner = [one for each in folder.iterdir() if each.is_dir() for one in each.iterdir()]
+    return [
+        one
+        for one in sorted([*folder.iterdir(), *inner])
+        if one.is_file() and one.suffix in _SUFFIXES
+    ]
+
+
+def _other_files(path: Path, read: Collection[Path]) -> list[Note]:
+    """Return a warning about the files of a state's folder that are not `read`; [] without any."""
+    others = [one for one in _saved_files(path) if one not in read] if path.is_dir() else []
+    if not others:
+        return []
+    names = ", ".join(shorten(one.relative_to(path).as_posix(), 60) for one in others[:_SHOWN])
+    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    text = f"{names}{more}: not read, no rank in the name"
+    return [Note("warning", str(path), text, "remark")]
 
 
 @dataclass(frozen=True)
@@ -298,6 +313,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
             _refuse_unrelated(path, held, published)
         reader.refuse_lone_ranks()
         reader.note_released()
+        reader.notes += _other_files(path, [file for file, _ in files])
         reader.note_padding()
         reader.note_added_ones(tensors)
         # What the published model does not have is listed under its own name.
@@ -340,22 +356,22 @@ class StateNames:
         return next((self._held[name] for name in names if name in self._held), None)
 
     def claim(self, names: Iterable[str]) -> None:
-        """Leave out these names of the state where similar ones are looked for."""
+        """Prepare the search by endings over all names of the state except these."""
         claimed = set(names)
         for name in self._held.keys() - claimed:
             for tail in _name_tails(name):
                 self._tails.setdefault(tail, []).append(name)
 
     def forget(self, names: Collection[str]) -> None:
-        """Leave out these names, too, where similar ones are looked for."""
+        """Leave these names out of the search by endings as well."""
         for tail, held in self._tails.items():
             self._tails[tail] = [name for name in held if name not in names]
 
     def find_by_ending(self, names: Sequence[str]) -> RankTensor | None:
-        """Return the state's tensor that ends like the first of these names that decides.
+        """Return the state's tensor whose name ends like one of these; None without one.
 
-        The longest ending of a name that the state has decides where one tensor has it; where
-        several have it, the next name is asked. None without one.
+        The names are tried in order. Of a name the longest ending that the state has counts: where
+        several of the state's tensors have it, the next name is tried.
         """
         for name in names:
             for tail in _name_tails(name):
@@ -381,14 +397,16 @@ def _name_tails(name: str) -> list[tuple[str, str]]:
 def _group_by_name(
     path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
 ) -> dict[str, RankTensor]:
-    """Return {name: its parts by rank}. FormatError for a rank that is missing or given twice.
+    """Return {name: RankTensor} of all files' tensors, each with its parts in order of rank.
 
-    A pipeline's ranks that number their own layers from 0, as Megatron's do, are numbered on.
-    Experts of a rank that have a tensor each are stacked.
+    Layers that each rank of a pipeline numbers from 0, as Megatron does, get their numbers in the
+    whole model. Experts of a rank that have a tensor each are stacked. Raises FormatError for a
+    rank that is missing or given twice.
     """
     sources = _name_expert_ranks(sources)
     axes = [axis for axis in ("tp", "ep", RANK) if any(axis in ranks for _, ranks in sources)]
     axis = axes[0] if axes else ""
+    _refuse_ranks_given_twice(path, sources)
     numbers = sorted({ranks.get(axis, 0) for _, ranks in sources})
     if numbers and numbers != list(range(numbers[-1] + 1)):
         lost = sorted(set(range(numbers[-1] + 1)) - set(numbers))
@@ -398,17 +416,20 @@ def _group_by_name(
     before = _layers_before(sources)
     found: dict[str, dict[int, LazyTensor]] = {}
     for source, ranks in sources:
+        first = next((one for one in axes if one in ranks), axis)
         for own, tensor in _stack_experts(source.tensors).items():
             name = _renumbered(own, before.get(ranks.get("pp", 0), 0))
             # With both axes ranks of one tp rank hold the same but for their experts.
             expert = len(axes) > 1 and axes[1] == "ep" and ".experts." in name
-            number = ranks.get("ep" if expert else axis, 0)
+            number = ranks.get("ep" if expert else first, 0)
             held = found.setdefault(name, {})
-            again = len(axes) > 1 or ("pp" in ranks and _same_bytes(held.get(number), tensor))
-            if number in held and not again:
+            again = len(axes) > 1 or "pp" in ranks
+            if number in held and not (again and _same_bytes(held[number], tensor)):
+                which = rank_of_axis(first) if first else "the rank"
                 raise FormatError(
-                    f"{path}: {shorten(name, 80)!r} of {axis or 'the'} rank {number} "
+                    f"{path}: {shorten(name, 80)!r} of {which} {number} "
                     f"is there twice, the second in {source.path.name}"
+                    + (", with other values" if again else "")
                 )
             held.setdefault(number, tensor)
     made = {}
@@ -418,13 +439,50 @@ def _group_by_name(
     return made
 
 
+def _refuse_ranks_given_twice(
+    path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
+) -> None:
+    """Raise FormatError where two files hold a name, and are of one rank or count ranks unlike.
+
+    `tp_rank_1` and `rank_1` may be one rank or two: which is not known.
+    """
+    before: dict[str, tuple[Source, Mapping[str, int]]] = {}
+    seen: dict[tuple[str, frozenset[tuple[str, int]]], Source] = {}
+    for source, ranks in sources:
+        for name in source.tensors:
+            first, others = before.setdefault(name, (source, ranks))
+            if others.keys() != ranks.keys():
+                words = " and ".join("+".join(sorted(one)) for one in (others, ranks))
+                raise FormatError(
+                    f"{path}: {shorten(name, 80)!r} is in {_below(first, path)} and "
+                    f"{_below(source, path)}, which count ranks by {words}: two states, or a rank "
+                    "twice? keep the files of one"
+                )
+            same = seen.setdefault((name, frozenset(ranks.items())), source)
+            if same is not source:
+                raise FormatError(
+                    f"{path}: {shorten(name, 80)!r} of {_ranks_text(ranks)} is there twice: "
+                    f"{_below(same, path)} and {_below(source, path)}; keep one of them"
+                )
+
+
+def _below(source: Source, folder: Path) -> str:
+    """Return the path of a file in a folder, relative to it."""
+    return source.path.relative_to(folder).as_posix()
+
+
+def _ranks_text(ranks: Mapping[str, int]) -> str:
+    """Return the ranks of a file in words, such as "tp rank 1, pp rank 0"; "the rank" for none."""
+    return ", ".join(f"{rank_of_axis(axis)} {at}" for axis, at in ranks.items()) or "the rank"
+
+
 def _name_expert_ranks(
     sources: Sequence[tuple[Source, Mapping[str, int]]],
 ) -> Sequence[tuple[Source, Mapping[str, int]]]:
-    """Return the files with the second number of `mp_rank_00_001` as the rank that it is.
+    """Return the files, the second number of `mp_rank_00_001` under the axis that it is of.
 
-    Megatron Core writes a pipeline's rank there, and without a pipeline the rank of experts. It is
-    the latter where such ranks have the same names, those of experts included, in every layer.
+    Megatron Core writes a pipeline's rank there ("pp"), and without a pipeline the rank of experts
+    ("ep"). It is the latter where such ranks have the same names, those of experts included.
     """
     names: dict[int, set[str]] = {}
     for source, ranks in sources:
@@ -494,7 +552,7 @@ def _same_bytes(a: LazyTensor | None, b: LazyTensor) -> bool:
 
 
 def _is_unit_scale(one: RankTensor) -> bool:
-    """Return whether a tensor is a scale of attention that nothing set: float32, all 1."""
+    """Return whether a tensor is an attention scale that was never set: float32, all 1."""
     return one.name.endswith(UNIT_SCALES) and all(
         part.info.encoding == "F32" and bool(np.all(np.frombuffer(part.raw(), "<f4") == 1))
         for part in one.parts
@@ -533,7 +591,7 @@ class _StateReader:
         self._collect_readings()
 
     def _collect_readings(self) -> None:
-        """Find, for each published tensor, the state's tensors that may hold it."""
+        """Fill `_readings` and `_misfits`: the state's tensors that may hold each published one."""
         tensors = self._model.source.tensors
         shapes = {name: tensor.info.shape for name, tensor in tensors.items()}
         bound = bind_names(self._model.spec, "hf", tensors)
@@ -622,7 +680,7 @@ class _StateReader:
         return _engine_tensor(name, published.info.shape, whole, make, reading, encoding)
 
     def refuse_lone_ranks(self) -> None:
-        """Raise FormatError where every tensor that fits no whole is a share of more ranks' tensor.
+        """Raise FormatError where all misfits are shares of tensors divided among more ranks.
 
         The files of the other ranks are missing. One such tensor alone may as well be damaged.
         """
@@ -640,7 +698,7 @@ class _StateReader:
                 )
 
     def _note_lacking(self, whole: RankTensor) -> None:
-        """Add a warning where some of the ranks do not have a tensor that fits no whole."""
+        """Add a warning where some of the ranks do not have the misfit `whole`."""
         every = sorted({rank for one in self._held.values() for rank in one.ranks})
         lost = [rank for rank in every if rank not in whole.ranks]
         if lost:
@@ -662,11 +720,11 @@ class _StateReader:
     def _choose_order(
         self, name: str, published: LazyTensor, readings: Sequence[tuple[EngineReading, Part]]
     ) -> int:
-        """Return which reading of one of the state's tensors holds: whose rows are as published.
+        """Return the index of the reading that gives a tensor's rows in the published order.
 
-        Readings differ by the order of rows, as of gpt_neox's q, k and v, which an engine may have
-        as published or apart. All layers are read alike: by the first one that is equal in some
-        order, else by the first one.
+        Readings of one of the state's tensors differ by the order of rows: gpt_neox's q, k and v
+        may be head by head, as published, or one after the other. The first layer whose values
+        are equal in some order decides for all. 0 where none is.
         """
         if len(readings) == 1:
             return 0
@@ -693,9 +751,10 @@ class _StateReader:
     def _choose_place(
         self, name: str, published: LazyTensor, places: Sequence[tuple[EngineReading, Part]]
     ) -> tuple[EngineReading, Part]:
-        """Return which of the parts of one parameter that hold a tensor is read: the first wrong.
+        """Return the (reading, part) to compare of several that hold a tensor: the first wrong one.
 
-        Adds a warning where they differ: the keys that are a layer's values, too, are there twice.
+        A layer whose values are its keys has them twice in one parameter. Returns the first of
+        `places` where all are as published. Adds a warning where they are not the same.
         """
         own = bytes(published.raw())
         odd = [
@@ -733,9 +792,10 @@ class _StateReader:
     def _choose_copy(
         self, name: str, published: LazyTensor, reading: EngineReading, part: Part
     ) -> int:
-        """Return which of the ranks that hold the same rows is read: the first that is not right.
+        """Return the number of the copy to compare where several ranks hold the same rows.
 
-        Adds a warning where they differ.
+        It is the first that is not as published, 0 where all are equal. Adds a warning where they
+        differ.
         """
         copies = reading.copies_of(part)
         if copies == 1:
@@ -761,7 +821,10 @@ class _StateReader:
         return odd
 
     def _released(self, name: str, published: LazyTensor, whole: RankTensor) -> LazyTensor:
-        """Return a tensor of the published shape whose bytes are not in the state."""
+        """Return a tensor of the published shape that raises UnsupportedError when it is read.
+
+        The state has no bytes for it: the engine released them. Its name in the state is recorded.
+        """
         self._empty[whole.name] = None
         part = next(one for one in whole.parts if not one.info.nbytes)
         place = part.location()
@@ -775,7 +838,7 @@ class _StateReader:
         return AbsentTensor(place[0], info, UnsupportedError(text))
 
     def _note_doubled(self, reading: EngineReading, published: LazyTensor) -> None:
-        """Add a warning where two ranks hold one share, and the published tensor repeats nothing.
+        """Add a warning where ranks that should hold different shares hold the same bytes.
 
         A share of zeros or of one number is left to the comparison.
         """
@@ -800,9 +863,9 @@ class _StateReader:
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def _note_zeros(self, whole: RankTensor, published: LazyTensor) -> None:
-        """Add a warning where a rank's share is zeros, and so much of the published tensor is not.
+        """Add a warning where a rank's share is zeros: a parameter that the rank did not load.
 
-        It is a parameter that the rank did not load.
+        Not where as much of the published tensor is zeros too.
         """
         empty = [
             whole.ranks[number]
@@ -822,7 +885,7 @@ class _StateReader:
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def note_padding(self) -> None:
-        """Add a note that says whether the rows behind a padded vocabulary are zeros."""
+        """Add a note that says whether the padding rows after a vocabulary are zeros."""
         for name, readings in self._readings.items():
             layout, whole = readings[0][0].layout, readings[0][0].tensor
             if not layout.padding:
@@ -952,8 +1015,9 @@ def _engine_tensor(
 def _logarithms(made: Cells, whole: RankTensor, published: LazyTensor) -> Cells:
     """Return elements x of a published tensor for those -exp(x) that an engine holds.
 
-    An element is the published one where -exp of it, in float32, is within two roundings of what
-    the engine holds; else it is the logarithm, rounded to the published encoding.
+    `made` are the engine's elements, `whole` their tensor in the state. An element is the published
+    one where -exp of it, in float32, is within two roundings of what the engine holds; else it is
+    the logarithm, rounded to the published encoding.
     """
     from aprfmt.codecs import decode, encode
 

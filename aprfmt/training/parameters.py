@@ -75,10 +75,10 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
     differs.
     """
     if base is not None or _is_adapter(before):
-        return _of_adapter(before, after, base)
+        return _pair_adapter(before, after, base)
     if after is None:
         rows = [Parameter(key, view.names, view, None) for key, view in before.roles.items()]
-        return Parameters(tuple(_each_once(rows)), ())
+        return Parameters(tuple(_without_tied(rows)), ())
     if _is_adapter(after):
         raise UsageError(
             f"{after.path}: is an adapter, {before.path} is a whole model; give the adapter of "
@@ -96,7 +96,7 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
             alone.setdefault(split_key(pair.key)[0], words)
             continue
         rows.append(Parameter(pair.key, pair.a.names, pair.a, pair.b))
-    checked = tuple(_each_once(_checked(rows, before.path, after.path)))
+    checked = tuple(_without_tied(_check_shapes(rows, before.path, after.path)))
     whole = alone.keys() - {split_key(row.key)[0] for row in rows}
     if rows and (layers := sorted(each for each in whole if each is not None)):
         raise UsageError(
@@ -111,7 +111,7 @@ def _is_adapter(model: Model) -> bool:
     return model.kind is not None and model.kind.name == "adapter"
 
 
-def _of_adapter(before: Model, after: Model | None, base: Model | None) -> Parameters:
+def _pair_adapter(before: Model, after: Model | None, base: Model | None) -> Parameters:
     """Return the trained tensors of an adapter, each with its values before and after the step.
 
     Tensors in one of the two only are in `left`. Raises UsageError where one is no adapter, or
@@ -135,7 +135,7 @@ def _of_adapter(before: Model, after: Model | None, base: Model | None) -> Param
                 state = "only in A" if name in before else "only in B"
                 left.append(NotCompared("adapter tensor", name, state, "", side))  # type: ignore[arg-type]
     path = None if after is None else after.path
-    return Parameters(tuple(_checked(rows, before.path, path)), tuple(left))
+    return Parameters(tuple(_check_shapes(rows, before.path, path)), tuple(left))
 
 
 def adapter_keys(adapter: Model, base: Model | None) -> Mapping[str, str]:
@@ -172,7 +172,7 @@ def role_of(base: Model | None, style: str, name: str) -> str:
     return groups[0].roles[0] if groups and len(groups[0].roles) == 1 else name
 
 
-def _each_once(rows: Sequence[Parameter]) -> Iterator[Parameter]:
+def _without_tied(rows: Sequence[Parameter]) -> Iterator[Parameter]:
     """Yield the parameters, each stored weight once: a tied head is left out."""
     seen: set[tuple[str, ...]] = set()
     for row in rows:
@@ -182,7 +182,9 @@ def _each_once(rows: Sequence[Parameter]) -> Iterator[Parameter]:
             yield row
 
 
-def _checked(rows: Sequence[Parameter], before: Path, after: Path | None) -> Sequence[Parameter]:
+def _check_shapes(
+    rows: Sequence[Parameter], before: Path, after: Path | None
+) -> Sequence[Parameter]:
     """Return `rows` as they are; UsageError if there are none or shapes differ before and after.
 
     `before` and `after` are the files, for the message.

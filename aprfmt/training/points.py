@@ -125,7 +125,7 @@ def compare_points(
     layer = first[0].rpartition(".")[0]
     first = [key for key in first if key.rpartition(".")[0] == layer]
     says = _sentence([known[key] for key in first], [ways[key] for key in first], known)
-    lacks = _lacking(first[0], pairs)
+    lacks = _missing_term(first[0], pairs)
     says += f"; it is the right one without that of {lacks}, which does not come back" * bool(lacks)
     return ComparedPoints(tuple(rows), tuple(left), tuple(first), says, scale)
 
@@ -147,7 +147,7 @@ def _size(case: GradientCase) -> float:
 
 
 def _loss_scale(pairs: Mapping[str, _Pair]) -> float:
-    """Return the factor of the point behind all others, if it gives that point's gradient."""
+    """Return the factor that the gradient nearest to the loss was given with; 1.0 for none."""
     pair = next(iter(pairs.values()), None)
     if pair is None or not np.isfinite(pair.case.given).all():
         return 1.0
@@ -157,8 +157,8 @@ def _loss_scale(pairs: Mapping[str, _Pair]) -> float:
     return factor if pair.case.near(pair.case.given, factor * pair.case.computed) else 1.0
 
 
-def _lacking(key: str, pairs: Mapping[str, _Pair]) -> str:
-    """Return the point whose gradient is all that the one of `key` lacks; "" for none."""
+def _missing_term(key: str, pairs: Mapping[str, _Pair]) -> str:
+    """Return the point whose gradient is all that is missing in that of `key`; "" for none."""
     case = pairs[key].case
     for other, pair in pairs.items():
         if other == key or pair.case.computed.shape != case.computed.shape:

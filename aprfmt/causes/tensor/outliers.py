@@ -7,7 +7,7 @@ import numpy as np
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
-from aprfmt.causes.tensor.proof import make_finding, within_accused
+from aprfmt.causes.tensor.proof import accused_proof, make_finding
 from aprfmt.codecs import decode
 from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.measure.findings import Finding
@@ -46,7 +46,7 @@ def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
         if bit is not None:
             sure = storage_noise(other.encoding) <= FINE
             says = (*says, f"flipping {bit} of {label} brings it back within the bound")
-            proof = within_accused(len(found))
+            proof = accused_proof(len(found))
             yield make_finding(
                 "bit_rot", (case.key,), says, case.before.relative, None, proof, confirmed=sure
             )

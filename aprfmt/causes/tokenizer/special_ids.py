@@ -300,6 +300,7 @@ def _pieces_text(side: StatedTokenizer, pieces: Sequence[int | str]) -> str:
 
 
 def _value(pieces: Sequence[int | str]) -> str:
+    """Return what a post-processor makes as a list in text, of at most 200 characters."""
     return shorten(str(list(pieces)), 200)
 
 

@@ -94,7 +94,7 @@ class GradientCase:
 
 
 def distance(given: F64, computed: F64) -> float:
-    """Return |given - computed| / |computed|, L2; where computed is zero 0.0 or infinity."""
+    """Return |given - computed| / |computed|, L2; where computed is zero, 0.0 or infinity."""
     size = norms.exact_norm(computed)
     rest = norms.exact_norm(given - computed)
     return rest / size if size else (0.0 if not rest else float("inf"))
