@@ -94,7 +94,7 @@ def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
     rows: Any = [SimpleNamespace(key=f"L{i}.ffn_up.weight", verdict=label) for i in range(3)]
     evidence: list[Any] = []
     found: Any = SimpleNamespace(evidence=evidence, runs=True, reason="", add=lambda *_: None)
-    model: Any = SimpleNamespace()
+    model: Any = SimpleNamespace(unread=None)
     tensors._add_missing_tensors(model, model, rows, found)
     side = "B" if label == "ONLY_IN_A" else "A"
     assert [one.says for one in evidence] == [f"{side} lacks 3 tensors"]
