@@ -278,7 +278,7 @@ def test_a_run_that_waits_for_the_folders_lock_sleeps(
 )  # fmt: skip
 def test_only_a_file_that_readers_have_begins_a_place(key: str, file: str | None) -> None:
     edits: Any = SimpleNamespace(
-        _texts={folder_edits.CONFIG: "{}"}, folder="m", _path=lambda file, rest: [rest],
+        _texts={folder_edits.CONFIG: "{}"}, folder="m", _json=lambda file: {},
         _existing_locations=lambda key: [], _home=lambda key: None, _near=lambda key: "near",
     )  # fmt: skip
     if file is None:

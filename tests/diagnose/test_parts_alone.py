@@ -739,7 +739,7 @@ def test_a_bias_that_went_with_its_weight_is_no_loss_of_its_own(
     monkeypatch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: True)
     monkeypatch.setattr(tensors, "_undecoded_text", lambda model, names: "")
     levels = Levels()
-    model: Any = SimpleNamespace()
+    model: Any = SimpleNamespace(unread=None)
     rows: Any = [SimpleNamespace(verdict=label, key=key) for key in lost]
     tensors._add_missing_tensors(model, model, rows, levels)
     side = "B" if label == "ONLY_IN_A" else "A"
