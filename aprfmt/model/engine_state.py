@@ -827,7 +827,7 @@ class _StateReader:
         """
         self._empty[whole.name] = None
         part = next(one for one in whole.parts if not one.info.nbytes)
-        place = part.lies()
+        place = part.location()
         assert place is not None
         text = (
             f"{self._path}: {shorten(whole.name, 100)} holds no number (shape "
