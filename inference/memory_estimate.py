@@ -187,9 +187,9 @@ class UsedWeight:
     last: bool
 
     def placed(self, on: Placement) -> tuple[int, int, int]:
-        """Return (bytes once placed, more bytes while it is decoded, bytes of the host for that).
+        """Return (bytes once placed, more bytes while it is decoded, host's bytes for decoding).
 
-        The last are 0 where the host computes: they are among the second then.
+        A GPU's weight is decoded on the host; where the host computes, the third number is 0.
         """
         if not self.rows:
             return 0, 0, 0
@@ -235,7 +235,10 @@ class UsedWeight:
         )
 
     def _copied_bytes(self, on: Placement) -> int:
-        """Return the bytes of a weight's copy in memory, of one that is often used or gathered."""
+        """Return the bytes of the copy that a run makes of a weight's stored bytes; 0 for none.
+
+        It copies those that it uses often, and those that it gathers from several pieces.
+        """
         data = self.tensor.data
         assert data is not None
         pieces = sum(1 for _ in data.runs(0, len(data)))
@@ -383,7 +386,7 @@ def _used_weights(
 def _is_matrix(key: str, model: Model, on: Placement) -> bool:
     """Return whether a run multiplies inputs with a weight as it is stored, or looks up rows in it.
 
-    A norm, a bias or a kernel it takes as numbers, and torch what a router multiplies in float32.
+    False for a norm, a bias or a kernel, and for what torch multiplies in float32, as a router.
     """
     name, _, kind = split_key(key)[1].rpartition(".")
     if kind != "weight" or len(model.roles[key].shape) not in (2, 3):
@@ -405,7 +408,7 @@ def _use_order(key: str, last: tuple[str, ...]) -> tuple[int, str]:
 def _place_weights(
     on: Placement, weights: Iterable[UsedWeight], n_layers: int, memory: int | None
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Return {device: bytes} of placed weights, of the most while one is decoded, of the last ones.
+    """Return {device: bytes} of placed weights, of the most while one is decoded, of `last` ones.
 
     `memory` is the budget in bytes (None: the default). What does not fit is decoded at each use.
     """

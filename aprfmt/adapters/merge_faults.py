@@ -277,6 +277,7 @@ def _summed_changes(
     step = max(1, merge.plain.size // SAMPLE)
 
     def sample(values: "F64") -> "F64":
+        """Return every `step`-th value, flat."""
         return values.reshape(-1)[::step]
 
     held = {

@@ -397,7 +397,7 @@ _HASH_COUNT = "{arch}.hash_layer_count"
 
 
 def _hash_layers_rule() -> HyperRule:
-    """Return the rule for the layers whose experts are listed by token: the first three, unless."""
+    """Return the rule for the layers whose experts are listed by token, by default three."""
     kinds = {"hash_moe": True, "moe": False}
 
     def first_layers(count: int, hp: Params) -> PerLayer:

@@ -427,7 +427,7 @@ class _Table:
             yield EngineParameter(names, tuple(parts))
 
     def _room(self, key: str) -> Part:
-        """Return the part of a role that no tensor holds, as large as in a layer that has it."""
+        """Return a part without stored tensors for a role, as large as in a layer that has it."""
         own = self._hp["own_kv_layers"]
         every = {**self._hp, "own_kv_layers": (True,) * len(own)}
         shape = shape_of(find_rule(self._spec, key, every).shape, every)
@@ -515,7 +515,7 @@ class _Table:
         return replace(part, steps=(RowsPermuted(heads),))
 
     def _turned_part(self, group: BoundGroup) -> Part:
-        """Return an interleaved stack as a part that is transposed, its rows not moved."""
+        """Return an interleaved stack as a transposed part, its gate and up rows still in turns."""
         steps = tuple(step for step in group.binding.steps if isinstance(step, Transposed))
         shape = to_shapes(steps, [self._shapes[group.stored[0]]], self._hp)[0]
         section = Section(shape[1], 2)

@@ -64,9 +64,9 @@ def _row(role: str, hf: str, *shape: str) -> RoleRow:
 
 
 def _same(role: str, out: str, into: str, needs: str) -> RoleRow:
-    """Return the row [out, into] of a matrix whose file name is the same in layers with KDA.
+    """Return the row [out, into] of a role's matrix in layers that meet the condition `needs`.
 
-    `role` is its role and `needs` the condition on which a layer has it.
+    It has no names: those of the role's row for layers with KDA are used.
     """
     return RoleRow(role, "", (out, into), needs, gguf="")
 
@@ -266,7 +266,7 @@ _ONLY: Mapping[str, Value] = {
 
 
 def _mixed(hp: Params) -> str:
-    """Return two features, in words, that no published model has together; "" for none."""
+    """Return two features that no published model has together, in words; "" for none."""
     if not any(hp[IN_LAYERS]):
         return "the sizes of Kimi delta attention and no layer that has it"
     return "" if hp["activation"] == "silu" else f"convolutions and {hp['activation']} behind them"

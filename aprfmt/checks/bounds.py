@@ -106,7 +106,7 @@ def tensor_bounds(arch: str, role: str, shape: Sequence[int]) -> RoleBounds:
     return BIAS if limits is LINEAR and few else limits
 
 
-def bounded_numbers(stats: "Stats", offset: float = 0.0) -> Mapping[str, float]:
+def bounded_numbers(stats: "Stats", offset: float) -> Mapping[str, float]:
     """Return {name: number} of the statistics that a RoleBounds limits.
 
     `offset` is added to the mean (gemma stores norms less 1). All are NaN where no value is finite.

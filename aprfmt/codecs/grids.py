@@ -65,7 +65,7 @@ class Groups:
     def scales(self) -> F32:
         """Return what a code is multiplied by, float32 [rows, groups].
 
-        Bytes are decoded (E8M0 or E4M3), then multiplied by `whole` or divided by `divisor`.
+        Bytes are decoded (E8M0 or E4M3), then multiplied by `tensor_scale` or divided by `divisor`.
         """
         if self.scale.dtype != np.uint8:
             found: F32 = self.scale
@@ -90,7 +90,7 @@ class Groups:
         )
 
     def _equal_bytes(self, other: "Groups") -> bool:
-        """Return whether both have the same scale bytes, multiplier (`whole`) and divisor.
+        """Return whether both have the same scale bytes, `tensor_scale` and `divisor`.
 
         False where either has scales that are not bytes.
         """

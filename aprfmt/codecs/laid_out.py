@@ -125,7 +125,7 @@ def transpose_numbers(numbers: F32) -> F32:
 
 
 def _rows_together(held: Array | None, start: int, stop: int) -> Array | None:
-    """Return the numbers of rows [start, stop) of [rows, groups], those of a row side by side.
+    """Return the numbers of rows [start, stop) of [rows, groups], each row contiguous in memory.
 
     Numbers that are stored column by column are copied. None is returned as None.
     """
@@ -348,7 +348,7 @@ class WeightLayout:
             out *= self.factor
 
     def _across(self, first: int, rows: int) -> bool:
-        """Return whether the kernel that decodes eight rows at a time, untransposed, is to be used.
+        """Return whether to use the kernel that decodes eight rows at a time without transposing.
 
         It is the faster one only where columns choose their own group: eight rows then share one
         look-up of the group. `first`, `rows` and the columns must be multiples of eight, and a
@@ -448,7 +448,7 @@ def as_group_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers
 
 
 def _has_any(held: U8, wrong: Array) -> bool:
-    """Return whether any byte of `held` is marked in the mask `wrong` [256].
+    """Return whether `held` has any byte whose value is marked in the mask `wrong` [256].
 
     Comparing with the marked ranges is faster than looking up every byte.
     """

@@ -85,7 +85,7 @@ class Writer:
         }
 
     def part(self, source: GridWeight, suffix: str, settings: Settings) -> bytes:
-        """Return the bytes of the stored tensor `suffix` of a weight."""
+        """Return the bytes of the stored tensor `suffix` of a weight, given as codes and scales."""
         row = self.tensors[suffix]
         made = np.ascontiguousarray(row.make(source, settings))
         if made.dtype == np.float32 and (row.encoding or settings.scales) != "F32":
@@ -119,10 +119,10 @@ class Writer:
         return GridWeight((outputs, inputs), groups, round_rows)
 
     def taken(self, source: GridWeight, settings: Settings) -> tuple[GridWeight, GroupCounts]:
-        """Return (the weight `source` with its scales as stored here, counts of what changes).
+        """Return (`source` with its scales as this layout stores them, counts of changed values).
 
-        `source` is a weight to be repacked: its codes are used as they are. Raises CodecError with
-        the reason where this layout cannot hold it.
+        `source` is a weight to be repacked [out, in]: its codes are used unchanged. Raises
+        CodecError with the reason where this layout cannot hold it.
         """
         if len(source.shape) != 2:
             raise CodecError(f"its shape is {list(source.shape)}, expected [out, in]")

@@ -182,7 +182,7 @@ def _settings(output: Output, writer: "Writer", options: Options, dtype: str = "
 
 
 def _scale_encoding(output: Output) -> str:
-    """Return the encoding that a weight's scales should have by its source; "" if it says none.
+    """Return the encoding of a weight's scales that its source implies, or "" if it implies none.
 
     It is a float weight's own encoding, that of a packed weight's scales, or F16 for blocks.
     """
@@ -230,7 +230,7 @@ def convert_codes(
 
 
 def _check_alone(outputs: Sequence[Output], model: "Model", options: Options) -> None:
-    """Raise ConversionError where some weights would be packed in another way than the writer's.
+    """Raise ConversionError where some weights would be packed otherwise than by `quantize`.
 
     A folder has one quantization method: no other weight may stay packed or be packed.
     """

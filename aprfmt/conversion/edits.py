@@ -109,9 +109,9 @@ def parse_value(model: Model, key: str, wished: str, text: str) -> Value | Typed
 
 
 def _like_present(model: Model, key: str, text: str, from_file: bool) -> Value | TypedValue:
-    """Return `text` as a value of the type that the key has in the file; else UsageError.
+    """Return `text` as a value of the type that the key has in the file.
 
-    `from_file` is True where the text is a file's content.
+    `from_file` is True where the text is a file's content. Raises UsageError if it does not fit.
     """
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON

@@ -206,7 +206,8 @@ class FolderEdits:
     def _in_file(self, file: str, name: str) -> list[ValueLocation]:
         """Return the locations of a name in one file, at its top level or nested once.
 
-        Raises UsageError where nested objects have it several times.
+        A name at the top level may be there again in an object of rope parameters. Raises
+        UsageError where only nested objects have it, and several of them.
         """
         held = self._json(file)
         path = self._path(file, name)
@@ -336,7 +337,7 @@ def _dump_like(value: Any, before: str) -> str:
 
 
 def _value_at(held: Any, path: Sequence[str]) -> Any:
-    """Return the value that keys lead to in nested objects; _ABSENT where there is none."""
+    """Return the value that the keys `path` lead to in nested objects; _ABSENT if there is none."""
     for part in path:
         if not isinstance(held, dict) or part not in held:
             return _ABSENT

@@ -80,8 +80,8 @@ def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> 
             carried.metadata.update(_quantization_record(model))
     # What encodings and the user's options change.
     _claim_packing(carried, model, plan.outputs, options)
-    if any(not output.copies for output in plan.outputs) and model.format == target:
-        _update_claims(carried, plan.outputs, target)
+    if any(not output.copies for output in plan.outputs) and model.format == target == "gguf":
+        carried.metadata["general.file_type"] = TypedValue(file_type(plan.outputs), "uint32")
     carried.metadata.update(options.extra_metadata)
     carried.texts.update(options.texts)
     for key, value in options.metadata.items():
@@ -157,7 +157,7 @@ def _packing_keys(
     for output in outputs:
         if output.part is not None and isinstance(output.part.packed, DialectWeight):
             claim, files = quantization_config(outputs)
-            return claim, {name: json.dumps(said, indent=4) + "\n" for name, said in files.items()}
+            return claim, {name: json.dumps(held, indent=4) + "\n" for name, held in files.items()}
     name = min(packed)
     return {SECTIONS[0]: codec(name).config(options.packing, _unpacked_modules(outputs, name))}, {}
 
@@ -174,7 +174,7 @@ def _unpacked_modules(outputs: Sequence[Output], packing: str) -> list[str]:
 
 
 def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> str:
-    """Return config.json's text with the keys of `claim` in place of those on packing.
+    """Return config.json's text with the keys of `claim` instead of its own about packing.
 
     None for `claim` removes those. The text is unchanged if it already says so.
     """
@@ -186,7 +186,7 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> s
 
 
 def _with_claim(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a config with the keys of `claim` in place of those on packing.
+    """Return a config with the keys of `claim` instead of its own about packing.
 
     None for `claim` removes those. Keys that were sorted are sorted in the result.
     """
@@ -207,12 +207,6 @@ def _typed_like(model: Model, key: str, value: Value | TypedValue) -> Value | Ty
         if key in types and not isinstance(value, TypedValue)
         else value
     )
-
-
-def _update_claims(carried: CarriedMetadata, outputs: Sequence[Output], target: str) -> None:
-    """Correct the metadata that re-encoding made wrong: a GGUF's `general.file_type`."""
-    if target == "gguf":
-        carried.metadata["general.file_type"] = TypedValue(file_type(outputs), "uint32")
 
 
 def _identity(model: Model) -> dict[str, Value]:

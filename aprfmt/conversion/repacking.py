@@ -68,7 +68,7 @@ class RepackedTensor(LazyTensor):
 
     @property
     def makes(self) -> bool:
-        """True: its rows are made when they are read."""
+        """Whether its rows are made when they are read: always True."""
         return True
 
     @property
@@ -118,7 +118,7 @@ def _further_numbers(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
 
 
 def _stored_beside(origin: LazyTensor, name: str) -> list[LazyTensor]:
-    """Return the stored parts of a weight that hold the activation scale `name`, a key of BESIDE.
+    """Return a weight's stored tensors that hold its activation scale `name`, a key of BESIDE.
 
     The result is [] where the weight has no such part.
     """
@@ -329,7 +329,8 @@ def _check_inputs(origin: LazyTensor, name: str) -> None:
 def _joined_numbers(output: Output, held: Sequence[Substitute], name: str) -> bytes:
     """Return the float32 bytes of the scale `name` for an output made of the tensors `held`.
 
-    That is one number for the tensor, or one an expert; ConversionError where neither fits.
+    That is one number for the whole output, or one for each expert. Raises ConversionError where
+    neither fits.
     """
     every = [one.beside.get(name, b"") for one in held]
     if len(set(every)) == 1 and (len(every) == 1 or len(output.info.shape) < 3):

@@ -128,9 +128,9 @@ def restate_special_tokens(model: "Model", texts: dict[str, str]) -> None:
 
 
 def _changed_flags(model: "Model") -> dict[str, bool]:
-    """Return {role: whether bos or eos is added to a text} if the post-processor differs, else {}.
+    """Return {"bos" and "eos": whether it is added to a text} if the post-processor does otherwise.
 
-    What a tokenizer.json adds that is neither is left as it is: then nothing is changed.
+    {} where nothing differs, and where it also adds tokens that are neither.
     """
     carried = model.carried
     frame, ids = post_processor_ids(carried.tokenizer_json_keys()), carried.token_ids()
@@ -169,7 +169,8 @@ def _post_processor(
 def _stated_id(model: "Model", role: str, own: int) -> int | None:
     """Return the id that the embedded files give a special token; None where none gives one.
 
-    `own` is the id in the file's own keys. A token that the post-processor adds has that id.
+    `own` is the id in the file's own keys. It is returned where the embedded files name no token
+    but their post-processor adds this one.
     """
     carried = model.carried
     text = special_texts(carried).get(role)

@@ -251,9 +251,9 @@ def _recode_band(
 
 
 def _move_encoded(output: Output, band: "PackedWeight", made: "bytes | memoryview") -> memoryview:
-    """Return encoded elements in the output's order.
+    """Return the encoded bytes of a whole tensor with their elements in the output's order.
 
-    The encoding has one element in a block. `made` are the bytes in the order of `band`.
+    The encoding must have one element a block. `made` are the bytes in the order of `band`.
     """
     assert output.moved is not None
     kind = f"u{find_encoding(output.info.encoding).type_size}"
@@ -348,7 +348,10 @@ def decoded_pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
 
 
 def _split_bands(packed: "PackedWeight", output: Output, chunk: int) -> "list[PackedWeight]":
-    """Return a packed weight in bands; ConversionError with its name where its parts do not fit."""
+    """Return a packed weight in bands of rows, of about `chunk` elements each.
+
+    Raises ConversionError with its name where its parts do not fit each other.
+    """
     try:
         return packed.split_bands(chunk)
     except CodecError as error:

@@ -111,28 +111,28 @@ def write_in_source_order(
     called after each output. `already_written` says which outputs an earlier run wrote; these are
     not written. Raises ConversionError where an output has another size than planned.
     """
-    rooms = {info.name: sink.defer_tensor(info.name) for info in infos if not already_written(info)}
+    slots = {info.name: sink.defer_tensor(info.name) for info in infos if not already_written(info)}
     numbers = {path: number for number, path in enumerate(files)}
     every = sorted(
-        (outputs[name] for name in rooms), key=lambda row: _source_order_key(row[0], numbers)
+        (outputs[name] for name in slots), key=lambda row: _source_order_key(row[0], numbers)
     )
     coming = _read_ranges([tensor for output, _ in every for tensor in output.sources])
     for output, record in every:
         for file, _ in _part_offsets(output.sources):
             for start, stop in coming.pop(file, ()):
                 file.expect(start, stop)
-        room = rooms[output.info.name]
+        slot = slots[output.info.name]
         at = crc = 0
         for chunk in output_chunks(_load_reordered(output), options, record):
             view = memoryview(chunk)
-            room.place.put(at, view)
-            at, crc = at + view.nbytes, crc32(view, crc) if room.crc else 0
-        if at != room.place.nbytes:
+            slot.place.put(at, view)
+            at, crc = at + view.nbytes, crc32(view, crc) if slot.crc else 0
+        if at != slot.place.nbytes:
             raise ConversionError(
-                f"{output.info.name}: {at} bytes were made, {room.place.nbytes} were planned"
+                f"{output.info.name}: {at} bytes were made, {slot.place.nbytes} were planned"
             )
-        sink.record_filled(room, crc)
-        on_finished(output, record, room)
+        sink.record_filled(slot, crc)
+        on_finished(output, record, slot)
 
 
 def _read_ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int, int]]]:
@@ -366,7 +366,7 @@ class WorkerPool:
         return read_back or self._options.resume or slot.crc
 
     def _tasks(self, output: Output) -> GivesWork | None:
-        """Return a function of the place to write to that yields the pieces of work on an output.
+        """Return a function that takes an output's slot in the file and yields its pieces of work.
 
         None where one thread has to write the output in order: for what is fetched, and with one
         job for what is copied, or encoded by several threads at a time.

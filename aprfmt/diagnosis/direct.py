@@ -277,7 +277,10 @@ def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
 
 
 def partial_rows_finding(pairs: Sequence[PointDiff]) -> Finding | None:
-    """Return the finding that two agreeing traces share only some rows; None if not so."""
+    """Return the finding that two traces share only some rows, which agree.
+
+    None where they share all rows, or a point is beyond its tolerance.
+    """
     rows = [pair for pair in pairs if pair.rows]
     rows = [pair for pair in rows if POINTS[parse_key(pair.key)[0]].rows != "logits"]
     if not rows or any(pair.beyond for pair in pairs):
@@ -373,7 +376,7 @@ def _relation_text(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
 
 
 def nonfinite_finding(pairs: Sequence[PointDiff]) -> Finding | None:
-    """Return the finding that only one side has NaN or infinities at a point; None if not so.
+    """Return the finding that only one side has NaN or infinities at a point; None without any.
 
     Confirmed where the first such point's other values are within the tolerance of whole runs.
     """

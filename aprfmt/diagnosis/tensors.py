@@ -75,16 +75,16 @@ def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: L
     broken = [row for row in rows if row.verdict == "UNREADABLE"]
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         names = [row.name_b if label == "B" else row.name_a for row in broken]
-        told = examine_packed(good, bad, label, names)
-        if told is None:
+        fault = examine_packed(good, bad, label, names)
+        if fault is None:
             continue
         found.evidence += [Evidence("tensor", row.cause, (row.key,)) for row in broken[:SHOWN]]
-        found.evidence += told.evidence
-        for finding in told.findings:
+        found.evidence += fault.evidence
+        for finding in fault.findings:
             found.add(finding, Touched((), finding.where))
-        found.ended = not told.left
+        found.ended = not fault.left
         found.not_checked.append(f"forward pass: packed weights of {label} do not decode")
-        return not told.left
+        return not fault.left
     return False
 
 

@@ -40,7 +40,7 @@ def with_changes(values: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
 
 
 def key_path(model: "Model", key: str) -> Key:
-    """Return the path of a key as it is written: dots lead into objects of a config.json only."""
+    """Return a user's key as a path: split at its dots for a config.json, else the key alone."""
     in_file = model.folder is not None and model.folder.config is not None
     return (*key.split("."),) if in_file else (key,)
 

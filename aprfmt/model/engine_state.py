@@ -340,22 +340,22 @@ class StateNames:
         return next((self._held[name] for name in names if name in self._held), None)
 
     def claim(self, names: Iterable[str]) -> None:
-        """Leave out these names of the state where similar ones are looked for."""
+        """Prepare the search by endings over all names of the state except these."""
         claimed = set(names)
         for name in self._held.keys() - claimed:
             for tail in _name_tails(name):
                 self._tails.setdefault(tail, []).append(name)
 
     def forget(self, names: Collection[str]) -> None:
-        """Leave out these names, too, where similar ones are looked for."""
+        """Leave these names out of the search by endings as well."""
         for tail, held in self._tails.items():
             self._tails[tail] = [name for name in held if name not in names]
 
     def find_by_ending(self, names: Sequence[str]) -> RankTensor | None:
-        """Return the state's tensor that ends like the first of these names that decides.
+        """Return the state's tensor whose name ends like one of these; None without one.
 
-        The longest ending of a name that the state has decides where one tensor has it; where
-        several have it, the next name is asked. None without one.
+        The names are tried in order. Of a name the longest ending that the state has counts: where
+        several of the state's tensors have it, the next name is tried.
         """
         for name in names:
             for tail in _name_tails(name):
@@ -381,10 +381,11 @@ def _name_tails(name: str) -> list[tuple[str, str]]:
 def _group_by_name(
     path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
 ) -> dict[str, RankTensor]:
-    """Return {name: its parts by rank}. FormatError for a rank that is missing or given twice.
+    """Return {name: RankTensor} of all files' tensors, each with its parts in order of rank.
 
-    A pipeline's ranks that number their own layers from 0, as Megatron's do, are numbered on.
-    Experts of a rank that have a tensor each are stacked.
+    Layers that each rank of a pipeline numbers from 0, as Megatron does, get their numbers in the
+    whole model. Experts of a rank that have a tensor each are stacked. Raises FormatError for a
+    rank that is missing or given twice.
     """
     sources = _name_expert_ranks(sources)
     axes = [axis for axis in ("tp", "ep", RANK) if any(axis in ranks for _, ranks in sources)]
@@ -421,10 +422,10 @@ def _group_by_name(
 def _name_expert_ranks(
     sources: Sequence[tuple[Source, Mapping[str, int]]],
 ) -> Sequence[tuple[Source, Mapping[str, int]]]:
-    """Return the files with the second number of `mp_rank_00_001` as the rank that it is.
+    """Return the files, the second number of `mp_rank_00_001` under the axis that it is of.
 
-    Megatron Core writes a pipeline's rank there, and without a pipeline the rank of experts. It is
-    the latter where such ranks have the same names, those of experts included, in every layer.
+    Megatron Core writes a pipeline's rank there ("pp"), and without a pipeline the rank of experts
+    ("ep"). It is the latter where such ranks have the same names, those of experts included.
     """
     names: dict[int, set[str]] = {}
     for source, ranks in sources:
@@ -494,7 +495,7 @@ def _same_bytes(a: LazyTensor | None, b: LazyTensor) -> bool:
 
 
 def _is_unit_scale(one: RankTensor) -> bool:
-    """Return whether a tensor is a scale of attention that nothing set: float32, all 1."""
+    """Return whether a tensor is an attention scale that was never set: float32, all 1."""
     return one.name.endswith(UNIT_SCALES) and all(
         part.info.encoding == "F32" and bool(np.all(np.frombuffer(part.raw(), "<f4") == 1))
         for part in one.parts
@@ -533,7 +534,7 @@ class _StateReader:
         self._collect_readings()
 
     def _collect_readings(self) -> None:
-        """Find, for each published tensor, the state's tensors that may hold it."""
+        """Fill `_readings` and `_misfits`: the state's tensors that may hold each published one."""
         tensors = self._model.source.tensors
         shapes = {name: tensor.info.shape for name, tensor in tensors.items()}
         bound = bind_names(self._model.spec, "hf", tensors)
@@ -622,7 +623,7 @@ class _StateReader:
         return _engine_tensor(name, published.info.shape, whole, make, reading, encoding)
 
     def refuse_lone_ranks(self) -> None:
-        """Raise FormatError where every tensor that fits no whole is a share of more ranks' tensor.
+        """Raise FormatError where all misfits are shares of tensors divided among more ranks.
 
         The files of the other ranks are missing. One such tensor alone may as well be damaged.
         """
@@ -640,7 +641,7 @@ class _StateReader:
                 )
 
     def _note_lacking(self, whole: RankTensor) -> None:
-        """Add a warning where some of the ranks do not have a tensor that fits no whole."""
+        """Add a warning where some of the ranks do not have the misfit `whole`."""
         every = sorted({rank for one in self._held.values() for rank in one.ranks})
         lost = [rank for rank in every if rank not in whole.ranks]
         if lost:
@@ -662,11 +663,11 @@ class _StateReader:
     def _choose_order(
         self, name: str, published: LazyTensor, readings: Sequence[tuple[EngineReading, Part]]
     ) -> int:
-        """Return which reading of one of the state's tensors holds: whose rows are as published.
+        """Return the index of the reading that gives a tensor's rows in the published order.
 
-        Readings differ by the order of rows, as of gpt_neox's q, k and v, which an engine may have
-        as published or apart. All layers are read alike: by the first one that is equal in some
-        order, else by the first one.
+        Readings of one of the state's tensors differ by the order of rows: gpt_neox's q, k and v
+        may be head by head, as published, or one after the other. The first layer whose values
+        are equal in some order decides for all. 0 where none is.
         """
         if len(readings) == 1:
             return 0
@@ -693,9 +694,10 @@ class _StateReader:
     def _choose_place(
         self, name: str, published: LazyTensor, places: Sequence[tuple[EngineReading, Part]]
     ) -> tuple[EngineReading, Part]:
-        """Return which of the parts of one parameter that hold a tensor is read: the first wrong.
+        """Return the (reading, part) to compare of several that hold a tensor: the first wrong one.
 
-        Adds a warning where they differ: the keys that are a layer's values, too, are there twice.
+        A layer whose values are its keys has them twice in one parameter. Returns the first of
+        `places` where all are as published. Adds a warning where they are not the same.
         """
         own = bytes(published.raw())
         odd = [
@@ -733,9 +735,10 @@ class _StateReader:
     def _choose_copy(
         self, name: str, published: LazyTensor, reading: EngineReading, part: Part
     ) -> int:
-        """Return which of the ranks that hold the same rows is read: the first that is not right.
+        """Return the number of the copy to compare where several ranks hold the same rows.
 
-        Adds a warning where they differ.
+        It is the first that is not as published, 0 where all are equal. Adds a warning where they
+        differ.
         """
         copies = reading.copies_of(part)
         if copies == 1:
@@ -761,7 +764,10 @@ class _StateReader:
         return odd
 
     def _released(self, name: str, published: LazyTensor, whole: RankTensor) -> LazyTensor:
-        """Return a tensor of the published shape whose bytes are not in the state."""
+        """Return a tensor of the published shape that raises UnsupportedError when it is read.
+
+        The state has no bytes for it: the engine released them. Its name in the state is recorded.
+        """
         self._empty[whole.name] = None
         part = next(one for one in whole.parts if not one.info.nbytes)
         place = part.lies()
@@ -775,7 +781,7 @@ class _StateReader:
         return AbsentTensor(place[0], info, UnsupportedError(text))
 
     def _note_doubled(self, reading: EngineReading, published: LazyTensor) -> None:
-        """Add a warning where two ranks hold one share, and the published tensor repeats nothing.
+        """Add a warning where ranks that should hold different shares hold the same bytes.
 
         A share of zeros or of one number is left to the comparison.
         """
@@ -800,9 +806,9 @@ class _StateReader:
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def _note_zeros(self, whole: RankTensor, published: LazyTensor) -> None:
-        """Add a warning where a rank's share is zeros, and so much of the published tensor is not.
+        """Add a warning where a rank's share is zeros: a parameter that the rank did not load.
 
-        It is a parameter that the rank did not load.
+        Not where as much of the published tensor is zeros too.
         """
         empty = [
             whole.ranks[number]
@@ -822,7 +828,7 @@ class _StateReader:
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def note_padding(self) -> None:
-        """Add a note that says whether the rows behind a padded vocabulary are zeros."""
+        """Add a note that says whether the padding rows after a vocabulary are zeros."""
         for name, readings in self._readings.items():
             layout, whole = readings[0][0].layout, readings[0][0].tensor
             if not layout.padding:
@@ -952,8 +958,9 @@ def _engine_tensor(
 def _logarithms(made: Cells, whole: RankTensor, published: LazyTensor) -> Cells:
     """Return elements x of a published tensor for those -exp(x) that an engine holds.
 
-    An element is the published one where -exp of it, in float32, is within two roundings of what
-    the engine holds; else it is the logarithm, rounded to the published encoding.
+    `made` are the engine's elements, `whole` their tensor in the state. An element is the published
+    one where -exp of it, in float32, is within two roundings of what the engine holds; else it is
+    the logarithm, rounded to the published encoding.
     """
     from aprfmt.codecs import decode, encode
 

@@ -152,7 +152,7 @@ class RemoteObject:
                 self._pieces.popitem(last=False)
 
     def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch the (start, stop) ranges that are not cached, several at once, and cache them."""
+        """Fetch and cache the (start, stop) ranges that are not cached yet, several at once."""
         missing = [
             (a, b) for a, b in ranges if b > len(self._held) and not len(self._cached_bytes(a, b))
         ]

@@ -77,14 +77,14 @@ class StreamHash:
         if self._judged:
             return self._judged
         self.complete()
-        found, said = self._digest.hexdigest(), self._file.sha256
-        if said and said != found:
+        found, published = self._digest.hexdigest(), self._file.sha256
+        if published and published != found:
             raise RemoteError(
                 f"{self._file.path}: its bytes as they were fetched have SHA-256 {found}, the site "
-                f"publishes {said}; try again"
+                f"publishes {published}; try again"
             )
-        if not said and not self._file.proven and (once := self._file.one_pass()) != found:
-            raise changed_error(str(self._file.path), "its SHA-256 by one answer", once, found)
+        if not published and not self._file.proven and (again := self._file.one_pass()) != found:
+            raise changed_error(str(self._file.path), "its SHA-256 by one answer", again, found)
         self._judged = found
         return found
 

@@ -161,7 +161,7 @@ class Carried:
         return self._parsed[name]
 
     def parse_tokenizer_json(self) -> Mapping[str, Any] | None:
-        """Return tokenizer.json parsed; None without one. Raises FormatError.
+        """Return tokenizer.json parsed; None without one. FormatError for damaged JSON.
 
         It is parsed at each call, as 262,144 tokens take some 150 MB. What is made from it is
         cached: `model.tokenizer` and the tokenizer's facts.
@@ -199,7 +199,7 @@ class Carried:
         return self.parse_file("tokenizer_config.json")
 
     def chat_template(self) -> str | None:
-        """Return the chat template, None without one. Raises FormatError.
+        """Return the chat template, None without one. FormatError if it is no text or too long.
 
         From the metadata, chat_template.jinja or tokenizer_config.json. Of several named templates
         it is `default`, else the first.
@@ -226,7 +226,7 @@ class Carried:
     def template_and_origin(self) -> tuple[str | None, str]:
         """Return (chat template, `PATH: PLACE`); (None, "") without one.
 
-        Raises FormatError if it is not a text.
+        Raises FormatError if it is not a text, or is too long.
         """
         found, place = next(
             ((text, at) for text, at in self._stored_templates() if text), (None, "")

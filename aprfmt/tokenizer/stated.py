@@ -102,11 +102,11 @@ class StatedTokenizer:
         the classes of transformers. `processed` is whether the post-processor, or a GGUF's
         vocabulary lists, add it. Without a tokenizer.json (`data`) flags are not read.
         """
-        said = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
-        given = self.carried.flag_value(f"add_{role}_token") if self.data else None
-        if isinstance(given, bool):
-            return given
-        return said if isinstance(said, bool) else processed
+        config_flag = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
+        metadata_flag = self.carried.flag_value(f"add_{role}_token") if self.data else None
+        if isinstance(metadata_flag, bool):
+            return metadata_flag
+        return config_flag if isinstance(config_flag, bool) else processed
 
     @cached_property
     def post_processor_ids(self) -> Frame:
@@ -234,7 +234,7 @@ def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
     model, pre = carried.text_value(MODEL) or "", carried.text_value(PRE) or ""
     row = DEFAULTS.get(model, EngineDefaults()) if engine else EngineDefaults()
     stated_ids = carried.token_ids()
-    taken = default_ids(model, pre, count) if engine else {}
+    defaults = default_ids(model, pre, count) if engine else {}
     add_bos, add_eos = carried.flag_value("add_bos_token"), carried.flag_value("add_eos_token")
     types = carried.list_value(TYPES, int) or (default_types(tokens[:count]) if engine else [])
     types += [NORMAL] * (count - len(types))
@@ -250,5 +250,5 @@ def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
         row.add_bos if add_bos is None else add_bos,
         row.add_eos if add_eos is None else add_eos,
         bool(carried.flag_value("add_space_prefix")),
-        engine_defaults={role: i for role, i in taken.items() if role not in stated_ids},
+        engine_defaults={role: i for role, i in defaults.items() if role not in stated_ids},
     )

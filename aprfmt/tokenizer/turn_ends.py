@@ -83,7 +83,7 @@ class UnstoppedTurn:
 
 
 def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | None:
-    """Return the token that ends a turn and no generation; None if a generation stops there.
+    """Return the token that ends a turn where no generation stops at it; None if one does.
 
     None, too, where there is no template, or the end is no token that is split off whole. `quick`
     renders nothing where the template names a token that stops, which nearly every one does.
@@ -199,9 +199,9 @@ def added_ids(carried: Carried) -> dict[str, int]:
         ]
     found: dict[str, int] = {}
     for row in rows:
-        said = row.get("content") if isinstance(row, Mapping) else None
-        if isinstance(said, str) and said and type(row.get("id")) is int:
-            found.setdefault(said, row["id"])
+        content = row.get("content") if isinstance(row, Mapping) else None
+        if isinstance(content, str) and content and type(row.get("id")) is int:
+            found.setdefault(content, row["id"])
     return found
 
 

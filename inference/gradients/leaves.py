@@ -88,8 +88,8 @@ def stored_parts(view: View, logical: Sequence[Array]) -> list[Array]:
 
     `logical` are the roles' gradients. The derivative of every layout step is applied backward. A
     step that moves elements gives each stored element the gradient of the place it went to. Of
-    GGUF's two steps that change values, an added constant changes no gradient, and for a stored
-    -exp(x) the gradient is divided by it.
+    GGUF's two steps that change values, an added constant changes no gradient, and where -exp(x) is
+    stored the gradient of x is divided by the stored value.
     """
     shapes = [[tuple(tensor.info.shape) for tensor in view.stored]]
     for step in view.layout:

@@ -47,7 +47,7 @@ from aprfmt.inference.engines.rank_joining import JoinedArray, _join_by_dims
 from aprfmt.inference.evaluation import Sample, no_label_reason, plan_windows
 from aprfmt.inference.fast.cuda import loader, memory
 from aprfmt.inference.fast.cuda.attend import Attention
-from aprfmt.inference.fast.cuda.brought import Brought
+from aprfmt.inference.fast.cuda.host_uploads import HostUploads
 from aprfmt.inference.fast.encoded import EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
@@ -197,22 +197,22 @@ def test_a_recorded_pass_brings_nothing_new_to_the_device(monkeypatch: pytest.Mo
     """A replay would read what the host had when it was recorded."""
     monkeypatch.setattr(memory, "copy_to_gpu", lambda x: ("put", x.tobytes()))
     monkeypatch.setattr(memory, "is_on_gpu", lambda x: isinstance(x, tuple))
-    brought = Brought()
+    uploads = HostUploads()
     known, ids = np.array([1.0, 2.0]), np.arange(3)
-    first = brought.constant(known, "float32")
+    first = uploads.constant(known, "float32")
     inputs = PassInputs(ids, ids.copy(), np.arange(10, 16), cached=None)
-    brought.recording = inputs
-    assert brought.constant(known, "float32") is first
-    assert np.array_equal(brought.row_numbers(ids), [10, 11, 12])
+    uploads.recording = inputs
+    assert uploads.constant(known, "float32") is first
+    assert np.array_equal(uploads.row_numbers(ids), [10, 11, 12])
     news: tuple[Callable[[], Any], ...] = (
-        lambda: brought.constant(np.array([3.0]), "float32"),
-        lambda: brought.row_numbers(np.array([2, 1, 0])),
-        lambda: brought.refuse_in_recording("x"),
+        lambda: uploads.constant(np.array([3.0]), "float32"),
+        lambda: uploads.row_numbers(np.array([2, 1, 0])),
+        lambda: uploads.refuse_in_recording("x"),
     )
     for new in news:
         with pytest.raises(NotRecordable):
             new()
-    attention = Attention(None, brought, "float32", deterministic=False, tf32=False)  # type: ignore[arg-type]
+    attention = Attention(None, uploads, "float32", deterministic=False, tf32=False)  # type: ignore[arg-type]
     heads = Heads(np.tri(3, dtype=bool), 1.0, None, None, "float32")
     mask = attention.mask(heads)
     assert mask == ("put", heads.mask.tobytes())

@@ -6,7 +6,6 @@ leave the rest readable go to `Parsed.faults`.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -112,10 +111,10 @@ def _parse_file(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
         table=(begin, cursor.offset),
     )
     starts = sorted({entry.offset for entry in entries})
-    room = TensorExtents(starts, cursor.size - parsed.data_offset, alignment)
-    entries, said = resolve_fork_types(entries, room, metadata)
-    _add_infos(parsed, entries, room, partial)
-    _note_entries(parsed, entries, room, said)
+    extents = TensorExtents(starts, cursor.size - parsed.data_offset, alignment)
+    entries, fork_notes = resolve_fork_types(entries, extents, metadata)
+    _add_infos(parsed, entries, extents, partial)
+    _note_entries(parsed, entries, extents, fork_notes)
     _check_overlap(parsed)
     _check_end(parsed, partial)
     return parsed
@@ -253,11 +252,8 @@ def _add_infos(
                 error = FormatError(f"{parsed.where}: {tensor_label(entry.name)} {short}")
                 parsed.faults.add(error, entry.name)
         else:
-            nbytes = (
-                _bytes_to_next(parsed, entry, extents.starts, partial)
-                if math.prod(entry.shape)
-                else 0
-            )
+            empty = not math.prod(entry.shape)
+            nbytes = 0 if empty else _bytes_to_next(parsed, entry, extents, partial)
         offset = parsed.data_offset + entry.offset
         if offset + nbytes > MAX_INT64 and entry.name not in parsed.faults.broken:
             error = FormatError(
@@ -276,21 +272,21 @@ def _add_infos(
 
 
 def _bytes_to_next(
-    parsed: ParsedGguf, entry: TableLine, starts: Sequence[int], partial: bool
+    parsed: ParsedGguf, entry: TableLine, extents: TensorExtents, partial: bool
 ) -> int:
-    """Return the bytes between a tensor's start and the next one's, or the end of the file."""
-    after = bisect_right(starts, entry.offset)
-    if after < len(starts):
-        return starts[after] - entry.offset
-    left = parsed.size - parsed.data_offset - entry.offset
-    if left <= 0 and (parsed.faults.collect or not partial):
+    """Return the bytes between a tensor's start and the next one's, or the end of the file.
+
+    0, with a fault, for a last tensor that begins beyond the end. With `partial` that is no fault.
+    """
+    found, _ = extents.bytes_to_next(entry)
+    if found <= 0 and (parsed.faults.collect or not partial):
         error = TruncatedError(
             f"{parsed.where}: {tensor_label(entry.name)} of {entry.row.name} begins at offset "
             f"{parsed.data_offset + entry.offset}, where the file of {parsed.size} bytes has none "
             "left for it; get the file again"
         )
         parsed.faults.add(error, entry.name)
-    return max(0, left)
+    return max(0, found)
 
 
 def _known_size(parsed: ParsedGguf, entry: TableLine) -> int:
