@@ -19,7 +19,8 @@ class Cause:
     seen and not confirmed is reported as unconfirmed. `keys` are the hyperparameters whose
     difference means this cause. `next` names the next step (`diagnosis/nextstep.py`) where it is
     not the usual one of the level. `most` is how sure it can be: `located` where what happened is
-    measured and never made again.
+    measured and never made again. `told_by` is what tells a training step's mistake from others
+    that give the same weights: what to add to the command.
     """
 
     name: str
@@ -31,3 +32,4 @@ class Cause:
     keys: tuple[str, ...] = ()
     next: str = ""
     most: Certainty = "confirmed"
+    told_by: str = ""

@@ -23,6 +23,7 @@ from aprfmt.errors import OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.bounded_json import loads
+from aprfmt.model.config_paths import path_of_name
 from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
 from aprfmt.model.patterns import close_names
 from aprfmt.remote.paths import is_remote
@@ -166,7 +167,7 @@ class FolderEdits:
         """
         file, colon, rest = key.partition(":")
         if colon and file in FILES:
-            return [ValueLocation(file, self._path(file, rest))]
+            return [ValueLocation(file, path_of_name(self._json(file), rest))]
         if CONFIG not in self._texts:
             raise UsageError(
                 f"{key}: belongs in a file beside the weights, and {self.folder} has no {CONFIG}; "
@@ -210,7 +211,7 @@ class FolderEdits:
         UsageError where only nested objects have it, and several of them.
         """
         held = self._json(file)
-        path = self._path(file, name)
+        path = path_of_name(held, name)
         if _value_at(held, path) is not _ABSENT:
             copies = [
                 (part, name)
@@ -223,13 +224,6 @@ class FolderEdits:
             places = ", ".join(".".join(each) for each in paths)
             raise UsageError(f"{name}: stands in {file} several times ({places}); name one of them")
         return [ValueLocation(file, each) for each in paths]
-
-    def _path(self, file: str, name: str) -> tuple[str, ...]:
-        """Return the keys, from the outermost, to which a dotted name leads.
-
-        A key that itself has dots is not split.
-        """
-        return (name,) if name in self._json(file) or "." not in name else tuple(name.split("."))
 
     def _home(self, key: str) -> ValueLocation | None:
         """Return the location where a new key belongs; None for one that no reader knows."""

@@ -126,6 +126,8 @@ def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Ite
             continue
         missing = tuple(s for s in stored if s not in parts)
         said = _section_of_weight(section, name, right.dialect)
+        if said is None and not right.dialect.packs(parts[right.dialect.main].encoding):
+            continue  # nothing says that it is packed, and it is stored as it is
         both = quantization_section(packing_config(good) or {}) or {}, section or {}
         yield StoredWeight(name, right.dialect, parts, missing, said, right, both)
     if not seen and section is not None:

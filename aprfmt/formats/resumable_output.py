@@ -28,7 +28,7 @@ from aprfmt.base.crc import crc32
 from aprfmt.errors import AprfmtError, FormatError, OutputError
 from aprfmt.formats import bounded_json
 from aprfmt.formats.atomic import FileSet, OutputFile
-from aprfmt.formats.journal import complete_renames
+from aprfmt.formats.journal import complete_renames, reserved_names
 from aprfmt.formats.output_file import copy_mode
 from aprfmt.formats.positional_io import read_at
 from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
@@ -439,6 +439,23 @@ class ResumableFileSet(FileSet):
             }
         )
         super()._move_into_target(target, names)
+
+    def _publish_inside(self, target: Path) -> None:
+        """Publish into an existing folder; where that is refused, take the staged files back.
+
+        Raises OutputError as the base class does. Files that a journal of renames still needs, or
+        that its way back has removed, stay as they are.
+        """
+        try:
+            super()._publish_inside(target)
+        except BaseException:
+            needed = reserved_names(target)
+            for file in self._files if needed is not None else ():
+                moved = file.temporary
+                if moved.parent == target and moved.name not in (needed or ()):
+                    with suppress(OSError):
+                        os.rename(moved, self.hidden / file.final.name)
+            raise
 
     def _drop_others(self, staging: Path) -> None:
         """Remove staged files that are no output of this run, so that they are not published."""

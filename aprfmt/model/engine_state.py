@@ -32,7 +32,7 @@ from aprfmt.arch.engine_parameters import (
     whole_parameter,
 )
 from aprfmt.arch.spec import split_key
-from aprfmt.base.dump_names import RANK, parse_dump_path
+from aprfmt.base.dump_names import RANK, parse_dump_path, rank_of_axis
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
 from aprfmt.base.text_escape import shorten
@@ -100,18 +100,33 @@ def _rank_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
     if not path.is_dir():
         return []
     found = []
-    for one in sorted(
-        [
-            *path.iterdir(),
-            *(inner for each in path.iterdir() if each.is_dir() for inner in each.iterdir()),
-        ]
-    ):
-        if one.is_file() and one.suffix in _SUFFIXES:
-            below = one.relative_to(path).as_posix().removesuffix(one.suffix)
-            ranks = parse_dump_path(below).ranks
-            if ranks:
-                found.append((one, ranks))
+    for one in _saved_files(path):
+        below = one.relative_to(path).as_posix().removesuffix(one.suffix)
+        ranks = parse_dump_path(below).ranks
+        if ranks:
+            found.append((one, ranks))
     return found
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """Return the files of a folder and of its folders that may hold weights, sorted."""
+    inner = [one for each in folder.iterdir() if each.is_dir() for one in each.iterdir()]
+    return [
+        one
+        for one in sorted([*folder.iterdir(), *inner])
+        if one.is_file() and one.suffix in _SUFFIXES
+    ]
+
+
+def _other_files(path: Path, read: Collection[Path]) -> list[Note]:
+    """Return a warning about the files of a state's folder that are not `read`; [] without any."""
+    others = [one for one in _saved_files(path) if one not in read] if path.is_dir() else []
+    if not others:
+        return []
+    names = ", ".join(shorten(one.relative_to(path).as_posix(), 60) for one in others[:_SHOWN])
+    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    text = f"{names}{more}: not read, no rank in the name"
+    return [Note("warning", str(path), text, "remark")]
 
 
 @dataclass(frozen=True)
@@ -298,6 +313,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
             _refuse_unrelated(path, held, published)
         reader.refuse_lone_ranks()
         reader.note_released()
+        reader.notes += _other_files(path, [file for file, _ in files])
         reader.note_padding()
         reader.note_added_ones(tensors)
         # What the published model does not have is listed under its own name.
@@ -390,6 +406,7 @@ def _group_by_name(
     sources = _name_expert_ranks(sources)
     axes = [axis for axis in ("tp", "ep", RANK) if any(axis in ranks for _, ranks in sources)]
     axis = axes[0] if axes else ""
+    _refuse_ranks_given_twice(path, sources)
     numbers = sorted({ranks.get(axis, 0) for _, ranks in sources})
     if numbers and numbers != list(range(numbers[-1] + 1)):
         lost = sorted(set(range(numbers[-1] + 1)) - set(numbers))
@@ -399,17 +416,20 @@ def _group_by_name(
     before = _layers_before(sources)
     found: dict[str, dict[int, LazyTensor]] = {}
     for source, ranks in sources:
+        first = next((one for one in axes if one in ranks), axis)
         for own, tensor in _stack_experts(source.tensors).items():
             name = _renumbered(own, before.get(ranks.get("pp", 0), 0))
             # With both axes ranks of one tp rank hold the same but for their experts.
             expert = len(axes) > 1 and axes[1] == "ep" and ".experts." in name
-            number = ranks.get("ep" if expert else axis, 0)
+            number = ranks.get("ep" if expert else first, 0)
             held = found.setdefault(name, {})
-            again = len(axes) > 1 or ("pp" in ranks and _same_bytes(held.get(number), tensor))
-            if number in held and not again:
+            again = len(axes) > 1 or "pp" in ranks
+            if number in held and not (again and _same_bytes(held[number], tensor)):
+                which = rank_of_axis(first) if first else "the rank"
                 raise FormatError(
-                    f"{path}: {shorten(name, 80)!r} of {axis or 'the'} rank {number} "
+                    f"{path}: {shorten(name, 80)!r} of {which} {number} "
                     f"is there twice, the second in {source.path.name}"
+                    + (", with other values" if again else "")
                 )
             held.setdefault(number, tensor)
     made = {}
@@ -417,6 +437,43 @@ def _group_by_name(
         order = sorted(parts)
         made[name] = RankTensor(name, tuple(parts[one] for one in order), tuple(order))
     return made
+
+
+def _refuse_ranks_given_twice(
+    path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
+) -> None:
+    """Raise FormatError where two files hold a name, and are of one rank or count ranks unlike.
+
+    `tp_rank_1` and `rank_1` may be one rank or two: which is not known.
+    """
+    before: dict[str, tuple[Source, Mapping[str, int]]] = {}
+    seen: dict[tuple[str, frozenset[tuple[str, int]]], Source] = {}
+    for source, ranks in sources:
+        for name in source.tensors:
+            first, others = before.setdefault(name, (source, ranks))
+            if others.keys() != ranks.keys():
+                words = " and ".join("+".join(sorted(one)) for one in (others, ranks))
+                raise FormatError(
+                    f"{path}: {shorten(name, 80)!r} is in {_below(first, path)} and "
+                    f"{_below(source, path)}, which count ranks by {words}: two states, or a rank "
+                    "twice? keep the files of one"
+                )
+            same = seen.setdefault((name, frozenset(ranks.items())), source)
+            if same is not source:
+                raise FormatError(
+                    f"{path}: {shorten(name, 80)!r} of {_ranks_text(ranks)} is there twice: "
+                    f"{_below(same, path)} and {_below(source, path)}; keep one of them"
+                )
+
+
+def _below(source: Source, folder: Path) -> str:
+    """Return the path of a file in a folder, relative to it."""
+    return source.path.relative_to(folder).as_posix()
+
+
+def _ranks_text(ranks: Mapping[str, int]) -> str:
+    """Return the ranks of a file in words, such as "tp rank 1, pp rank 0"; "the rank" for none."""
+    return ", ".join(f"{rank_of_axis(axis)} {at}" for axis, at in ranks.items()) or "the rank"
 
 
 def _name_expert_ranks(

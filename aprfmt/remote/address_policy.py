@@ -107,15 +107,16 @@ class RequestTarget:
 def split_url(url: str) -> SplitResult | None:
     """Return the parts of a URL, None for text that cannot be split.
 
-    That is a bracket without its pair, a bracket around no IPv6 address, or a port that is no
-    number of 16 bits.
+    That is a bracket without its pair, a bracket around no IPv6 address, anything but a port
+    behind one, or a port that is not from 1 to 65,535.
     """
     try:
         parts = urlsplit(url)
-        parts.port, parts.hostname  # noqa: B018  they raise what urlsplit leaves for later
+        port, _ = parts.port, parts.hostname  # they raise what urlsplit leaves for later
     except ValueError:
         return None
-    return parts
+    behind = parts.netloc.rpartition("]")[2] if "]" in parts.netloc else ""
+    return None if port == 0 or behind[:1] not in ("", ":") else parts
 
 
 def parse_target(url: str, where: str) -> RequestTarget:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.model.carried_files import read_embedded_files
+from aprfmt.tokenizer.expense import MOST_FRAME, count_template_tokens
 from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, HF_JSON, IDS, Key
 
 if TYPE_CHECKING:
@@ -170,6 +171,12 @@ class Carried:
         if text is None:
             return None
         found = self._parse_object(text, self.origin, MAX_JSON)
+        put = count_template_tokens(found)
+        if put > MOST_FRAME:
+            raise FormatError(
+                f"{self.origin}: its post_processor puts {put:,} tokens around a text; the limit "
+                f"is {MOST_FRAME:,}; it is broken or hostile"
+            )
         for key, value in found.items():
             self._beside[key] = None if key in ("model", "added_tokens") else value
         return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aprfmt.base.shapes import matrix_shape
-from aprfmt.causes.training.case import FEWEST, LONG, SIZES, USUAL, Fit, StepCase, StepGuess
+from aprfmt.causes.training.case import FEWEST, LONG, SIGMAS, SIZES, USUAL, Fit, StepCase, StepGuess
 from aprfmt.causes.training.clipping import CLIPS, VALUES, clip_factor
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import CHANCE, decay_counts, is_swallowed, share_arrived
@@ -435,7 +435,7 @@ def _measure_step(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]
     factor, off, decay, decay_off = fit.factors
     size = float(np.median(np.abs(fit.update.step))) if off < 0.25 else None
     rate = recipe.lr * recipe.wd * recipe.decay_factor * decay
-    known = decay_off < 0.25 and recipe.decays(case.vector)
+    known = (SIGMAS if case.signs else 1.0) * decay_off < 0.25 and recipe.decays(case.vector)
     return None if size is None else factor * size, rate if known else None
 
 

@@ -213,6 +213,7 @@ def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
     )
 
 
+MOST_SHARED = 4  # mistakes of several parameters that are tried on all that differ
 BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
 
 
@@ -295,6 +296,7 @@ class _Step:
             if self.progress is not None:
                 self.progress(number, len(self.parameters))
         rows = self._mark_lost_decay(rows, judged)
+        self._share_guesses(judged, norm)
         stored = {row.key: row.names for row in self.parameters}
         causes = [
             *_nonfinite_causes(rows, stored),
@@ -470,6 +472,9 @@ class _Step:
             facts = self.compared[parameter.key].facts
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
+        rate = {} if self.state is None else self.state.group_of(parameter.names[0])
+        if isinstance(rate.get("lr"), float):
+            others["rate"] = rate["lr"]
         ungiven = bool(self.gradients) and parameter.key not in self.gradients
         bare = StepInputs(gradient, others=others, ungiven=ungiven)
         if self.state is None or self.recipe is None:
@@ -976,9 +981,40 @@ class _Step:
             if (said := self._clipped_group(one, judged)) is not None:
                 cause, one = "clip_twice", replace(one, says=said)
                 proof = None if proof is None else cap_proof(proof, "explained")
-            text = one.says + (f" (as well given by {', '.join(also)})" if also else "")
+            text = one.says + _rivals(cause, also)
             largest = _largest_update(rows, one.keys)
             yield _cause(cause, text, one.keys, stored, proof, size=largest, also=also)
+
+    def _share_guesses(self, judged: dict[str, Judgement], norm: float | None) -> None:
+        """Add to each differing update the mistakes of others that give it, too.
+
+        A number that is fitted to a small parameter is inexact: there it is read from the others.
+        `norm` is that of all given gradients.
+        """
+        wrong = {key: one for key, one in judged.items() if one.verdict == "differs"}
+        fitted = [
+            guess
+            for one in wrong.values()
+            for guess in one.guesses
+            if isinstance(guess, StepGuess) and guess.number is not None
+        ]
+        counts = Counter((guess.cause, guess.says) for guess in fitted)
+        numbers = {(guess.cause, guess.says): guess.number for guess in reversed(fitted)}
+        often = [said for said, count in counts.most_common(MOST_SHARED) if count > 1]
+        for parameter in self.parameters:
+            if parameter.key not in wrong:
+                continue
+            for cause, says in often:
+                one, number = judged[parameter.key], numbers[cause, says]
+                assert number is not None
+                if (cause, says) in {(guess.cause, guess.says) for guess in one.guesses}:
+                    continue
+                held = self._inputs_of(parameter, norm)
+                held = replace(held, others={**held.others, number[0]: number[1]})
+                found = self._judge_update(parameter, self._recipe_of(parameter), held)
+                same = [each for each in found.guesses if (each.cause, each.says) == (cause, says)]
+                judged[parameter.key] = replace(one, guesses=(*one.guesses, *same))
+            parameter.drop()
 
     def _clipped_group(self, one: "_Statement", judged: Mapping[str, Judgement]) -> str | None:
         """Return a sentence if a factor of some steps is that of clipping their group once more.
@@ -1084,6 +1120,9 @@ class _Step:
         if signs:
             why = "no gradient was given: sizes are compared, not signs"
             self.left += [NotCompared("direction", key, "no counterpart", why) for key in signs]
+        unseen = [key for key in signs if judged[key].decay is None and self._must_decay(key)]
+        why = "no gradient was given, and the sizes do not show the decay"
+        self.left += [NotCompared("decay", key, "no counterpart", why) for key in unseen]
         if self.given is not None and self.computed is None and self._has_state_after():
             why = "the optimizer's state after the step says what it was; --batch compares them"
             self.left += [
@@ -1106,6 +1145,14 @@ class _Step:
             if by == "value":
                 what = "each element of the gradients given was clipped to"
             self.notes.append(f"{what} {bound:g} in the step")
+
+    def _must_decay(self, key: str) -> bool:
+        """Return whether a parameter surely decays by what was stated; vectors often do not."""
+        parameter = next(each for each in self.parameters if each.key == key)
+        recipe = self._recipe_of(parameter)
+        if recipe.adds_decay_to_gradient or (parameter.vector and recipe.decay_on != "all"):
+            return False
+        return recipe.decays(parameter.vector)
 
     def _add_doubts(self) -> None:
         """Add notes about a batch or gradients that compare well and are hardly a trainer's.
@@ -1254,6 +1301,14 @@ def _nonfinite_causes(
     ):
         if keys:
             yield _cause("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
+
+
+def _rivals(cause: str, also: Sequence[str]) -> str:
+    """Return what to say of causes that give the same as `cause`, and of what tells them apart."""
+    if not also:
+        return ""
+    tells = next((CAUSES[one].told_by for one in (cause, *also) if CAUSES[one].told_by), "")
+    return f" (as well given by {', '.join(also)}" + (f"; {tells}, tells which)" if tells else ")")
 
 
 @dataclass(frozen=True)

@@ -271,10 +271,11 @@ def show_mapped(
             dumped_arrays.show_mapping(found)
         against = partial(compare_stored, trace, other, opened, wanted, stack)
         verdict = dumped_arrays.mapping_verdict(found, trace)
-        if output_format.answer_format() == "human":
+        human = output_format.answer_format() == "human"
+        if human or (verdict.exit == 2 and wanted.reference is None):
             render.say(verdict.says, style="warn" if verdict.not_compared else "good")
         body = output.trace_to_json(trace) | {"mapping": found, **verdict.to_json()}
-        failed = int(verdict.exit == 1)  # ranks that should agree do not
+        failed = verdict.exit  # 1: ranks that should agree do not; 2: a point was not read
         return finish_trace(trace, body, wanted, against, page.Histograms(), failed)
 
 

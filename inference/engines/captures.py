@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.dump_names import SHAPES_FILE
+from aprfmt.base.dump_names import SHAPES_FILE, tuple_member
 from aprfmt.codecs import decode, native_kernels
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import open_source
@@ -81,7 +81,8 @@ class Captures:
     listed: tuple[int, ...] | None = None  # token ids that a .pt holds as a list
     values: Mapping[str, Any] = field(default_factory=dict)  # of a .pt: what is no array
     rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # positions, where not all
-    left: Mapping[str, str] = field(default_factory=dict)  # arrays that are none, and why
+    left: Mapping[str, str] = field(default_factory=dict)  # arrays that are not read, and why
+    lost: frozenset[str] = frozenset()  # those of `left` that are points, or rows of them
     facts: Mapping[str, Any] = field(default_factory=dict)  # of a dump: ranks, passes, remarks
     alone: bool = False  # a file of torch.save that is one tensor
     stored: Callable[[str], StoredBytes | None] = _no_bytes
@@ -511,17 +512,16 @@ def _names_without_stem(paths: list[str], stem: str) -> dict[str, str]:
     """
     if paths == [ALONE]:
         return {stem: ALONE}
+    numbered: dict[str, set[str]] = {}  # arrays under each numbered member of a name
+    for path in paths:
+        parts = path.split(".")
+        for at, part in enumerate(parts):
+            if part.isdigit():
+                numbered.setdefault(".".join(parts[:at]), set()).add(path)
     found: dict[str, str] = {}
     for path in paths:
-        above, _, last = path.rpartition(".")
-        only = (
-            last == "0"
-            and above
-            and not any(
-                other != path and (other == above or other.startswith(f"{above}."))
-                for other in paths
-            )
-        )
+        above, number = tuple_member(path) or ("", -1)
+        only = number == 0 and numbered[above] == {path} and above not in paths
         found[above if only else path] = path
     return found
 

@@ -345,7 +345,8 @@ def _place_of_file(
     }
     names = list(file.names)
     # SGLang's dumper writes one array a file, with its facts next to the value.
-    if "name" in meta and any(name == "value" or name.startswith("value.") for name in names):
+    named = bool(meta.get("name") or place.name)
+    if meta and named and any(name == "value" or name.startswith("value.") for name in names):
         ranks = dict(place.ranks)
         for key, value in meta.items():
             last = key.rpartition(".")[2]
@@ -357,7 +358,8 @@ def _place_of_file(
                 sizes[size] = max(value, sizes.get(size, 1))
         step = meta.get("step", meta.get("forward_pass_id", place.step))
         layer = meta.get("layer_id", place.layer)
-        name = module_path(str(meta["name"]), layer if type(layer) is int else None)
+        own = layer if type(layer) is int else None
+        name = module_path(str(meta["name"]), own) if meta.get("name") else place.name
         inner = {
             name + stored.removeprefix("value"): stored
             for stored in names

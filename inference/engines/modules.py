@@ -259,6 +259,7 @@ class ModuleReader:
             taken = [self._add(reading, values, rows) for reading in readings]
         except ValueError as error:
             self._collector.unknown[key] = str(error)
+            self._collector.lost.add(key)
             return
         if not any(taken):
             self._collector.unknown[key] = "the model has no such point"
@@ -269,6 +270,7 @@ class ModuleReader:
             values = drop_batch_axis(values, key)
         except ValueError as error:
             self._collector.unknown[key] = str(error)
+            self._collector.lost.add(key)
             return
         self._collector.add(*self._hidden_states[key], values, rows=rows, rank=BESIDE_MODULES)
 

@@ -30,6 +30,7 @@ Layout = Literal["whole", "columns", "rows", "zigzag", "replicated", "partial", 
 SUMMED = ("attn_out", "ffn_out", "moe_out", "shexp_out", "embd", "embd_scaled")
 _SPARSE = ("moe_out", "embd", "embd_scaled")  # of which a rank may have nothing
 NEAR = 2.0**-7  # relative distance that 16-bit rounding of one more sum makes at most
+_MOST_RANKS = 1024
 _TOGETHER = 16  # ranks whose files are open at a time while they are compared
 _ROWS_AXES = ("cp", "sp")  # axes that divide tokens
 
@@ -124,6 +125,45 @@ def row_axis(shape: Sequence[int]) -> int:
 def width_of(shape: Sequence[int]) -> int:
     """Return the number of elements of a token."""
     return int(np.prod(shape[row_axis(shape) + 1 :], dtype=np.int64))
+
+
+def lone_shares(
+    shapes: Mapping[str, tuple[int, ...]], widths: PointWidths, tokens: int | None
+) -> dict[str, tuple[int, int, int]]:
+    """Return {name: (columns, columns of the whole, ranks)} of arrays that are one rank's share.
+
+    `shapes` are those of arrays that were put together, of `tokens` tokens (None: unknown). Where
+    an array of the same point in another layer is whole, layers differ in size, and none is one.
+    """
+    found: dict[str, tuple[int, int, int]] = {}
+    entire: set[str] = set()
+    for name, shape in shapes.items():
+        whole, point = widths.widths.get(name), widths.points.get(name, "")
+        size = int(np.prod(shape, dtype=np.int64))
+        if whole is None or not size or len(shape) < 2:
+            continue
+        own = size // tokens if tokens and size % tokens == 0 else width_of(shape)
+        if shape[row_axis(shape)] == 1:
+            own = width_of(shape)
+        ranks = _ranks_of_share(own, whole, widths.parts.get(name, ()))
+        if ranks > 1:
+            found[name] = own, whole, ranks
+        elif own >= whole:
+            entire.add(point)
+    return {name: row for name, row in found.items() if widths.points.get(name, "") not in entire}
+
+
+def _ranks_of_share(own: int, whole: int, parts: Sequence[tuple[int, int]]) -> int:
+    """Return among how many ranks `whole` columns are divided where one has `own`; 0 if unknown.
+
+    `parts` are (columns, columns of a head) of each part; a rank has a head of each, at least.
+    """
+    if own >= whole:
+        return 1
+    for ranks in range(2, _MOST_RANKS + 1):
+        if parts and sum(max(-(-width // ranks), unit) for width, unit in parts) == own:
+            return ranks
+    return whole // own if not parts and own and whole % own == 0 else 0
 
 
 def join_ranks(

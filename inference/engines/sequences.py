@@ -82,7 +82,8 @@ class AlignedArrays:
     """One sequence's arrays by name: rows in the order of `positions`, or of those in `rows`.
 
     `steps` say for each token which pass computed it. `left` maps names that could not be aligned
-    to the reason. `notes` say what was left out.
+    to the reason; `again` are those of the passes in it that hold tokens of the sequence once more.
+    `notes` say what was left out.
     """
 
     arrays: Mapping[str, JoinedArray]
@@ -92,6 +93,7 @@ class AlignedArrays:
     steps: tuple[int, ...]
     left: Mapping[str, str]
     notes: tuple[str, ...]
+    again: frozenset[str] = frozenset()
 
 
 def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
@@ -110,7 +112,7 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
     chosen = _choose_sequence(found, ids)
     aligned = _align_sequence(passes, chosen, None if ids is None else len(ids), notes)
     again = dict(_computed_again(found, chosen, aligned.ids))
-    return replace(aligned, left={**aligned.left, **again})
+    return replace(aligned, left={**aligned.left, **again}, again=frozenset(again))
 
 
 def _computed_again(

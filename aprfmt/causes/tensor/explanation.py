@@ -211,6 +211,8 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
         return None  # any function gives one number: that it is equal proves nothing
     if before is not None and after.relative > 0.5 * before and after.changed:
         return None
+    if equal and after.leaves_factor(guess.slack):
+        return None
     says = guess.says
     if not equal:
         says = (

@@ -6,8 +6,10 @@ Errors are then judged in the copy's own steps (`measure.bounds`). For a wrong c
 made good in turn; the one after which the errors are usual is the cause.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +19,7 @@ from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.lattices import Grouping
 from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.codecs import decode
 from aprfmt.codecs.dialect import CodeTable
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.measure.bounds import Fit, fit_errors
@@ -33,6 +36,7 @@ MOST = 1 << 21  # elements looked at; of larger tensors, that many in runs of TI
 TILE = 128
 FLAT = 64  # elements of a block of bitsandbytes, which rows do not end
 FAILED = 4  # searches for a scheme without result, after which no more are made
+CODES_OF_BYTE = 8  # most values that a byte of codes has
 GONE = 0.8  # of the distance at most is left when the cause is put right
 SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its groups
 
@@ -178,6 +182,32 @@ def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
                 made.scales.reshape(-1),
                 True,
             )
+
+
+def holds_scale(reader: RowReader, columns: int) -> bool:
+    """Return whether so many neighbours are no fewer than share one stored scale in a block type.
+
+    That follows from its bytes: that of a scale changes more values than one of codes. Other packed
+    weights and plain floats do not show what shares one.
+    """
+    row = encoding_row(reader.encoding.split("+")[0])
+    blocks = row.block_size > 1 and row.layout and not row.row_header
+    return not blocks or columns >= _block_values_of_scale(row.name)
+
+
+@cache
+def _block_values_of_scale(encoding: str) -> int:
+    """Return the least number of a block's values that a byte changes which is none of codes."""
+    row = encoding_row(encoding)
+    raw = np.random.default_rng(0).integers(0, 256, row.type_size, np.uint8)
+    # One bit of every byte is turned, of each half: a half may be a scale of its own.
+    edits = np.concatenate([np.eye(row.type_size, dtype=np.uint8) << bit for bit in (0, 4)])
+    blocks = np.concatenate([raw[None], raw ^ edits])
+    with np.errstate(all="ignore"):
+        values = decode(encoding, blocks.tobytes(), (len(blocks), row.block_size))
+        changed = (values[1:] != values[0]).sum(axis=1)
+    wide = changed[changed > CODES_OF_BYTE]
+    return int(1 << math.ceil(math.log2(wide.min()))) if wide.size else 1
 
 
 def is_plain_float(reader: RowReader) -> bool:

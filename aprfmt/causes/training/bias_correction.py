@@ -14,6 +14,7 @@ CAUSE_ROWS = (
         "Adam's moments are not corrected for having begun at zero, or only one of them is.",
         "The first steps have another size: with 0.9 and 0.999 the first is 3.16 times the rate.",
         "The step made without the correction gives every weight.",
+        told_by="--optimizer-state, which has rate and moments",
     ),
 )
 _WORDS: dict[Correction, str] = {

@@ -22,6 +22,7 @@ CAUSE_ROWS = (
         "Adam's epsilon is another number than the one that was stated.",
         "Elements with a small gradient move more or less than they should.",
         "The step made with another power of ten gives every weight.",
+        told_by="--optimizer-state, which has epsilon and the moments",
     ),
 )
 _WORDS: dict[Epsilon, str] = {

@@ -15,6 +15,7 @@ CAUSE_ROWS = (
         "taken out of it, or accumulation steps that were not divided by.",
         "Elements whose gradient is as small as epsilon step further, or less far.",
         "The step of the scaled gradient gives every weight.",
+        told_by="--optimizer-state, which has epsilon and the moments",
     ),
 )
 WHOLE = (*range(2, 33), *(1 << power for power in range(6, 25)), 10, 100, 1000)

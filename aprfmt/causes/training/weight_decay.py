@@ -17,6 +17,7 @@ CAUSE_ROWS = (
         "The weight does not decay, and the optimizer says that it does.",
         "Rows without a gradient stay as they are.",
         "The step without decay gives every weight.",
+        told_by="--grads",
     ),
     Cause(
         "decay_factor",
@@ -34,6 +35,7 @@ CAUSE_ROWS = (
         "gradient (Adam), or it is taken from the weight (AdamW).",
         "Rows without a gradient move by whole steps, or shrink where they should step.",
         "The step with the other coupling gives every weight.",
+        told_by="--grads",
     ),
     Cause(
         "decay_on_norms",
@@ -147,6 +149,8 @@ def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if fit is None:
         return
     _, _, factor, off = fit.factors
+    if "decay_factor" in case.others:
+        factor, off = case.others["decay_factor"], 0.0
     if not np.isfinite(off) or off > 0.05 or abs(factor) < max(10 * off, FAINT):
         return
     share = recipe.lr * recipe.wd * factor
@@ -156,7 +160,8 @@ def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         if abs(factor - value) <= max(6 * off, 1e-2 * value):
             factor, says = value, f"the weight decays by {what}"
             break
-    yield StepGuess("decay_factor", says, changed(wanted, decay_factor=factor), 1)
+    other = changed(wanted, decay_factor=factor)
+    yield StepGuess("decay_factor", says, other, 1, number=("decay_factor", factor))
 
 
 HYPOTHESES = (

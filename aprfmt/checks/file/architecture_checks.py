@@ -18,6 +18,7 @@ from aprfmt.model.draft import draft_head
 from aprfmt.model.kinds import drop_stray_command
 from aprfmt.model.ledger import OF_TENSORS, Surplus
 from aprfmt.model.own_keys import misleading_keys
+from aprfmt.model.packing_sizes import fitting_sizes
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
 from aprfmt.model.resolve import ARCH_KEYS, Resolution, stated_architecture
@@ -89,14 +90,7 @@ def check_completeness(ctx: CheckContext) -> Result:
     ]
     unread = ctx.resolution.unread
     if unread is not None and ctx.resolution.unread_roles:
-        findings.append(
-            Finding(
-                ctx.where,
-                unread.text,
-                "weights that can be read",
-                "decode them with the tool that made them",
-            )
-        )
+        findings.append(Finding(ctx.where, unread.text, "weights that can be read", unread.todo))
     findings += [
         Finding(key, "missing, and accepted as such", expected, level="warning")
         for key in found.accepted
@@ -108,8 +102,18 @@ def check_completeness(ctx: CheckContext) -> Result:
 def check_shapes(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each tensor whose shape is not the configuration's."""
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
+    sizes = fitting_sizes(ctx.model) if ctx.resolution.coverage.misshapen else []
+    if sizes:
+        todo = set_command(ctx.model.path, sizes, in_place=True)
     findings = [
-        Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
+        Finding(
+            key,
+            f"shape {list(has)}: a run of values, one rank's part of flat parameters (FSDP)",
+            f"{list(wanted)}",
+            "save it again with the parts of all ranks gathered",
+        )
+        if len(has) == 1 < len(wanted)
+        else Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
         for key, has, wanted in ctx.resolution.coverage.misshapen
     ]
     return Result(f"{len(ctx.resolution.roles)} roles", findings)

@@ -154,6 +154,9 @@ def check_quantization(ctx: CheckContext) -> Result:
     if not claimed:
         method = section.get("quant_method", "unnamed")
         raise NotRun(f"quantization {method!r} is not one this package knows by its tensors")
+    unread = ctx.model.unread
+    if not claimed & packed and unread is not None and unread.lacks:
+        raise NotRun(f"{unread.claim}; see the check completeness")
     if not claimed & packed:
         there = ", ".join(sorted(packed)) or "no packed weight"
         found = f"says {', '.join(sorted(claimed))}; the file holds {there}"

@@ -7,6 +7,8 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, UnsupportedError
+from aprfmt.measure.named_causes import set_command
+from aprfmt.model.packing_sizes import fitting_sizes
 from aprfmt.tensors.companions import quantization_section
 from aprfmt.tensors.stats import tensor_stats
 from aprfmt.tensors.view import View
@@ -118,6 +120,7 @@ def check_packed(ctx: CheckContext) -> Result:
     """
     findings: list[Finding] = []
     seen = 0
+    undecoded = "quantize again"
     for name, tensor in ctx.model.items():
         if not tensor.parts:
             continue
@@ -128,9 +131,11 @@ def check_packed(ctx: CheckContext) -> Result:
         except UnsupportedError as error:
             raise NotRun(f"{name}: {error}", findings) from error
         except AprfmtError as error:
-            findings.append(
-                Finding(name, str(error), "parts that fit each other", "quantize again")
-            )
+            if not findings:
+                sizes = fitting_sizes(ctx.model)
+                if sizes:
+                    undecoded = set_command(ctx.model.path, sizes, in_place=True)
+            findings.append(Finding(name, str(error), "parts that fit each other", undecoded))
             continue
         finally:
             tensor.drop()

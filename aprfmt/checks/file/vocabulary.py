@@ -197,6 +197,8 @@ def _embedding_rows(ctx: CheckContext) -> tuple[int, str]:
     logical = resolution.roles.get("token_embd.weight")
     if logical is None or not logical.shape:
         raise NotRun("the model stores no token embedding")
+    if len(logical.shape) < 2:
+        raise NotRun("the token embedding is no matrix, so that it has no rows")
     return logical.shape[0], logical.stored[0].info.name
 
 

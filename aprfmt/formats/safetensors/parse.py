@@ -18,7 +18,7 @@ from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import bounded_json, unsupported_encodings
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, read_prefix
 from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
-from aprfmt.formats.foreign_formats import HEAD, download_left
+from aprfmt.formats.foreign_formats import HEAD, download_left, joined_file_text
 from aprfmt.formats.safetensors.layout import (
     FIELDS,
     INDEX_SUFFIX,
@@ -525,6 +525,7 @@ def _check_end(parsed: ParsedSafe, partial: bool) -> None:
         error = FormatError(
             f"{parsed.where}: {-missing} bytes follow the last tensor, which ends at "
             f"{parsed.end}; the format wants the file to end there"
+            f"{joined_file_text(parsed.buffer, parsed.end, parsed.end)}"
         )
         faults.add(error, kind=SURPLUS)
     if missing > 0:
