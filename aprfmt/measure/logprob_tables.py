@@ -219,7 +219,7 @@ def logit_size(here: Side, reference: Side) -> float:
 def compare_logprobs(
     here: Side, reference: Side, tolerance: Threshold, exact: Threshold | None = None
 ) -> LogprobTable:
-    """Return the table of the positions that both sides have.
+    """Return how far apart two sides are, at every position that both have.
 
     `tolerance` is of the arithmetic that is known or assumed, `exact` of float32 if it is assumed.
     """

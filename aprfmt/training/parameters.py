@@ -27,7 +27,7 @@ FACTORS: Mapping[str, str] = {
 class Parameter:
     """One weight that training may change, before a step and after it.
 
-    `key` is its role, with `.lora_a` or `.lora_b` behind it for a factor of an adapter; `names`
+    `key` is its role, with `.lora_a` or `.lora_b` after it for a factor of an adapter; `names`
     are those in the file. `after` is None where no checkpoint of after the step is given.
     """
 
@@ -141,7 +141,7 @@ def _pair_adapter(before: Model, after: Model | None, base: Model | None) -> Par
 def adapter_keys(adapter: Model, base: Model | None) -> Mapping[str, str]:
     """Return {stored name: key} of an adapter's trained tensors, by the roles of its base.
 
-    A key is a role with the factor behind it, `L0.attn_q.weight.lora_a`. Without a base, or where
+    A key is a role with the factor after it, `L0.attn_q.weight.lora_a`. Without a base, or where
     it has no such module, the module's own name stands for the role.
     """
     parts = adapter_parts(adapter)

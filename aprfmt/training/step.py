@@ -197,7 +197,7 @@ def explain_step(
 
 
 def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
-    """Return a report with the gradients of capture points, and the operation that they name."""
+    """Return `report` with compared points: their rows, notes, and a cause for the first wrong."""
     notes, causes = list(report.notes), list(report.causes)
     if found.scale != 1.0:
         notes.append(
@@ -896,19 +896,23 @@ class _Step:
         rows = matrix_shape(parameter.before.shape)
         given = self.given.values(parameter, self.given.placed[parameter.key])
         values = computed.gradient(parameter.key)
-        noise = self.given.reader(parameter)
-        coarse = self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE
-        coarse = coarse or (noise is not None and noise.noise >= UNIT["F16"])
         return GradientCase(
             parameter.key,
             given.astype(np.float64).reshape(rows),
             values.astype(np.float64).reshape(rows),
-            coarse,
+            self._is_gradient_coarse(parameter, self.given),
             self._cut_sizes(),
             self.facts.counts,
             self.facts.tokens,
             self.facts.repeated,
         )
+
+    def _is_gradient_coarse(self, parameter: Parameter, given: SavedArrays) -> bool:
+        """Return whether the weight, its given gradient or the run has 16 bits or fewer."""
+        if self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE:
+            return True
+        reader = given.reader(parameter)
+        return reader is not None and reader.noise >= UNIT["F16"]
 
     def _compare_checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
         """Return how a parameter's given gradient compares with differences of the batch's loss.
@@ -919,9 +923,7 @@ class _Step:
         place = None if self.given is None else self.given.placed.get(parameter.key)
         if self.given is None or place is None:
             return _Compared(why="no gradient of it was given")
-        reader = self.given.reader(parameter)
-        coarse = self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE
-        coarse = coarse or (reader is not None and reader.noise >= UNIT["F16"])
+        coarse = self._is_gradient_coarse(parameter, self.given)
         given = self.given.values(parameter, place).astype(np.float64)
         if not np.isfinite(given).all():
             return _Compared()

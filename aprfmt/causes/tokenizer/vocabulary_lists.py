@@ -187,7 +187,8 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
 def tokens_without_row(side: StatedTokenizer) -> Mapping[int, str]:
     """Return {id: token} of a tokenizer.json's tokens for which the embedding has no row.
 
-    Loaders that clip the vocabulary to the rows drop them; others fail when a text has one.
+    {} without one. Loaders that clip the vocabulary to the rows drop them; others fail when a
+    text has one.
     """
     if side.data is None:
         return {}

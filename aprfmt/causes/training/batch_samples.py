@@ -169,7 +169,7 @@ def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that labels are smoothed, or that the loss has a z-loss beside cross-entropy.
+    """Yield guesses that labels are smoothed, or that the loss has a z-loss added to cross-entropy.
 
     How much is solved on one small parameter: the gradient is linear in it.
     """
