@@ -441,7 +441,8 @@ def test_the_bound_of_one_value_is_that_of_all_times_a_factor(
 def test_a_mean_of_no_token_is_not_zero(demo_model: Path, tmp_path: Path) -> None:
     """The last position has no token after it. Seen red: mean 0 beside a largest of 4.5."""
     saved = tmp_path / "t.safetensors"
-    assert aprfmt("trace", demo_model, "--payload", "--ids", "1,2,3", "-o", saved).code == 0
+    asked = ("--payload", "--ids", "1,2,3", "--positions", "last", "-o", saved)
+    assert aprfmt("trace", demo_model, *asked).code == 0
     args = ("logits", demo_model, "--reference", saved, "--ids", "1,2,3")
     found = aprfmt(*args, "--json").json["logprobs"]
     assert found["mean_difference"] is found["mean_abs_difference"] is None
