@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ def compare_logprob_sides(
         # Compare at the positions that both have, within rounding of their dtypes.
         bound, exact = logit_bounds(run.model, (mine, theirs), (own, dtype))
         table = compare_logprobs(mine, theirs, bound, exact)
+        if loaded is None:  # a run has every row, also those that the reference was not asked for
+            table = replace(table, lost=())
         if not table.compared:
             raise FormatError(
                 f"{reference}: none of its positions is one of {name}; expected log-probabilities "
@@ -176,15 +179,22 @@ def piece_to_ids(model: "Model") -> Any:
 def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
     """Return the verdict over the positions that both sides have, naming those left out.
 
-    It is open where the difference is within the bound of bfloat16 and beyond that of float32, and
-    the arithmetic of `answer` (a file's name) is not known. `table` is the comparison of both
-    sides.
+    It is open where positions of this side were not compared, and where the difference is within
+    the bound of bfloat16 and beyond that of float32, and the arithmetic of `answer` (a file's name)
+    is not known. `table` is the comparison of both sides.
     """
+    from aprfmt.measure.trace_rows import positions_text
     from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
 
     words = VerdictWords("within tolerance", "beyond tolerance")
-    every = table.compared + table.only_there
+    every = table.compared + len(table.lost) + len(table.unshared) + table.only_there
     left = []
+    lone = ((table.lost, "the reference does not have them"),
+            (table.unshared, "no token is listed on both sides"))  # fmt: skip
+    for positions, why in lone:
+        if positions:
+            where = f"at positions {positions_text(positions)}"
+            left.append(NotCompared("log-probabilities", where, "unreadable", why))
     if table.only_there:
         left.append(NotCompared("captured array", f"{table.only_there} positions of the reference",
                                 "unread", "not on this side"))  # fmt: skip
