@@ -32,6 +32,7 @@ def compare_logprob_sides(
     since it writes logits of a run. Raises UsageError where the two are of different tokens,
     FormatError where they have no position in common.
     """
+    from aprfmt.inference.engines.logprobs import SeveralAnswersError
     from aprfmt.measure.logprob_tables import LogprobMatrix, compare_logprobs, rows_from_logits
 
     if out is not None:
@@ -40,14 +41,21 @@ def compare_logprob_sides(
         # The reference names the tokens; ids that are given must begin it.
         run = stack.enter_context(run_options.open_session(model, where))
         given = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
-        theirs, dtype = read_side(reference, run.model, given, stack)
+        try:
+            theirs, dtype = read_side(reference, run.model, given, stack)
+        except SeveralAnswersError:
+            if loaded is None or given is not None:
+                raise
+            # Of several answers the one to the other side's tokens counts.
+            named = read_side(loaded, run.model, given, stack)[0].ids
+            theirs, dtype = read_side(reference, run.model, given, stack, named)
         dtype = dtype or answer_dtype
         ids = list(theirs.ids)
         if given is not None and ids[: len(given)] != given:
             raise UsageError(f"{reference}: is of other tokens than the ids given")
         # The other side is a saved one, or a run of the model on these tokens.
         if loaded is not None:
-            mine, found = read_side(loaded, run.model, given, stack)
+            mine, found = read_side(loaded, run.model, given, stack, ids)
             own = found or answer_dtype
             name = str(loaded)
             least = min(len(mine.ids), len(ids))
@@ -125,12 +133,14 @@ def logit_bounds(
 
 
 def read_side(
-    path: Path, model: "Model", ids: Sequence[int] | None, stack: ExitStack
-) -> "tuple[Side, str | None]":
+    path: Path, model: "Model", ids: Sequence[int] | None, stack: ExitStack,
+    wanted: Sequence[int] | None = None,
+) -> "tuple[Side, str | None]":  # fmt: skip
     """Return (log-probabilities by position, dtype) of a server's answer or a saved trace.
 
-    `ids` are the tokens if known, and `stack` closes the trace. The dtype is None for an answer and
-    a dump, which do not say their arithmetic. Raises UsageError where there is no such file,
+    `ids` are the tokens if known, and `stack` closes the trace. Of several answers in a file the
+    one to the tokens `wanted` is read (None: `ids`). The dtype is None for an answer and a dump,
+    which do not say their arithmetic. Raises UsageError where there is no such file,
     FormatError for a trace without logits or token ids.
     """
     from aprfmt.inference.engines.logprobs import is_logprobs, read_logprobs
@@ -140,7 +150,7 @@ def read_side(
     if not path.exists():
         raise UsageError(f"{path}: there is no such file")
     if is_logprobs(path):
-        return read_logprobs(path, ids, piece_to_ids(model)), None
+        return read_logprobs(path, ids, piece_to_ids(model), ids or wanted), None
     trace = stack.enter_context(open_trace(path, ids, model))
     record, values = trace.find_record("logits"), trace.recorded_values("logits")
     known = trace.run.get("ids") or ids
