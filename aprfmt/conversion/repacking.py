@@ -142,7 +142,7 @@ class ScaledTensor(LazyTensor):
         self.beside = {name: bytes(part.raw()) for name, part in origin.parts.items() if name}
 
     @property
-    def held(self) -> LazyTensor:
+    def unwrapped(self) -> LazyTensor:
         """The stored tensor of the blocks."""
         return self.main
 

@@ -84,7 +84,7 @@ class Verifier:
         here = output.made or all(map(in_mapped_file, output.sources))
         if output.copies and not here and not output.is_remote:
             return
-        file, at = sink.lies() if slot is None else (slot.place.file, slot.place.start)
+        file, at = sink.location() if slot is None else (slot.place.file, slot.place.start)
         self._places[output.info.name] = file, at
         self._waiting.append(self._pool.submit(_compare, file, at, output, record))
 
@@ -101,10 +101,10 @@ class Verifier:
     def is_proved(self, name: str, tensor: LazyTensor) -> bool:
         """Return whether this tensor was already compared at the same place of the same file."""
         file, at = self._places.get(name, (None, 0))
-        lies = tensor.lies() if type(tensor) is StoredTensor else None
-        if file is None or lies is None or not file.identity:
+        location = tensor.location() if type(tensor) is StoredTensor else None
+        if file is None or location is None or not file.identity:
             return False
-        return lies[0].identity == file.identity and lies[1] == at
+        return location[0].identity == file.identity and location[1] == at
 
     def _raise_errors(self) -> None:
         """Raise the error of the first comparison that has ended and found a difference, if any."""

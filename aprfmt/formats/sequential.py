@@ -183,7 +183,7 @@ class SequentialSink:
         self._left[slot.place.file] -= 1
         self._write_checksums()
 
-    def lies(self) -> tuple[OutputFile, int]:
+    def location(self) -> tuple[OutputFile, int]:
         """Return (file, offset) of the tensor that was written last, flushed so it can be read.
 
         Raises ConversionError before the first tensor was written.

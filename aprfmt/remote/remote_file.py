@@ -110,7 +110,7 @@ class RemoteObject:
         self._unsure = self.mixed = False
         return found
 
-    def held(self, stop: int, wish: int) -> memoryview:
+    def head(self, stop: int, wish: int) -> memoryview:
         """Return the beginning of the file, at least `stop` bytes.
 
         If some of it is not held yet, up to `wish` bytes are fetched.
@@ -269,7 +269,7 @@ class RemoteFile:
     def __getitem__(self, where: slice) -> memoryview:
         """Return the bytes of a slice with step 1, from memory or by fetching."""
         start, stop, _ = where.indices(self.size)
-        held = self._found.held(0, 0)
+        held = self._found.head(0, 0)
         if stop <= len(held) or start >= stop:
             return held[start : max(start, stop)]
         if self._stream.awaits(start, stop):
@@ -278,13 +278,13 @@ class RemoteFile:
             return self._found.small(start, stop)
         return self._stream.get(start, stop)
 
-    def held(self, stop: int, wish: int = 0) -> memoryview:
+    def head(self, stop: int, wish: int = 0) -> memoryview:
         """Return the beginning of the file, at least `stop` bytes.
 
         If some of it is not in memory yet, up to `wish` bytes are fetched. Raises RemoteError where
         more than MAX_HELD bytes are before the tensors.
         """
-        return self._found.held(stop, wish)
+        return self._found.head(stop, wish)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of every range, in order.
@@ -308,13 +308,13 @@ class RemoteFile:
     def _fetch_range(self, where: tuple[int, int]) -> memoryview:
         """Return the bytes of a (start, stop) range, from memory or by fetching."""
         start, stop = where
-        held = self._found.held(0, 0)
+        held = self._found.head(0, 0)
         return held[start:stop] if stop <= len(held) else self._found.fetch(start, stop)
 
     def windows(self, start: int, stop: int, size: int = PART) -> Iterator[memoryview]:
         """Yield the bytes of [start, stop), as far as the file goes, in windows of `size` bytes."""
         stop = min(stop, self.size)
-        held = self._found.held(0, 0)
+        held = self._found.head(0, 0)
         with closing(ReadAhead(stop, self._found.gather)) as stream:
             stream.expect(start, stop, max(start, len(held)))
             for first in range(start, stop, size):
@@ -328,7 +328,7 @@ class RemoteFile:
 
     def expect(self, start: int, stop: int) -> None:
         """Announce that bytes [start, stop) will be read, so that they are fetched ahead."""
-        if stop > len(self._found.held(0, 0)):
+        if stop > len(self._found.head(0, 0)):
             self._stream.expect(start, stop)
 
     @property

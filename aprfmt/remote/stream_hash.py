@@ -31,7 +31,7 @@ class StreamHash:
         self._waiting: list[tuple[int, int, memoryview]] = []
         self._held = self._came = self._at = 0
         file.observe(self.take)
-        self.take(0, file.held(0))
+        self.take(0, file.head(0))
 
     def take(self, start: int, data: memoryview) -> None:
         """Add bytes of the file from `start` on; any thread may add them, in any order, also twice.

@@ -192,11 +192,11 @@ def _settle_by_order(
 def _places_by_order(
     group: Sequence[str], at: int, found: Mapping[str, Candidate]
 ) -> list[tuple[int | None, str]]:
-    """Return the (layer, role) that the order of other layers gives for number `at` of a group.
+    """Return each (layer, role) that the order of other layers gives for number `at` of a group.
 
     For each known number near `at` the same role in another layer is looked up. What stands there
     at the same distance votes, moved into the layer of the known number. All places with the most
-    votes are returned; [] without any vote.
+    votes are returned, each with a layer of None outside layers; [] without any vote.
     """
     votes: Counter[tuple[int | None, str]] = Counter()
     places = {i: split_key(found[n].key) for i, n in enumerate(group) if n in found}

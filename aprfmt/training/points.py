@@ -1,7 +1,7 @@
 """A trainer's gradients of capture points, compared backward from the loss with those of a batch.
 
-The first wrong one says which operation's backward is wrong: what is behind it is right, and what
-is before it was made of it.
+The first wrong one says which operation's backward is wrong: what comes after it
+in the forward pass is right, and what comes before was made of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ _SHOWN, _MOST = 3, 6  # points and operations that a sentence names
 class ComparedPoints:
     """The points that were compared, in backward order; what was not; and where it begins.
 
-    `first` are the wrong points behind which all that is made of them is right; `says` is the
+    `first` are the wrong points of which all that is made is right; `says` is the
     sentence about them, "" where none is wrong. `scale` is the factor that all points carry and the
     gradients of parameters do not (a loss scale), 1.0 for none.
     """
@@ -121,7 +121,7 @@ def compare_points(
     known = {row.key: row for row in rows if row.verdict != "not compared"}
     ways = {key: suspects(readers, key, known) for key in known if key in wrong}
     first = [key for key, way in ways.items() if not any(one.key in wrong for one in way)]
-    # Points of one layer are branches beside each other; another layer's come after them.
+    # Points of one layer are parallel branches; another layer's come after them.
     layer = first[0].rpartition(".")[0]
     first = [key for key in first if key.rpartition(".")[0] == layer]
     says = _sentence([known[key] for key in first], [ways[key] for key in first], known)
@@ -175,7 +175,7 @@ def _sentence(
 ) -> str:
     """Return which operation's backward is wrong, where `rows` are the first wrong points.
 
-    `ways` are the operations behind each of them. Where several points are wrong, it is one that
+    `ways` are the operations that read each of them. Where several points are wrong, it is one that
     all of them are read by, if there is one.
     """
     says = ", ".join(f"{row.key}: {row.why}" for row in rows[:_SHOWN])

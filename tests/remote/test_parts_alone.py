@@ -224,7 +224,7 @@ def test_what_comes_next_is_hashed_however_much_waits(monkeypatch: pytest.Monkey
 
     file: Any = SimpleNamespace(
         size=32, path="x", sha256="", proven=True, windows=windows,
-        observe=lambda take: None, held=lambda start: memoryview(b""),
+        observe=lambda take: None, head=lambda start: memoryview(b""),
     )  # fmt: skip
     stream = StreamHash(file)
     for start in (8, 16, 0):  # the second waits for room, the third is next

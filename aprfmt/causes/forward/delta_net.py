@@ -252,7 +252,7 @@ def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Patch:
 
 
 def _patch_channels(how: Callable[[Array], Array]) -> Patch:
-    """Return a patch: the log of the decay by channel is `how` of the model's."""
+    """Return a patch: the delta rule takes how(decay), the log of its decay by channel."""
 
     def override(op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, *rest: Any) -> Any:
         """Return the delta rule with the changed decay."""

@@ -66,7 +66,7 @@ class FoundOrder(NamedTuple):
     says: str
 
     def put_right(self, stored: "Array") -> "Array":
-        """Return codes [units, places] in their right places."""
+        """Return codes [units, places] in their right places, mapped by `codes`."""
         right: Array = self.codes[stored[:, self.order]]
         return right
 
@@ -85,9 +85,9 @@ def pack_codes(codes: "Array", bits: int) -> "Array":
 
 
 def find_code_order(units: CodeUnits) -> FoundOrder | None:
-    """Return the order, and the codes, in which the weight has the wanted values; None if none.
+    """Return the order of places and the map of codes by which the weight has the wanted values.
 
-    None too for the order and codes it has.
+    None if there are none, or if they are those it has.
     """
     count, places = units.codes.shape
     most = (1 << units.bits) - 1
@@ -229,7 +229,7 @@ def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _code_fields(reader: RowReader) -> list[tuple[str, int]]:
-    """Return (name, bits) of each field of a block that has as many codes as the block elements."""
+    """Return (name, bits) of each field of a block with one code for each element; [] without."""
     row = encoding_row(reader.encoding.split("+")[0])
     codec = CODECS.get(reader.encoding)
     if row.block_size < 2 or row.row_header or not reader.decodes_rows or codec is None:
@@ -270,7 +270,7 @@ def _with_field(blocks: "Array", field: str, codes: "Array", bits: int) -> "Arra
 def _order_of_field(
     reader: RowReader, other: RowReader, field: str, bits: int
 ) -> FoundOrder | None:
-    """Return the order of the codes of a field by which some rows have the other side's values."""
+    """Return the order of a field's codes by which some rows have B's values; None if none."""
     size = encoding_row(reader.encoding).block_size
     count = min(reader.rows, max(1, UNITS * size // reader.columns))
     rows = np.linspace(0, reader.rows - 1, count).astype(np.int64)

@@ -349,7 +349,7 @@ def _derived_explanations(
     found = _removal_explanations(changes)
     if found:
         return found
-    # One whose sign turned is a fault beside what was done to the others.
+    # One whose sign turned is a fault besides what was done to the others.
     turned = [change for change in changes if change.related < -AKIN]
     if turned and len(turned) < len(changes):
         rest = [change for change in changes if not change.related < -AKIN]

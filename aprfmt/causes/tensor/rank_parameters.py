@@ -140,7 +140,7 @@ def _misplaced_pieces(
             near = owners.get(data)
             if near is None or len(set(data[:4096])) < VARIED:
                 return None
-            moved[piece] = min(near, key=lambda one: _distance(piece, one))
+            moved[piece] = min(near, key=lambda one: _nearness(piece, one))
             sample, count = sample or data, count + len(data)
     if not moved:
         return None
@@ -148,8 +148,8 @@ def _misplaced_pieces(
     return MovedPieces(cause, text, sample, count, len(moved))
 
 
-def _distance(piece: Piece, other: Piece) -> tuple[bool, bool, bool, int]:
-    """Return how far a piece's owner is: the same place but for one number comes first."""
+def _nearness(piece: Piece, other: Piece) -> tuple[bool, bool, bool, int]:
+    """Return the sort key of a piece's owners: first come those with one number unequal."""
     return (
         piece.matrix != other.matrix,
         piece.expert != other.expert,

@@ -109,7 +109,7 @@ def _ends_elsewhere(
 def _is_frame_of_encoder(
     a: StatedTokenizer, b: StatedTokenizer, ids: AbstractSet[int | None]
 ) -> bool:
-    """Return whether both put these ids behind every text, and the model generates none.
+    """Return whether both put these ids after every text, and the model generates none.
 
     Writers of GGUF name the [SEP] of an encoder eos, which its Hugging Face files leave unsaid.
     """

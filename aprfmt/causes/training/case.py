@@ -173,7 +173,8 @@ class StepCase:
 
         Those have no gradient in any element here. The optimizer also steps rows whose gradient is
         zero and that were read (padding): where fewer than half of the rows without a gradient
-        moved, those are of them. Unchanged for another rule, a vector, or without a gradient.
+        moved, those are of them. Unchanged for another rule, a vector, or without a gradient. None
+        for None.
         """
         if update is None or not recipe.sparse or self.vector or self.gradient is None:
             return update
