@@ -39,8 +39,10 @@ def count_lost_codes(packed: PackedWeight, stored: str) -> int | None:
     with np.errstate(all="ignore"):
         values = laid.decode(start, stop)
         scale = replace(laid, values=np.ones_like(laid.values)).decode(start, stop)
-        back = _recovered_mask(values, scale, laid.unpack_rows(start, stop), stored, kind.values)
-    return int((~back).sum())
+        recovered = _recovered_mask(
+            values, scale, laid.unpack_rows(start, stop), stored, kind.values
+        )
+    return int((~recovered).sum())
 
 
 def all_codes_recoverable(

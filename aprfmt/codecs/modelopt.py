@@ -143,11 +143,11 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
     if algorithm.second:
         required_part(NAME, parts, _SECOND)
     if algorithm.group is not None:
-        said = f"{NAME}: config says {config['quant_algo']}, group_size {algorithm.group}"
+        prefix = f"{NAME}: config says {config['quant_algo']}, group_size {algorithm.group}"
         if shape[-1] % algorithm.group:
-            raise CodecError(f"{said}: part {_MAIN!r} has rows of {shape[-1]}, no whole groups")
+            raise CodecError(f"{prefix}: part {_MAIN!r} has rows of {shape[-1]}, no whole groups")
         groups = (*shape[:-1], shape[-1] // algorithm.group)
-        check_shape(said, SCALE, required_part(NAME, parts, SCALE).shape, groups)
+        check_shape(prefix, SCALE, required_part(NAME, parts, SCALE).shape, groups)
     return tuple(shape)
 
 

@@ -72,8 +72,8 @@ def _choose_powers(values: F32, settings: Settings) -> Groups:
     bits = np.ascontiguousarray(largest_magnitudes(values, _POWERS)).view(np.uint32) + np.uint32(
         1 << 21
     )
-    held = np.maximum((bits >> 23).astype(np.int32) - 2, 0)
-    return Groups(_POWERS, held.astype(np.uint8), codes="e2m1")
+    exponents = np.maximum((bits >> 23).astype(np.int32) - 2, 0)
+    return Groups(_POWERS, exponents.astype(np.uint8), codes="e2m1")
 
 
 def _hold_powers(groups: Groups, settings: Settings) -> Groups:
