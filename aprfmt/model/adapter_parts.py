@@ -140,10 +140,10 @@ def target_parameters(config: Mapping[str, Any], module: str) -> tuple[str, ...]
 
 def _is_target_module(config: Mapping[str, Any], module: str) -> bool:
     """Return whether target_modules of adapter_config.json names or matches this module."""
-    asked = config.get("target_modules")
-    if isinstance(asked, str):
-        return matches_start(rf"({asked})$", module)
-    names = asked if isinstance(asked, list) else ()
+    targets = config.get("target_modules")
+    if isinstance(targets, str):
+        return matches_start(rf"({targets})$", module)
+    names = targets if isinstance(targets, list) else ()
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
@@ -285,10 +285,10 @@ def _parameter_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
         name, depth = unwrap_module(module)
         depths.setdefault(name, set()).add(depth)
     for name, found in depths.items():
-        asked = target_parameters(config, name)
-        if len(found) > max(len(asked), 1) or found != set(range(len(found))):
+        targets = target_parameters(config, name)
+        if len(found) > max(len(targets), 1) or found != set(range(len(found))):
             return (
                 f"{name} has {len(found)} pairs, one wrapped in the other, and target_parameters "
-                f"of adapter_config.json names {len(asked)} of its parameters"
+                f"of adapter_config.json names {len(targets)} of its parameters"
             )
     return ""

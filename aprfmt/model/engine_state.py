@@ -324,28 +324,28 @@ def open_engine_state(path: Path, published: Model) -> Model:
         # All ranks' tensors by name, and the published tensors found among them.
         files = _rank_files(path)
         sources = [(stack.enter_context(open_source(file)), ranks) for file, ranks in files]
-        held = _group_by_name(path, sources)
-        reader = _StateReader(path, published, held)
+        by_name = _group_by_name(path, sources)
+        reader = _StateReader(path, published, by_name)
         tensors = dict(reader.tensors())
         if not tensors:
-            _refuse_unrelated(path, held, published)
+            _refuse_unrelated(path, by_name, published)
         reader.refuse_missing_ranks()
         reader.note_released()
         reader.notes += _other_files(path, [file for file, _ in files])
         reader.note_padding()
         reader.note_added_ones(tensors)
         # What the published model does not have is listed under its own name.
-        left = [
+        unmatched = [
             name
-            for name, one in held.items()
+            for name, one in by_name.items()
             if name not in reader.used
             and not name.endswith(COMPUTED)
             and not name.startswith(NO_WEIGHTS)
             and not _is_unit_scale(one)
             and not reader.is_unused_kv(name, one)
         ]
-        for name in reader.without_aliases(left):
-            tensors[name] = held[name].parts[0]
+        for name in reader.without_aliases(unmatched):
+            tensors[name] = by_name[name].parts[0]
         state = EngineState(
             path,
             tuple(file for file, _ in files),

@@ -16,21 +16,23 @@ _MOST = 3
 def missing_path_message(path: Path) -> str:
     """Return why a path names no model, with near names or what else may be meant."""
     text = str(path)
-    said = f"{text}: no such file or folder"
+    sentence = f"{text}: no such file or folder"
     if path.is_symlink():
         return f"{text}: is a link to {os.readlink(path)}, which is not there (no such file)"
     if _HOST.match(text):
-        return f"{said}; an address begins with https:// or hf://"
+        return f"{sentence}; an address begins with https:// or hf://"
     folder = path.parent
     if not folder.is_dir():
         if _looks_like_repository(text):
-            return f"{said} here or in the local hub cache; on the Hugging Face hub: hf://{text}"
-        return f"{said}: there is no folder {folder}"
+            return (
+                f"{sentence} here or in the local hub cache; on the Hugging Face hub: hf://{text}"
+            )
+        return f"{sentence}: there is no folder {folder}"
     near = _similar_paths(path)
     if near:
-        return f"{said}; near names: {', '.join(near)}"
+        return f"{sentence}; near names: {', '.join(near)}"
     models = [str(each) for each in model_candidates(folder)[:_MOST]]
-    return f"{said}; models there: {', '.join(models)}" if models else said
+    return f"{sentence}; models there: {', '.join(models)}" if models else sentence
 
 
 def _looks_like_repository(text: str) -> bool:

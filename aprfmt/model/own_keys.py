@@ -81,12 +81,12 @@ def _unstated_keys(model: "Model") -> Iterator[MisleadingKey]:
         )
     except ArchError:
         return  # a value that cannot be read is no missing key: its relation says what it is
-    back = read_back_hyper(spec, model.hyper, style)
+    reread = read_back_hyper(spec, model.hyper, style)
     for name in model.hyper:
-        if name in alone or name not in back or name in _TOLD_BY_TOKENS:
+        if name in alone or name not in reread or name in _TOLD_BY_TOKENS:
             continue
-        key = back.of(name).key
+        key = reread.of(name).key
         if key.startswith(f"{called[0]}."):
             key = prefix + key.removeprefix(called[0])
-        if key and key not in model.metadata and back.of(name).origin == "metadata":
+        if key and key not in model.metadata and reread.of(name).origin == "metadata":
             yield MisleadingKey(key, name, None, model.hyper[name], style)

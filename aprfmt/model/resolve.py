@@ -462,12 +462,12 @@ def read_missing_as_default(
     ]
     if not apart:
         return rows, []
-    notes, back = [], read_back_hyper(spec, hyper, facts.style, shapes=facts.shapes)
+    notes, reread = [], read_back_hyper(spec, hyper, facts.style, shapes=facts.shapes)
     usual = called[0]
     for name in apart:
-        if name not in back or back.of(name).origin == "default":
+        if name not in reread or reread.of(name).origin == "default":
             continue  # the style cannot say it
-        key = back.of(name).key
+        key = reread.of(name).key
         if facts.arch_key and key.startswith(f"{usual}."):
             key = facts.arch_key + key.removeprefix(usual)
         if not key or key in facts.values or key in facts.tensors:

@@ -124,7 +124,7 @@ def undecoded_packing(
     `why` is the error of an earlier attempt to join them, "" without one.
     """
     # Without a section, only tensors that hold codes suggest packed weights.
-    section, given = quantization_section(config or {}), why
+    section, reason = quantization_section(config or {}), why
     if section is None and not _any_coded(tensors):
         return None
     # Tensors by module, and what the section says about its method.
@@ -152,7 +152,7 @@ def undecoded_packing(
     if section is None:
         coded |= _modules_without_scale(tensors, modules)
         odd = ((module, _misnamed_scale(module, modules[module])) for module in sorted(coded))
-        why = given or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
+        why = reason or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
     if not coded:
         return None
     # The weights that these would be, and the tensors that hold them.
@@ -290,8 +290,8 @@ def _modules_without_scale(
 
 def sparsity_format(section: Mapping[str, Value]) -> str:
     """Return the sparse format that compressed-tensors declares; "" if weights are dense."""
-    said = section.get("sparsity_config")
-    form = said.get("format") if isinstance(said, Mapping) else None
+    stated = section.get("sparsity_config")
+    form = stated.get("format") if isinstance(stated, Mapping) else None
     return form if isinstance(form, str) and form != "dense" else ""
 
 
