@@ -131,8 +131,10 @@ def turn_tokens(
     conversation = CONVERSATIONS["an answer, no prompt"]
     ((_, text),) = render_several(template, [conversation], variables, where)
     between = text.rpartition(_ANSWER["content"])[0].rpartition(_USER["content"])[2]
-    asked = between.lstrip()
-    closing = {t for t in special if t and asked.startswith(t)} if end in between else set()
+    after_question = between.lstrip()
+    closing = (
+        {t for t in special if t and after_question.startswith(t)} if end in between else set()
+    )
     return end, frozenset(t for t in special if t and t in between) - closing - {end}
 
 

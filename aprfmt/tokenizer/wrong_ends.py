@@ -92,9 +92,9 @@ def _set_end_command(
     The right one is the token that ends a turn, else the tokenizer's own end, else one of a known
     text.
     """
-    own = side.vocabulary.ids.get("eos")
+    eos = side.vocabulary.ids.get("eos")
     known = next((special[text] for text in END_TEXTS if text in special), None)
-    right = special[end] if end is not None else known if own in wrong or own is None else own
+    right = special[end] if end is not None else known if eos in wrong or eos is None else eos
     if right is None:
         return ""
     kept = [i for i in ids if i not in wrong]
