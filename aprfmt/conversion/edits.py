@@ -250,12 +250,12 @@ def _convert_scalar(value: Value, kind: str, key: str, user_text: str) -> Value:
 def _is_float(value: float, kind: str) -> bool:
     """Return whether a number stays finite in a float type, or is not finite itself."""
     try:
-        back = float(value)
+        rounded = float(value)
         if kind == "float32":
-            (back,) = struct.unpack("<f", struct.pack("<f", value))
+            (rounded,) = struct.unpack("<f", struct.pack("<f", value))
     except (OverflowError, struct.error):
         return False
-    return math.isfinite(back) or not math.isfinite(value)
+    return math.isfinite(rounded) or not math.isfinite(value)
 
 
 def _json_or_text(text: str, key: str) -> Any:

@@ -51,8 +51,8 @@ def choose_encodings(
     not exist, cannot be written, or that the target cannot hold.
     """
     # Check the names that the user gave, and find the tensors of each --tensor pattern.
-    asked = [options.encoding, *(e for _, e in options.tensor_encodings)]
-    for encoding in asked:
+    requested = [options.encoding, *(e for _, e in options.tensor_encodings)]
+    for encoding in requested:
         if encoding is not None and encoding not in ENCODINGS:
             raise ConversionError(_no_encoding(encoding))
     every = spellings_by_role(model) if options.tensor_encodings else {}
@@ -80,7 +80,7 @@ def choose_encodings(
         # Refuse what nothing here encodes, and collect what the target cannot hold.
         if encoding not in (output.source_encoding, written) and (
             not find_encoding(encoding).known
-            or (encoding in asked and not codec(encoding).has_encoder)
+            or (encoding in requested and not codec(encoding).has_encoder)
         ):
             raise ConversionError(_not_written(output.info.name, encoding))
         if encoding == written:

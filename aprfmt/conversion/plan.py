@@ -192,9 +192,9 @@ def _mapped(
     _check_unbound(model, target, drops, plan)
     for loss in expected_losses(resolution.spec, resolution.hyper, target.style):
         if loss.refused:
-            said = resolution.hyper[loss.name]
+            value = resolution.hyper[loss.name]
             raise ArchError(
-                f"{model.path}: {loss.name} is {said}, which no {target.name} file of "
+                f"{model.path}: {loss.name} is {value}, which no {target.name} file of "
                 f"{resolution.spec.name} says: {loss.consequence}"
             )
         plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))

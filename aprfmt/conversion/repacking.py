@@ -178,10 +178,10 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
     says that packed weights go to the target as the tensors they are stored in.
     """
     # What the options ask for, and what the target holds.
-    asked = _requested_encodings(model, options)
+    requested = _requested_encodings(model, options)
     packed = [view for view in model.values() if view.stored[0].parts]
     if not packed:
-        return Repacking({}, {}, frozenset(asked))
+        return Repacking({}, {}, frozenset(requested))
     from aprfmt.codecs.repacks import repack_targets
 
     blocks = _mixture_encodings(model, options)
@@ -201,15 +201,15 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
     # Choose the weights to repack; blocks with a scale tensor are only wrapped.
     for view in packed:
         tensor = view.stored[0]
-        if copied and view.name not in asked and options.writer is None:
+        if copied and view.name not in requested and options.writer is None:
             continue
         if tensor.packed is None:
-            wished = asked.get(view.name) or blocks.get(view.name)
-            if _WHOLE in tensor.parts and wished in (None, tensor.info.encoding):
+            encoding = requested.get(view.name) or blocks.get(view.name)
+            if _WHOLE in tensor.parts and encoding in (None, tensor.info.encoding):
                 found[view.name] = ScaledTensor(tensor)
             continue
-        wished = asked.get(view.name)
-        allowed: Container[str] = every if wished is None else {wished}
+        encoding = requested.get(view.name)
+        allowed: Container[str] = every if encoding is None else {encoding}
         if options.choose is not None or not repack_targets(tensor.info.encoding):
             continue
         tasks.append(partial(try_repack, view, allowed))
@@ -225,7 +225,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
             found[name] = answer
         elif answer:
             reasons[name] = answer
-    return Repacking(found, reasons, frozenset(asked))
+    return Repacking(found, reasons, frozenset(requested))
 
 
 def _repack_weight(view: View, allowed: Container[str], threads: int) -> RepackedTensor | str:
@@ -253,11 +253,11 @@ def _requested_encodings(model: Model, options: Options) -> Mapping[str, str]:
     found = dict.fromkeys(model, options.encoding) if options.encoding else {}
     if options.tensor_encodings:
         names, every = list(model), list(spellings_by_name(model).values())
-        for pattern, wished in options.tensor_encodings:
+        for pattern, encoding in options.tensor_encodings:
             found.update(
-                {names[i]: wished for i in matching_indices(every, [pattern], str(model.path))}
+                {names[i]: encoding for i in matching_indices(every, [pattern], str(model.path))}
             )
-    return {name: wished for name, wished in found.items() if wished is not None}
+    return {name: encoding for name, encoding in found.items() if encoding is not None}
 
 
 def _mixture_encodings(model: Model, options: Options) -> Mapping[str, str]:
@@ -272,7 +272,7 @@ def _mixture_encodings(model: Model, options: Options) -> Mapping[str, str]:
         if view.parts and view.stored[0].packed is None:
             name = deciding_name((*roles.get(view.name, ()), view.name))
             found[view.name] = options.choose(name, view.shape, view.encoding)
-    return {name: wished for name, wished in found.items() if wished is not None}
+    return {name: encoding for name, encoding in found.items() if encoding is not None}
 
 
 def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Output]:

@@ -71,10 +71,10 @@ def _differing(
 ) -> Sequence[str]:
     """Return those of the hyperparameters `names` that a config.json gives another value."""
     try:
-        said, _ = read_hyper(spec, Facts("hf", config, {}), "config.json", complete=False)
+        stated, _ = read_hyper(spec, Facts("hf", config, {}), "config.json", complete=False)
     except ArchError:
         return names
-    return [name for name in names if name in said and not same_value(said[name], hyper[name])]
+    return [name for name in names if name in stated and not same_value(stated[name], hyper[name])]
 
 
 def _replaced(config: Mapping[str, Any], pairs: Mapping[str, Any], section: str) -> dict[str, Any]:
