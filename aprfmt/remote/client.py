@@ -373,18 +373,18 @@ class Client:
             timed = TimedSocket(sock, self.limits, self.clock)
             timed.sendall(f"CONNECT {to.authority} HTTP/1.1\r\n{head}\r\n".encode("ascii"))
             status = _read_tunnel_status(timed)
-            said = f"the proxy of {proxy.variable} answers {status}"
+            reply = f"the proxy of {proxy.variable} answers {status}"
             if status == 407:
                 raise RemoteError(
-                    f"{where}: cannot be read: {said}: it wants to know who asks; set "
+                    f"{where}: cannot be read: {reply}: it wants to know who asks; set "
                     f"{proxy.variable} to http://NAME:PASSWORD@HOST:PORT"
                 )
             if status in _LATER:
-                raise ConnectionCut(said)
+                raise ConnectionCut(reply)
             if not 200 <= status < 300:
                 raise RemoteError(
-                    f"{where}: cannot be read: {said} when it is to connect to {to.authority}; ask "
-                    "who runs it, or except the host by NO_PROXY"
+                    f"{where}: cannot be read: {reply} when it is to connect to {to.authority}; "
+                    "ask who runs it, or except the host by NO_PROXY"
                 )
             sock.settimeout(self.limits.silence)
         except BaseException:

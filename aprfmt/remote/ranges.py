@@ -127,15 +127,15 @@ class RangeReader:
                 raise _range_error(where, found, f"bytes {start}-{stop - 1}/{size}")
             return stop - start
 
-        asked = {**headers, "Range": f"bytes={start}-{stop - 1}"}
+        sent = {**headers, "Range": f"bytes={start}-{stop - 1}"}
         final = self._final.get(url, url)
         if final != url:
             try:
-                safe = {name: value for name, value in asked.items() if name != "Authorization"}
+                safe = {name: value for name, value in sent.items() if name != "Authorization"}
                 return client.CLIENT.get(final, where, safe, check_range, hashed)
             except (AccessDenied, NotFoundError):
                 pass  # a signed address has run out: ask for a new one
-        answer = client.CLIENT.get(url, where, asked, check_range, hashed)
+        answer = client.CLIENT.get(url, where, sent, check_range, hashed)
         with self._lock:
             self._final[url] = answer.url
         return answer
