@@ -112,17 +112,17 @@ def softcap_rule(
     )
 
 
-def pattern_loss(every: int) -> Loss:
+def pattern_loss(period: int) -> Loss:
     """Return the Loss (what a GGUF cannot express) of windows in other layers than llama.cpp's.
 
-    llama.cpp has windows in all layers but every `every`-th.
+    llama.cpp has windows in all layers but every `period`-th.
     """
-    usual = window_period(every)
+    usual = window_period(period)
     return Loss(
         "gguf",
         "window_layers",
         lambda hp: hp["sliding_window"] is not None and hp["window_layers"] != usual(None, hp),
-        f"llama.cpp windows all layers but one in {every}, older versions whatever the file says",
+        f"llama.cpp windows all layers but one in {period}, older versions whatever the file says",
         assumed=True,
     )
 

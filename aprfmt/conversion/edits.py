@@ -89,11 +89,11 @@ def split_type(key_text: str, model: Model) -> tuple[str, str]:
     return key_text, ""
 
 
-def parse_value(model: Model, key: str, wished: str, text: str) -> Value | TypedValue:
+def parse_value(model: Model, key: str, type_name: str, text: str) -> Value | TypedValue:
     """Return `text` as the value of a model's key, with its type where the format has types.
 
-    `wished` is the type asked for, or "". `@FILE` means the content of the file. Raises UsageError
-    if the text does not fit the type.
+    `type_name` is the type to give it, or "". `@FILE` means the content of the file. Raises
+    UsageError if the text does not fit the type.
     """
     rules = FORMATS[model.format]
     if any(key.startswith(prefix) for prefix in rules.values.writer_keys):
@@ -101,8 +101,8 @@ def parse_value(model: Model, key: str, wished: str, text: str) -> Value | Typed
     whole = text.startswith("@")
     if whole:
         text = read_text(Path(text[1:]))
-    if wished:
-        return TypedValue(_parse_typed(text, wished, key, whole), wished)
+    if type_name:
+        return TypedValue(_parse_typed(text, type_name, key, whole), type_name)
     if key in model.metadata:
         return _like_present(model, key, text, whole)
     return _parse_new(model, rules, key, text, whole)

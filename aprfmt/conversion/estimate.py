@@ -69,7 +69,7 @@ def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
     workers = options.jobs if options.jobs > 1 else options.threads or cpu_count()
     largest = max((_output_bytes(output) for output in plan.outputs), default=0)
     metadata = sum(_metadata_bytes(value) for value in model.metadata.values())
-    remote = any(output.far for output in plan.outputs)
+    remote = any(output.is_remote for output in plan.outputs)
     ahead = _remote_bytes() if remote else BUDGET if options.jobs > 1 else 0
     return BASE + max(workers, FEW) * THREAD + largest + ahead + 3 * metadata
 

@@ -330,13 +330,13 @@ def _dump_like(value: Any, before: str) -> str:
     return text + ("\n" if before.endswith("\n") or not before else "")
 
 
-def _value_at(held: Any, path: Sequence[str]) -> Any:
+def _value_at(value: Any, path: Sequence[str]) -> Any:
     """Return the value that the keys `path` lead to in nested objects; _ABSENT if there is none."""
     for part in path:
-        if not isinstance(held, dict) or part not in held:
+        if not isinstance(value, dict) or part not in value:
             return _ABSENT
-        held = held[part]
-    return held
+        value = value[part]
+    return value
 
 
 def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -27,7 +27,7 @@ from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.quantize_options import IMATRIX_RECORD, RECORD
 from aprfmt.conversion.restated_keys import restate_special_tokens, restated_config
-from aprfmt.conversion.sidecar_files import config_text, drop_files, own_config
+from aprfmt.conversion.sidecar_files import config_text, drop_files, has_own_config
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.model import Model
@@ -256,7 +256,7 @@ def _small_files(model: Model) -> dict[str, str]:
     texts = dict(model.carried.embedded_texts)
     if model.folder is not None:
         texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
-    if not own_config(model):
+    if not has_own_config(model):
         texts.pop("config.json", None)
     elif "config.json" in texts:
         texts["config.json"] = config_text(model) or texts["config.json"]
@@ -358,7 +358,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     # Tokenizer, configuration and companion files.
     found.update(to_gguf(model, partial(_note_rowless, model, plan)))
     found.update(restored_vocabulary(model, found))
-    text = config_text(model) if own_config(model) else None
+    text = config_text(model) if has_own_config(model) else None
     if text is not None:
         found["aprfmt.hf_config"] = text
     files = _small_files(model)
@@ -394,7 +394,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
     # Hyperparameters, tokenizer, configuration and companion files.
     found.update(write_hyper(model.spec, model.hyper, "apr"))
     found.update(to_apr(model, partial(_note_rowless, model, plan)))
-    if config is not None and own_config(model):
+    if config is not None and has_own_config(model):
         found["hf_config"] = restated_config(model, config)
     files = _small_files(model)
     if files:
@@ -414,7 +414,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
 def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
     """Return the metadata and text files of a safetensors folder, config.json among them."""
     texts = dict(model.carried.embedded_texts)
-    text = config_text(model) if own_config(model) else None
+    text = config_text(model) if has_own_config(model) else None
     if text is None:
         spec, hyper = model.spec, model.hyper
         config = write_hyper(spec, hyper, "hf") | head_count_keys(spec, "hf", hyper, plan.names)

@@ -65,7 +65,7 @@ class Output:
         return self.copies and any(tensor.makes for tensor in self.sources)
 
     @property
-    def far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether bytes are fetched from another machine, so that they should be read only once."""
         places = [part.location() for tensor in self.sources for part in stored_parts(tensor)]
         return any(place is not None and not isinstance(place[0], MappedFile) for place in places)

@@ -80,7 +80,7 @@ def output_chunks(output: Output, options: Options, written: WrittenTensor) -> I
         return
     elif output.copies and output.runs is not None:
         source = _copied_windows(output.runs)
-        if not (options.resume or (options.verify and output.far)):
+        if not (options.resume or (options.verify and output.is_remote)):
             yield from source
             return
     else:

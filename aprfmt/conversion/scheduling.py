@@ -93,7 +93,7 @@ def writes_in_source_order(sink: "Sink", outputs: Sequence[Output]) -> bool:
     That is so where a source is fetched and the sink can leave room for tensors.
     """
     fits = isinstance(sink, SequentialSink) and len(sink.files) <= FILES
-    return fits and any(output.far for output in outputs)
+    return fits and any(output.is_remote for output in outputs)
 
 
 def write_in_source_order(
@@ -213,7 +213,7 @@ class _TensorInWork:
 
     output: Output
     written: WrittenTensor
-    room: DeferredSlot
+    slot: DeferredSlot
     nbytes: int = 0
 
 
@@ -247,7 +247,7 @@ class WorkerPool:
         self._pool = ThreadPoolExecutor(self._workers, "aprfmt-jobs")
         self._most = EACH * self._workers  # pieces that are handed out at a time
         self._making = threading.Lock()
-        self._given: dict[OutputFile, list[tuple[_TensorInWork, GivesWork]]] = {}
+        self._queued: dict[OutputFile, list[tuple[_TensorInWork, GivesWork]]] = {}
         self._waiting: deque[tuple[_TensorInWork, Future[PlacedPiece] | None]] = deque()
         self._held = self._out = 0  # bytes, and pieces, that workers have
         self._freed = threading.Condition()
@@ -269,8 +269,8 @@ class WorkerPool:
         if tasks is None:
             return False
         begun = _TensorInWork(output, written, self._sink.defer_tensor(output.info.name))
-        self._given.setdefault(begun.room.place.file, []).append((begun, tasks))
-        if self._options.jobs == 1 or len(self._given) > FILES:
+        self._queued.setdefault(begun.slot.place.file, []).append((begun, tasks))
+        if self._options.jobs == 1 or len(self._queued) > FILES:
             self._hand_out()
         return True
 
@@ -281,9 +281,9 @@ class WorkerPool:
             self._finish_oldest()
 
     def _hand_out(self) -> None:
-        """Give the workers the pieces of all given tensors, one piece of each file in turn."""
-        given, self._given = self._given, {}
-        files = map(_pieces_in_order, given.values())
+        """Give the workers the pieces of all queued tensors, one piece of each file in turn."""
+        queued, self._queued = self._queued, {}
+        files = map(_pieces_in_order, queued.values())
         turn = deque(islice(files, self._workers))
         while turn:
             file = turn.popleft()
@@ -337,7 +337,7 @@ class WorkerPool:
             return
         written.counts.join(made.counts)
         check_overflow(begun.output, self._options, written.counts)
-        if self._needs_checksum(begun.output, begun.room):
+        if self._needs_checksum(begun.output, begun.slot):
             written.crc = combine_crcs(written.crc, made.crc, made.nbytes)
         begun.nbytes += made.nbytes
 
@@ -346,7 +346,7 @@ class WorkerPool:
 
         Raises ConversionError where the number of bytes is not the planned one.
         """
-        output, planned = begun.output, begun.room.place.nbytes
+        output, planned = begun.output, begun.slot.place.nbytes
         if begun.nbytes != planned:
             raise ConversionError(
                 f"{output.info.name}: {begun.nbytes} bytes were made, {planned} were planned"
@@ -355,8 +355,8 @@ class WorkerPool:
             begun.written.counts = output.part.packed.counts
         for tensor in output.sources:
             tensor.drop()
-        self._sink.record_filled(begun.room, begun.written.crc)
-        self._on_finished(output, begun.written, begun.room)
+        self._sink.record_filled(begun.slot, begun.written.crc)
+        self._on_finished(output, begun.written, begun.slot)
 
     def _needs_checksum(self, output: Output, slot: DeferredSlot) -> bool:
         """Return whether a checksum of the written bytes is needed."""
@@ -476,7 +476,7 @@ class WorkerPool:
 def _pieces_in_order(rows: Sequence[tuple[_TensorInWork, GivesWork]]) -> FileWork:
     """Yield (tensor, piece of work) for a file's tensors, and (tensor, None) after each."""
     for begun, gives in rows:
-        for piece in gives(begun.room):
+        for piece in gives(begun.slot):
             yield begun, piece
         yield begun, None
 

@@ -82,7 +82,7 @@ class Verifier:
         if output.info.nbytes < LARGE or not isinstance(sink, SequentialSink):
             return
         here = output.made or all(map(in_mapped_file, output.sources))
-        if output.copies and not here and not output.far:
+        if output.copies and not here and not output.is_remote:
             return
         file, at = sink.location() if slot is None else (slot.place.file, slot.place.start)
         self._places[output.info.name] = file, at
@@ -120,7 +120,7 @@ def compare_written(output: "Output", record: "WrittenTensor", stored: LazyTenso
     """
     from aprfmt.conversion.run import BACK, tensor_checksum
 
-    if output.copies and output.runs is not None and not (output.made or output.far):
+    if output.copies and output.runs is not None and not (output.made or output.is_remote):
         at = first_difference(output.runs, all_runs(stored), BACK)
         if at is not None:
             raise ConversionError(f"{output.info.name}: byte {at} differs from the source")

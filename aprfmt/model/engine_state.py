@@ -577,9 +577,9 @@ def _is_unit_scale(one: RankTensor) -> bool:
     )
 
 
-def _refuse_unrelated(path: Path, held: Mapping[str, RankTensor], published: Model) -> None:
+def _refuse_unrelated(path: Path, tensors: Mapping[str, RankTensor], published: Model) -> None:
     """Raise FormatError: no tensor of the state matches a tensor of the published model."""
-    names = [f"{shorten(name, 60)} {list(one.shape)}" for name, one in held.items()]
+    names = [f"{shorten(name, 60)} {list(one.shape)}" for name, one in tensors.items()]
     near = ", ".join(list(published)[:_SHOWN])
     raise FormatError(
         f"{path}: none of its {len(names)} tensors is one of {published.path} "
@@ -920,21 +920,21 @@ class _StateReader:
             level = "note" if zero else "warning"
             self.notes.append(Note(level, str(self._path), text, "remark"))
 
-    def note_added_ones(self, held: Mapping[str, LazyTensor]) -> None:
+    def note_added_ones(self, tensors: Mapping[str, LazyTensor]) -> None:
         """Add a warning where norms of a Gemma hold 1 + what was published, in every layer.
 
         SGLang adds it when it loads the first Gemma's weights; vLLM adds it when it computes, so
-        that the state alone does not say whether it is right. `held` are the tensors found.
+        that the state alone does not say whether it is right. `tensors` are those found.
         """
         if self._model.spec.name not in _ONE_ADDED:
             return
         norms = [
             name
             for name, readings in self._readings.items()
-            if name in held and role_base(readings[0][1].keys[0]).endswith(_NORMS)
+            if name in tensors and role_base(readings[0][1].keys[0]).endswith(_NORMS)
         ]
         if norms and all(
-            _is_one_more(held[name], self._model.source.tensors[name]) for name in norms
+            _is_one_more(tensors[name], self._model.source.tensors[name]) for name in norms
         ):
             text = (
                 f"{len(norms)} norms hold 1 + the published weight: as SGLang loads them, and one "
@@ -983,28 +983,28 @@ def _same_parts(a: RankTensor, b: RankTensor) -> bool:
     )
 
 
-def _is_one_more(held: LazyTensor, published: LazyTensor) -> bool:
+def _is_one_more(stored: LazyTensor, published: LazyTensor) -> bool:
     """Return whether each value is 1 + the published one, added in the published encoding."""
     from aprfmt.codecs import decode, encode
 
     x, y = (
         decode(one.info.encoding, {"": one.raw()}, one.info.shape).astype(np.float32)
-        for one in (held, published)
+        for one in (stored, published)
     )
     encoding = published.info.encoding
     more = encode(encoding, (y + np.float32(1)).astype(np.float32))
     return x.shape == y.shape and np.array_equal(x, decode(encoding, more, y.shape))
 
 
-def _with_unit_axis(held: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
+def _with_unit_axis(shape: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
     """Return an engine's shape with the axis of one element that only the published shape has.
 
     A depthwise convolution's is [channels, 1, taps], which some engines hold as [channels, taps].
     """
-    if len(held) + 1 != len(published) or 1 not in published:
-        return held
-    at = published.index(1)
-    return (*held[:at], 1, *held[at:])
+    if len(shape) + 1 != len(published) or 1 not in published:
+        return shape
+    axis = published.index(1)
+    return (*shape[:axis], 1, *shape[axis:])
 
 
 def _lacks_bytes(whole: RankTensor, published: LazyTensor) -> bool:
