@@ -125,7 +125,7 @@ class Placement:
         return ITEM_SIZES[self.dtype]
 
     @property
-    def wide(self) -> int:
+    def wide_itemsize(self) -> int:
         """Bytes of an element in sums and states."""
         return max(4, self.itemsize)
 
@@ -470,7 +470,7 @@ def _cache_bytes(model: Model, on: Placement, tokens: int) -> dict[str, int]:
                 and key.endswith(".weight")
                 and "proj" not in key
             )
-            size += sum(kernels) * on.itemsize + _state_size(kind, hp) * on.wide
+            size += sum(kernels) * on.itemsize + _state_size(kind, hp) * on.wide_itemsize
         found[device] = found.get(device, 0) + size
     return found
 
@@ -568,7 +568,7 @@ def _mixer_size(
     inside = names[names.index("attn_norm") : names.index("attn_out")]
     total = sum(sizes.get(name, 0) for name in inside if name not in _TRANSIENT)
     kind = mixer_of_layer(model.spec.block, model.hyper, layer)
-    total += _recurrence_size(kind, model.hyper, tokens) * on.wide // on.itemsize
+    total += _recurrence_size(kind, model.hyper, tokens) * on.wide_itemsize // on.itemsize
     if "scores" in sizes:
         rows = min(tokens, QUERY_BLOCK if on.torch else SMALL_QUERY_BLOCK)
         capped = model.hyper["attn_softcap"] is not None or model.spec.block.sinks

@@ -122,7 +122,9 @@ def read_modelopt_experts(packed: PackedWeight, target: str) -> GridWeight:
     They are stored with inputs before outputs and are transposed. Raises CodecError where the
     scales are not of the kind that the encoding `target` has.
     """
-    return _read_modelopt(nvidia.as_weight_parts(packed.parts, turned=True), packed.config, target)
+    return _read_modelopt(
+        nvidia.as_weight_parts(packed.parts, transpose=True), packed.config, target
+    )
 
 
 def _read_modelopt(parts: Parts, config: Config, target: str) -> GridWeight:

@@ -92,7 +92,7 @@ class Writer:
             return encode(row.encoding or settings.scales, made)[""]
         return made.tobytes()
 
-    def rounded(self, values: F32, settings: Settings) -> GridWeight:
+    def quantize(self, values: F32, settings: Settings) -> GridWeight:
         """Return values [out, in] quantized: scales chosen for each group, and the nearest codes.
 
         Raises CodecError for a NaN, an infinity, or rows that are not whole groups.
@@ -102,8 +102,8 @@ class Writer:
             raise CodecError(f"rows of {inputs} are no whole number of groups of {settings.size}")
         wrong = ~np.isfinite(values)
         if wrong.any():
-            at = [int(index) for index in np.argwhere(wrong)[0]]
-            raise CodecError(f"holds {values[tuple(at)]} at {at}, expected finite numbers")
+            index = [int(i) for i in np.argwhere(wrong)[0]]
+            raise CodecError(f"holds {values[tuple(index)]} at {index}, expected finite numbers")
         with np.errstate(all="ignore"):
             groups = self.choose(values, settings)
 
@@ -118,7 +118,7 @@ class Writer:
 
         return GridWeight((outputs, inputs), groups, round_rows)
 
-    def taken(self, source: GridWeight, settings: Settings) -> tuple[GridWeight, GroupCounts]:
+    def repack(self, source: GridWeight, settings: Settings) -> tuple[GridWeight, GroupCounts]:
         """Return (`source` with its scales as this layout stores them, counts of changed values).
 
         `source` is a weight to be repacked [out, in]: its codes are used unchanged. Raises
@@ -170,6 +170,6 @@ def round_numbers(what: str, numbers: F32, encoding: str) -> F32:
     )
     wrong = ~np.isfinite(found)
     if wrong.any():
-        at = [int(index) for index in np.argwhere(wrong)[0]]
-        raise CodecError(f"{what} {numbers[tuple(at)]} at {at} is beyond {encoding}")
+        index = [int(i) for i in np.argwhere(wrong)[0]]
+        raise CodecError(f"{what} {numbers[tuple(index)]} at {index} is beyond {encoding}")
     return found

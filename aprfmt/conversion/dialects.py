@@ -85,7 +85,7 @@ class DialectWeight(PackedWeight):
             self.judged = found[1]
             return found[0]
         try:
-            return self.writer.rounded(self._row_values(), self.settings)
+            return self.writer.quantize(self._row_values(), self.settings)
         except CodecError as error:
             raise ConversionError(f"{self.name}: {error}") from error
 
@@ -218,13 +218,13 @@ def convert_codes(
         return ""
     try:
         if output.source_encoding not in READS:
-            return writer.taken(_blocks_as_grid(output), settings)
+            return writer.repack(_blocks_as_grid(output), settings)
         one = output.sources[0] if len(output.sources) == 1 else None
         if one is None or one.packed is None or output.steps or one.info.shape != output.info.shape:
             return "its rows are laid out anew"
         micro = "NVFP4" if settings.size == 16 else "MXFP4"
         source = READS[output.source_encoding](one.packed(), micro)
-        return writer.taken(source, settings)
+        return writer.repack(source, settings)
     except CodecError as error:
         return str(error)
 

@@ -203,7 +203,7 @@ def _fetching_seconds(plan: "Plan") -> float | None:
     ranges: dict[tuple[Path, int], tuple[RemoteFile, int]] = {}
     for output in plan.outputs:
         for part in (one for tensor in output.sources for one in stored_parts(tensor)):
-            file, start = part.lies() or (None, 0)
+            file, start = part.location() or (None, 0)
             if isinstance(file, RemoteFile):
                 ranges[file.path, start] = file, part.info.nbytes
     source = sum(size for _, size in ranges.values())

@@ -91,7 +91,7 @@ class FolderEdits:
         """The locations that change so far, in the order of the request."""
         return tuple(self._changed)
 
-    def of_weights(self, key: str) -> str | None:
+    def weights_key(self, key: str) -> str | None:
         """Return the key in the weights' `__metadata__` that a user's key names.
 
         None where it names a value in one of the text files.

@@ -78,7 +78,7 @@ def joined_output(
             shared.update(own for _, own in stored)
             outputs += [stored_output(part, names.get(own, own)) for part, own in stored]
             continue
-        output = stored_output(repacking.of(tensor.stored[0]))
+        output = stored_output(repacking.replacement(tensor.stored[0]))
         keys = roles.get(name, ())
         role = keys[0] if len(keys) == 1 else ""
         outputs.append(replace(output, spellings=(name, *keys), role=role))

@@ -280,7 +280,7 @@ def _group_outputs(model: Model, group: BoundGroup, repacking: Repacking) -> lis
         shapes.append(step.stored_shapes(shapes[-1], model.hyper, len(group.stored)))
     shapes.reverse()
     combined, moves = _element_moves(model, group, logical, shapes)
-    combined = [repacking.of(tensor) for tensor in combined]
+    combined = [repacking.replacement(tensor) for tensor in combined]
     found = [
         _group_output(
             model, group, logical, i, shape, combined, None if moves is None else moves[i]

@@ -27,7 +27,7 @@ from aprfmt.conversion.repacking import repack_exactness
 from aprfmt.conversion.report import Fidelity, TensorOutcome
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.quantizing.row_encoding import encode_rows
-from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, byte_windows, first_difference
+from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, byte_windows
 from aprfmt.tensors.view import decode_rows
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def count_lost_codes(output: Output) -> int | None:
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
     if not made or stored not in ("BF16", "F16"):
         return None
-    from aprfmt.codecs.way_back import count_lost_codes, has_only_safe_scales
+    from aprfmt.codecs.code_recovery import count_lost_codes, has_only_safe_scales
 
     lost = 0
     for packed in made:
@@ -383,11 +383,6 @@ def tensor_outcome(output: Output, written: WrittenTensor) -> TensorOutcome:
         *(judged or (0, 0, 0.0)),
         written.lost_codes,
     )
-
-
-def equal_bytes(runs: Sequence[ByteRun], stored: LazyTensor) -> int | None:
-    """Return the offset of the first byte where source runs and a stored tensor differ, or None."""
-    return first_difference(runs, all_runs(stored), BACK)
 
 
 def tensor_checksum(stored: LazyTensor) -> int:

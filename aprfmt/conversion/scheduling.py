@@ -77,12 +77,12 @@ def prefetch_small_tensors(source: "Source") -> None:
     left = KEPT // 2
     for tensor in source.tensors.values():
         for part in stored_parts(tensor):
-            lies = part.lies()
-            if lies is None or not isinstance(lies[0], RemoteFile) or part.info.nbytes > _SMALL:
+            place = part.location()
+            if place is None or not isinstance(place[0], RemoteFile) or part.info.nbytes > _SMALL:
                 continue
             left -= part.info.nbytes + GAP  # what lies between two is fetched with them
             if left > 0:
-                ranges.setdefault(lies[0], []).append((lies[1], lies[1] + part.info.nbytes))
+                ranges.setdefault(place[0], []).append((place[1], place[1] + part.info.nbytes))
     for file, found in ranges.items():
         file.bring(found)
 
@@ -144,10 +144,10 @@ def _read_ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple
     found: dict[ByteSource, list[tuple[int, int]]] = {}
     for tensor in tensors:
         for part in stored_parts(tensor):
-            lies = part.lies()
-            if lies is None:
+            location = part.location()
+            if location is None:
                 continue
-            file, start = lies
+            file, start = location
             stop = start + part.info.nbytes
             ranges = found.setdefault(file, [])
             if ranges and 0 <= start - ranges[-1][1] <= _GAP:
@@ -159,8 +159,8 @@ def _read_ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple
 
 def _part_offsets(tensors: "Sequence[LazyTensor]") -> list[tuple[ByteSource, int]]:
     """Return (file, offset of the first byte) of every stored part that is in a file."""
-    found = [part.lies() for tensor in tensors for part in stored_parts(tensor)]
-    return [lies for lies in found if lies is not None]
+    found = [part.location() for tensor in tensors for part in stored_parts(tensor)]
+    return [location for location in found if location is not None]
 
 
 def _load_reordered(output: Output) -> Output:

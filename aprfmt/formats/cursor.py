@@ -36,7 +36,7 @@ def read_prefix(region: Region, stop: int, wish: int = 0) -> memoryview:
     if isinstance(region, memoryview):
         return region
     assert isinstance(region, RemoteRegion)
-    return region.held(stop, wish)
+    return region.head(stop, wish)
 
 
 class Cursor:

@@ -311,7 +311,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
         tensors = dict(reader.tensors())
         if not tensors:
             _refuse_unrelated(path, held, published)
-        reader.refuse_lone_ranks()
+        reader.refuse_missing_ranks()
         reader.note_released()
         reader.notes += _other_files(path, [file for file, _ in files])
         reader.note_padding()
@@ -324,7 +324,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
             and not name.endswith(COMPUTED)
             and not name.startswith(NO_WEIGHTS)
             and not _is_unit_scale(one)
-            and not reader.is_room(name, one)
+            and not reader.is_unused_kv(name, one)
         ]
         for name in reader.without_aliases(left):
             tensors[name] = held[name].parts[0]
@@ -652,14 +652,14 @@ class _StateReader:
             whole = self._misfits[name][1]
             self._note_lacking(whole)
             self.used.add(whole.name)
-            if _is_released(whole, published):
-                return self._released(name, published, whole)
+            if _lacks_bytes(whole, published):
+                return self._absent_tensor(name, published, whole)
             first = whole.parts[0]
             return _engine_tensor(name, first.info.shape, whole, lambda: element_array(first), None)
         whole = readings[0][0].tensor
         self.used.add(whole.name)
-        if _is_released(whole, published):
-            return self._released(name, published, whole)
+        if _lacks_bytes(whole, published):
+            return self._absent_tensor(name, published, whole)
         same = [one for one in readings if one[0].tensor is whole]
         reading, part = same[self._choose_order(name, published, same)]
         places = [one for one in same if one[0].parameter is reading.parameter]
@@ -679,7 +679,7 @@ class _StateReader:
         encoding = published.info.encoding if logarithm else ""
         return _engine_tensor(name, published.info.shape, whole, make, reading, encoding)
 
-    def refuse_lone_ranks(self) -> None:
+    def refuse_missing_ranks(self) -> None:
         """Raise FormatError where all misfits are shares of tensors divided among more ranks.
 
         The files of the other ranks are missing. One such tensor alone may as well be damaged.
@@ -774,7 +774,7 @@ class _StateReader:
             return odd[0]
         return places[0]
 
-    def is_room(self, name: str, tensor: RankTensor) -> bool:
+    def is_unused_kv(self, name: str, tensor: RankTensor) -> bool:
         """Return whether a parameter belongs to keys or values that its layer does not compute.
 
         SGLang makes them in every layer, and loads none into a layer that uses another layer's.
@@ -820,14 +820,14 @@ class _StateReader:
         self.notes.append(Note("warning", str(self._path), text, "remark"))
         return odd
 
-    def _released(self, name: str, published: LazyTensor, whole: RankTensor) -> LazyTensor:
+    def _absent_tensor(self, name: str, published: LazyTensor, whole: RankTensor) -> LazyTensor:
         """Return a tensor of the published shape that raises UnsupportedError when it is read.
 
         The state has no bytes for it: the engine released them. Its name in the state is recorded.
         """
         self._empty[whole.name] = None
         part = next(one for one in whole.parts if not one.info.nbytes)
-        place = part.lies()
+        place = part.location()
         assert place is not None
         text = (
             f"{self._path}: {shorten(whole.name, 100)} holds no number (shape "
@@ -989,7 +989,7 @@ def _with_unit_axis(held: tuple[int, ...], published: tuple[int, ...]) -> tuple[
     return (*held[:at], 1, *held[at:])
 
 
-def _is_released(whole: RankTensor, published: LazyTensor) -> bool:
+def _lacks_bytes(whole: RankTensor, published: LazyTensor) -> bool:
     """Return whether a rank's part has no bytes where the published tensor has some."""
     return bool(published.info.nbytes) and any(not one.info.nbytes for one in whole.parts)
 

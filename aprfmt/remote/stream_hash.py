@@ -30,8 +30,8 @@ class StreamHash:
         self._turn = threading.Lock()
         self._waiting: list[tuple[int, int, memoryview]] = []
         self._held = self._came = self._at = 0
-        file.tell(self.take)
-        self.take(0, file.held(0))
+        file.observe(self.take)
+        self.take(0, file.head(0))
 
     def take(self, start: int, data: memoryview) -> None:
         """Add bytes of the file from `start` on; any thread may add them, in any order, also twice.
@@ -95,5 +95,5 @@ class StreamHash:
 
     def stop(self) -> None:
         """Take no more bytes, and close the file."""
-        self._file.tell(None)
+        self._file.observe(None)
         self._file.close()

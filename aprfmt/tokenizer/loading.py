@@ -59,7 +59,7 @@ def render_messages(
     template, where = carried.template_and_origin()
     if template is None:
         return None
-    texts = special_texts(carried) or _special_texts(carried)
+    texts = special_texts(carried) or _metadata_special_texts(carried)
     return render(
         template,
         messages,
@@ -69,7 +69,7 @@ def render_messages(
     )
 
 
-def _special_texts(carried: Carried) -> dict[str, str]:
+def _metadata_special_texts(carried: Carried) -> dict[str, str]:
     """Return {role: text} of the special ids in the metadata.
 
     {} where the metadata has no list of tokens.

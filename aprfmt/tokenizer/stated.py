@@ -230,13 +230,13 @@ def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
     """Return the lists as a Vocabulary, for a kind that aprfmt does not encode with."""
     tokens = carried.list_value(TOKENS, str) or []
     count = count_without_fillers(tokens)
-    engine = carried.model.key_style == "gguf"
+    is_gguf = carried.model.key_style == "gguf"
     model, pre = carried.text_value(MODEL) or "", carried.text_value(PRE) or ""
-    row = DEFAULTS.get(model, EngineDefaults()) if engine else EngineDefaults()
+    row = DEFAULTS.get(model, EngineDefaults()) if is_gguf else EngineDefaults()
     stated_ids = carried.token_ids()
-    defaults = default_ids(model, pre, count) if engine else {}
+    defaults = default_ids(model, pre, count) if is_gguf else {}
     add_bos, add_eos = carried.flag_value("add_bos_token"), carried.flag_value("add_eos_token")
-    types = carried.list_value(TYPES, int) or (default_types(tokens[:count]) if engine else [])
+    types = carried.list_value(TYPES, int) or (default_types(tokens[:count]) if is_gguf else [])
     types += [NORMAL] * (count - len(types))
     scores = carried.list_value(SCORES, (float, int))
     return Vocabulary(

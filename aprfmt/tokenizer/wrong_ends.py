@@ -57,7 +57,7 @@ def find_wrong_ends(side: StatedTokenizer) -> list[WrongEnd]:
             elif end is not None and tokens[i] in openings and special[end] not in ids:
                 wrong[i] = f"{i} is {tokens[i]!r}, which begins a turn; {end!r} ends one"
         if wrong:
-            command = _set_end(side, place, ids, wrong, special, end)
+            command = _set_end_command(side, place, ids, wrong, special, end)
             found.append(WrongEnd(place, "; ".join(wrong.values()), command))
     return found
 
@@ -79,7 +79,7 @@ def _recorded_ends(side: StatedTokenizer) -> Iterator[tuple[str, list[int]]]:
             yield f"{file}:eos_token_id", ids
 
 
-def _set_end(
+def _set_end_command(
     side: StatedTokenizer,
     place: str,
     ids: list[int],

@@ -444,7 +444,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
 
         def windows() -> Generator[memoryview, None, None]:
             """Yield the tensor's bytes, read into one buffer: mapping pages costs more."""
-            place = tensor.lies() if in_mapped_file(tensor) else None
+            place = tensor.location() if in_mapped_file(tensor) else None
             if place is not None:
                 yield from read_in_windows(place[0], place[1], tensor.info.nbytes, WINDOW)
                 return

@@ -260,7 +260,7 @@ class Pass:
         total: torch.Tensor | None = None
         wanted: list[torch.Tensor | None] = []
         for stage in range(stages - 1, -1, -1):
-            given = fresh(entering.pop())
+            given = as_new_leaves(entering.pop())
             self.rebuild()
             out = self.run(document, rows, Span(stage, stage + 1, given), record=True)
             term = None if self.routers is None else self.routers.taken()
@@ -283,7 +283,7 @@ class Pass:
         return total
 
 
-def fresh(entering: Any) -> Any:
+def as_new_leaves(entering: Any) -> Any:
     """Return the tensors that enter a stage as new leaves, cut from the graph; None for None."""
 
     def leaf(x: torch.Tensor) -> torch.Tensor:

@@ -94,7 +94,7 @@ def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
     rows: Any = [SimpleNamespace(key=f"L{i}.ffn_up.weight", verdict=label) for i in range(3)]
     evidence: list[Any] = []
     found: Any = SimpleNamespace(evidence=evidence, runs=True, reason="", add=lambda *_: None)
-    model: Any = SimpleNamespace()
+    model: Any = SimpleNamespace(unread=None)
     tensors._add_missing_tensors(model, model, rows, found)
     side = "B" if label == "ONLY_IN_A" else "A"
     assert [one.says for one in evidence] == [f"{side} lacks 3 tensors"]
@@ -466,7 +466,7 @@ def test_ids_that_reach_experts_become_probes_while_there_is_time(
             parts=[],
             probes=["first"],
             known={1: 1},
-            measure_shares=lambda still: "again",
+            measure_shares=lambda neutral: "again",
         )
         monkeypatch.setattr(model_pair, "BUDGET", budget)
         side: Any = SimpleNamespace(hyper={"vocab_size": 100})
@@ -739,7 +739,7 @@ def test_a_bias_that_went_with_its_weight_is_no_loss_of_its_own(
     monkeypatch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: True)
     monkeypatch.setattr(tensors, "_undecoded_text", lambda model, names: "")
     levels = Levels()
-    model: Any = SimpleNamespace()
+    model: Any = SimpleNamespace(unread=None)
     rows: Any = [SimpleNamespace(verdict=label, key=key) for key in lost]
     tensors._add_missing_tensors(model, model, rows, levels)
     side = "B" if label == "ONLY_IN_A" else "A"

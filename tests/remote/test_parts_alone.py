@@ -33,8 +33,8 @@ from aprfmt.remote.temporary_cache import TemporaryRanges
 @pytest.mark.parametrize("proven", [False, True])
 def test_so_many_early_answers_are_read_again(proven: bool) -> None:
     held: Any = SimpleNamespace(
-        facts=SimpleNamespace(proven=proven), _shelf=threading.Lock(), _early=[], _unsure=False,
-        mixed=False,
+        facts=SimpleNamespace(proven=proven), _cache_lock=threading.Lock(), _early=[],
+        _unsure=False, mixed=False,
     )  # fmt: skip
     RemoteObject._note(held, 0, memoryview(b""))
     assert held._early == []
@@ -144,7 +144,7 @@ def test_what_is_brought_is_brought_once() -> None:
         return memoryview(DATA)[start:stop]
 
     held: Any = SimpleNamespace(
-        _held=memoryview(DATA)[:8], _pieces=OrderedDict(), _shelf=threading.Lock(), fetch=fetch
+        _held=memoryview(DATA)[:8], _pieces=OrderedDict(), _cache_lock=threading.Lock(), fetch=fetch
     )
     for name in ("_cached_bytes", "_cache_piece"):
         setattr(held, name, MethodType(getattr(RemoteObject, name), held))
@@ -224,7 +224,7 @@ def test_what_comes_next_is_hashed_however_much_waits(monkeypatch: pytest.Monkey
 
     file: Any = SimpleNamespace(
         size=32, path="x", sha256="", proven=True, windows=windows,
-        tell=lambda take: None, held=lambda start: memoryview(b""),
+        observe=lambda take: None, head=lambda start: memoryview(b""),
     )  # fmt: skip
     stream = StreamHash(file)
     for start in (8, 16, 0):  # the second waits for room, the third is next
@@ -240,7 +240,7 @@ def test_a_file_of_another_size_or_date_is_refused(size: int, tag: str, says: st
     """A date may change while the first ranges stay: these are no proof of the others."""
     now = SimpleNamespace(size=size, tag=tag)
     held: Any = SimpleNamespace(
-        facts=SimpleNamespace(size=10, tag="then"), where="x", _shelf=threading.Lock(),
+        facts=SimpleNamespace(size=10, tag="then"), where="x", _cache_lock=threading.Lock(),
         _early=[], _unsure=True, _inner="x", _site=SimpleNamespace(facts=lambda inner: now),
     )  # fmt: skip
     if not says:
