@@ -11,6 +11,7 @@ names; Megatron Core's core/transformer/attention.py, mlp.py and core/models/gpt
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -591,7 +592,9 @@ def role_base(key: str) -> str:
 def _expert_module(name: str) -> str:
     """Return the name of the module that an engine stacks the experts of a stored tensor in."""
     before, found, _ = name.partition(".experts.")
-    return f"{before}.experts" if found else f"{name.split('.input_linear')[0]}.experts"
+    if not found:
+        before = re.split(r"\.(?:in|out)put_linear", name)[0]
+    return f"{before}.experts"
 
 
 def _is_interleaved(group: BoundGroup) -> bool:

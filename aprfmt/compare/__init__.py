@@ -123,9 +123,10 @@ def _open_engine_state(path: Path, model: Model) -> Model | None:
     folder = path if path.is_dir() else path.parent
     if path.suffix in (".gguf", ".apr") or (folder / "config.json").is_file():
         return None
-    from aprfmt.model.engine_state import is_engine_state, open_engine_state
+    from aprfmt.model.engine_state import is_engine_state, is_saved_state, open_engine_state
 
-    return open_engine_state(path, model) if is_engine_state(path) else None
+    held = is_engine_state(path) or is_saved_state(path, model)
+    return open_engine_state(path, model) if held else None
 
 
 def diff_models(

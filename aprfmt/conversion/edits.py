@@ -137,6 +137,15 @@ def parse_json_value(key: str, present: Value, text: str, from_file: bool = Fals
             f"{_kind_text(value)}; give a "
             "value of that kind"
         )
+    return _as_written_before(present, value)
+
+
+def _as_written_before(present: Value, value: Value) -> Value:
+    """Return a number as a float where `present` is one, as an integer where it is and can be."""
+    if type(present) is float and type(value) is int and float(value) == value:
+        return float(value)
+    if type(present) is int and type(value) is float and value.is_integer():
+        return int(value)
     return value
 
 

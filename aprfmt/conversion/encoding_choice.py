@@ -23,6 +23,7 @@ from aprfmt.conversion.packed_weights import (
     has_companions,
     weight_dtype,
 )
+from aprfmt.conversion.quantize_options import check_fit
 from aprfmt.conversion.restoration_record import target_steps
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
@@ -62,6 +63,7 @@ def choose_encodings(
             explicit[i] = wished
     chosen: list[Output] = []
     refused: list[str] = []
+    kept_whole: list[Output] = []  # of `refused`
     asked_for = False
     writer = dialect_writer(options)
     written = "" if writer is None else writer.encoding
@@ -88,11 +90,13 @@ def choose_encodings(
         if not holds:
             asked_for = asked_for or wished != output.source_encoding
             refused.append(f"{output.info.name} ({_refusal_text(wished, output, reasons)})")
+            kept_whole.append(output)
             continue
         if wished == written:
             output = _as_out_in(output, model, target)
         chosen.append(replace(output, info=_reencoded_info(output.info, wished, written)))
     if refused:
+        check_fit([*chosen, *kept_whole], options, model.path)  # may be why they would stay
         raise ConversionError(
             f"{model.path}: {target.name} has no code for the encoding of {len(refused)} tensors: "
             f"{', '.join(refused[:3])}{' ...' if len(refused) > 3 else ''}; "

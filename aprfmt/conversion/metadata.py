@@ -9,13 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aprfmt.arch.draft_head import head_count_keys
 from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import find_encoding
-from aprfmt.base.protocols import TypedValue, Value
+from aprfmt.base.protocols import Note, TypedValue, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
@@ -320,6 +321,17 @@ def _carried_gguf(model: Model) -> dict[str, TypedValue]:
     return found
 
 
+def _note_rowless(model: Model, plan: Plan, tokens: Mapping[int, str]) -> None:
+    """Note in the plan that tokens without a row are not in the copy's vocabulary."""
+    shown = [f"{shorten(token, 40)!r} ({i})" for i, token in list(tokens.items())[:3]]
+    more = ", ..." if len(tokens) > len(shown) else ""
+    text = (
+        f"{len(tokens)} tokens have no row of the embedding and are left out of the vocabulary: "
+        f"{', '.join(shown)}{more}; a text that has one is split into others"
+    )
+    plan.notes.append(Note("warning", model.carried.origin, text, "rowless_tokens"))
+
+
 def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     """Return the metadata of a GGUF: architecture, hyperparameters, tokenizer, carried keys."""
     spec, hyper = model.spec, model.hyper
@@ -344,7 +356,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     if any(find_encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
         found["general.quantization_version"] = TypedValue(2, "uint32")
     # Tokenizer, configuration and companion files.
-    found.update(to_gguf(model))
+    found.update(to_gguf(model, partial(_note_rowless, model, plan)))
     found.update(restored_vocabulary(model, found))
     text = config_text(model) if own_config(model) else None
     if text is not None:
@@ -381,7 +393,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
     }
     # Hyperparameters, tokenizer, configuration and companion files.
     found.update(write_hyper(model.spec, model.hyper, "apr"))
-    found.update(to_apr(model))
+    found.update(to_apr(model, partial(_note_rowless, model, plan)))
     if config is not None and own_config(model):
         found["hf_config"] = restated_config(model, config)
     files = _small_files(model)

@@ -80,6 +80,8 @@ class LogprobTable:
     only_here: int
     only_there: int
     exact: Threshold | None = None  # in float32, where an arithmetic is not known
+    lost: tuple[int, ...] = ()  # positions of this side that the reference could have, and has not
+    unshared: tuple[int, ...] = ()  # of both sides, which list no token in common
 
     @property
     def compared(self) -> int:
@@ -229,13 +231,14 @@ def compare_logprobs(
     # The size of logits by which errors are scaled.
     spread = _logit_spread(here, reference, both)
     reach = spread * logit_size(here, reference)
-    rows, total, count, bits = [], 0.0, 0, True
+    rows, total, count, bits, unshared = [], 0.0, 0, True, []
     for at in both:
         few = here if isinstance(here, Logprobs) else reference
         listed = list(_row_as_dict(few, at, None)) if isinstance(few, Logprobs) else None
         x, y = _row_as_dict(here, at, listed), _row_as_dict(reference, at, listed)
         shared = [one for one in x if one in y]
         if not shared:
+            unshared.append(at)
             continue
         a, b = np.array([x[one] for one in shared]), np.array([y[one] for one in shared])
         # Differences count where both are finite; equal infinities are no difference.
@@ -272,7 +275,14 @@ def compare_logprobs(
         len(set(mine) - set(theirs)),
         len(set(theirs) - set(mine)),
         exact,
+        tuple(sorted(set(mine) - set(theirs) - {_without_entry(reference)})),
+        tuple(unshared),
     )
+
+
+def _without_entry(side: Side) -> int:
+    """Return the position that an answer has no entry of, the last token's; -1 for a trace."""
+    return len(side.ids) - 1 if isinstance(side, Logprobs) else -1
 
 
 def _logit_spread(here: Side, reference: Side, positions: Sequence[int]) -> float:

@@ -41,6 +41,7 @@ _UNREAD = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
 _DECIDING = ("a", "b", "embedding_a", "embedding_b")
 # Inside PEFT's ModulesToSaveWrapper (utils/other.py): the trained module, and the one before.
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
+GGUF_EMBEDDING = "token_embd.weight"  # whose factors llama.cpp stores the other way round
 WRAPPED = ".base_layer"  # of a module that PEFT wrapped more than once
 HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # whole names, or ends of them
 _NUMBERS = {"F32": "<f", "F16": "<e", "BF16": "<f", "F64": "<d"}
@@ -237,6 +238,44 @@ def merge_obstacle(
     if len(parts.spellings) > 1:
         return f"it has names of {', '.join(sorted(parts.spellings))}"
     return "" if compare else alpha_contradiction(config, parts, model)
+
+
+def pair_fault(config: Mapping[str, Any], parts: AdapterParts, model: "Model", module: str) -> str:
+    """Return why the factors of a module are no pair of a LoRA, as a clause; "" if they are one.
+
+    By names and shapes alone: one factor without the other, axes that do not fit, or another rank
+    than adapter_config.json says.
+    """
+    own = parts.factors[module]
+    embedding = "embedding_a" in own or "embedding_b" in own
+    names = ("embedding_a", "embedding_b") if embedding else ("a", "b")
+    for part in names:
+        if part not in own:
+            return f"{module} has no {part} beside {', '.join(own)}"
+    turned = parts.spellings == {"gguf"} and module == GGUF_EMBEDDING
+    a, b = (model[own[part]].shape for part in names)
+    if len(a) != 2 or len(b) != 2 or a[turned] != b[1] or not b[1]:
+        expected = "[tokens, r] and [size, r]" if turned else "[r, in] and [out, r]"
+        flat = len(a) < 2 and len(b) < 2
+        saved = (
+            "; a partitioned run (ZeRO stage 3, FSDP) was saved without gathering" if flat else ""
+        )
+        return f"{module}: factors are {list(a)} and {list(b)}; expected {expected}{saved}"
+    if "kohya" in parts.spellings or target_parameters(config, unwrap_module(module)[0]):
+        return ""  # the rank is the file's own, or one for several experts
+    claimed = value_by_pattern(config.get("rank_pattern"), module, config.get("r", b[1]))
+    if claimed != b[1]:
+        return f"{module}: adapter_config.json says rank {claimed}, its factors have {b[1]}"
+    return ""
+
+
+def pair_faults_text(config: Mapping[str, Any], parts: AdapterParts, model: "Model") -> str:
+    """Return the first fault of a pair and how many pairs have one; "" if all are pairs."""
+    found = [
+        fault for module in parts.factors if (fault := pair_fault(config, parts, model, module))
+    ]
+    more = f" ({len(found)} of {len(parts.factors)} pairs)" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else ""
 
 
 def _parameter_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:

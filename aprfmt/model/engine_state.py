@@ -64,6 +64,7 @@ _EXPERT = re.compile(
     r"(.+\.experts)\.(?:local_experts\.(\d+)\.)?(linear_fc[12]\.(?:weight|bias))(\d+)?"
 )
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+_PICKLED = (".pt", ".pth", ".ckpt")
 _SHOWN = 3
 _SHARES = 3  # tensors of too small a shape, at least, that show a rank's state to be alone
 _MOST_RANKS = 64
@@ -76,16 +77,33 @@ _VARIED = 8  # different bytes that a share of trained or random numbers begins 
 def is_engine_state(path: Path) -> bool:
     """Return whether a path holds the weights that an engine saved from its memory.
 
-    These are files of several ranks, or a file with names of joined or stacked matrices.
+    These are files of ranks in a folder, or a file with names of joined or stacked matrices.
     """
     try:
         files = _rank_files(path)
         if not files:
             return False
-        if len({tuple(sorted(ranks.items())) for _, ranks in files}) > 1:
-            return True
+        if path.is_dir():
+            return True  # no model's folder has files of ranks alone, be it of one
         with open_source(files[0][0]) as source:
             return any(not ENGINE_MODULES.isdisjoint(name.split(".")) for name in source.tensors)
+    except (AprfmtError, OSError):
+        return False
+
+
+def is_saved_state(path: Path, published: Model) -> bool:
+    """Return whether a path is a file of torch.save with the published names, and no model's.
+
+    Most of its tensors have names of `published`, which has a configuration.
+    """
+    if path.suffix not in _PICKLED or not path.is_file():
+        return False
+    if published.folder is None or published.folder.config is None:
+        return False
+    try:
+        with open_source(path) as source:
+            names = source.tensors.keys()
+            return 2 * len(names & published.source.tensors.keys()) > len(names)
     except (AprfmtError, OSError):
         return False
 

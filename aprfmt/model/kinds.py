@@ -18,6 +18,7 @@ from aprfmt.model.adapter_parts import (
     adapter_parts,
     alpha_contradiction,
     merge_obstacle,
+    pair_faults_text,
     plain_module,
     target_parameters,
     unwrap_module,
@@ -75,6 +76,7 @@ def _adapter_text(model: "Model") -> str:
         _pair_rank(config, module, [model[name].shape for name in own.values()])
         for module, own in parts.factors.items()
     }
+    ranks.discard(0)  # factors of a partitioned run, which are no matrices
     rank = " of rank " + " or ".join(map(str, sorted(ranks)[:3])) if ranks else ""
     alpha = config.get("lora_alpha", model.metadata.get("adapter.lora.alpha"))
     scale = f", alpha {alpha:g}" if isinstance(alpha, (int, float)) else ""
@@ -148,6 +150,9 @@ def _adapter_next_step(model: "Model") -> str:
     obstacle = merge_obstacle(config, parts, model)
     if obstacle and obstacle == alpha_contradiction(config, parts, model):
         return f"it is not merged here: {obstacle}"
+    fault = pair_faults_text(config, parts, model)
+    if fault:
+        return f"it can be merged by no program: {fault}"
     if obstacle:
         return f"it is not merged here ({obstacle}); merge it with PEFT's merge_and_unload"
     merge = f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path})"

@@ -5,7 +5,7 @@ other readers of the format understand it too.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import TypedValue, Value
@@ -44,11 +44,16 @@ def has_tokenizer(carried: Carried) -> bool:
     )
 
 
+Rowless = Callable[[Mapping[int, str]], None]  # called with tokens that lists leave out, if any
+
+
 # --- GGUF -----------------------------------------------------------------------------------
 
 
-def to_gguf(model: "Model") -> dict[str, Value | TypedValue]:
+def to_gguf(model: "Model", told: Rowless | None = None) -> dict[str, Value | TypedValue]:
     """Return the `tokenizer.*` keys of a GGUF, with their types; {} without a tokenizer.
+
+    `told` is called with {id: token} of tokens without a row of the embedding: they are left out.
 
     The keys of a GGUF are kept unchanged, also after a conversion to APR. Raises ConversionError
     if GGUF cannot express the tokenizer, FormatError if it is damaged.
@@ -63,6 +68,8 @@ def to_gguf(model: "Model") -> dict[str, Value | TypedValue]:
     found: dict[str, Value | TypedValue] = {}
     if data is not None:
         vocabulary = vocabulary_from_json(carried, data)
+        if vocabulary.rowless and told is not None:
+            told(vocabulary.rowless)
         found.update(_gguf_vocabulary(carried, vocabulary, data))
         found[keys.HF_JSON] = carried.tokenizer_json()
     else:
@@ -189,10 +196,10 @@ def scores_from_merges(vocabulary: Vocabulary) -> list[float]:
 # --- APR ------------------------------------------------------------------------------------
 
 
-def to_apr(model: "Model") -> dict[str, Value]:
+def to_apr(model: "Model", told: Rowless | None = None) -> dict[str, Value]:
     """Return the `tokenizer.*` keys and chat template of an APR; {} without a tokenizer.
 
-    Raises FormatError for a damaged tokenizer.
+    `told` is called as by `to_gguf`. Raises FormatError for a damaged tokenizer.
     """
     carried = model.carried
     if model.key_style == "apr":
@@ -203,7 +210,7 @@ def to_apr(model: "Model") -> dict[str, Value]:
     )
     if not has_gguf_keys and not has_tokenizer(carried):
         return {}
-    found = _apr_keys_from_gguf(model) if has_gguf_keys else _apr_keys_from_json(carried)
+    found = _apr_keys_from_gguf(model) if has_gguf_keys else _apr_keys_from_json(carried, told)
     template = carried.chat_template()
     if template is not None:
         found[keys.CHAT_TEMPLATE] = found[keys.APR_CHAT_TEMPLATE] = template
@@ -255,12 +262,14 @@ def _gguf_keys_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
     return found
 
 
-def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
+def _apr_keys_from_json(carried: Carried, told: Rowless | None) -> dict[str, Value]:
     """Return the APR keys of a tokenizer that is given by a tokenizer.json."""
     # The vocabulary itself.
     data = carried.parse_tokenizer_json()
     assert data is not None
     vocabulary = vocabulary_from_json(carried, data)
+    if vocabulary.rowless and told is not None:
+        told(vocabulary.rowless)
     found: dict[str, Value] = {
         keys.TOKENS.apr: list(vocabulary.tokens),
         "tokenizer.vocab_size": len(vocabulary.tokens),

@@ -61,6 +61,7 @@ def vocabulary_from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabular
         ids.get("bos") in begins,
         ids.get("eos") in ends,
         kind == "spm" and _prepends_blank(data),
+        rowless={i: by_id[i] for i in sorted(i for i in by_id if i >= size)},
     )
 
 

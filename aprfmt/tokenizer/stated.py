@@ -134,6 +134,19 @@ class StatedTokenizer:
         names = (self.carried.model.config or {}).get("architectures")
         return isinstance(names, list) and any(str(each).endswith(_OF_PAIRS) for each in names)
 
+    @property
+    def chat_begins_as_text(self) -> bool:
+        """Whether the chat template writes BOS and the tokenizer puts it before a text, too.
+
+        Nothing is wrong with it: who tokenizes a rendered chat has to leave one of them out.
+        """
+        bos = self.vocabulary.engine_ids.get("bos")
+        if bos is None or self.frame[0][:1] != (bos,) or not self.template:
+            return False
+        tokens = self.vocabulary.tokens
+        own = tokens[bos] if bos < len(tokens) else ""
+        return "bos_token" in self.template or bool(own and own in self.template)
+
     @cached_property
     def frame(self) -> Frame:
         """(ids before, ids after) that are added to every text, in order.

@@ -38,7 +38,9 @@ class Vocabulary:
     `merges` are `"left right"`, best first; `scores` of SentencePiece, higher is better. Fillers
     at the end (`[PAD151666]`) are not part of it. `added` are the ids that are split off the text
     first: control and user-defined tokens; those in `rstrip` also remove blanks after them.
-    `engine_defaults` are the ids that llama.cpp uses for roles which a GGUF does not set.
+    `engine_defaults` are the ids that llama.cpp uses for roles which a GGUF does not set. `rowless`
+    are {id: token} of a tokenizer.json's tokens behind the embedding's rows, which are not in
+    `tokens`: loaders that go by the rows drop them, others fail when a text has one.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class Vocabulary:
     add_space_prefix: bool = False
     rstrip: frozenset[int] = frozenset()
     engine_defaults: Mapping[str, int] = field(default_factory=dict)
+    rowless: Mapping[int, str] = field(default_factory=dict, compare=False)
 
     @property
     def engine_ids(self) -> dict[str, int]:

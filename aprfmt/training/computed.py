@@ -101,6 +101,7 @@ class BatchNumbers:
     them. `packed` says that a row holds several documents. `routers` are the factors of routers'
     auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
     are the tokens that occur more than once. `experts`: the model, or the base, has experts.
+    `unread` are arrays of the file that nothing reads.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class BatchNumbers:
     router_note: str = ""
     repeated: frozenset[int] = frozenset()
     experts: bool = False
+    unread: tuple[str, ...] = ()
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -144,6 +146,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         routers(batch),
         router_text(batch),
         frozenset(int(i) for i in known[often > 1]),
+        unread=batch.unread,
     )
 
 

@@ -11,7 +11,7 @@ from aprfmt.causes.training.clipping import CLIPS, VALUES, clip_factor
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import CHANCE, decay_counts, is_swallowed, share_arrived
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
-from aprfmt.causes.training.step_size import measured_factor
+from aprfmt.causes.training.step_size import SLACK, measured_factor, simple_factor
 from aprfmt.causes.training.table import GRADIENTS, UPDATES
 from aprfmt.measure.encoding_noise import UNIT, float_spacing
 from aprfmt.training.parameters import Parameter
@@ -195,6 +195,103 @@ def moved_without_gradient(
         guess = StepGuess("moved_without_gradient", says, holds=lambda part: True)
         return Judgement("differs", says, (guess,), whole=True)
     return None
+
+
+def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement | None:
+    """Return whether a given gradient is the one in the moments of after the step.
+
+    Moments of one step are that gradient, and may have it clipped or times another factor. Those
+    of more steps can only contradict it: no square of it is above the second moment, and what it
+    leaves of both moments has to be moments of the steps before; that takes a stated clipping. None
+    where they do neither, where one of them is not there, and for a rule whose step has the
+    gradient beside the moments.
+    """
+    if held.gradient is None or held.first is None or not held.after or held.step < 1:
+        return None
+    if recipe.nesterov or recipe.name not in _AVERAGED:
+        return None
+    if held.step == 1:
+        return _first_moment(parameter, recipe, held)
+    if held.second is None:
+        return None
+    norm = held.others.get("norm")
+    if recipe.clip is None or norm is None:
+        return None  # it may have been clipped to any bound
+    recipe = changed(recipe, scale=recipe.scale * clip_factor(recipe.clip, norm))
+    wrong = every = 0
+    for case in _all_cases(parameter, held, False):
+        every += case.before.size
+        wrong += _contradicted(case, recipe)
+    if wrong < FEWEST or wrong < CONTRADICTED * every:
+        return None
+    why = f"its gradient is not in the optimizer's moments: {wrong} elements leave none for before"
+    return Judgement("differs", why, whole=True)
+
+
+_AVERAGED = ("adam", "adamw", "sgd")  # rules whose stored moments alone make the step
+CONTRADICTED = 1e-3  # of the elements: fewer are what other roundings leave
+MOMENT = 2.0**-18  # of a moment: what float32 loses of it in a few steps
+
+
+def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
+    """Return whether the first moment of one step is the given gradient, or a factor of it."""
+    whole = 1 - recipe.b1 if recipe.row.second else 1.0
+
+    def pairs() -> Iterator[tuple[F64, F64, F64]]:
+        """Yield (gradient given, gradient in the moment, what rounding may leave of it)."""
+        for case in _all_cases(parameter, held, False):
+            assert case.gradient is not None and case.moments is not None
+            assert case.moments.first is not None
+            there, room = case.moments.first / whole, MOMENT * np.abs(case.moments.first / whole)
+            if recipe.adds_decay_to_gradient and recipe.decays(case.vector):
+                added = recipe.wd * case.before
+                there, room = there - added, room + MOMENT * np.abs(added)
+            yield case.gradient, there, room
+
+    squares = products = 0.0
+    for given, there, _ in pairs():
+        squares += float(given @ given)
+        products += float(given @ there)
+    factor = products / squares if squares else 1.0
+    wrong = apart = size = 0.0
+    for given, there, room in pairs():
+        off = np.abs(there - factor * given)
+        near = off <= room + (2 * held.noise + MOMENT) * np.abs(factor * given)
+        wrong += float(np.count_nonzero(~near))
+        apart, size = apart + float(off @ off), size + float(there @ there)
+    if wrong:
+        share = (apart / size) ** 0.5 if size else float("inf")
+        why = f"its gradient is {share:.3g} from the one in the optimizer's moments"
+        return Judgement("differs", why, whole=True)
+    if abs(factor - 1) <= SLACK + held.noise:
+        return Judgement("agrees", whole=True)
+    norm = held.others.get("norm")
+    if norm is not None and 0 < factor < 1:
+        bounds = (*CLIPS, *(() if recipe.clip is None else (recipe.clip,)))
+        for bound in bounds:
+            if abs(factor - clip_factor(bound, norm)) <= SLACK * factor:
+                return Judgement("agrees", whole=True, clipped=("norm", bound))
+    times = simple_factor(factor, SLACK * abs(factor)) or f"{factor:.3g} times"
+    says = f"the optimizer had {times} the gradient that was given"
+    return Judgement("differs", says, (StepGuess("gradient_scaled", says),), whole=True)
+
+
+def _contradicted(case: StepCase, recipe: Recipe) -> int:
+    """Return how many elements have moments that no gradients before this one can have made."""
+    assert case.gradient is not None and case.moments is not None
+    first, second = case.moments.first, case.moments.second
+    assert first is not None and second is not None
+    g = recipe.scale * case.gradient
+    if recipe.adds_decay_to_gradient and recipe.decays(case.vector):
+        g = g + recipe.wd * case.before
+    room = MOMENT + 2 * case.noise
+    left = (second * (1 + room) - (1 - recipe.b2) * g * g * (1 - room)) / recipe.b2
+    before = np.abs(first - (1 - recipe.b1) * g) - room * (np.abs(first) + np.abs(g))
+    # Cauchy and Schwarz: a mean of gradients by the weights of both moments.
+    ratio, steps = recipe.b1 * recipe.b1 / recipe.b2, case.moments.step - 1
+    most = (1 - recipe.b1) ** 2 / (1 - recipe.b2) * sum(ratio**k for k in range(min(steps, 1000)))
+    bound = recipe.b1 * np.sqrt(np.maximum(left, 0.0) * most)
+    return int(np.count_nonzero((left < 0) | (before > bound * (1 + room))))
 
 
 def _is_unmoved(parameter: Parameter) -> bool:
@@ -497,11 +594,8 @@ def judge_gradient(
         size = float(np.linalg.norm(case.computed))
         if size <= NOTHING * rounding and apart <= LEFT * rounding:
             return Judgement("agrees", whole=True)
-        if apart <= 2 * rounding:
-            if rounding <= size / 4:
-                return Judgement("agrees", whole=True)
-            why = f"the trainer's rounding is {rounding / size:.2g} of the gradient itself"
-            return Judgement("not compared", why, whole=True)
+        if (found_rounded := judge_rounding(apart, size, rounding)) is not None:
+            return found_rounded
     first, second = case.half(0), case.half(1)
     found: list[StepGuess | GradientGuess] = []
     for row in GRADIENTS:
@@ -517,10 +611,24 @@ def judge_gradient(
     return Judgement("differs", why, tuple(found), True)
 
 
+def judge_rounding(apart: float, size: float, rounding: float) -> Judgement | None:
+    """Return the verdict on a gradient that a trainer's rounding explains; None where it does not.
+
+    `apart` is how far it is from the right one, `size` the norm of that, `rounding` what the
+    trainer's arithmetic leaves; all L2. "not compared" where rounding may be all of the gradient.
+    """
+    if apart > 2 * rounding:
+        return None
+    if rounding <= size / 4:
+        return Judgement("agrees", whole=True)
+    share = f"{rounding / size:.2g} of the gradient itself" if size else "larger than the gradient"
+    return Judgement("not compared", f"the trainer's rounding is {share}", whole=True)
+
+
 def share_reproduced(
     parameter: Parameter, guess: StepGuess, held: StepInputs, signs: bool
 ) -> float:
-    """Return the share of all elements of a parameter that a guessed mistake reproduces."""
+    """Return the share of a parameter's elements that a guess gives, of all elements."""
     near = every = 0
     for case in _all_cases(parameter, held, signs):
         every += case.before.size

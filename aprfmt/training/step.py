@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
@@ -34,13 +35,14 @@ from aprfmt.causes.training.optimizers import (
 from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
-from aprfmt.inference.gradients.given_points import read_points
+from aprfmt.inference.gradients.given_points import ROLES_WITHOUT_GRADIENT, read_points
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, short_keys
 from aprfmt.measure.proofs import Proof, cap_proof
 from aprfmt.measure.verdicts import Level
 from aprfmt.model import Model, open_model
+from aprfmt.model.kinds import peft_config
 from aprfmt.model.ledger import NotCompared
 from aprfmt.model.renames import Rename
 from aprfmt.tensors.stats import compute_stats
@@ -54,6 +56,7 @@ from aprfmt.training.judge import (
     RowReader,
     StepInputs,
     judge_gradient,
+    judge_moments,
     judge_update,
     moved_without_gradient,
     share_reproduced,
@@ -166,6 +169,7 @@ def explain_step(
             facts or BatchNumbers(),
             trained_in,
             checker,
+            None if adapter is None else base,
         )
         report = step.report(later is not None)
         if points is not None and loaded is not None and isinstance(computed, Computed):
@@ -253,6 +257,7 @@ class _Step:
     facts: BatchNumbers
     trained_in: str | None
     checker: DifferenceChecker | None = None
+    base: Model | None = None  # below an adapter
 
     def __post_init__(self) -> None:
         """Find LoRA pairs and the recipe, and put arrays that have no parameter in `left`."""
@@ -260,8 +265,9 @@ class _Step:
         self.left: list[NotCompared] = []
         self.gradients: dict[str, ArrayFacts] = {}
         self.compared: dict[str, _Compared] = {}
-        # Keys of updates that a state without step counts gives as that of before the step.
-        self.made_again: set[str] = set()
+        # Keys whose gradient made the step, or was compared with the moments of after it.
+        self.used: set[str] = set()
+        self._leave_out_choices()
         self.pairs = lora_pairs(self.parameters)
         self.recipe = self._recipe()
         why = "it is of no parameter of the model"
@@ -275,6 +281,30 @@ class _Step:
                 "numbers of the state were told by the steps that their moments make, and by the "
                 "order of layers"
             )
+
+    def _leave_out_choices(self) -> None:
+        """Take parameters without a gradient by their nature out of `parameters`, into `left`.
+
+        Those of which something was saved stay, and those that hold NaN or infinity.
+        """
+        kept = []
+        for row in self.parameters:
+            role = split_key(row.key)[1]
+            begin = next((each for each in ROLES_WITHOUT_GRADIENT if role.startswith(each)), None)
+            saved = any(
+                each is not None and row.key in each.placed
+                for each in (
+                    self.given,
+                    None if self.state is None else self.state.first,
+                    None if self.state is None else self.state.second,
+                )
+            )
+            if begin is None or saved or not _is_finite(row):
+                kept.append(row)
+                continue
+            why = ROLES_WITHOUT_GRADIENT[begin]
+            self.left.append(NotCompared("parameter", row.key, "no counterpart", why))
+        self.parameters = kept
 
     @property
     def right_parameters(self) -> bool:
@@ -527,6 +557,8 @@ class _Step:
             before = replace(held, step=max(1, held.step - 1), after=False)
             alone = moved_without_gradient(parameter, recipe, before)
             found = found if alone is None else alone
+        if found.verdict == "agrees":
+            found = self._with_moments(parameter, recipe, held, found)
         if found.verdict == "differs" and self._may_be_before(held):
             first = 1 if held.first is None else held.step
             step = first if self.state is None or self.state.steps is None else held.step + 1
@@ -534,9 +566,30 @@ class _Step:
             before = replace(held, step=held.step if counted else first - 1, after=False)
             other = judge_update(parameter, changed(recipe, step=step), before)
             if other.verdict == "agrees" or (other.guesses and not found.guesses):
-                self.made_again.add(parameter.key)
+                self.used.add(parameter.key)
                 found = other
         return self._without_inputs(parameter, held, found)
+
+    def _with_moments(
+        self, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
+    ) -> Judgement:
+        """Return `found`, the verdict on a right update, with that on its given gradient.
+
+        The moments of after the step make the step alone. Whether the gradient is in them is
+        another question; `used` has the parameter where it was answered.
+        """
+        if self.given is None or held.gradient is None:
+            return found
+        if held.first is None or not held.after or recipe.nesterov or recipe.name == "lion":
+            self.used.add(parameter.key)  # the step was made of it
+            return found
+        other = judge_moments(parameter, recipe, held)
+        if other is None:
+            return found
+        self.used.add(parameter.key)
+        if other.verdict == "agrees":
+            return replace(found, clipped=other.clipped or found.clipped)
+        return replace(found, verdict="differs", why=other.why, guesses=other.guesses, whole=True)
 
     def _adafactor_recipe(self, parameter: Parameter, recipe: Recipe, held: StepInputs) -> Recipe:
         """Return the recipe with what Adafactor's norms make of the rate for one parameter.
@@ -625,6 +678,7 @@ class _Step:
             place = None if self.given is None else self.given.placed.get(parameter.key)
             if self.given is not None and place is not None:
                 self.gradients[parameter.key] = array_facts(self.given.values(parameter, place))
+        for parameter in self.parameters:
             if self.computed is not None:
                 self.compared[parameter.key] = self._compare_computed(parameter, self.computed)
             elif self.checker is not None:
@@ -677,7 +731,7 @@ class _Step:
             self.facts.labels,
             self.facts.row_length,
             self.facts.packed,
-            _dropout_rates(self.model),
+            _dropout_rates(self.model, self.base or self.model),
             frozenset(key for key, one in found.items() if one.verdict == "not compared"),
             computed.by_label,
             self.facts.routers,
@@ -927,7 +981,8 @@ class _Step:
         given = self.given.values(parameter, place).astype(np.float64)
         if not np.isfinite(given).all():
             return _Compared()
-        found, apart = checker.judge(parameter.key, given, coarse)
+        largest = max(one.norm for one in self.gradients.values())
+        found, apart = checker.judge(parameter.key, given, coarse, largest)
         if found is None:
             return _Compared(why="no pass of the batch reads it")
         return _Compared(None, apart, found)
@@ -942,7 +997,7 @@ class _Step:
 
         `tied_embeddings` is among them, as 0 or 1. What the model does not have is left out.
         """
-        hyper = hyper_of(self.model)
+        hyper = hyper_of(self.base or self.model)
         names = ("n_heads", "n_kv_heads", "n_experts", "tied_embeddings")
         return {name: int(hyper[name]) for name in names if isinstance(hyper.get(name), int)}
 
@@ -1124,13 +1179,14 @@ class _Step:
         why = "no gradient was given, and the sizes do not show the decay"
         self.left += [NotCompared("decay", key, "no counterpart", why) for key in unseen]
         if self.given is not None and self.computed is None and self._has_state_after():
-            why = "the optimizer's state after the step says what it was; --batch compares them"
+            why = (
+                "the moments of after the step do not say what it was; give --batch, the state of "
+                "before the step, or clip=BOUND"
+            )
             self.left += [
-                NotCompared("gradient", key, "no counterpart", why)
+                NotCompared("gradient", key, "unreadable", why)
                 for key, one in judged.items()
-                if one.verdict == "agrees"
-                and key in self.given.placed
-                and key not in self.made_again
+                if one.verdict == "agrees" and key in self.given.placed and key not in self.used
             ]
         self._add_doubts()
         every = [key for key, one in judged.items() if one.decays_all]
@@ -1160,13 +1216,16 @@ class _Step:
         That is a loss that no trained model has, and gradients equal to the bit to those of another
         arithmetic than the trainer's.
         """
-        loss, vocabulary = self._loss()[0], hyper_of(self.model).get("vocab_size")
+        loss, vocabulary = self._loss()[0], hyper_of(self.base or self.model).get("vocab_size")
         if loss is not None and isinstance(vocabulary, int):
             doubt = doubtful_loss(loss, vocabulary)
             self.notes += [doubt] if doubt else []
         computed = self.computed
         if self.facts.router_note:
             self.notes.append(self.facts.router_note)
+        unread = self.facts.unread if self.checker is None else self.checker.unread
+        if unread:
+            self.notes.append(f"arrays of the batch that nothing reads: {', '.join(unread[:8])}")
         if computed is None or self.given is None:
             return
         rounded = [
@@ -1198,11 +1257,17 @@ def _is_of_backward(guess: StepGuess | GradientGuess) -> bool:
     return isinstance(guess, BackwardFound)
 
 
-def _dropout_rates(model: Model) -> dict[str, float]:
-    """Return {key of the configuration: rate} of the rates of dropout that are not zero."""
-    config = model.config if isinstance(model.config, Mapping) else {}
+def _dropout_rates(*models: Model) -> dict[str, float]:
+    """Return {key of a configuration: rate} of the rates of dropout that are not zero.
+
+    The configuration of an adapter is its adapter_config.json.
+    """
+    configs: list[Mapping[str, Any]] = [
+        each.config if isinstance(each.config, Mapping) else peft_config(each) for each in models
+    ]
     return {
         str(key): float(value)
+        for config in configs
         for key, value in config.items()
         if "drop" in str(key) and isinstance(value, int | float) and 0 < value < 1
     }
@@ -1214,6 +1279,14 @@ def _is_stored_coarser(parameter: Parameter) -> bool:
     if after is None or parameter.before.encoding not in UNIT or after.encoding not in UNIT:
         return False
     return UNIT[after.encoding] > UNIT[parameter.before.encoding]
+
+
+def _is_finite(parameter: Parameter) -> bool:
+    """Return whether a parameter holds no NaN and no infinity after the step, if that is given."""
+    if parameter.after is None or parameter.after.encoding not in UNIT:
+        return True
+    sides = pieces(parameter.before, parameter.after)
+    return all(after is not None and bool(np.isfinite(after).all()) for _, _, _, after in sides)
 
 
 def lora_pairs(parameters: Sequence[Parameter]) -> dict[str, Parameter]:

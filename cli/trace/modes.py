@@ -165,10 +165,20 @@ def show_run(
         # Choose what to record, and refuse a useless reference before anything runs.
         aprt = wanted.save_aprt is not None
         keys = point_selection.keys_to_record(run.points, request.points, request.layers, aprt)
-        run_request = recording.recording_request(run.request, ids, keys, positions, request.behind)
         other = None
         if wanted.reference is not None:
             other = recording.check_reference(wanted.reference, ids, run.model, stack)
+        save = wanted.save is not None
+        rows = len(ids) - request.draft  # a draft head has one row less
+        places, few = recording.logits_to_record(run.model, rows, save, other)
+        run_request = recording.recording_request(
+            run.request, ids, keys, positions, request.behind, places
+        )
+        if few and positions == "all" and "logits" in keys:
+            render.warn(
+                f"logits: the last of {len(ids)} rows alone is recorded, all take more than "
+                f"{recording.LOGITS >> 20} MiB; name rows by --positions", "few_logits"
+            )  # fmt: skip
         watch = histograms.add if wanted.html is not None else None
         trace = recording.record_trace(
             run, run_request, stack, {"prompt": said}, wanted.values, watch, request.budget

@@ -174,9 +174,10 @@ class GradientCheck:
     """A given gradient of one weight against the loss's derivatives along random directions.
 
     `apart` is the estimate of |dL/dW - g| over the larger of |g| and what the derivatives say of
-    |dL/dW|, and `floor` how small it can be measured. `agrees` means nothing unless `measured`.
-    `wrong` names the mistake that all directions agree on: g is `factor` times the true gradient
-    (`sign`: -1; `transposed`: after transposing). `parts` are those that were checked one by one.
+    |dL/dW|, which is `size`, and `floor` how small it can be measured. `agrees` means nothing
+    unless `measured`. `wrong` names the mistake that all directions agree on: g is `factor` times
+    the true gradient (`sign`: -1; `transposed`: after transposing). `parts` are those that were
+    checked one by one.
     """
 
     role: str
@@ -188,6 +189,7 @@ class GradientCheck:
     wrong: Wrong = ""
     factor: float | None = None
     parts: tuple[PartCheck, ...] = ()
+    size: float = 0.0
 
     @property
     def measured(self) -> bool:
@@ -354,6 +356,7 @@ def _checked(
         wrong,
         factor,
         parts,
+        size,
     )
 
 

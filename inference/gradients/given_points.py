@@ -49,6 +49,12 @@ WITHOUT_GRADIENT: Mapping[str, str] = {
         _INDEXER,
     ),
 }
+# The same of parameters, by the beginning of their role.
+ROLES_WITHOUT_GRADIENT: Mapping[str, str] = {
+    "exp_probs_b": "it chooses experts alone: the loss gives it no gradient, and a trainer moves "
+    "it by a rule of its own",
+    "indexer": _INDEXER,
+}
 _PARAMETERS = (".weight", ".bias")
 
 

@@ -303,6 +303,26 @@ def test_a_rank_that_is_there_twice_is_refused(kind: str, tmp_path: Path) -> Non
     assert done.code == 2 and said in done.err, done.err
 
 
+@pytest.mark.parametrize("name", ["s/tp_rank_0.pt", "s/model_rank_0.pt", "state.pt", "state.pth"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_one_ranks_state_of_published_names_is_a_state(
+    name: str, whole: bool, tmp_path: Path
+) -> None:
+    """It has no tokenizer and no configuration, and is not held to these; its tensors are."""
+    held = {one: tensor.clone() for one, tensor in published(tiny_folder("llama")).items()}
+    held["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    if not whole:
+        held[OUT] += 1
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    torch.save(held, path)
+    state = path.parent if name.startswith("s/") else path
+    done = aprfmt("diff", tiny_folder("llama"), state, "--json")
+    assert done.code == (0 if whole else 1), (done.out, done.err)
+    wrong = [one["name_a"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"]
+    assert wrong == ([] if whole else [OUT])
+
+
 def test_ranks_of_two_axes_are_one_run(tmp_path: Path) -> None:
     """Processes that hold one tensor-parallel rank hold the same: else it is another run's."""
     held, path = states("llama", 2), tmp_path / "s"

@@ -77,7 +77,7 @@ def tensor(done: Done, key: str = KEY) -> Any:
     ("encodings", "wrong"),
     [
         ("F32 F32", "nan"), ("F16 F16", "inf"), ("BF16 BF16", "-inf"), ("F32 F16", "nan"),
-        ("F32 BF16", "inf"), ("BF16 BF16", "nan"),
+        ("F32 BF16", "inf"), ("BF16 BF16", "nan"), ("F16 BF16", "-inf"), ("F32 F16", "inf"),
     ],
 )  # fmt: skip
 def test_one_element_of_one_side(encodings: str, wrong: str) -> None:

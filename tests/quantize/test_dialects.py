@@ -324,6 +324,20 @@ def test_groups_that_fit_hardly_any_matrix_are_refused_with_those_that_do(
     assert (done.code, done.err) == (0, "")  # the user said so
 
 
+@pytest.mark.parametrize("kept", ["Q8_0", "Q4_0"])
+def test_groups_that_do_not_fit_are_the_reason_of_a_quantized_source_too(
+    kept: str, tmp_path: Path
+) -> None:
+    """What stays has an encoding that safetensors has no code for: the groups are why it stays."""
+    source = odd_source(tmp_path / "source", 192, 256)
+    aprfmt.convert(source, tmp_path / "m.gguf", encoding=kept)
+    done = command(
+        "quantize", tmp_path / "m.gguf", tmp_path / "q", "--to", "safetensors", "--type",
+        "AWQ-g128", "--allow-requantize",
+    )  # fmt: skip
+    assert done.code == 2 and "AWQ-g32 fits all" in done.err and done.err.count("\n") == 1
+
+
 def test_few_matrices_that_do_not_fit_are_counted_in_a_warning(tmp_path: Path) -> None:
     source = odd_source(tmp_path / "source", 128, 96)
     done = command("quantize", source, tmp_path / "q", "--to", "safetensors", "--type", "AWQ-g128")

@@ -353,3 +353,16 @@ def test_a_loss_of_routers_of_a_model_without_them_is_one_line(tmp_path: Path) -
             explain_step(
                 model, grads=[tmp_path / "grads.safetensors"], batch=tmp_path / "batch.npz"
             )
+
+
+@pytest.mark.parametrize("differences", [False, True])
+def test_arrays_of_a_batch_that_nothing_reads_are_said(differences: bool, tmp_path: Path) -> None:
+    """Seen red: weights of labels passed over, and the factor of a router's loss said unread."""
+    model, batch, grads = made("qwen2")
+    save_file(dict(grads), tmp_path / "g.safetensors")
+    more = {"loss_weights": np.ones(3), "router_z_loss_coef": np.float32(0)}
+    own = save_arrays(tmp_path / "batch.npz", dict(np.load(batch)) | more)
+    assert read_batch(own, 10**6).unread == ("loss_weights",)
+    given = [tmp_path / "g.safetensors"]
+    report = explain_step(model, grads=given, batch=own, differences=differences)
+    assert report.exit_code == 0 and any("reads: loss_weights" in note for note in report.notes)

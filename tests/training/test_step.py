@@ -1,5 +1,6 @@
 """`aprfmt step`: forty mistakes are named and placed, and no step that is right is accused."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
 from tests.training import adapters, judged_steps, loop_steps, thread_steps
-from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer
+from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer, later
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
     GRADIENT_INNOCENTS,
@@ -541,10 +542,10 @@ def test_gradients_beside_the_state_after_a_step_are_said_not_to_be_compared(
     tmp_path: Path,
 ) -> None:
     """The state says what the step was; gradients of another step would go unnoticed."""
-    report = INNOCENTS["a third step by its gradients and its state"]().report(tmp_path)
+    report = later(grads=gradients(3)).report(tmp_path)
     kinds = {one.kind for one in report.left}
-    assert report.exit_code == 0 and "gradient" in kinds
-    assert "not compared: 21 gradients" in report.pronounced.says
+    assert report.exit_code == 2 and "gradient" in kinds and report.counts["agrees"] == 21
+    assert "could not be compared: 21 gradients" in report.pronounced.says
 
 
 def test_gradients_saved_in_float16_are_held_as_its_arithmetic_computes(tmp_path: Path) -> None:
@@ -582,3 +583,49 @@ def test_a_number_read_from_some_elements_is_judged_by_the_others(
     assert [guess.cause for guess in found.guesses] == ["x"]
     assert [len(one) for one in asked] == [200, 100]
     assert asked[1] | shown[0] == set(before) and not asked[1] & shown[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"lora_alpha": 16}, "another adapter: lora_alpha of its adapter_config.json is 16"),
+        ({"use_rslora": True}, "another adapter: use_rslora of its adapter_config.json is True"),
+        ("modules", "another adapter: .*v_proj.lora_A.weight is only in the one before the step"),
+        ("base", r"an adapter of another base: .* is \[4, 64\]; expected 32 in place of 64"),
+    ],
+)
+def test_another_adapter_is_one_line(change: Any, says: str, tmp_path: Path) -> None:
+    """Seen red: the pairs that both have compared, and the others listed."""
+    values = adapters.adapter(False)
+    base = save(tmp_path / "base", weights(), "F32")
+    before = adapters.write(tmp_path / "before", values)
+    after = adapters.write(tmp_path / "after", values)
+    if change == "base":
+        base = llama_folder(tmp_path / "other", "F32", hidden=32, layers=LAYERS)
+    elif change == "modules":
+        some = {name: w for name, w in values.items() if "v_proj" not in name}
+        after = adapters.write(tmp_path / "some", some)
+    else:
+        config = json.loads((after / "adapter_config.json").read_text())
+        (after / "adapter_config.json").write_text(json.dumps(config | change))
+    with pytest.raises(AprfmtError, match=says):
+        explain_step(base, adapter=before, after=after, optimizer=f"adam:lr={LR},step=1")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rope_theta": 77.0}, "another model: rope_theta is 77.0"),
+        ({"rms_norm_eps": 0.5}, "another model: norm_eps is 0.5"),
+        ({"num_key_value_heads": 1, "head_dim": 32}, "another model: "),
+    ],
+)
+def test_a_checkpoint_of_another_configuration_is_one_line(
+    change: dict[str, Any], says: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """All names and shapes are the same. Seen red: `agrees`."""
+    after = save(tmp_path / "after", stepped(right), "F32")
+    config = json.loads((after / "config.json").read_text())
+    (after / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(AprfmtError, match=says):
+        explain_step(files["before"], after=after, optimizer=STATED)

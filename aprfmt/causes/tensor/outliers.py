@@ -92,6 +92,9 @@ def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | 
     raw = side.raw(index).reshape(-1, row.type_size)[column // row.block_size]
     whole = to_float64(other.take(index)).reshape(-1)
     theirs = whole[column : column + row.block_size]
+    if not np.isfinite(theirs).all():
+        return None  # from infinity everything is as far
+    whole = whole[np.isfinite(whole)]
     # Flip each of its bits in turn and decode all variants.
     count = 8 * row.type_size
     tried = np.repeat(raw[None, :], count, axis=0)

@@ -303,10 +303,14 @@ def guess_dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def all_differ(case: BackwardCase) -> bool:
-    """Return whether hardly a gradient agrees, and those after the layers (head, norm) do not."""
+    """Return whether hardly a gradient agrees, the first ones behind the loss among the wrong.
+
+    Of a model these stand behind its layers, of an adapter in the last layer that it has.
+    """
     unlike = case.wrong | case.open
     first = first_wrong(unlike | case.missing)
-    behind = bool(first) and split_key(first[0])[0] is None
+    every = first_wrong(unlike | case.missing | case.right)
+    behind = bool(first) and split_key(first[0])[0] == split_key(every[0])[0]
     return behind and len(case.right) <= len(unlike) / 4
 
 

@@ -13,9 +13,9 @@ from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
 from aprfmt.measure.named_causes import set_command
-from aprfmt.model.adapter_parts import adapter_parts
+from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text
 from aprfmt.model.draft import draft_head
-from aprfmt.model.kinds import drop_stray_command
+from aprfmt.model.kinds import drop_stray_command, peft_config
 from aprfmt.model.ledger import OF_TENSORS, Surplus
 from aprfmt.model.own_keys import misleading_keys
 from aprfmt.model.packing_sizes import fitting_sizes
@@ -33,7 +33,12 @@ def check_architecture(ctx: CheckContext) -> Result:
     if kind is not None and kind.foreign:
         found = f"is {kind.says(ctx.model)}"
         return Result("", [Finding(ctx.where, found, "Hugging Face's", kind.todo(ctx.model))])
-    stray = adapter_parts(ctx.model).stray if kind is not None and kind.name == "adapter" else ()
+    parts = adapter_parts(ctx.model) if kind is not None and kind.name == "adapter" else None
+    fault = "" if parts is None else pair_faults_text(peft_config(ctx.model), parts, ctx.model)
+    if fault:
+        todo = "save the adapter again"
+        return Result("", [Finding(ctx.where, fault, "pairs of factors", todo)])
+    stray = () if parts is None else parts.stray
     if stray:
         found = f"{', '.join(stray)}: no part of an adapter; loaders that know factors refuse it"
         todo = f"leave it out: {drop_stray_command(ctx.model, stray)}"

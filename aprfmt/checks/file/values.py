@@ -4,7 +4,9 @@ from collections import Counter
 
 from aprfmt.arch.binding import bind_names
 from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.protocols import LazyTensor
 from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.rounded_scales import rounded_scales_text
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.measure.named_causes import set_command
@@ -140,6 +142,7 @@ def check_packed(ctx: CheckContext) -> Result:
         finally:
             tensor.drop()
         findings += _group_findings(ctx, tensor)
+        findings += _scale_findings(lazy, name)
         # A part that is itself not finite is reported by the checks of values and scales.
         parts = [ctx.census[part.info.name] for part in tensor.parts.values()]
         known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
@@ -155,6 +158,15 @@ def check_packed(ctx: CheckContext) -> Result:
     if not seen:
         raise NotRun("no weight is stored as several tensors")
     return Result(f"{seen} weights", findings)
+
+
+def _scale_findings(tensor: LazyTensor, name: str) -> list[Finding]:
+    """Return [warning] if a packed weight's scales cannot be those its codes were made with."""
+    laid = None if tensor.packed is None else tensor.packed().laid_out()
+    says = "" if laid is None else rounded_scales_text(laid)
+    todo = "take the scales that were not rounded, or quantize again"
+    expected = "the scales that the codes were made with"
+    return [Finding(name, says, expected, todo, "warning")] if says else []
 
 
 def _group_findings(ctx: CheckContext, tensor: View) -> list[Finding]:

@@ -7,6 +7,7 @@ tokenizer forgives some of that.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any, Literal
 
 from aprfmt.base.text_escape import shorten
@@ -228,12 +229,42 @@ def check_ids(ctx: CheckContext) -> Result:
         for one in (absent_ids(ctx.carried) if _ids_are_numbers(ctx.carried) else ())
     ]
     findings += _find_stale_ids(ctx)
+    findings += _find_repeated_frame(ctx)
     findings += _find_wrong_ends(ctx)
     if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
     if not findings:
         findings += _find_unstopped_turn(ctx)
     return Result(f"{len(stated)} ids", findings)
+
+
+def _find_repeated_frame(ctx: CheckContext) -> list[Finding]:
+    """Return a failure for an id that is put twice in a row before or behind every text.
+
+    [] where the tokenizer cannot be read or is absent.
+    """
+    try:
+        side = ctx.stated
+    except AprfmtError:
+        return []
+    if side is None:
+        return []
+    findings = []
+    for ids, where in zip(side.frame, ("before", "behind"), strict=True):
+        twice = next((i for i, other in pairwise(ids) if i == other), None)
+        if twice is None:
+            continue
+        tokens = side.vocabulary.tokens
+        name = f" {tokens[twice]!r}" if twice < len(tokens) else ""
+        findings.append(
+            Finding(
+                side.carried.origin or side.carried.where,
+                f"{twice}{name} is put twice {where} every text",
+                "each special token once",
+                "take one of them out of the post-processor, or turn off the flag that adds it",
+            )
+        )
+    return findings
 
 
 def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
@@ -501,7 +532,21 @@ def check_template(ctx: CheckContext) -> Result:
         for line, _, what in (sentence.partition(": ") for sentence in scan_template(text))
     ]
     findings += _find_unknown_tokens(ctx)
-    return Result(f"{len(text)} characters", findings)
+    return Result(f"{len(text)} characters{_begun_twice_text(ctx)}", findings)
+
+
+def _begun_twice_text(ctx: CheckContext) -> str:
+    """Return a clause on BOS, where both the chat template and the tokenizer put it; else ""."""
+    try:
+        side = ctx.stated
+    except AprfmtError:
+        return ""  # the check tokenizer says it
+    if side is None or not side.chat_begins_as_text:
+        return ""
+    return (
+        "; it writes BOS, which the tokenizer puts before a text, too: a rendered chat that is "
+        "tokenized with special tokens begins with it twice"
+    )
 
 
 def _find_unknown_tokens(ctx: CheckContext) -> list[Finding]:
