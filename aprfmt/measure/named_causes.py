@@ -14,8 +14,9 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import AprfmtError
+from aprfmt.formats import suffix_to_write
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
-from aprfmt.model.hf_folder import INDEX, WEIGHTS
+from aprfmt.model.hf_folder import INDEX, PICKLED_INDEX, WEIGHTS
 from aprfmt.model.relations import opening_path
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def fixed_name(path: Path) -> str:
     """Return the file name of a repaired copy (NAME-fixed), quoted for a shell."""
     folder = path.is_dir()
     name = path.name or path.resolve().name  # of "."
-    stem, suffix = (name, "") if folder or not path.suffix else (path.stem, path.suffix)
+    stem, suffix = (name, "") if folder or not path.suffix else (path.stem, suffix_to_write(path))
     return shlex.quote(f"{stem}-fixed{suffix}")
 
 
@@ -239,7 +240,7 @@ def _folder_of_weights(path: Path | str) -> str:
     if "://" in text:
         return text.removesuffix(f"/{INDEX}")
     folder = opening_path(Path(path))
-    whole = Path(path).name == INDEX or (folder / "config.json").is_file()
+    whole = Path(path).name in (INDEX, PICKLED_INDEX) or (folder / "config.json").is_file()
     return str(folder) if whole else text
 
 
