@@ -26,6 +26,7 @@ FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23, "F64": 52}  # fraction bits of a s
 SMALLEST = {"F16": -24}  # exponent of the type's smallest step, where weights come near it
 SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest value
 ONCE, NOT, EITHER = "once", "not at all", "once or not at all"
+SCALED = "scaled otherwise"
 OTHERWISE, MORE = "otherwise", "once and another change"
 TIMES = {2: "twice", 3: "3 times", -1: "subtracted"}
 NEAR, LITTLE = 0.05, 0.25  # of the projection to a whole number, and of what it leaves
@@ -238,7 +239,7 @@ def _usual_multiple(merge: Merge, found: Judged, factors: Sequence[Factor]) -> J
         return None
     words = [TIMES[round(one.times)] for one in held if not one.says]
     if not words:
-        return found._replace(found="scaled otherwise", says=" or ".join(one.says for one in held))
+        return found._replace(found=SCALED, says=" or ".join(one.says for one in held))
     says = " or ".join(f"added {words[0]}" if not one.says else one.says for one in held)
     return found._replace(found=words[0], says=says if len(held) > 1 else "")
 
@@ -322,6 +323,22 @@ def _allowed_rest(merge: Merge) -> float:
     """Return the norm that B's packed type may leave, relative to the change."""
     size = float(np.linalg.norm(merge.change))
     return max(LITTLE, 1.5 * merge.noise * float(np.linalg.norm(merge.plain)) / size)
+
+
+def judge_otherwise(merge: Merge, found: Judged, made: Iterable[tuple[str, "F64"]]) -> Judged:
+    """Return `found`, or what was done where one of the weights `made` by a mistake is B's.
+
+    `made` are (mistake in words, the weight that it makes). Only for plain float types, and where
+    nothing else gave B.
+    """
+    if found.found in (ONCE, EITHER) or merge.encoding not in FRACTIONS:
+        return found
+    if _is_reproduced(merge, 0):
+        return found
+    for says, full in made:
+        if _sum_gives(merge, full, full - merge.plain):
+            return found._replace(found=SCALED, says=says)
+    return found
 
 
 def find_added_change(

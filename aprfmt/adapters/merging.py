@@ -9,7 +9,7 @@ rounding.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,6 +102,19 @@ class MergedTensor(LazyTensor):
     def with_times(self, times: int) -> "MergedTensor":
         """Return the weight with the pair added `times` times, as float32."""
         return MergedTensor(self.base, self.pair, times=times, encoding="F32")
+
+    def with_pair(self, pair: LowRank) -> "MergedTensor":
+        """Return the weight with another pair added once, as float32."""
+        return MergedTensor(self.base, pair, encoding="F32")
+
+    def row_lengths(self, times: int) -> "F64":
+        """Return the lengths [out] of the rows with the pair added `times` times, unscaled."""
+        plain = MergedTensor(
+            self.base, replace(self.pair, magnitude=None), times=times, encoding="F32"
+        )
+        rows = math.prod(self.info.shape[:-1])
+        found: F64 = np.linalg.norm(plain._merged_rows(0, rows).astype(np.float64), axis=1)
+        return found
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Release the pages of the base's whole weight, whatever range is given."""
@@ -395,6 +408,48 @@ def merged_values(merged: View, times: int) -> "F64":
     ]
     view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
     return view.numpy().astype(np.float64)
+
+
+def scaled_otherwise(merged: View) -> "Iterator[tuple[str, F64]]":
+    """Yield (mistake in words, the weight it makes) of usual mistakes with DoRA's magnitudes.
+
+    Values are before rounding (float64). Nothing for a weight without magnitudes.
+    """
+    pairs = [one.pair for one in merged.stored if isinstance(one, MergedTensor)]
+    if len(pairs) < len(merged.stored) or any(one.magnitude is None for one in pairs):
+        return
+
+    def lengths(one: MergedTensor, times: int) -> "F64":
+        """Return the row lengths of the merged (1) or the base's (0) weight; 1 for empty rows."""
+        found = one.row_lengths(times)
+        return np.where(found > 0, found, 1.0)
+
+    made: tuple[tuple[str, Callable[[MergedTensor, F64], LowRank]], ...] = (
+        (
+            "DoRA's magnitudes are ignored: B @ A alone was added",
+            lambda one, m: replace(one.pair, magnitude=None),
+        ),
+        (
+            "B @ A is ignored: the base's rows alone have DoRA's magnitudes",
+            lambda one, m: replace(one.pair, scale=0.0),
+        ),
+        (
+            "rows are multiplied by DoRA's magnitudes, and not divided by their lengths",
+            lambda one, m: replace(one.pair, magnitude=m * lengths(one, 1)),
+        ),
+        (
+            "rows are divided by the lengths of the base's, not by their own",
+            lambda one, m: replace(one.pair, magnitude=m * lengths(one, 1) / lengths(one, 0)),
+        ),
+    )
+    for says, change in made:
+        stored = [
+            one.with_pair(change(one, one.pair.magnitude))
+            for one in merged.stored
+            if isinstance(one, MergedTensor) and one.pair.magnitude is not None
+        ]
+        view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
+        yield says, view.numpy().astype(np.float64)
 
 
 def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING
 
+from aprfmt.base.encodings import BY_CLAIM
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.errors import CodecError, UnsupportedError
 from aprfmt.tensors.companions import quantization_section
@@ -176,7 +177,6 @@ def _lost_companions(
     """
     if section.get("quant_method") != "bitsandbytes":
         return ()
-    from aprfmt.base.encodings import BY_CLAIM
     from aprfmt.codecs import CODECS
 
     kind = str(section.get("bnb_4bit_quant_type", "fp4")).upper()  # bitsandbytes' default
