@@ -29,6 +29,7 @@ ONCE, NOT, EITHER = "once", "not at all", "once or not at all"
 SCALED = "scaled otherwise"
 OTHERWISE, MORE = "otherwise", "once and another change"
 TIMES = {2: "twice", 3: "3 times", -1: "subtracted"}
+HIDDEN = 0.25  # of what a packed type may round off: a smaller change may be lost in it
 NEAR, LITTLE = 0.05, 0.25  # of the projection to a whole number, and of what it leaves
 MANY = 3  # times that another weight's change is added, at most
 SAMPLE = 1 << 16  # values on which sums of changes are fitted
@@ -221,6 +222,7 @@ def _judge_whole(
         or _misplaced_change(merge, found, others)
         or _summed_changes(merge, found, others)
         or _judge_other_base(merge, found)
+        or _hidden_change(merge, found)
         or _judge_by_projection(merge, found)
     )
 
@@ -391,6 +393,20 @@ def _judge_by_projection(merge: Merge, found: Judged) -> Judged:
     if abs(times - 1) < max(0.01, error) and error < 0.5:
         return found._replace(found=MORE, says=ELSE)
     return found
+
+
+def _hidden_change(merge: Merge, found: Judged) -> Judged | None:
+    """Return the judgement that B's packed type is too coarse to show the change; else None.
+
+    B is then within the type's rounding of the base with the change and without it, is not the base
+    itself, and what is left of the change after rounding is any share of it.
+    """
+    size = float(np.linalg.norm(merge.plain))
+    small = float(np.linalg.norm(merge.change)) < HIDDEN * merge.noise * size
+    between = -NEAR <= found.times <= 1 + NEAR and 0 < found.rest < _allowed_rest(merge)
+    if merge.encoding in FRACTIONS or not (merge.close and small and between):
+        return None
+    return found._replace(found=EITHER, says=f"the steps of {merge.encoding} hide the change")
 
 
 def _is_reproduced(merge: Merge, times: float) -> bool:

@@ -9,7 +9,7 @@ rounding.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,10 +179,20 @@ def merge_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
 class MergedSource:
     """A Source with some tensors replaced; everything else is the wrapped file's."""
 
-    def __init__(self, source: Source, tensors: Mapping[str, LazyTensor], record: str) -> None:
-        """Replace `tensors`; `record` is the JSON of merged adapters for the metadata, or ""."""
+    def __init__(
+        self,
+        source: Source,
+        tensors: Mapping[str, LazyTensor],
+        record: str,
+        gone: Collection[str] = (),
+    ) -> None:
+        """Replace `tensors`; `record` is the JSON of merged adapters for the metadata, or "".
+
+        `gone` are stored parts of packed weights that are replaced as a whole.
+        """
         self._source = source
-        self.tensors: Mapping[str, LazyTensor] = {**source.tensors, **tensors}
+        left = {name: one for name, one in source.tensors.items() if name not in gone}
+        self.tensors: Mapping[str, LazyTensor] = {**left, **tensors}
         self.metadata: Mapping[str, Value] = (
             {**source.metadata, RECORD: record} if record else source.metadata
         )
@@ -242,7 +252,13 @@ def merge_adapter(
         grown = resized_folder(found, whole, base)
         tensors = dict(_merged_tensors(base, found, whole, order, again, encoding))
         record = json.dumps([*before, digest])
-        source = MergedSource(base.source, tensors, record if not again else "")
+        gone = {
+            part.info.name
+            for name, one in tensors.items()
+            if isinstance(one, MergedTensor) and isinstance(one.base, DecodedTensor)
+            for part in base[name].parts.values()
+        }
+        source = MergedSource(base.source, tensors, record if not again else "", gone)
         folder, note = (base.folder, None) if grown is None else grown
         if note is not None:
             source.notes = (*source.notes, note)
