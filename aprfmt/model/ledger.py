@@ -705,8 +705,10 @@ def _modules_to_save(model: "Model") -> tuple[str, ...]:
 
 def _adapter_reading(name: str, trained_whole: Sequence[str]) -> tuple[Reading, str]:
     """Return (reading, what for) of an adapter's tensor, by its modules_to_save."""
+    from aprfmt.model.adapter_parts import adapter_name, without_adapter_name
     from aprfmt.model.kinds import FACTOR_PARTS, FACTORS
 
+    name = without_adapter_name(name, adapter_name([name]))
     if name.endswith(FACTORS):
         return "role", "a factor of the change"
     if name.endswith(FACTOR_PARTS):
