@@ -288,7 +288,8 @@ def _t5_spec(name: str, gated: bool, *stacks: str) -> ArchSpec:
         _make_t5_tables(gated, *stacks),
         _t5_rules(gated, every, *stacks),
         evidence=_evidence_of_form(gated, every, len(stacks) > 1),
-        ignored=_IGNORED,
+        # An encoder alone has no head that could be tied.
+        ignored=_IGNORED if len(stacks) > 1 else _IGNORED | {"tie_word_embeddings"},
         buffers={"hf": _TIED},
     )
 

@@ -15,7 +15,7 @@ from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.unwritten_tail import unwritten_tails
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.proofs import Proof
+from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
@@ -145,7 +145,8 @@ def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Lev
 def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
     """Add findings on roles missing on one side.
 
-    Missing biases are findings. Other missing tensors set the `reason`: no pass can be run.
+    Missing biases can be left out of a pass. Without other tensors none can be run: those are
+    established as missing, or packed in a way that is not decoded, which sets the `reason`.
     """
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
@@ -169,7 +170,7 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
                 ),
                 Touched((), biases),
             )
-        # Without other tensors no pass can be run, and the comparison ends.
+        # Without other tensors no pass can be run, and what was compared is the answer.
         others = [key for key in keys if key not in biases]
         model = b if side == "B" else a
         if others and model.unread is not None and model.unread.lacks:
@@ -178,10 +179,29 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
             found.evidence.append(
                 Evidence("tensor", f"{side} lacks {len(others)} tensors", tuple(others[:12]))
             )
-            found.runs = False
-            found.reason = (
-                _undecoded_text(model, others)
-                or f"{side} lacks {len(others)} of the tensors: {', '.join(others[:4])}"
+            packed = _undecoded_text(model, others)
+            if packed:
+                found.reason = packed
+                continue
+            found.ended = True
+            found.not_checked.append(f"forward pass: {side} lacks tensors that it reads")
+            found.stated.append(
+                Finding(
+                    "missing_tensors",
+                    f"{side} lacks {len(others)} of the tensors: {', '.join(others[:4])}"
+                    + (", ..." if len(others) > 4 else ""),
+                    "tensor",
+                    CAUSES["missing_tensors"].verdict,
+                    tuple(others),
+                    True,
+                    "",
+                    1.0,
+                    0.0,
+                    "share of these that miss; after: with the other side's in their place",
+                    side=side,
+                    proof=unfitted_proof(len(others)),
+                    counted=True,
+                )
             )
 
 

@@ -15,8 +15,9 @@ from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.number_ranges import number_ranges
 from aprfmt.errors import AprfmtError
+from aprfmt.formats import suffix_to_write
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
-from aprfmt.model.hf_folder import INDEX, WEIGHTS
+from aprfmt.model.hf_folder import INDEX, PICKLED_INDEX, WEIGHTS
 from aprfmt.model.relations import opening_path
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def fixed_name(path: Path) -> str:
     """Return the file name of a repaired copy (NAME-fixed), quoted for a shell."""
     folder = path.is_dir()
     name = path.name or path.resolve().name  # of "."
-    stem, suffix = (name, "") if folder or not path.suffix else (path.stem, path.suffix)
+    stem, suffix = (name, "") if folder or not path.suffix else (path.stem, suffix_to_write(path))
     return shlex.quote(f"{stem}-fixed{suffix}")
 
 
@@ -229,7 +230,7 @@ def _folder_of_weights(path: Path | str) -> str:
     if "://" in text:
         return text.removesuffix(f"/{INDEX}")
     folder = opening_path(Path(path))
-    whole = Path(path).name == INDEX or (folder / "config.json").is_file()
+    whole = Path(path).name in (INDEX, PICKLED_INDEX) or (folder / "config.json").is_file()
     return str(folder) if whole else text
 
 

@@ -9,7 +9,7 @@ networks/lora.py.
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aprfmt.base.bounded_regex import matches_start
@@ -52,6 +52,14 @@ _COMPUTED = re.compile(
 )
 
 
+_FACTOR = ".lora_"  # in the names of factors of PEFT's
+# A part of PEFT's with the adapter's name behind it.
+_NAMED = re.compile(
+    r"(\.lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|\.modules_to_save)"
+    r"\.(?!weight$|bias$)([^.]+)(?=\.weight$|\.bias$|$)"
+)
+
+
 class AdapterParts(NamedTuple):
     """The stored names of an adapter, by what each tensor is.
 
@@ -59,7 +67,8 @@ class AdapterParts(NamedTuple):
     `.alpha` and `.dora_scale` occur in several and do not decide that. `factors`: module ->
     {part ("a", "b", "alpha", ...): stored name}. `replacements`: name in the base -> stored name.
     `stray`: tensors that do not belong to an adapter. `copies`: what PEFT saves of a trained module
-    a second time, or of the module before it was trained.
+    a second time, or of the module before it was trained. `named` is the adapter's name that stands
+    in all its names, as in a state_dict of PEFT's model; what PEFT saves and loads has none.
     """
 
     spellings: frozenset[str]
@@ -67,6 +76,7 @@ class AdapterParts(NamedTuple):
     replacements: Mapping[str, str]  # name in the base -> stored name
     stray: tuple[str, ...]
     copies: tuple[str, ...] = ()
+    named: str = ""
 
 
 def adapter_parts(model: "Model") -> AdapterParts:
@@ -78,19 +88,38 @@ def adapter_parts(model: "Model") -> AdapterParts:
     whole: dict[str, str] = {}
     stray: list[str] = []
     spellings: set[str] = set()
-    for name in model:
+    named = adapter_name(model)
+    for stored in model:
+        name = without_adapter_name(stored, named)
         end = next((end for end in _LONGEST_FIRST if name.endswith(end)), "")
         if end:
             spelling, part = ENDS[end]
             if part in _DECIDING:
                 spellings.add(spelling)
-            factors.setdefault(name.removesuffix(end).removeprefix(PREFIX), {})[part] = name
+            factors.setdefault(name.removesuffix(end).removeprefix(PREFIX), {})[part] = stored
         elif _COMPUTED.search(name):
-            stray.append(name)
+            stray.append(stored)
         else:
-            whole[name.removeprefix(PREFIX)] = name
+            whole[name.removeprefix(PREFIX)] = stored
     copies = _take_saved_modules(whole)
-    return AdapterParts(frozenset(spellings), factors, whole, tuple(stray), copies)
+    return AdapterParts(frozenset(spellings), factors, whole, tuple(stray), copies, named)
+
+
+def adapter_name(names: Iterable[str]) -> str:
+    """Return the adapter's name that stands in its stored names; "" where none, or several, do.
+
+    PEFT's modules are called lora_A.NAME; what save_pretrained writes is without it.
+    """
+    matches = (_NAMED.search(name) for name in names if _FACTOR in name)
+    found = {match[2] for match in matches if match is not None}
+    return found.pop() if len(found) == 1 else ""
+
+
+def without_adapter_name(name: str, adapter: str) -> str:
+    """Return a stored name without the name of its adapter ("" leaves it as it is)."""
+    if not adapter:
+        return name
+    return _NAMED.sub(lambda match: match[1] if match[2] == adapter else match[0], name)
 
 
 def _take_saved_modules(whole: dict[str, str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model.adapter_parts import (
     HEADS,
+    adapter_name,
     adapter_parts,
     alpha_contradiction,
     merge_obstacle,
@@ -65,7 +66,9 @@ def _is_adapter(model: "Model") -> bool:
     """Return whether a file is a LoRA adapter, by `general.type` or its tensor names."""
     if _general_type(model) == "adapter":
         return True
-    return model.format != "gguf" and any(map(methodcaller("endswith", FACTORS), model))
+    if model.format == "gguf":
+        return False
+    return any(map(methodcaller("endswith", FACTORS), model)) or bool(adapter_name(model))
 
 
 def _adapter_text(model: "Model") -> str:
@@ -156,6 +159,11 @@ def _adapter_next_step(model: "Model") -> str:
     if obstacle:
         return f"it is not merged here ({obstacle}); merge it with PEFT's merge_and_unload"
     merge = f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path})"
+    if parts.named:
+        return (
+            f"its names have the adapter's own, {parts.named!r}, in them, which no loader reads: "
+            f"save it by save_pretrained, or {merge}"
+        )
     if parts.replacements:
         return f"{merge}, which alone takes whole tensors along"
     if any(target_parameters(config, unwrap_module(module)[0]) for module in parts.factors):

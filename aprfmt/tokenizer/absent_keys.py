@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aprfmt.errors import AprfmtError
+from aprfmt.formats import suffix_to_write
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import answer_end
 from aprfmt.tokenizer.engine_defaults import DEFAULTS, TAKEN_FOR_CONTROL, default_ids
@@ -72,7 +73,7 @@ def absent_ids(carried: Carried) -> list[AbsentKey]:
 def set_command(carried: Carried, assignment: str) -> str:
     """Return the shell command that sets a key (KEY=VALUE: `assignment`) in a copy of the file."""
     path = Path(carried.where)
-    fixed = shlex.quote(f"{path.stem}-fixed{path.suffix}")
+    fixed = shlex.quote(f"{path.stem}-fixed{suffix_to_write(path)}")
     return f"aprfmt set {shlex.quote(str(path))} {shlex.quote(assignment)} -o {fixed}"
 
 

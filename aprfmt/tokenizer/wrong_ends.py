@@ -12,6 +12,7 @@ from pathlib import Path
 from shlex import quote
 
 from aprfmt.errors import AprfmtError
+from aprfmt.formats import suffix_to_write
 from aprfmt.tokenizer.conversations import turn_tokens
 from aprfmt.tokenizer.hf_json import id_list
 from aprfmt.tokenizer.keys import CONTROL, END_TEXTS, IDS, NORMAL, USER_DEFINED
@@ -101,7 +102,8 @@ def _set_end_command(
     value = right if len(ids) == 1 else list(dict.fromkeys([right, *kept]))
     model = side.carried.model
     path = Path(model.path if model.folder is None else model.folder.path)
-    fixed = f"{path.stem}-fixed{path.suffix}" if model.folder is None else f"{path.name}-fixed"
+    alone = model.folder is None
+    fixed = f"{path.stem}-fixed{suffix_to_write(path)}" if alone else f"{path.name}-fixed"
     return (
         f"aprfmt set {quote(str(path))} {quote(f'{place}={json.dumps(value)}')} -o {quote(fixed)}"
     )

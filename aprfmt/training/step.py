@@ -1041,10 +1041,10 @@ class _Step:
             yield _cause(cause, text, one.keys, stored, proof, size=largest, also=also)
 
     def _share_guesses(self, judged: dict[str, Judgement], norm: float | None) -> None:
-        """Add to each differing update the mistakes of others that give it, too.
+        """Add to each differing parameter of `judged` the guesses fitted to others that explain it.
 
-        A number that is fitted to a small parameter is inexact: there it is read from the others.
-        `norm` is that of all given gradients.
+        A number that is fitted to a small parameter is inexact: there that of others is tried. At
+        most MOST_SHARED guesses, the commonest, are. `norm` is that of all given gradients.
         """
         wrong = {key: one for key, one in judged.items() if one.verdict == "differs"}
         fitted = [
@@ -1377,7 +1377,10 @@ def _nonfinite_causes(
 
 
 def _rivals(cause: str, also: Sequence[str]) -> str:
-    """Return what to say of causes that give the same as `cause`, and of what tells them apart."""
+    """Return, for a sentence, other causes that explain the same and the option that tells which.
+
+    "" without other causes.
+    """
     if not also:
         return ""
     tells = next((CAUSES[one].told_by for one in (cause, *also) if CAUSES[one].told_by), "")

@@ -127,8 +127,8 @@ def _turned_back(
 ) -> Iterator[Finding]:
     """Yield the finding that stored values `y` are the right ones, `x`, with their signs turned.
 
-    So few may be within the rounding of the whole tensor: they are judged by themselves. `free` is
-    the number of places that were chosen by them.
+    Nothing unless -y is `x` within rounding: values so few are judged without the rest of the
+    tensor. `free` places were chosen by them; `says` is (what happened, where).
     """
     size = norms.exact_norm(x) or 1.0
     before, after = norms.exact_norm(y - x) / size, norms.exact_norm(-y - x) / size

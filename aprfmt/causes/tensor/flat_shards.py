@@ -38,7 +38,10 @@ LEAST = 64  # values that judge a place
 
 
 def explain_flat_shard(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that a side holds a run of values where the other has a matrix."""
+    """Yield the finding that a side holds a run of values where the other has a matrix.
+
+    Confirmed where the run is one of the matrix; nothing unless one side is a vector.
+    """
     for flat, matrix, label in ((case.b, case.a, "B"), (case.a, case.b, "A")):
         if len(flat.shape) != 1 or len(matrix.shape) < 2 or flat.size < LEAST:
             continue
@@ -46,8 +49,8 @@ def explain_flat_shard(case: DifferingPair) -> Iterator[Finding]:
             f"{label} has shape {list(flat.shape)} where the other side has {list(matrix.shape)}"
         )
         saved = "saved without gathering the ranks' parts (FSDP)"
-        for at, start, count in _runs(flat, matrix):
-            if not _is_run(flat, matrix, at, start, count, case.slack()):
+        for place, start, count in _runs(flat, matrix):
+            if not _is_run(flat, matrix, place, start, count, case.slack()):
                 continue
             what = (
                 "all values" if count == matrix.size else f"values {start} to {start + count - 1}"
@@ -78,7 +81,7 @@ def matrix_values(matrix: RowReader, start: int, stop: int) -> "Array":
 
 
 def _runs(flat: RowReader, matrix: RowReader) -> Iterator[tuple[int, int, int]]:
-    """Yield (place in the vector, first value of the matrix, how many) of runs that may be equal.
+    """Yield (first place in the vector, first in the matrix, length) of runs that may be equal.
 
     Either the vector begins inside the matrix or the matrix inside the vector.
     """
@@ -92,7 +95,7 @@ def _runs(flat: RowReader, matrix: RowReader) -> Iterator[tuple[int, int, int]]:
 
 
 def _places_of(value: float, side: RowReader) -> Iterator[int]:
-    """Yield at most TRIED places of a side where it holds a value, as evenly as they are met."""
+    """Yield the first TRIED places of a side, row-major, where it holds `value`."""
     seen = 0
     for start in range(0, side.size, STEP):
         values = matrix_values(side, start, min(side.size, start + STEP))
@@ -104,12 +107,12 @@ def _places_of(value: float, side: RowReader) -> Iterator[int]:
 
 
 def _is_run(
-    flat: RowReader, matrix: RowReader, at: int, start: int, count: int, slack: float
+    flat: RowReader, matrix: RowReader, place: int, start: int, count: int, slack: float
 ) -> bool:
-    """Return whether `count` values of the vector from `at` are the matrix's from `start`."""
+    """Return whether `count` values of the vector from `place` are the matrix's from `start`."""
     for offset in range(0, count, STEP):
         size = min(STEP, count - offset)
-        x = to_float64(matrix_values(flat, at + offset, at + offset + size))
+        x = to_float64(matrix_values(flat, place + offset, place + offset + size))
         y = to_float64(matrix_values(matrix, start + offset, start + offset + size))
         few = slice(None, LEAST)
         for part in (few, slice(None)):

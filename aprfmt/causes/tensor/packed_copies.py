@@ -185,10 +185,9 @@ def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
 
 
 def holds_scale(reader: RowReader, columns: int) -> bool:
-    """Return whether so many neighbours are no fewer than share one stored scale in a block type.
+    """Return whether `columns` neighbours are at least as many values as one stored scale is of.
 
-    That follows from its bytes: that of a scale changes more values than one of codes. Other packed
-    weights and plain floats do not show what shares one.
+    True for what is no block type: other packed weights and plain floats do not show it.
     """
     row = encoding_row(reader.encoding.split("+")[0])
     blocks = row.block_size > 1 and row.layout and not row.row_header
@@ -197,7 +196,10 @@ def holds_scale(reader: RowReader, columns: int) -> bool:
 
 @cache
 def _block_values_of_scale(encoding: str) -> int:
-    """Return the least number of a block's values that a byte changes which is none of codes."""
+    """Return how many values of a block one scale is of, the least as a power of 2; 1 if unknown.
+
+    A byte of a random block that changes more than CODES_OF_BYTE values is taken for a scale's.
+    """
     row = encoding_row(encoding)
     raw = np.random.default_rng(0).integers(0, 256, row.type_size, np.uint8)
     # One bit of every byte is turned, of each half: a half may be a scale of its own.

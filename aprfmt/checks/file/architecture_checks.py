@@ -38,6 +38,10 @@ def check_architecture(ctx: CheckContext) -> Result:
     if fault:
         todo = "save the adapter again"
         return Result("", [Finding(ctx.where, fault, "pairs of factors", todo)])
+    if parts is not None and parts.named:
+        found = f"its names have the adapter's own, {parts.named!r}, in them"
+        todo = "save it by PEFT's save_pretrained, which leaves it out; loaders find no factors"
+        return Result("", [Finding(ctx.where, found, "names that PEFT loads", todo)])
     stray = () if parts is None else parts.stray
     if stray:
         found = f"{', '.join(stray)}: no part of an adapter; loaders that know factors refuse it"
