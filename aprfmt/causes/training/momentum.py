@@ -37,6 +37,14 @@ CAUSE_ROWS = (
         "The step with that count gives every weight.",
     ),
     Cause(
+        "moment_rounded",
+        "update",
+        "bug",
+        "The second moment is kept in a type of few bits, in which small squares are zero.",
+        "Elements with a small gradient step far too long, others nearly right.",
+        "The step made with the second moment rounded to the type gives every weight.",
+    ),
+    Cause(
         "momentum",
         "update",
         "bug",
@@ -67,6 +75,20 @@ def stale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if case.moments is not None and not case.moments.after:
         says = "the moments do not have this step's gradient"
         yield StepGuess("stale_moments", says, changed(recipe, old_moments=True))
+
+
+def rounded(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield guesses that the second moment is kept in F16 or BF16.
+
+    Nothing without a gradient, and where the state has the moments of after the step.
+    """
+    if case.gradient is None or not recipe.row.second or case.coarse:
+        return
+    if case.moments is not None and case.moments.after:
+        return
+    for encoding in ("F16", "BF16"):
+        says = f"the second moment is kept in {encoding}"
+        yield StepGuess("moment_rounded", says, changed(recipe, second_kept_in=encoding))
 
 
 def lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -184,6 +206,7 @@ HYPOTHESES = (
     StepHypothesis(("step_count",), counted, 24, "a count out of a few, before a fitted factor"),
     StepHypothesis(("step_count",), first_counted, 68, "a whole number, before a fitted factor"),
     StepHypothesis(("momentum",), otherwise, 26, "another rule, before a fitted factor"),
+    StepHypothesis(("moment_rounded",), rounded, 33, "a type out of two, before a fitted factor"),
     StepHypothesis(("betas",), exchanged, 28, "exact, rarer than a wrong count"),
     StepHypothesis(("betas",), other_rates, 31, "a rate out of a few, after exchanged ones"),
 )
