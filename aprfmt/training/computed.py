@@ -101,7 +101,7 @@ class BatchNumbers:
     them. `packed` says that a row holds several documents. `routers` are the factors of routers'
     auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
     are the tokens that occur more than once. `experts`: the model, or the base, has experts.
-    `unread` are arrays of the file that nothing reads.
+    `unread` are arrays of the file that nothing reads. `padded_first`: a row begins with padding.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -114,6 +114,7 @@ class BatchNumbers:
     repeated: frozenset[int] = frozenset()
     experts: bool = False
     unread: tuple[str, ...] = ()
+    padded_first: bool = False
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -147,6 +148,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         router_text(batch),
         frozenset(int(i) for i in known[often > 1]),
         unread=batch.unread,
+        padded_first=bool((~batch.mask[:, 0]).any()),
     )
 
 

@@ -267,6 +267,8 @@ class _Step:
         self.compared: dict[str, _Compared] = {}
         # Keys whose gradient made the step, or was compared with the moments of after it.
         self.used: set[str] = set()
+        # What the rates that groups began with are multiplied by; None: the state's are taken.
+        self.schedule: float | None = None
         self._leave_out_choices()
         self.pairs = lora_pairs(self.parameters)
         self.recipe = self._recipe()
@@ -325,6 +327,7 @@ class _Step:
             parameter.drop()
             if self.progress is not None:
                 self.progress(number, len(self.parameters))
+        rows, judged = self._judge_by_schedule(rows, judged, norm)
         rows = self._mark_lost_decay(rows, judged)
         self._share_guesses(judged, norm)
         stored = {row.key: row.names for row in self.parameters}
@@ -373,6 +376,54 @@ class _Step:
                 row = replace(row, verdict="differs", why=guess.says)
             made.append(row)
         return made
+
+    def _judge_by_schedule(
+        self, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
+    ) -> tuple[list[TensorStep], dict[str, Judgement]]:
+        """Return rows and verdicts, by the rate that most parameters show if a schedule sets it.
+
+        A trainer saves the state after its schedule has set the next rate. So where the state alone
+        says the rate and the steps are of another, that one is no difference: `left` has the rate,
+        and all parameters are held to it. `norm` is that of all given gradients.
+        """
+        stated = {} if self.optimizer is None else parse_settings(self.optimizer)
+        wrong = [key for key, one in judged.items() if one.verdict == "differs"]
+        if self.state is None or not self.state.scheduled or "lr" in stated or not wrong:
+            return rows, judged
+        found: Counter[float] = Counter()
+        self.schedule = 1.0
+        for row in self.parameters:
+            if row.key in wrong:
+                one = self._judge_update(row, self._recipe_of(row), self._inputs_of(row, norm))
+                row.drop()
+                factors = [
+                    guess.number[1]
+                    for guess in one.guesses
+                    if isinstance(guess, StepGuess) and guess.number and guess.number[0] == "factor"
+                ]
+                found[1.0 if one.verdict == "agrees" else factors[0] if factors else 0.0] += 1
+        near = {
+            factor: sum(n for other, n in found.items() if abs(other - factor) <= SLACK * factor)
+            for factor in found
+        }
+        self.schedule = max(near, key=lambda factor: (factor > 0, near[factor]))
+        if not self.schedule or near[self.schedule] <= len(wrong) / 2:
+            self.schedule = None
+            return rows, judged
+        why = (
+            f"the steps are those of {self.schedule:.4g} times the group's first rate; the state "
+            "has what the schedule set for the next step (lr=RATE states this one's)"
+        )
+        self.left.append(NotCompared("rate", "lr", "no counterpart", why))
+        made: list[TensorStep] = []
+        again: dict[str, Judgement] = {}
+        for parameter in self.parameters:
+            explained, verdict = self._judge_parameter(parameter, True, norm)
+            made.append(explained)
+            if verdict is not None:
+                again[parameter.key] = verdict
+            parameter.drop()
+        return made, again
 
     def _loss(self) -> tuple[float | None, str | None]:
         """Return (loss of the batch, where it was computed); (None, None) without a batch."""
@@ -478,6 +529,9 @@ class _Step:
         }
         if "wd" in values and "decay_on" not in stated:
             values["decay_on"] = "all"
+        first = found.get("initial_lr")
+        if self.schedule is not None and isinstance(first, int | float):
+            values["lr"] = first * self.schedule
         return changed(recipe, **values)
 
     def _has_rates(self, stated: float) -> bool:
@@ -568,7 +622,19 @@ class _Step:
             if other.verdict == "agrees" or (other.guesses and not found.guesses):
                 self.used.add(parameter.key)
                 found = other
-        return self._without_inputs(parameter, held, found)
+        return self._without_inputs(parameter, held, self._by_other_rule(parameter, found))
+
+    def _by_other_rule(self, parameter: Parameter, found: Judgement) -> Judgement:
+        """Return "not compared" for a step that differs, where the state has more than the rule.
+
+        Such as the rest that Kahan summation carries: then it is not the stated rule that steps.
+        """
+        names = {} if self.state is None else self.state.unused
+        name = names.get(parameter.names[0]) or names.get(parameter.key)
+        if found.verdict != "differs" or name is None:
+            return found
+        why = f"the state has {name}, which no rule here uses: the step may be that of another rule"
+        return replace(found, verdict="not compared", why=why, guesses=())
 
     def _with_moments(
         self, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
@@ -736,6 +802,7 @@ class _Step:
             computed.by_label,
             self.facts.routers,
             self.facts.experts,
+            self.facts.padded_first,
         )
 
     def _has_untied_guess(self, key: str) -> bool:
@@ -1034,7 +1101,7 @@ class _Step:
             proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
             cause = one.cause
             if (said := self._clipped_group(one, judged)) is not None:
-                cause, one = "clip_twice", replace(one, says=said)
+                cause, one = said[0], replace(one, says=said[1])
                 proof = None if proof is None else cap_proof(proof, "explained")
             text = one.says + _rivals(cause, also)
             largest = _largest_update(rows, one.keys)
@@ -1071,11 +1138,14 @@ class _Step:
                 judged[parameter.key] = replace(one, guesses=(*one.guesses, *same))
             parameter.drop()
 
-    def _clipped_group(self, one: "_Statement", judged: Mapping[str, Judgement]) -> str | None:
-        """Return a sentence if a factor of some steps is that of clipping their group once more.
+    def _clipped_group(
+        self, one: "_Statement", judged: Mapping[str, Judgement]
+    ) -> tuple[str, str] | None:
+        """Return (cause, sentence) if a factor of some steps is that of clipping their group alone.
 
-        The factor then is a usual bound over the norm of the group's gradients. None where it is
-        not, or where the step does not depend on the gradients' size.
+        Once more, to a usual bound over the norm of the group's gradients, or to the stated bound
+        by that norm, as a rank does that knows its own shard. None where it is neither, or where
+        the step does not depend on the gradients' size.
         """
         recipe = self.recipe
         if one.cause != "step_factor" or recipe is None or recipe.row.sizes:
@@ -1089,10 +1159,18 @@ class _Step:
         once = 1.0 if recipe.clip is None else clip_factor(recipe.clip, every)
         norm = once * float(np.sqrt(sum(each**2 for each in norms)))
         factor = guess.recipe.factor / recipe.factor
+        if recipe.clip is not None and every > recipe.clip:
+            alone = float(np.sqrt(sum(each**2 for each in norms)))
+            own = clip_factor(recipe.clip, alone)
+            if abs(factor * once - own) <= SLACK * own and own > once:
+                return "clip_by_tensor", (
+                    f"the gradients of these were clipped by the norm {alone:.4g} that they have "
+                    f"together to {recipe.clip:g}, not by that of all, {every:.4g}"
+                )
         bound = next((each for each in CLIPS if abs(factor * norm - each) <= SLACK * each), None)
         if bound is None or factor >= 1:
             return None
-        return (
+        return "clip_twice", (
             f"the gradients of these were clipped once more, from the norm {norm:.4g} that they "
             f"have together to {bound:g}"
         )

@@ -61,8 +61,9 @@ def documents(
 
     Documents packed into one row are sequences of their own. `reduction` says what the loss is the
     mean over: all labels (`tokens`) or rows (`rows`). `change` is a mistake in them: other weights
-    of rows or labels, documents that are joined, or padding that a backward without a mask attends
-    to. Raises UsageError where no label is scored.
+    of rows or labels, documents that are joined, padding that a backward without a mask attends to,
+    or padding at the beginning of a row that is attended to or counted. Raises UsageError where no
+    label is scored.
     """
     label, ahead = batch.label, change.shift
     if change.unmasked:
@@ -89,6 +90,10 @@ def documents(
         first, stop = int(inside[0]), int(inside[-1]) + 1
         starts = [int(at) for at in np.flatnonzero(batch.document_starts[row])]
         restart = None
+        if change.padding == "attended" and not starts:
+            first = 0
+        elif change.padding == "counted" and not starts:
+            restart = np.arange(first, stop)
         if change.joined and starts:
             if change.joined == "positions restart":
                 ends = pairwise([first, *starts, stop])

@@ -20,7 +20,7 @@ from aprfmt.training.memory import estimate_step
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
-from tests.training import adapters, judged_steps, loop_steps, thread_steps
+from tests.training import adapters, judged_steps, loop_steps, thread_steps, trainer_steps
 from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer, later
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
@@ -113,7 +113,8 @@ def test_every_cause_of_a_step_has_its_fault() -> None:
     """Those of adapters and of points stand in tests of their own, others in the judged steps."""
     judged = (*judged_steps.FAULTS, *judged_steps.RELATIVES, *thread_steps.THREAD_FAULTS)
     loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
-    every = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops)
+    trainers = (*trainer_steps.TRAINER_FAULTS, *trainer_steps.TRAINER_RELATIVES)
+    every = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
     assert seeded | {"adapter_half_frozen", "adapter_frozen", "backward_operation"} == rows

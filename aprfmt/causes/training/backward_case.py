@@ -92,6 +92,7 @@ class BackwardCase:
     difference arithmetic of few bits may leave. `by_label` computes what each label adds to the
     gradient of the last norm, None where that is not known. `routers` are the factors of routers'
     auxiliary losses that the computed gradients have. `experts`: the model has experts.
+    `padded_first`: a row of the batch begins with padding.
     """
 
     case: Callable[[str], GradientCase]
@@ -109,6 +110,7 @@ class BackwardCase:
     by_label: Callable[[], LabelParts | None] = lambda: None
     routers: RouterFactors = NO_ROUTER_LOSS
     experts: bool = False
+    padded_first: bool = False
 
     @property
     def first(self) -> tuple[str, ...]:

@@ -64,6 +64,15 @@ CAUSE_ROWS = (
         _MADE,
     ),
     Cause(
+        "padding_seen",
+        "gradient",
+        "bug",
+        "Tokens attend to the padding at the beginning of their row, or their positions count it: "
+        "the mask did not reach the model.",
+        "All gradients differ, those behind the layers too.",
+        _MADE,
+    ),
+    Cause(
         "other_labels",
         "gradient",
         "bug",
@@ -103,6 +112,18 @@ def guess_documents(case: BackwardCase) -> Iterator[BackwardGuess]:
         for way in ways:
             says = f"the documents of a packed row attend to each other ({way})"
             yield BackwardGuess("packed_attention", says, BackwardChange(joined=way))
+
+
+def guess_padding(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses on padding at the beginning of a row: it is attended to, or counted.
+
+    Nothing where no row begins with it.
+    """
+    if case.padded_first and all_differ(case):
+        says = "tokens attend to the padding at the beginning of their row"
+        yield BackwardGuess("padding_seen", says, BackwardChange(padding="attended"))
+        says = "positions count the padding at the beginning of a row"
+        yield BackwardGuess("padding_seen", says, BackwardChange(padding="counted"))
 
 
 def guess_samples(case: BackwardCase) -> Iterator[BackwardGuess]:
@@ -314,6 +335,12 @@ def all_differ(case: BackwardCase) -> bool:
     return behind and len(case.right) <= len(unlike) / 4
 
 
+def loss_differs(case: BackwardCase) -> bool:
+    """Return whether hardly a gradient agrees, those behind the layers among the wrong ones."""
+    first = first_wrong(case.wrong | case.open | case.missing)
+    return all_differ(case) and split_key(first[0])[0] is None
+
+
 def _smallest(case: BackwardCase, elements: int) -> str | None:
     """Return the key of the smallest wrong gradient with at least `elements`; None for none."""
     sizes = {key: case.case(key).given.size for key in sorted(case.wrong or case.open)}
@@ -342,6 +369,7 @@ def _solve_factors(case: BackwardCase, key: str, alone: Sequence[F64 | None]) ->
 HYPOTHESES = (
     BackwardHypothesis(("norm_tokens_left_out",), guess_norm_columns, 312, "norms alone are wrong"),
     BackwardHypothesis(("packed_attention",), guess_documents, 320, "nothing is fitted"),
+    BackwardHypothesis(("padding_seen",), guess_padding, 319, "nothing is fitted"),
     BackwardHypothesis(("other_labels",), guess_other_labels, 321, "nothing is fitted"),
     BackwardHypothesis(("loss_term",), guess_loss_terms, 324, "one number is fitted"),
     BackwardHypothesis(

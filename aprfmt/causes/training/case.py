@@ -242,6 +242,8 @@ class Fit:
         if recipe.adds_decay_to_gradient and recipe.decays(case.vector):
             added = recipe.wd * recipe.decay_factor * case.before
             blur = blur + SUMMED * (np.abs(recipe.scale * gradient) + np.abs(added))
+        if recipe.second_kept_in:  # a square between two numbers of the type becomes either
+            blur = blur + ARITHMETIC * np.abs(gradient)
         if not np.any(blur):
             return 0.0
         found = np.zeros_like(gradient)

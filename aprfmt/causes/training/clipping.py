@@ -25,9 +25,10 @@ CAUSE_ROWS = (
         "clip_by_tensor",
         "update",
         "bug",
-        "Each tensor's gradient was clipped by its own norm, not by the norm of all.",
-        "The factor of each tensor is the bound over its own norm.",
-        "The step clipped by the tensor's own norm gives every weight.",
+        "The gradient of each tensor, or those of each shard, were clipped by their own norm, not "
+        "by the norm of all.",
+        "The factor of each tensor or shard is the bound over its own norm.",
+        "The step clipped by that norm gives every weight.",
     ),
     Cause(
         "clip_twice",

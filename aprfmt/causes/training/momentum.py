@@ -37,6 +37,14 @@ CAUSE_ROWS = (
         "The step with that count gives every weight.",
     ),
     Cause(
+        "moment_rounded",
+        "update",
+        "bug",
+        "The second moment is kept in a type of few bits, in which small squares are zero.",
+        "Elements with a small gradient step far too long, others nearly right.",
+        "The step made with the second moment rounded to the type gives every weight.",
+    ),
+    Cause(
         "momentum",
         "update",
         "bug",
@@ -67,6 +75,20 @@ def guess_stale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if case.moments is not None and not case.moments.after:
         says = "the moments do not have this step's gradient"
         yield StepGuess("stale_moments", says, changed(recipe, old_moments=True))
+
+
+def guess_rounded_moment(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield guesses that the second moment is kept in F16 or BF16.
+
+    Nothing without a gradient, and where the state has the moments of after the step.
+    """
+    if case.gradient is None or not recipe.row.second or case.coarse:
+        return
+    if case.moments is not None and case.moments.after:
+        return
+    for encoding in ("F16", "BF16"):
+        says = f"the second moment is kept in {encoding}"
+        yield StepGuess("moment_rounded", says, changed(recipe, second_kept_in=encoding))
 
 
 def guess_lost_moments(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -190,6 +212,9 @@ HYPOTHESES = (
         ("step_count",), guess_first_step_count, 68, "a whole number, before a fitted factor"
     ),
     StepHypothesis(("momentum",), guess_momentum, 26, "another rule, before a fitted factor"),
+    StepHypothesis(
+        ("moment_rounded",), guess_rounded_moment, 33, "a type out of two, before a fitted factor"
+    ),
     StepHypothesis(("betas",), guess_exchanged_betas, 28, "exact, rarer than a wrong count"),
     StepHypothesis(("betas",), guess_other_betas, 31, "a rate out of a few, after exchanged ones"),
 )

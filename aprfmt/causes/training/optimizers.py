@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.codecs import decode, encode
 from aprfmt.errors import UsageError
 
 F64 = NDArray[np.float64]
@@ -60,6 +61,7 @@ class Recipe:
     scale: float = 1.0  # of the gradient, by clipping
     decay_factor: float = 1.0  # of the decay
     old_moments: bool = False  # the moments of before the step are used
+    second_kept_in: str = ""  # the type that the second moment is rounded to, "" for a fine one
 
     @property
     def row(self) -> "OptimizerRow":
@@ -143,7 +145,11 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
     t = moments.step if recipe.counted is None else recipe.counted
     one = 1 - recipe.b1**t if recipe.correction in ("both", "first") else 1.0
     two = 1 - recipe.b2**t if recipe.correction in ("both", "second") else 1.0
-    first, second = moments.first / one, np.maximum(moments.second, 0.0) / two
+    kept = np.maximum(moments.second, 0.0)
+    if recipe.second_kept_in:
+        raw = encode(recipe.second_kept_in, np.ascontiguousarray(kept, np.float32))[""]
+        kept = decode(recipe.second_kept_in, raw, kept.shape).astype(np.float64)
+    first, second = moments.first / one, kept / two
     if recipe.epsilon == "inside":
         root = np.sqrt(second + recipe.eps)
     elif recipe.epsilon == "uncorrected" or recipe.sparse:  # torch's SparseAdam

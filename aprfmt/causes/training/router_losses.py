@@ -6,7 +6,7 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, BackwardHypothesis
-from aprfmt.causes.training.batch_samples import FEWEST, NEAR, all_differ
+from aprfmt.causes.training.batch_samples import FEWEST, NEAR, loss_differs
 from aprfmt.causes.training.gradient_case import distance
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.inference.gradients.changes import BackwardChange, RouterFactors
@@ -38,8 +38,8 @@ def guess_router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
     It is that of the router that differs most; where no router is trained (of an adapter), that of
     the parameter that does.
     """
-    if not case.experts or all_differ(case):
-        return
+    if not case.experts or loss_differs(case):
+        return  # the loss of the labels is another one, too
     unlike = case.wrong | case.open
     every = [key for key in sorted(unlike) if case.case(key).given.size >= FEWEST]
     keys = [key for key in every if ROUTER in key]
