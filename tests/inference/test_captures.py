@@ -1,6 +1,7 @@
 """Arrays that other engines dumped: how they are read, mapped to points, and refused."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures, statistics
@@ -757,6 +758,32 @@ def test_habits_of_naming_are_read(
                     wrong.add(key)
             assert {"L0.attn_out", "L1.ffn_out", "L2.ffn_out"} <= set(trace.records)
     assert wrong == ({"L1.ffn_out"} if fault else set())
+
+
+@pytest.mark.parametrize("form", ["folder", "x.pt", "run.safetensors"])
+def test_the_next_command_of_a_dump_writes_no_model(form: str, tmp_path: Path) -> None:
+    """A bias that the engine did not add is proven: there is no file of it to write anew."""
+    import torch
+
+    wrong = tmp_path / "m"
+    shutil.copytree(tiny_folder("qwen2"), wrong)
+    weights = load_file(wrong / "model.safetensors")
+    weights["model.layers.1.self_attn.v_proj.bias"] *= 0
+    save_file(weights, wrong / "model.safetensors", {"format": "pt"})
+    saved = tmp_path / "run.safetensors"
+    ran(0, "trace", wrong, "--payload", "--points", "all", "--ids", TEXT, "--save", saved)
+    with load_trace(saved) as found:
+        points = {key: np.array(found.recorded_values(key)) for key in found.records}
+    held = {key: one for key, one in points.items() if not key.endswith(("scores", "probs"))}
+    path = tmp_path / form
+    if form == "folder":
+        npy(path, {"input_ids": np.array(IDS), **held})
+    elif form == "x.pt":
+        tensors = {key: torch.from_numpy(one) for key, one in held.items()}
+        torch.save({"input_ids": torch.tensor(IDS), **tensors}, path)
+    done = ran(1, "diagnose", tiny_folder("qwen2"), path, "--json")
+    assert done.json["cause"] == "missing_bias"
+    assert [line.split()[1] for line in done.json["next"]] == ["trace"]
 
 
 def test_files_of_two_requests_are_named(tmp_path: Path) -> None:
