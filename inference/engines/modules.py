@@ -62,6 +62,12 @@ _BY_UNDERSCORES = {
     for name in point.hf
     if "." in name.text or "_" in name.text
 }
+# (inside a layer, path below it) -> {point: its names of this path, each with its rank}.
+_NAMED: dict[tuple[bool, str], dict[str, list[tuple[int, Name]]]] = {}
+for _point in POINTS.values():
+    for _rank, _name in enumerate(_point.hf):
+        _rows = _NAMED.setdefault((_point.layered, _name.text), {})
+        _rows.setdefault(_point.name, []).append((_rank, _name))
 _WHOLE_NAMES = frozenset(
     name.text for point in POINTS.values() if not point.layered for name in point.hf
 )
@@ -147,12 +153,10 @@ class ModuleMap:
         layer, below = self._parsed[key]
         found = []
         # Of each point the first fitting name counts.
-        for point in POINTS.values():
-            if point.layered != (layer != WHOLE):
-                continue
-            for rank, name in enumerate(point.hf):
-                if name.text == below and self._fits(name, layer):
-                    found.append(ModuleReading(point, layer, name, rank))
+        for point, names in _NAMED.get((layer != WHOLE, below), {}).items():
+            for rank, name in names:
+                if self._fits(name, layer):
+                    found.append(ModuleReading(POINTS[point], layer, name, rank))
                     break
         return found
 
