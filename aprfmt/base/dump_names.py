@@ -50,6 +50,10 @@ _LAST = re.compile(rf"(?:^|[_.,-]){_RANK}(?:[_-]part[_-]?\d{{1,5}})?$", re.IGNOR
 _MODEL_PARALLEL = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")
 _PROCESS = re.compile(r"pid\d{1,10}$")
 _STEP = re.compile(r"(?:Pass[_-]?|step[_=-]?|F)(\d{1,9})(?=$|[_.-])[_.-]*")
+# And of a folder, which is not called as an array is.
+_STEP_FOLDER = re.compile(
+    r"(?:chunk|iter(?:ation)?|forward(?:_pass)?|step|pass)[_=-]?(\d{1,9})$", re.IGNORECASE
+)
 _DIGITS = 9  # of a number in a name
 _PREFIX = "non_intrusive__"  # of SGLang's dumper for outputs of modules
 # Last components of names whose numbered members are no results of one module.
@@ -84,7 +88,8 @@ def parse_dump_path(path: str) -> DumpPlace:
     words: list[str] = []
     step: int | None = None
     layer: int | None = None
-    for part in path.split("/"):
+    parts = path.split("/")
+    for number, part in enumerate(parts):
         if "=" in part:
             for key, value in _tags(part):
                 if key in STEP_TAGS and value.isdigit():
@@ -101,10 +106,11 @@ def parse_dump_path(path: str) -> DumpPlace:
             continue
         # Other parts: ranks, then a step, then the name.
         rest = _without_ranks(part, ranks)
-        found = _STEP.match(rest)
+        inner = number + 1 < len(parts)
+        found = _STEP.match(rest) or (_STEP_FOLDER.match(rest) if inner else None)
         if found is not None:
             step, rest = int(found[1]), rest[found.end() :]
-        if rest and "/" in path and part is not path.split("/")[-1] and not ranks:
+        if rest and inner and not ranks:
             rest = ""  # a folder around the dump, such as the time it was taken
         if rest:
             words.append(rest)

@@ -66,11 +66,13 @@ StepText = Callable[[StepParts, Finding], str]
 def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
     """Return the command that writes B again from A; "" if A is a trace.
 
-    Where B was trained further, or A's stored tensors are the wrong ones, the command that compares
-    tensors instead.
+    Of a trace, which nothing writes anew, it is the one that records the layer. Where B was
+    trained further, or A's stored tensors are the wrong ones, it is the one that compares tensors.
     """
     if parts.a.kind == "trace":
         return ""
+    if parts.b.kind == "trace":
+        return trace_layer_command(parts, finding)
     a, b = parts.a.model, parts.b.model
     wrong_in_a = finding.side == "A" and finding.level == "tensor"
     # Of a training only B has what it was trained to.

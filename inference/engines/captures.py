@@ -34,7 +34,8 @@ Numbers = NDArray[Any]
 IDS = "input_ids"
 MAX_JSON = 16 << 20
 PICKLED = (".pt", ".pth")  # files of torch.save
-ARRAYS = (".npy", ".bin", *PICKLED)
+_SEVERAL = (*PICKLED, ".npz")  # files that may hold several arrays
+ARRAYS = (".npy", ".bin", *_SEVERAL)
 # Files that a model's folder has, and a folder of captures has not.
 _OF_MODELS = ("config.json", "params.json", "model_index.json")
 RAW = ("float32", "float16", "float64", "int32", "int64", "bfloat16")  # dtypes of a .bin
@@ -224,8 +225,12 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     # Open every file; a .pt may hold several arrays.
     for file in files:
         stem, path = file.rpartition(".")[0], folder / file
-        if file.endswith(PICKLED):
-            inside = _open_tensors(path, stack)
+        if file.endswith(_SEVERAL):
+            inside = (
+                read_array_file(path, stack)
+                if file.endswith(".npz")
+                else _open_tensors(path, stack)
+            )
             ids = ids or inside.listed
             alone = list(inside.shapes) == [stem] or len(files) == 1
             names = {
@@ -234,12 +239,17 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
         else:
             names = {stem: stem}
         for name, own in names.items():
+            if name == IDS and IDS in held and file.endswith(_SEVERAL):
+                raise FormatError(
+                    f"{folder}: {held[IDS][0].path.name} and {file} each hold the token ids of a "
+                    "pass; give the path of one of them, or a folder for each request"
+                )
             if name in found or name in held:
                 raise FormatError(
                     f"{folder}: {name!r} is there in two files, the second is {file}; keep one of "
                     "them"
                 )
-            if file.endswith(PICKLED):
+            if file.endswith(_SEVERAL):
                 held[name] = inside, own
             else:
                 found[name] = (
@@ -395,6 +405,7 @@ def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
 
 INTEGERS: Mapping[str, str] = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2",
 }  # fmt: skip
 COMPLEX = ("C64",)  # encodings of which a float would be half
 _SINGLE = ("F32", "F16", "BF16")  # encodings of one number after another, read as float32

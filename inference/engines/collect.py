@@ -15,7 +15,7 @@ from aprfmt.inference.engines.parts import cut_to_vocabulary, has_vocabulary_axi
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.trace import Positions, Record, Trace, ValueStore, order_slots
-from aprfmt.measure.tolerances import weights_class
+from aprfmt.measure.tolerances import DISCRETE, weights_class
 from aprfmt.model import Model
 from aprfmt.tensors.digest import decoded_sha256
 from aprfmt.tensors.stats import Stats, compute_stats
@@ -132,6 +132,25 @@ class Collector:
         if behind:
             self.unknown[f"{name} (behind the vocabulary)"] = behind
         return values
+
+    def refuse_unlike(self, point: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
+        """Raise ValueError for an array that is no value of a point: of whole numbers, transposed.
+
+        `rows` are the token positions of its rows; None: all tokens.
+        """
+        if values.dtype.kind in "iub" and point not in DISCRETE:
+            raise ValueError(
+                f"holds {values.dtype}, no floats; were bfloat16 numbers saved by their bits? save "
+                "them as float32"
+            )
+        tokens = self._tokens
+        if rows is not None or tokens is None or values.ndim != 2 or tokens in (1, len(values)):
+            return
+        if values.shape[1] == tokens and len(values) > 1:
+            raise ValueError(
+                f"shape {list(values.shape)}; expected a row for each of {tokens} tokens; is it "
+                "transposed? `aprfmt trace MODEL --map` reads such arrays"
+            )
 
     def add(
         self,

@@ -310,9 +310,9 @@ def _add_by_name(
                 reader.add(name, captures.read(name), rows)
             return
         try:
-            values = into.cut_to_vocabulary(
-                name, key[0], drop_batch_axis(captures.read(name), name)
-            )
+            values = drop_batch_axis(captures.read(name), name)
+            into.refuse_unlike(key[0], values, rows)
+            values = into.cut_to_vocabulary(name, key[0], values)
         except ValueError as error:
             into.unknown[name] = str(error)
             into.lost.add(name)

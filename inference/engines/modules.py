@@ -31,6 +31,7 @@ Numbers = NDArray[Any]
 # Path prefixes before a layer's number, and before a whole-model module.
 _LAYER = re.compile(r"(?:\w+\.)*?(?:layers|layer|h|blocks)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
+_UNDERSCORES = re.compile(r"(?:\w+_)??(?:layers|layer|h|blocks)_(\d{1,9})(?:_(\w+))?")
 # An entry of the tuple that `output_hidden_states=True` gives: hidden_states.3, hidden_states[-1].
 _HIDDEN_STATE = re.compile(r"(?:\w+\.)*?hidden_states?[._/-]?\[?(-?\d{1,9})\]?")
 _ABOVE = re.compile(
@@ -54,6 +55,19 @@ UNSCALED = ("minimax_m3_vl",)
 STREAMS = ("in", "mid", "out", "attn")
 INDEX_HEADS = ("index_q", "index_k")
 TURNED = ("#q_rope", "#k_rope", "#q_attn", "#k_attn")
+_BY_UNDERSCORES = {
+    name.text.replace(".", "_"): name.text
+    for point in POINTS.values()
+    if point.layered
+    for name in point.hf
+    if "." in name.text or "_" in name.text
+}
+# (inside a layer, path below it) -> {point: its names of this path, each with its rank}.
+_NAMED: dict[tuple[bool, str], dict[str, list[tuple[int, Name]]]] = {}
+for _point in POINTS.values():
+    for _rank, _name in enumerate(_point.hf):
+        _rows = _NAMED.setdefault((_point.layered, _name.text), {})
+        _rows.setdefault(_point.name, []).append((_rank, _name))
 _WHOLE_NAMES = frozenset(
     name.text for point in POINTS.values() if not point.layered for name in point.hf
 )
@@ -77,6 +91,10 @@ def parse_module(key: str) -> tuple[int, str] | None:
     match = _LAYER.fullmatch(f"layers.{key}" if _NUMBER.fullmatch(key) else key)
     if match:
         return int(match[1]), f"{match[2] or ''}{match[3] or ''}"
+    # A file's name may have underscores in place of the dots.
+    match = _UNDERSCORES.fullmatch(key)
+    if match and (match[2] is None or match[2] in _BY_UNDERSCORES):
+        return int(match[1]), _BY_UNDERSCORES[match[2]] if match[2] else ""
     above = _ABOVE.fullmatch(key)
     return (WHOLE, above[1]) if above and above[1] in _WHOLE_NAMES else None
 
@@ -135,12 +153,10 @@ class ModuleMap:
         layer, below = self._parsed[key]
         found = []
         # Of each point the first fitting name counts.
-        for point in POINTS.values():
-            if point.layered != (layer != WHOLE):
-                continue
-            for rank, name in enumerate(point.hf):
-                if name.text == below and self._fits(name, layer):
-                    found.append(ModuleReading(point, layer, name, rank))
+        for point, names in _NAMED.get((layer != WHOLE, below), {}).items():
+            for rank, name in names:
+                if self._fits(name, layer):
+                    found.append(ModuleReading(POINTS[point], layer, name, rank))
                     break
         return found
 
@@ -255,6 +271,7 @@ class ModuleReader:
         try:
             values = drop_batch_axis(self._joined_copies(values), key)
             for point in dict.fromkeys(reading.point.name for reading in readings):
+                self._collector.refuse_unlike(point, values, rows)
                 values = self._collector.cut_to_vocabulary(key, point, values)
             taken = [self._add(reading, values, rows) for reading in readings]
         except ValueError as error:
@@ -268,6 +285,7 @@ class ModuleReader:
         """Record an entry of `hidden_states` as its point, unless a module gives that."""
         try:
             values = drop_batch_axis(values, key)
+            self._collector.refuse_unlike(self._hidden_states[key][0], values, rows)
         except ValueError as error:
             self._collector.unknown[key] = str(error)
             self._collector.lost.add(key)
@@ -282,6 +300,8 @@ class ModuleReader:
         are those of `add`, `tiles` for the values.
         """
         collector = self._collector
+        if rows is None and self._tokens is not None and tiles.rows != self._tokens:
+            return False
         found: list[tuple[str, int, tuple[int, ...], int]] = []
         for reading in self.modules.read(key):
             if not self._is_meant(reading):

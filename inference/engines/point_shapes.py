@@ -34,11 +34,12 @@ def point_shapes(
         "1": 1,
         "kv_heads": int(hp["n_heads"] if mla else hp["n_kv_heads"]),
     }
+    known_sizes = {**hp, **dims}
     found = {}
     for key, instance in known.items():
         if not instance.absent:
             parts = instance.point.shape.replace(" ", "").split(",")
-            sizes = [_size_of(part, {**hp, **dims}) for part in parts]
+            sizes = [_size_of(part, known_sizes) for part in parts]
             if None not in sizes:
                 found[key] = tuple(size for size in sizes if size is not None)
     return found

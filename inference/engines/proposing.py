@@ -103,6 +103,11 @@ def propose_mapping(
         for name, row in names.items()
         if row is None and (why := part_text(captures.read(name), own, said[name], len(ids)))
     }
+    reasons |= {
+        name: f"holds {captures.dtypes[name]}, no floats"
+        for name, row in names.items()
+        if row is None and said[name] and "int" in captures.dtypes[name]
+    }
     return NameMap(names, captures.path.name, tuple(ids), dtype, reasons)
 
 
@@ -160,6 +165,8 @@ def _fits_of_array(
             values = captures.read(name)
             if values.dtype.kind not in "fiu":
                 return []
+        if values.dtype.kind != "f" and mine.dtype.kind == "f":
+            continue  # bits of floats, or ids: no value of this point
         best: PointFit | None = None
         for fit in _layout_fits(values, key, mine, tokens, name):
             if best is None or fit.distance < 0.9 * best.distance:

@@ -1,6 +1,7 @@
 """Arrays that other engines dumped: how they are read, mapped to points, and refused."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures, statistics
@@ -655,6 +656,146 @@ def test_an_engines_names_mean_the_engines_modules_in_every_container(
             assert np.allclose(value.reshape(-1), right[key].reshape(-1), atol=1e-5), key
         assert {"L1.ffn_mul", "L1.mid", "L2.out", "L0.attn", "logits", "embd"} <= set(trace.records)
         assert "L1.ffn_act" not in trace.records
+
+
+def _by_layer(change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return outputs of layers and of their attention by module, each changed, and the ids."""
+    right = own("llama")
+    names = {"": "out", ".self_attn.o_proj": "attn_out", ".mlp.down_proj": "ffn_out"}
+    found = {
+        f"model.layers.{n}{module}": change(right[f"L{n}.{point}"])
+        for n in range(3)
+        for module, point in names.items()
+    }
+    return {"input_ids": np.array(IDS), **found}
+
+
+def _npz(folder: Path, arrays: Mapping[str, Any]) -> Path:
+    folder.mkdir()
+    np.savez(folder / "x.npz", **arrays)
+    return folder / "x.npz"
+
+
+def _pt(folder: Path, arrays: Mapping[str, Any]) -> Path:
+    import torch
+
+    folder.mkdir()
+    found = {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in arrays.items()}
+    torch.save(found, folder / "x.pt")
+    return folder / "x.pt"
+
+
+# What is no value of a point -> how it came about, and what is said.
+UNLIKE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "bits of bfloat16": (
+        lambda x: (x.view(np.uint32) >> 16).astype(np.uint16),
+        "uint16, no floats",
+    ),
+    "bits of float16": (lambda x: x.astype(np.float16).view(np.int16), "int16, no floats"),
+    "quantized": (lambda x: np.round(x * 50).astype(np.int8), "int8, no floats"),
+    "transposed": (lambda x: x.T.copy(), "expected a row for each of 29 tokens; is it transposed?"),
+}
+
+
+@pytest.mark.parametrize("write", [npy, _npz, _pt], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_what_is_no_value_of_a_point_is_no_fault(
+    kind: str, write: Callable[[Path, Mapping[str, Any]], Path], tmp_path: Path
+) -> None:
+    """A sound run that was saved in another form is not compared, and accuses nothing."""
+    change, says = UNLIKE[kind]
+    path = write(tmp_path / "d", _by_layer(change))
+    done = aprfmt("diagnose", tiny_folder("llama"), path, "--json")
+    assert done.code == 2 and done.json["verdict"] == "not_comparable", done.out
+    assert says in done.json["sentence"], done.json["sentence"]
+
+
+def _underscores(folder: Path, arrays: Mapping[str, Any]) -> Path:
+    return npy(folder, {name.replace(".", "_"): value for name, value in arrays.items()})
+
+
+def _npz_of_each_layer(folder: Path, arrays: Mapping[str, Any]) -> Path:
+    """An archive a layer, in which names say no more of it."""
+    folder.mkdir()
+    np.save(folder / "input_ids.npy", arrays["input_ids"])
+    for n in range(3):
+        layer = {
+            name.partition(f"layers.{n}.")[2] or "out": value
+            for name, value in arrays.items()
+            if name == f"model.layers.{n}" or name.startswith(f"model.layers.{n}.")
+        }
+        np.savez(folder / f"model.layers.{n}.npz", **layer)
+    return folder
+
+
+def _chunks(folder: Path, arrays: Mapping[str, Any]) -> Path:
+    """A folder for each chunk of the prompt."""
+    for number, rows in enumerate((slice(0, 20), slice(20, 29))):
+        place = folder / f"chunk{number}"
+        place.parent.mkdir(exist_ok=True)
+        held = {name: value[rows] for name, value in arrays.items()}
+        npy(place, {**held, "positions": np.arange(29)[rows]})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "write", [_underscores, _npz_of_each_layer, _chunks], ids=lambda one: one.__name__
+)
+@pytest.mark.parametrize("fault", [False, True])
+def test_habits_of_naming_are_read(
+    write: Callable[[Path, Mapping[str, Any]], Path], fault: bool, tmp_path: Path
+) -> None:
+    arrays = _by_layer(lambda x: x)
+    if fault:
+        arrays["model.layers.1.mlp.down_proj"] = arrays["model.layers.1.mlp.down_proj"] * 1.5
+    with open_model(tiny_folder("llama")) as model:
+        with open_trace(write(tmp_path / "d", arrays), list(IDS), model) as trace:
+            right, wrong = own("llama"), set()
+            for key in trace.records:
+                value = trace.recorded_values(key)
+                assert value is not None
+                if not np.allclose(value, right[key], atol=1e-5):
+                    wrong.add(key)
+            assert {"L0.attn_out", "L1.ffn_out", "L2.ffn_out"} <= set(trace.records)
+    assert wrong == ({"L1.ffn_out"} if fault else set())
+
+
+@pytest.mark.parametrize("form", ["folder", "x.pt", "run.safetensors"])
+def test_the_next_command_of_a_dump_writes_no_model(form: str, tmp_path: Path) -> None:
+    """A bias that the engine did not add is proven: there is no file of it to write anew."""
+    import torch
+
+    wrong = tmp_path / "m"
+    shutil.copytree(tiny_folder("qwen2"), wrong)
+    weights = load_file(wrong / "model.safetensors")
+    weights["model.layers.1.self_attn.v_proj.bias"] *= 0
+    save_file(weights, wrong / "model.safetensors", {"format": "pt"})
+    saved = tmp_path / "run.safetensors"
+    ran(0, "trace", wrong, "--payload", "--points", "all", "--ids", TEXT, "--save", saved)
+    with load_trace(saved) as found:
+        points = {key: np.array(found.recorded_values(key)) for key in found.records}
+    held = {key: one for key, one in points.items() if not key.endswith(("scores", "probs"))}
+    path = tmp_path / form
+    if form == "folder":
+        npy(path, {"input_ids": np.array(IDS), **held})
+    elif form == "x.pt":
+        tensors = {key: torch.from_numpy(one) for key, one in held.items()}
+        torch.save({"input_ids": torch.tensor(IDS), **tensors}, path)
+    done = ran(1, "diagnose", tiny_folder("qwen2"), path, "--json")
+    assert done.json["cause"] == "missing_bias"
+    assert [line.split()[1] for line in done.json["next"]] == ["trace"]
+
+
+def test_files_of_two_requests_are_named(tmp_path: Path) -> None:
+    import torch
+
+    for name in ("a", "b"):
+        torch.save(
+            {"input_ids": torch.tensor(IDS), "x": torch.ones(29, 2)}, tmp_path / f"{name}.pt"
+        )
+    with pytest.raises(FormatError, match=r"a\.pt and b\.pt each hold the token ids of a pass"):
+        with open_captures(tmp_path):
+            pass
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
