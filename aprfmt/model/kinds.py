@@ -15,6 +15,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model.adapter_parts import (
     HEADS,
+    WRAPPED,
     adapter_name,
     adapter_parts,
     alpha_contradiction,
@@ -86,11 +87,16 @@ def _adapter_text(model: "Model") -> str:
     base = config.get("base_model_name_or_path", model.metadata.get("general.base_model.0.name"))
     to = f" for {shorten(base, 100)}" if isinstance(base, str) and base else ""
     found = f"a LoRA adapter{rank}{scale}{to}, {len(model)} tensors"
-    if parts.replacements:
-        each = [
-            f"{name} {list(model[stored].shape)}" for name, stored in parts.replacements.items()
-        ]
+    bases = [name for name in parts.replacements if f"{WRAPPED}." in name]
+    whole = [name for name in parts.replacements if name not in bases]
+    if whole:
+        each = [f"{name} {list(model[parts.replacements[name]].shape)}" for name in whole]
         found += f", {len(each)} of them whole ({_list_names(each)})"
+    if bases:
+        # Of an embedding PEFT's save_pretrained writes it, too.
+        dumped = any("embed" not in name and not name.endswith(HEADS) for name in bases)
+        of = ": a state_dict of PEFT's model, of which a merge takes what differs" if dumped else ""
+        found += f", {len(bases)} of them the base's own ({_list_names(bases)}){of}"
     if parts.stray:
         found += (
             f", {len(parts.stray)} no part of an adapter and left out ({_list_names(parts.stray)})"

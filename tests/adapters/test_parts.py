@@ -363,3 +363,29 @@ def test_a_right_adapter_passes(tmp_path: Path) -> None:
     adapter = adapter_folder(tmp_path / "adapter")
     assert aprfmt("validate", adapter).code == 0
     assert "of rank 4" in aprfmt("inspect", adapter).out
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_weights_of_the_base_beside_the_factors_are_said(also: bool, tmp_path: Path) -> None:
+    """As where a state_dict of PEFT's model was saved for the adapter; a merge is the same.
+
+    Seen red: they were "whole", as if the adapter had trained them.
+    """
+    base = base_folder(tmp_path / "base")
+    adapter = adapter_folder(tmp_path / "adapter")
+    one = merge(base, adapter, tmp_path / "one")
+    file = adapter / "adapter_model.safetensors"
+    held = load_file(file)
+    for name, tensor in load_file(base / "model.safetensors").items():
+        if "q_proj" in name:
+            held[f"{PREFIX}{name.replace('.weight', '.base_layer.weight')}"] = tensor
+        elif also:
+            held[f"{PREFIX}{name}"] = tensor
+    save_file(held, file)
+    shown = aprfmt("inspect", adapter).out
+    assert "2 of them the base's own (model.layers.0.self_attn.q_proj.base_layer.weight" in shown
+    assert ("of them whole" in shown) is also
+    other = merge(base, adapter, tmp_path / "other")
+    assert (one.code, other.code) == (0, 0)
+    mine, theirs = (load_file(tmp_path / out / "model.safetensors") for out in ("one", "other"))
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)

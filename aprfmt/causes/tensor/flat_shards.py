@@ -126,7 +126,7 @@ HYPOTHESES = (
     PairHypothesis(
         ("flat_shard",),
         explain_flat_shard,
-        140,
+        148,
         "a vector where a matrix is due, before an order of its rows",
         shapes=True,
     ),

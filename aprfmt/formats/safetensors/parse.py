@@ -155,7 +155,16 @@ def _parse_json_header(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
         raise FormatError(f"{where}: {len(header)} tensors, the limit is {MAX_COUNT}")
     read = _Entries(parsed.data_offset)
     for name, entry in header.items():
-        parsed.infos[name] = read.read_entry(name, entry) or _read_any_entry(name, entry, parsed)
+        made = read.read_entry(name, entry)
+        if made is None and _is_placeholder(entry):
+            error = FormatError(
+                f"{where}: {tensor_label(name)} has neither dtype nor bytes: an entry for a tensor "
+                "that was not stored, such as a tied head; loaders refuse the file until it is "
+                "taken out of the header (aprfmt repair FILE --partial -o OUT)"
+            )
+            faults.add(error, kind=SURPLUS)
+            continue
+        parsed.infos[name] = made or _read_any_entry(name, entry, parsed)
         if name in twice:
             faults.add(
                 FormatError(f"{where}: {tensor_label(name)} stands twice in the header"), name
@@ -435,6 +444,14 @@ def _read_metadata(value: Any, faults: Faults) -> dict[str, str]:
             )
             faults.add(FormatError(error))
     return {key: text for key, text in value.items() if isinstance(text, str)}
+
+
+def _is_placeholder(entry: Any) -> bool:
+    """Return whether an entry has no dtype and no bytes, so that it describes no tensor."""
+    if not isinstance(entry, dict) or entry.get("dtype", "") not in ("", None):
+        return False
+    offsets = entry.get("data_offsets")
+    return isinstance(offsets, list) and len(offsets) == 2 and offsets[0] == offsets[1]
 
 
 def _read_any_entry(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
