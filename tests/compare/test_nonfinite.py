@@ -309,3 +309,16 @@ def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged() -> No
         assert ("rounding, amplified" in found.says) == (beyond and sure)
         assert ("no operation was judged" in found.says) == (not sure and shadow is None)
         assert ("L0.q is wrong on its own input" in found.says) == (not sure and shadow == 1e-3)
+
+
+def test_one_operation_that_was_judged_does_not_stand_for_another() -> None:
+    """Every point that is beyond its bound has to be judged. Seen red: "rounding, amplified"."""
+    rows = [
+        PointRow("L0.q", "q", 0, 3e-3, 1e-7, 2e-5, beyond=True, apart=True),
+        PointRow("L0.k", "k", 0, 3e-3, None, 2e-5, beyond=True, apart=True),
+    ]
+    judged = OperationResiduals({"L0.q": (1e-7, 2e-5)})
+    for some, verdict in ((rows, "bug"), (rows[1:], "bug"), (rows[:1], "precision")):
+        found = rounding_finding(some, [], [], judged)
+        assert found is not None and found.verdict == verdict
+        assert found.confirmed == (verdict == "precision")
