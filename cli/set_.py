@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Checks of stated values; those of vocabularies as a whole would take longer than the change.
 DOUBTS = (
     "architecture", "completeness", "shapes", "hyperparameters", "vocabulary_size", "special_ids",
-    "file_type", "quantization", "dtype",
+    "file_type", "quantization", "dtype", "ranges",
 )  # fmt: skip
 TEMPLATE = "chat_template"
 SHOWN = 2  # doubtful values of one check that are warned of; a line counts the rest

@@ -158,6 +158,23 @@ CONTEXT = UsualRange(8, 1 << 27, "tokens", "below 8 no prompt fits; the longest 
 HEAD_DIM = UsualRange(2, 1024, "elements", "models in use: 32 to 576")
 VOCAB_SHARE = UsualRange(0.5, 1.0, "tokens of embedding rows", "rows are padded by less than half")
 
+STATED: Mapping[str, UsualRange] = {"norm_eps": EPS, "rope_theta": THETA}
+
+# --- settings: what transformers' GenerationConfig and its processors, and llama.cpp, take -----
+
+_SHARE = UsualRange(0, 1, "of probability", "it is a share of the probability")
+_COUNT = UsualRange(0, 1 << 31, "", "it is a count")
+SETTINGS: Mapping[str, UsualRange] = {
+    "temperature": UsualRange(0, 100, "", "logits are divided by it; 0 is the best token"),
+    "top_k": UsualRange(-1, 1 << 31, "tokens", "it is a count; 0 and -1 take all"),
+    "top_p": _SHARE, "min_p": _SHARE, "typical_p": _SHARE,
+    "repetition_penalty": UsualRange(1e-3, 100, "", "logits are divided by it"),
+    "no_repeat_ngram_size": _COUNT, "min_length": _COUNT, "max_length": _COUNT,
+    "max_new_tokens": UsualRange(1, 1 << 31, "tokens", "it is a count"),
+    "num_beams": UsualRange(1, 1 << 20, "beams", "it is a count"),
+    "model_max_length": UsualRange(1, 1e31, "tokens", "transformers cuts texts there"),
+}  # fmt: skip
+
 # --- the forward pass -------------------------------------------------------------------------
 
 LOSS_GIVEN = 0.02  # nats a golden loss may be off where weights and arithmetic are plain floats

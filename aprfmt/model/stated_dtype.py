@@ -15,6 +15,13 @@ DTYPES: Mapping[str, str] = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64",
 }  # fmt: skip
 
+# Other names that transformers takes: torch's, and what leaves the choice to the weights.
+OTHER_DTYPES = frozenset(
+    """auto float half double float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz
+    float8_e8m0fnu float4_e2m1fn_x2 int8 uint8 int16 uint16 int32 uint32 int64 uint64 int4 bool
+    complex64""".split()
+)
+
 
 def elements_by_encoding(model: "Model") -> Counter[str]:
     """Return {encoding: number of elements} over the model's matrices."""

@@ -325,3 +325,16 @@ def test_the_finite_rest_beside_is_measured_as_numpy_measures_it(wrong: float, d
     a, b = x[rest].astype(np.float64), y[rest].astype(np.float64)
     assert sums.dd == pytest.approx(np.sum((a - b) ** 2), rel=1e-12)
     assert (sums.aa, sums.bb, sums.ab) == pytest.approx((a @ a, b @ b, a @ b), rel=1e-12)
+
+
+def test_one_operation_that_was_judged_does_not_stand_for_another() -> None:
+    """Every point that is beyond its bound has to be judged. Seen red: "rounding, amplified"."""
+    rows = [
+        PointRow("L0.q", "q", 0, 3e-3, 1e-7, 2e-5, beyond=True, apart=True),
+        PointRow("L0.k", "k", 0, 3e-3, None, 2e-5, beyond=True, apart=True),
+    ]
+    judged = OperationResiduals({"L0.q": (1e-7, 2e-5)})
+    for some, verdict in ((rows, "bug"), (rows[1:], "bug"), (rows[:1], "precision")):
+        found = rounding_finding(some, [], [], judged)
+        assert found is not None and found.verdict == verdict
+        assert found.confirmed == (verdict == "precision")

@@ -7,6 +7,7 @@ from typing import Any
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.metadata_values import short_value
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.codecs import gptq
@@ -17,7 +18,12 @@ from aprfmt.model.packing import packing_config, partial_input_scales
 from aprfmt.model.quantized_modules import stale_names, wrong_claims
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
-from aprfmt.model.stated_dtype import DTYPES, elements_by_encoding, main_float_encoding
+from aprfmt.model.stated_dtype import (
+    DTYPES,
+    OTHER_DTYPES,
+    elements_by_encoding,
+    main_float_encoding,
+)
 from aprfmt.model.unread import sparsity_format
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, quantization_section
@@ -66,7 +72,9 @@ def check_file_type(ctx: CheckContext) -> Result:
         raise NotRun("the file holds no matrices")
     main, most = counts.most_common(1)[0]
     if claimed is None:
-        raise NotRun(f"{_FILE_TYPE} {stated!r} is not known; most weights are {main}")
+        text = f"{short_value(stated)}, which is no type; most weights are {main}"
+        todo = "set it to what they are"
+        return Result(text, [Finding(where, text, "a type of llama.cpp", todo, "warning")])
     share = f"{most / counts.total():.1%} of the weights are {main}"
     # A mixture has its encoding in some tensors, a float type in most weights.
     findings = []
@@ -281,8 +289,17 @@ def check_dtype(ctx: CheckContext) -> Result:
         raise NotRun("there is no config.json beside the weights")
     stated = config.get("dtype", config.get("torch_dtype"))
     claimed = DTYPES.get(stated) if isinstance(stated, str) else None
-    if claimed is None:
+    if claimed is None and (stated is None or stated in OTHER_DTYPES):
         raise NotRun(f"config.json names no float dtype ({stated!r})")
+    if claimed is None:
+        finding = Finding(
+            "config.json: dtype",
+            str(short_value(stated)),
+            "a dtype of torch",
+            "loaders refuse it",
+            "warning",
+        )
+        return Result(str(short_value(stated)), [finding])
     main = main_float_encoding(ctx.model)
     if not main:
         raise NotRun("the file holds no plain float matrices")

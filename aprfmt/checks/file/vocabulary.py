@@ -235,6 +235,13 @@ def check_ids(ctx: CheckContext) -> Result:
         raise NotRun("neither metadata nor configuration state a special id")
     if not findings:
         findings += _find_unstopped_turn(ctx)
+    findings += [
+        Finding(
+            where, "-1", "an id, or null", "readers that know no -1 look up token -1", "warning"
+        )
+        for where, value in _id_values(ctx)
+        if type(value) is int and value == -1 and not where.endswith("pad_token_id")
+    ]
     return Result(f"{len(stated)} ids", findings)
 
 
