@@ -93,13 +93,18 @@ def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
     monkeypatch.setattr(tensors, "_undecoded_text", lambda model, keys: "")
     rows: Any = [SimpleNamespace(key=f"L{i}.ffn_up.weight", verdict=label) for i in range(3)]
     evidence: list[Any] = []
-    found: Any = SimpleNamespace(evidence=evidence, runs=True, reason="", add=lambda *_: None)
+    found: Any = SimpleNamespace(
+        evidence=evidence, reason="", add=lambda *_: None, ended=False, not_checked=[], stated=[]
+    )
     model: Any = SimpleNamespace(unread=None)
     tensors._add_missing_tensors(model, model, rows, found)
     side = "B" if label == "ONLY_IN_A" else "A"
     assert [one.says for one in evidence] == [f"{side} lacks 3 tensors"]
     assert evidence[0].where == tuple(row.key for row in rows)
-    assert not found.runs and found.reason.startswith(f"{side} lacks 3 of the tensors: L0.ffn_up")
+    (cause,) = found.stated
+    assert found.ended and cause.cause == "missing_tensors" and cause.side == side
+    assert cause.says.startswith(f"{side} lacks 3 of the tensors: L0.ffn_up")
+    assert found.not_checked == [f"forward pass: {side} lacks tensors that it reads"]
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 5])
