@@ -68,7 +68,9 @@ def print_trace_estimate(
         aprt = wanted.save_aprt is not None
         keys = point_selection.keys_to_record(known, trace.points, trace.layers, aprt)
         positions = parse_positions(trace.positions)
-        full = recording.recording_request(request, ids, keys, positions, trace.behind)
+        save = wanted.save is not None
+        places, _ = recording.logits_to_record(model, len(ids), save, None)
+        full = recording.recording_request(request, ids, keys, positions, trace.behind, places)
         found = estimate_trace(model, full)
         return _report_estimates(model, len(ids), [found])
 

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ def compare_logprob_sides(
     since it writes logits of a run. Raises UsageError where the two are of different tokens,
     FormatError where they have no position in common.
     """
+    from aprfmt.inference.engines.logprobs import SeveralAnswersError
     from aprfmt.measure.logprob_tables import LogprobMatrix, compare_logprobs, rows_from_logits
 
     if out is not None:
@@ -39,14 +41,21 @@ def compare_logprob_sides(
         # The reference names the tokens; ids that are given must begin it.
         run = stack.enter_context(run_options.open_session(model, where))
         given = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
-        theirs, dtype = read_side(reference, run.model, given, stack)
+        try:
+            theirs, dtype = read_side(reference, run.model, given, stack)
+        except SeveralAnswersError:
+            if loaded is None or given is not None:
+                raise
+            # Of several answers the one to the other side's tokens counts.
+            named = read_side(loaded, run.model, given, stack)[0].ids
+            theirs, dtype = read_side(reference, run.model, given, stack, named)
         dtype = dtype or answer_dtype
         ids = list(theirs.ids)
         if given is not None and ids[: len(given)] != given:
             raise UsageError(f"{reference}: is of other tokens than the ids given")
         # The other side is a saved one, or a run of the model on these tokens.
         if loaded is not None:
-            mine, found = read_side(loaded, run.model, given, stack)
+            mine, found = read_side(loaded, run.model, given, stack, ids)
             own = found or answer_dtype
             name = str(loaded)
             least = min(len(mine.ids), len(ids))
@@ -64,6 +73,8 @@ def compare_logprob_sides(
         # Compare at the positions that both have, within rounding of their dtypes.
         bound, exact = logit_bounds(run.model, (mine, theirs), (own, dtype))
         table = compare_logprobs(mine, theirs, bound, exact)
+        if loaded is None:  # a run has every row, also those that the reference was not asked for
+            table = replace(table, lost=())
         if not table.compared:
             raise FormatError(
                 f"{reference}: none of its positions is one of {name}; expected log-probabilities "
@@ -122,12 +133,14 @@ def logit_bounds(
 
 
 def read_side(
-    path: Path, model: "Model", ids: Sequence[int] | None, stack: ExitStack
-) -> "tuple[Side, str | None]":
+    path: Path, model: "Model", ids: Sequence[int] | None, stack: ExitStack,
+    wanted: Sequence[int] | None = None,
+) -> "tuple[Side, str | None]":  # fmt: skip
     """Return (log-probabilities by position, dtype) of a server's answer or a saved trace.
 
-    `ids` are the tokens if known, and `stack` closes the trace. The dtype is None for an answer and
-    a dump, which do not say their arithmetic. Raises UsageError where there is no such file,
+    `ids` are the tokens if known, and `stack` closes the trace. Of several answers in a file the
+    one to the tokens `wanted` is read (None: `ids`). The dtype is None for an answer and a dump,
+    which do not say their arithmetic. Raises UsageError where there is no such file,
     FormatError for a trace without logits or token ids.
     """
     from aprfmt.inference.engines.logprobs import is_logprobs, read_logprobs
@@ -137,7 +150,7 @@ def read_side(
     if not path.exists():
         raise UsageError(f"{path}: there is no such file")
     if is_logprobs(path):
-        return read_logprobs(path, ids, piece_to_ids(model)), None
+        return read_logprobs(path, ids, piece_to_ids(model), ids or wanted), None
     trace = stack.enter_context(open_trace(path, ids, model))
     record, values = trace.find_record("logits"), trace.recorded_values("logits")
     known = trace.run.get("ids") or ids
@@ -176,15 +189,22 @@ def piece_to_ids(model: "Model") -> Any:
 def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
     """Return the verdict over the positions that both sides have, naming those left out.
 
-    It is open where the difference is within the bound of bfloat16 and beyond that of float32, and
-    the arithmetic of `answer` (a file's name) is not known. `table` is the comparison of both
-    sides.
+    It is open where positions of this side were not compared, and where the difference is within
+    the bound of bfloat16 and beyond that of float32, and the arithmetic of `answer` (a file's name)
+    is not known. `table` is the comparison of both sides.
     """
+    from aprfmt.measure.trace_rows import positions_text
     from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
 
     words = VerdictWords("within tolerance", "beyond tolerance")
-    every = table.compared + table.only_there
+    every = table.compared + len(table.lost) + len(table.unshared) + table.only_there
     left = []
+    lone = ((table.lost, "the reference does not have them"),
+            (table.unshared, "no token is listed on both sides"))  # fmt: skip
+    for positions, why in lone:
+        if positions:
+            where = f"at positions {positions_text(positions)}"
+            left.append(NotCompared("log-probabilities", where, "unreadable", why))
     if table.only_there:
         left.append(NotCompared("captured array", f"{table.only_there} positions of the reference",
                                 "unread", "not on this side"))  # fmt: skip

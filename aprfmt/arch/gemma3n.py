@@ -151,14 +151,14 @@ def _check_kv_sources(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def listed_windows(
-    size: int, every: Callable[[Facts | None, Params], PerLayer]
+    size: int, default_layers: Callable[[Facts | None, Params], PerLayer]
 ) -> tuple[HyperRule, HyperRule]:
     """Return (the rule for the window's size, the rule for the layers with a window).
 
-    `size` is the window without a key, `every` gives one boolean a layer without a list. A GGUF
-    lists one boolean a layer.
+    `size` is the window without a key, `default_layers` gives one boolean a layer without a list. A
+    GGUF lists one boolean a layer.
     """
-    positions, layers = window_rules(Window(size, MISSING, every, stated=True))
+    positions, layers = window_rules(Window(size, MISSING, default_layers, stated=True))
     key = "{arch}.attention.sliding_window_pattern"
     write = {**layers.write, "gguf": lambda value, hp: {key: list(value)}}
     return positions, replace(layers, write=write, check=_check_kv_sources)

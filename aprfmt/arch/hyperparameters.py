@@ -175,15 +175,15 @@ class _Reader:
             self.read.setdefault(key, rule.name)
         return found
 
-    def _record_demand(self, rule: HyperRule, said: HyperParam | None) -> None:
+    def _record_demand(self, rule: HyperRule, value: HyperParam | None) -> None:
         """Record whether keys or defaults require a part whose presence the tensors show.
 
-        `said` is the value of the keys, or None.
+        `value` is that of the keys, or None.
         """
-        if said is None and self.facts.style not in rule.shown_in:
-            said = self._default_value(rule)
-        if said is not None:
-            self.demanded[rule.name] = said
+        if value is None and self.facts.style not in rule.shown_in:
+            value = self._default_value(rule)
+        if value is not None:
+            self.demanded[rule.name] = value
 
     def _read_aprfmt_key(self, rule: HyperRule) -> HyperParam | None:
         """Return the value of `aprfmt.hyper.NAME`, or None.

@@ -50,7 +50,15 @@ _LAST = re.compile(rf"(?:^|[_.,-]){_RANK}(?:[_-]part[_-]?\d{{1,5}})?$", re.IGNOR
 _MODEL_PARALLEL = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")
 _PROCESS = re.compile(r"pid\d{1,10}$")
 _STEP = re.compile(r"(?:Pass[_-]?|step[_=-]?|F)(\d{1,9})(?=$|[_.-])[_.-]*")
+_DIGITS = 9  # of a number in a name
 _PREFIX = "non_intrusive__"  # of SGLang's dumper for outputs of modules
+# Last components of names whose numbered members are no results of one module.
+_COUNTED = re.compile(
+    r"(?:^|[._])(?:layers?|h|blocks?|blk|modules|experts|hidden_?states?|attentions|"
+    r"(?:past_)?key_values?)$",
+    re.IGNORECASE,
+)
+_LAYER = re.compile(r"(?:^|[._])(?:layers?|h|blocks?|blk)[._]?\d{1,9}$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,23 @@ def module_path(name: str, layer: int | None) -> str:
     if layer is None or re.search(r"(?:^|\.)layers\.\d", name) or not name:
         return name
     return f"layers.{layer}.{name}"
+
+
+def tuple_member(name: str) -> tuple[str, int] | None:
+    """Return (module, number) of a name such as `model.norm.1`: one of what a module returned.
+
+    None for other names, also where the number counts layers, experts or hidden states
+    (`model.layers.1`).
+    """
+    above, _, last = name.rpartition(".")
+    if not above or not (last.isascii() and last.isdigit()) or len(last) > _DIGITS:
+        return None
+    return None if _COUNTED.search(above) else (above, int(last))
+
+
+def is_layer(name: str) -> bool:
+    """Return whether a module's name is that of a whole layer, such as `model.layers.3`."""
+    return _LAYER.search(name) is not None
 
 
 def _tags(part: str) -> Iterator[tuple[str, str]]:

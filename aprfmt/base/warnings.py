@@ -100,6 +100,9 @@ WARNINGS: Mapping[str, str] = {
     "command that ends the line writes it back, so that other readers find them too.",
     "meta_tensors": "a checkpoint of PyTorch names tensors whose values were never saved (device "
     "meta); reading one is an error.",
+    "rowless_tokens": "tokens of tokenizer.json have ids behind the rows of the embedding. The "
+    "lists of a GGUF or APR end with the rows, so that the copy splits texts with these tokens "
+    "otherwise. Resize the embedding, or take the tokens out of tokenizer.json.",
     "dropped": "a tensor was left out because --drop asks for it.",
     "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "
     "without it: it was made for another model, or on too little text.",
@@ -140,6 +143,8 @@ WARNINGS: Mapping[str, str] = {
     "budget": "the time or bytes of --budget ended before everything was recorded; what is left is "
     "named, and the exit code is 2.",
     "ignored_option": "an option has no meaning for this engine and was ignored.",
+    "few_logits": "logits of all tokens take more room than is used for them, so that the saved "
+    "trace has the last token's. `--positions 0,5,9` records those of chosen tokens.",
     "unknown_point": "an array or a node of another engine's run is no capture point that is known "
     "here, so it is not compared.",
 }

@@ -72,11 +72,24 @@ _GEMMA_NORM: RoleBounds = {
     "rms": UsualRange(0.01, 5000, "weight", "Gemma-3-270M: up to 376 in post_ffw_norm"),
     "zeros": _ZEROS,
 }
+_T5_EMBEDDING: RoleBounds = {
+    **EMBEDDING,
+    "std": UsualRange(
+        0.005, 100, "weight", "T5's begins with 1, and its training does not hold it"
+    ),
+}
+_T5 = {"token_embd": _T5_EMBEDDING}
 # architecture -> word of a role -> bounds that replace the kind's.
 BY_ARCH: Mapping[str, Mapping[str, RoleBounds]] = {
     "gemma": {"norm": _GEMMA_NORM},
     "gemma2": {"norm": _GEMMA_NORM},
     "gemma3": {"norm": _GEMMA_NORM},
+    "t5": _T5,
+    "t5_gated": _T5,
+    "umt5": _T5,
+    "t5_encoder": _T5,
+    "t5_gated_encoder": _T5,
+    "umt5_encoder": _T5,
 }
 
 
@@ -106,7 +119,7 @@ def tensor_bounds(arch: str, role: str, shape: Sequence[int]) -> RoleBounds:
     return BIAS if limits is LINEAR and few else limits
 
 
-def bounded_numbers(stats: "Stats", offset: float = 0.0) -> Mapping[str, float]:
+def bounded_numbers(stats: "Stats", offset: float) -> Mapping[str, float]:
     """Return {name: number} of the statistics that a RoleBounds limits.
 
     `offset` is added to the mean (gemma stores norms less 1). All are NaN where no value is finite.

@@ -75,10 +75,10 @@ def joined_output(
                 for part in tensor.parts.values()
                 if part.info.name not in shared
             ]
-            shared.update(at for _, at in stored)
-            outputs += [stored_output(part, names.get(at, at)) for part, at in stored]
+            shared.update(own for _, own in stored)
+            outputs += [stored_output(part, names.get(own, own)) for part, own in stored]
             continue
-        output = stored_output(repacking.of(tensor.stored[0]))
+        output = stored_output(repacking.replacement(tensor.stored[0]))
         keys = roles.get(name, ())
         role = keys[0] if len(keys) == 1 else ""
         outputs.append(replace(output, spellings=(name, *keys), role=role))

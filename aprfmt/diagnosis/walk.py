@@ -44,6 +44,7 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import OperationResiduals, ShadowPoint
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.trace_rows import rows_of_one_side
 from aprfmt.measure.trace_view import TraceLike, backend_name, records_token_ids, unread_arrays
 from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
 from aprfmt.model import Model
@@ -105,6 +106,10 @@ class Walk:
         a, b = self.a.model, self.b.model
         report = self.levels.report
         arrays = unread_arrays(*self.traces.values())
+        if a is None and b is None and len(self.traces) > 1:
+            first, second = self.traces["A"], self.traces["B"]
+            shared = direct.shared_keys(first, second)
+            arrays = (*rows_of_one_side(second, first, shared), *arrays)
         if a is None or b is None or report is None:
             model = a or b or self.reference
             unread = () if model is None else make_ledger(model, OF_A_PASS).not_compared
@@ -320,9 +325,9 @@ class Walk:
         return ""
 
     def _judge_recorded_ids(self) -> None:
-        """Add findings on what stands around the text in recorded ids.
+        """Add findings on wrong special tokens or padding around recorded ids.
 
-        Padding that the rows behind it do not see is taken away from ids and traces.
+        Padding that no later row sees is removed from ids and traces.
         """
         sides = [
             side

@@ -130,6 +130,16 @@ def writable_formats(*, own: bool = False) -> list[str]:
     return [name for name in (FORMATS.own if own else FORMATS) if FORMATS[name].writes]
 
 
+def suffix_to_write(path: Path) -> str:
+    """Return the suffix of a file beside `path` that is written: its own, if its format is.
+
+    Of a format that is only read it is that of safetensors.
+    """
+    only_read = [FORMATS[name] for name in FORMATS if not FORMATS[name].writes]
+    known = any(path.suffix in row.extensions for row in only_read)
+    return FORMATS["safetensors"].extensions[0] if known else path.suffix
+
+
 def detect_format(path: Path) -> FormatSpec:
     """Return the format of a file by its content, never by its name.
 

@@ -80,6 +80,8 @@ class LogprobTable:
     only_here: int
     only_there: int
     exact: Threshold | None = None  # in float32, where an arithmetic is not known
+    lost: tuple[int, ...] = ()  # positions of this side that the reference could have, and has not
+    unshared: tuple[int, ...] = ()  # of both sides, which list no token in common
 
     @property
     def compared(self) -> int:
@@ -196,10 +198,10 @@ def has_16_bit_logits(side: Side) -> bool:
 
 
 def logit_size(here: Side, reference: Side) -> float:
-    """Return the size of the largest logits of a row over the spread of the logits.
+    """Return how large the largest logit of a row is, over the standard deviation of the logits.
 
-    Log-probabilities do not say the logits' mean: it is taken for 0 where a row is whole, and for
-    the largest where it is not.
+    It is a root mean square over the rows. Log-probabilities do not say the logits' mean: it is
+    taken for 0 where a row is whole, and for the largest where it is not.
     """
     both = [here, reference]
     full = next((side for side in both if isinstance(side, LogprobMatrix)), None)
@@ -219,7 +221,7 @@ def logit_size(here: Side, reference: Side) -> float:
 def compare_logprobs(
     here: Side, reference: Side, tolerance: Threshold, exact: Threshold | None = None
 ) -> LogprobTable:
-    """Return the table of the positions that both sides have.
+    """Return how far apart two sides are, at every position that both have.
 
     `tolerance` is of the arithmetic that is known or assumed, `exact` of float32 if it is assumed.
     """
@@ -229,13 +231,14 @@ def compare_logprobs(
     # The size of logits by which errors are scaled.
     spread = _logit_spread(here, reference, both)
     reach = spread * logit_size(here, reference)
-    rows, total, count, bits = [], 0.0, 0, True
+    rows, total, count, bits, unshared = [], 0.0, 0, True, []
     for at in both:
         few = here if isinstance(here, Logprobs) else reference
         listed = list(_row_as_dict(few, at, None)) if isinstance(few, Logprobs) else None
         x, y = _row_as_dict(here, at, listed), _row_as_dict(reference, at, listed)
         shared = [one for one in x if one in y]
         if not shared:
+            unshared.append(at)
             continue
         a, b = np.array([x[one] for one in shared]), np.array([y[one] for one in shared])
         # Differences count where both are finite; equal infinities are no difference.
@@ -272,7 +275,14 @@ def compare_logprobs(
         len(set(mine) - set(theirs)),
         len(set(theirs) - set(mine)),
         exact,
+        tuple(sorted(set(mine) - set(theirs) - {_without_entry(reference)})),
+        tuple(unshared),
     )
+
+
+def _without_entry(side: Side) -> int:
+    """Return the position that an answer has no entry of, the last token's; -1 for a trace."""
+    return len(side.ids) - 1 if isinstance(side, Logprobs) else -1
 
 
 def _logit_spread(here: Side, reference: Side, positions: Sequence[int]) -> float:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.number_ranges import number_ranges
 from aprfmt.errors import AprfmtError
+from aprfmt.formats import suffix_to_write
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
-from aprfmt.model.hf_folder import INDEX, WEIGHTS
+from aprfmt.model.hf_folder import INDEX, PICKLED_INDEX, WEIGHTS
 from aprfmt.model.relations import opening_path
 
 if TYPE_CHECKING:
@@ -158,7 +160,7 @@ def short_keys(keys: Iterable[str]) -> str:
     for role, layers in roles.items():
         numbers = sorted(layer for layer in layers if layer is not None)
         at = (
-            f" in layer{'s' if len(numbers) > 1 else ''} {_number_ranges(numbers)}"
+            f" in layer{'s' if len(numbers) > 1 else ''} {number_ranges(numbers)}"
             if numbers
             else ""
         )
@@ -167,22 +169,11 @@ def short_keys(keys: Iterable[str]) -> str:
     return shown if len(said) <= 4 else f"{shown} and {len(said) - 4} more roles"
 
 
-def _number_ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as text with ranges: `0-2, 5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
-
-
 def fixed_name(path: Path) -> str:
     """Return the file name of a repaired copy (NAME-fixed), quoted for a shell."""
     folder = path.is_dir()
     name = path.name or path.resolve().name  # of "."
-    stem, suffix = (name, "") if folder or not path.suffix else (path.stem, path.suffix)
+    stem, suffix = (name, "") if folder or not path.suffix else (path.stem, suffix_to_write(path))
     return shlex.quote(f"{stem}-fixed{suffix}")
 
 
@@ -239,7 +230,7 @@ def _folder_of_weights(path: Path | str) -> str:
     if "://" in text:
         return text.removesuffix(f"/{INDEX}")
     folder = opening_path(Path(path))
-    whole = Path(path).name == INDEX or (folder / "config.json").is_file()
+    whole = Path(path).name in (INDEX, PICKLED_INDEX) or (folder / "config.json").is_file()
     return str(folder) if whole else text
 
 

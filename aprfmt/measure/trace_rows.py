@@ -1,12 +1,13 @@
 """Matches the rows of two traces by token position."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from aprfmt.codecs.base import Array
 from aprfmt.measure.trace_view import RecordLike, TraceLike, WrappedTrace
+from aprfmt.model.ledger import NotCompared, State
 from aprfmt.tensors.stats import Stats
 
 CHOSEN = ("logits", "logits_raw")  # points with rows that were asked for
@@ -75,6 +76,30 @@ class TraceOnSharedRows(WrappedTrace):
         both = tuple(sorted(set(mine.positions or ()) & set(other.positions or ())))
         sized = all(each.shape[:1] == (len(each.positions or ()),) for each in (mine, other))
         return both if both and sized and mine.shape[1:] == other.shape[1:] else None
+
+
+def rows_of_one_side(a: TraceLike, b: TraceLike, keys: Collection[str]) -> tuple[NotCompared, ...]:
+    """Return the rows of points `keys` that one trace alone has, where others are on both sides.
+
+    Those of `a`, which is held to the reference `b`, had to be compared: they are `unreadable`.
+    """
+    found: dict[tuple[bool, tuple[int, ...]], list[str]] = {}
+    for key in keys:
+        mine, other = a.find_record(key), b.find_record(key)
+        if mine is None or other is None or not (mine.positions and other.positions):
+            continue
+        own, theirs = set(mine.positions), set(other.positions)
+        for here, lone in ((True, own - theirs), (False, theirs - own)):
+            if lone and own & theirs:
+                found.setdefault((here, tuple(sorted(lone))), []).append(key)
+    rows = []
+    for (here, positions), named in found.items():
+        more = f" and {len(named) - 1} more points" if len(named) > 1 else ""
+        name = f"{named[0]}{more} at positions {positions_text(positions)}"
+        state: State = "unreadable" if here else "unread"
+        why = "the reference has no such rows" if here else "of the reference alone"
+        rows.append(NotCompared("captured rows", name, state, why))
+    return tuple(rows)
 
 
 def positions_differ(a: RecordLike, b: RecordLike) -> bool:

@@ -6,7 +6,7 @@ from typing import Protocol
 from aprfmt.base.dump_names import place_in_dump
 from aprfmt.base.protocols import Value
 from aprfmt.codecs.base import Array
-from aprfmt.model.ledger import NotCompared
+from aprfmt.model.ledger import NotCompared, State
 from aprfmt.tensors.stats import Stats
 
 # Points of a model that chooses experts.
@@ -127,13 +127,18 @@ def records_token_ids(trace: TraceLike) -> bool:
 
 
 def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
-    """Return the captured arrays and files that are no capture point, as NotCompared."""
+    """Return the captured arrays and files that were not read, as NotCompared.
+
+    Those that are a point of the model, or rows of one, had to be compared: they are `unreadable`.
+    """
     found = {}
     for trace in traces:
         unknown = trace.run.get("unknown")
+        lost = set(trace.run.get("lost") or ())
         for name, why in unknown.items() if isinstance(unknown, Mapping) else ():
             said = why if isinstance(why, str) else "not a capture point"
-            found[name] = NotCompared("captured array", str(name), "unread", said)
+            state: State = "unreadable" if name in lost else "unread"
+            found[name] = NotCompared("captured array", str(name), state, said)
     return tuple(found.values())
 
 

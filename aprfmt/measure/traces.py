@@ -21,7 +21,7 @@ from aprfmt.measure.tolerances import (
     point_threshold,
     ratio_band,
 )
-from aprfmt.measure.trace_rows import TraceOnSharedRows
+from aprfmt.measure.trace_rows import TraceOnSharedRows, rows_of_one_side
 from aprfmt.measure.trace_view import (
     RecordLike,
     TraceLike,
@@ -302,16 +302,18 @@ def compare_traces(
         compare_point(key, mine, other, between, (before or {}).get(key), positions) for key in keys
     ]
     first = next((point.key for point in points if point.beyond), None)
+    other_rows = [
+        key for key in keys if _have_other_rows(mine.find_record(key), other.find_record(key))
+    ]
+    compared = [key for key in keys if key not in other_rows]
     return TraceDiff(
         tuple(points),
         first,
         tuple(key for key in a.records if b.find_record(key) is None),
         tuple(key for key in b.records if a.find_record(key) is None),
         unrecorded_tokens_sentences(a, b),
-        tuple(
-            key for key in keys if _have_other_rows(mine.find_record(key), other.find_record(key))
-        ),
-        unread_arrays(a, b),
+        tuple(other_rows),
+        (*rows_of_one_side(a, b, compared), *unread_arrays(a, b)),
         unequal_rank_sentences(a, b),
         find_first_token(points, mine, other),
         {} if same_dtype is None else rounding_ratios(keys, mine, other, same_dtype),

@@ -53,6 +53,7 @@ INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 PICKLED = "pytorch_model.bin"
+WEIGHT_FILES = (INDEX, WEIGHTS, PICKLED_INDEX, PICKLED)  # who names one may name its folder
 # Files of trainers in the same container that are no model.
 _TRAINERS = re.compile(r"(?:training_args|optimizer|scheduler|scaler|rng_state.*)\.(?:bin|pth?)")
 MAX_CONFIG = 16 << 20  # the largest real config.json has some hundred kB

@@ -1,5 +1,6 @@
 """The message for a path that does not exist, with what the user may have meant."""
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -18,7 +19,9 @@ def missing_path_message(path: Path) -> str:
     text = str(path)
     said = f"{text}: no such file or folder"
     if path.is_symlink():
-        return f"{text}: is a link to {os.readlink(path)}, which is not there (no such file)"
+        return f"{text}: is a link to {os.readlink(path)}, which {_dead_end(path)}"
+    if text == "-":
+        return "-: a model is read from a file, not from standard input; give its path"
     if _HOST.match(text):
         return f"{said}; an address begins with https:// or hf://"
     folder = path.parent
@@ -31,6 +34,16 @@ def missing_path_message(path: Path) -> str:
         return f"{said}; near names: {', '.join(near)}"
     models = [str(each) for each in model_candidates(folder)[:_MOST]]
     return f"{said}; models there: {', '.join(models)}" if models else said
+
+
+def _dead_end(link: Path) -> str:
+    """Return why a link that cannot be followed leads nowhere."""
+    try:
+        os.stat(link)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "leads back to it: a loop of links; remove it"
+    return "is not there (no such file)"
 
 
 def _looks_like_repository(text: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.model.resolve import ARCH_KEYS, KEYS_ALONE
+from aprfmt.model.resolve import ARCH_KEYS
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -64,12 +64,15 @@ def misleading_keys(model: "Model") -> dict[str, MisleadingKey]:
 
 
 def _unstated_keys(model: "Model") -> Iterator[MisleadingKey]:
-    """Yield the keys that a GGUF with a config.json lacks and its readers have no default for."""
+    """Yield the keys that a GGUF or APR file lacks and its readers have no default for.
+
+    Only of a file that carries a config.json.
+    """
     from aprfmt.arch.hyperparameters import read_back_hyper, read_hyper
     from aprfmt.arch.spec import Facts
 
     style, spec = model.key_style, model.spec
-    if style not in KEYS_ALONE or model.config is None:
+    if style not in ARCH_KEYS or model.config is None:
         return
     called = spec.called.get(style) or ("",)
     prefix = str(model.metadata.get(ARCH_KEYS[style][0][1], ""))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from aprfmt.base.protocols import Note, Overlay, Value
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import FORMATS
-from aprfmt.model.hf_folder import INDEX, WEIGHTS
+from aprfmt.model.hf_folder import WEIGHT_FILES
 from aprfmt.model.renames import Rename, command_line, prefix_rule_onto
 from aprfmt.tensors.companions import quantization_section
 
@@ -204,4 +204,4 @@ def relation_between_names(
 
 def opening_path(path: "Path") -> "Path":
     """Return the path that a user gives to open this file: the folder, for a folder's weights."""
-    return path.parent if path.name in (INDEX, WEIGHTS) else path
+    return path.parent if path.name in WEIGHT_FILES else path

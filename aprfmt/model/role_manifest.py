@@ -3,7 +3,8 @@
 Each parameter has its name in vLLM and SGLang (joined `qkv_proj` and `gate_up_proj`, stacked
 experts) beside the published one, and one digest for each tensor-parallel rank: SHA-256 of the
 little-endian float32 values of the rank's share. `rows` is how many rows of the share count: a
-table of the vocabulary has padding after them.
+table of the vocabulary has padding after them. `of` are the published tensors in it: one that is
+in no parameter of an engine was not loaded.
 """
 
 import hashlib
@@ -34,7 +35,10 @@ def roles_path(model: Path) -> Path:
 def parameter_rows(
     model: Model, ranks: int, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return {engine's parameter name: {sha256, rows}} with one list entry per rank.
+    """Return {engine's parameter name: {sha256, rows, of}}, sha256 and rows with an entry per rank.
+
+    `of` are the published tensors that it holds, a head that equals the embedding by the name of
+    the latter; [] for what an engine computes itself.
 
     Raises UsageError for a number of ranks that does not divide a tensor, or names that are not
     Hugging Face's.
@@ -43,16 +47,41 @@ def parameter_rows(
         raise UsageError(f"--ranks {ranks}: expected 1 to {MAX_RANKS}")
     found: dict[str, dict[str, Any]] = {}
     names = list(model)
-    for number, (name, shares) in enumerate(_engine_parameters(model, names, ranks)):
+    weights = set(names) - _not_weights(model)
+    first = _first_names(model, names)
+    for number, (name, shares, stored) in enumerate(_engine_parameters(model, names, ranks)):
         digests, counts = [], []
         for share in shares:
             values = np.ascontiguousarray(share, "<f4")
             digests.append(hashlib.sha256(values.tobytes()).hexdigest())
             counts.append(len(values) if values.ndim else 1)
-        found[name] = {"sha256": digests, "rows": counts}
+        of = [first.get(one, one) for one in stored if one in weights]
+        found[name] = {"sha256": digests, "rows": counts, "of": of}
         if progress is not None:
             progress(min(number + 1, len(names)), len(names))
     return found
+
+
+def _not_weights(model: Model) -> set[str]:
+    """Return the tensors that no engine needs: buffers, a draft head, and what no table lists."""
+    found = model.resolution
+    unread = () if found.unread is None else (info.name for info in found.unread.tensors)
+    derived = (row.name(model.style or "") for row in model.spec.derived)
+    return {*found.buffers, *found.draft, *derived, *unread}
+
+
+def _first_names(model: Model, names: Sequence[str]) -> dict[str, str]:
+    """Return {table of the vocabulary: the first one that has its values}: an engine may have one.
+
+    Tables that differ are left out.
+    """
+    tables = [one for one in names if model[one].shape[:1] == (int(model.hyper["vocab_size"]),)]
+    same = [one for one in tables if model[one].shape == model[tables[0]].shape]
+    return {
+        one: same[0]
+        for one in same[1:]
+        if np.array_equal(model[one].numpy(), model[same[0]].numpy(), equal_nan=True)
+    }
 
 
 def write_role_manifest(model: Model, ranks: int, rows: Mapping[str, Any], *, force: bool) -> Path:
@@ -69,8 +98,10 @@ def write_role_manifest(model: Model, ranks: int, rows: Mapping[str, Any], *, fo
 
 def _engine_parameters(
     model: Model, names: Sequence[str], ranks: int
-) -> Iterator[tuple[str, list[Numbers]]]:
-    """Yield (name, [share of each rank]) of each parameter, under published and engine names.
+) -> Iterator[tuple[str, list[Numbers], Sequence[str]]]:
+    """Yield (name, [share of each rank], published tensors in it) of each parameter.
+
+    Parameters come under published and engine names.
 
     An engine's parameter joins several published ones, such as q, k and v. Where an engine stores
     rows of a published tensor in another order, its order counts. Raises UsageError for a parameter
@@ -89,7 +120,7 @@ def _engine_parameters(
             found.update(dict.fromkeys(parameter.names, parameter))
     for name in names:
         if name not in found:
-            yield name, [np.asarray(model[name].numpy(), np.float32)] * ranks
+            yield name, [np.asarray(model[name].numpy(), np.float32)] * ranks, (name,)
     for name, parameter in found.items():
         layout = divide_parameter(parameter, ranks, PADDED)
         if layout is None:
@@ -103,4 +134,5 @@ def _engine_parameters(
                 hyper,
             )
         ]
-        yield name, [layout.rank_array(arrays, rank) for rank in range(ranks)]
+        stored = [one for part in parameter.parts for one in part.stored]
+        yield name, [layout.rank_array(arrays, rank) for rank in range(ranks)], stored

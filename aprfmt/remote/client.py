@@ -256,8 +256,8 @@ class Client:
         address_policy.check_connection(to, addresses, before, where)
         closed = self._closed
         for _ in range(2):
-            kept = self._take_idle(to, proxy)
-            connection = kept or self._connect(to, addresses, proxy, where)
+            idle = self._take_idle(to, proxy)
+            connection = idle or self._connect(to, addresses, proxy, where)
             timed = cast(TimedSocket, connection.sock)
             try:
                 timed.begin()
@@ -271,7 +271,7 @@ class Client:
                 body = ResponseBody(response, found)
             except (ConnectionError, http.client.RemoteDisconnected, BrokenPipeError):
                 connection.close()
-                if kept is None:
+                if idle is None:
                     raise
                 continue  # it had been closed meanwhile: once more, on a new one
             except BaseException:

@@ -56,9 +56,9 @@ class RangeReader:
         def check_first(status: int, found: Headers) -> int:
             """Return how many bytes to read; RemoteError if they are not the file's beginning."""
             nonlocal size
-            if status == 416 and _content_range(found)[2:] == (
+            if status == 416 and _content_range(found)[-1:] == (
                 0,
-            ):  # an empty file has no first byte
+            ):  # of an empty file: no first byte
                 return 0
             start, stop, size = _check_range_answer(status, found, where)
             if start != 0 or stop != min(count, size):

@@ -12,6 +12,7 @@ from pathlib import Path
 from shlex import quote
 
 from aprfmt.errors import AprfmtError
+from aprfmt.formats import suffix_to_write
 from aprfmt.tokenizer.conversations import turn_tokens
 from aprfmt.tokenizer.hf_json import id_list
 from aprfmt.tokenizer.keys import CONTROL, END_TEXTS, IDS, NORMAL, USER_DEFINED
@@ -57,7 +58,7 @@ def find_wrong_ends(side: StatedTokenizer) -> list[WrongEnd]:
             elif end is not None and tokens[i] in openings and special[end] not in ids:
                 wrong[i] = f"{i} is {tokens[i]!r}, which begins a turn; {end!r} ends one"
         if wrong:
-            command = _set_end(side, place, ids, wrong, special, end)
+            command = _set_end_command(side, place, ids, wrong, special, end)
             found.append(WrongEnd(place, "; ".join(wrong.values()), command))
     return found
 
@@ -79,7 +80,7 @@ def _recorded_ends(side: StatedTokenizer) -> Iterator[tuple[str, list[int]]]:
             yield f"{file}:eos_token_id", ids
 
 
-def _set_end(
+def _set_end_command(
     side: StatedTokenizer,
     place: str,
     ids: list[int],
@@ -101,7 +102,8 @@ def _set_end(
     value = right if len(ids) == 1 else list(dict.fromkeys([right, *kept]))
     model = side.carried.model
     path = Path(model.path if model.folder is None else model.folder.path)
-    fixed = f"{path.stem}-fixed{path.suffix}" if model.folder is None else f"{path.name}-fixed"
+    alone = model.folder is None
+    fixed = f"{path.stem}-fixed{suffix_to_write(path)}" if alone else f"{path.name}-fixed"
     return (
         f"aprfmt set {quote(str(path))} {quote(f'{place}={json.dumps(value)}')} -o {quote(fixed)}"
     )

@@ -153,7 +153,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
 
 
 def doubtful_loss(loss: float, vocabulary: int) -> str:
-    """Return why a batch's loss in nats is hardly that of the model that was trained; "" if it is.
+    """Return why a loss in nats can hardly be that of the trained model; "" if it can.
 
     Above ln(vocabulary) it is worse than guessing, as random weights are, and above their bound too
     it is another fault. Near zero there is nothing left to learn, and gradients show nothing.
@@ -204,7 +204,7 @@ def compute_gradients(
     loaded = read_step_batch(batch, base)
     with ExitStack() as stack:
         pairs = open_trained_pairs(adapter, base, stack)
-        free = _free(device)
+        free = _free_device_memory(device)
         held: Activations = "all"
         if free is not None:
             for held in ("all", "layer"):
@@ -277,7 +277,7 @@ def dtype_of(base: Model) -> str:
     return elements.most_common(1)[0][0]
 
 
-def _free(device: str) -> int | None:
+def _free_device_memory(device: str) -> int | None:
     """Return the free memory of a device in bytes; None where it is not known."""
     if device == "cpu":
         return free_memory()

@@ -29,7 +29,7 @@ FACTORS: Mapping[str, str] = {
 class Parameter:
     """One weight that training may change, before a step and after it.
 
-    `key` is its role, with `.lora_a` or `.lora_b` behind it for a factor of an adapter; `names`
+    `key` is its role, with `.lora_a` or `.lora_b` after it for a factor of an adapter; `names`
     are those in the file. `after` is None where no checkpoint of after the step is given.
     """
 
@@ -77,10 +77,10 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
     common, other layers, or a shape that differs.
     """
     if base is not None or _is_adapter(before):
-        return _of_adapter(before, after, base)
+        return _pair_adapter(before, after, base)
     if after is None:
         rows = [Parameter(key, view.names, view, None) for key, view in before.roles.items()]
-        return Parameters(tuple(_each_once(rows)), ())
+        return Parameters(tuple(_without_tied(rows)), ())
     if _is_adapter(after):
         raise UsageError(
             f"{after.path}: is an adapter, {before.path} is a whole model; give the adapter of "
@@ -98,7 +98,7 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
             alone.setdefault(split_key(pair.key)[0], words)
             continue
         rows.append(Parameter(pair.key, pair.a.names, pair.a, pair.b))
-    checked = tuple(_each_once(_checked(rows, before.path, after.path)))
+    checked = tuple(_without_tied(_check_shapes(rows, before.path, after.path)))
     whole = alone.keys() - {split_key(row.key)[0] for row in rows}
     if rows and (layers := sorted(each for each in whole if each is not None)):
         raise UsageError(
@@ -177,7 +177,7 @@ def _is_adapter(model: Model) -> bool:
     return model.kind is not None and model.kind.name == "adapter"
 
 
-def _of_adapter(before: Model, after: Model | None, base: Model | None) -> Parameters:
+def _pair_adapter(before: Model, after: Model | None, base: Model | None) -> Parameters:
     """Return the trained tensors of an adapter, each with its values before and after the step.
 
     Raises UsageError where one is no adapter, where they are two adapters (other modules, settings
@@ -196,13 +196,13 @@ def _of_adapter(before: Model, after: Model | None, base: Model | None) -> Param
     if base is not None:
         _check_base(rows, before, base)
     path = None if after is None else after.path
-    return Parameters(tuple(_checked(rows, before.path, path)), ())
+    return Parameters(tuple(_check_shapes(rows, before.path, path)), ())
 
 
 def adapter_keys(adapter: Model, base: Model | None) -> Mapping[str, str]:
     """Return {stored name: key} of an adapter's trained tensors, by the roles of its base.
 
-    A key is a role with the factor behind it, `L0.attn_q.weight.lora_a`. Without a base, or where
+    A key is a role with the factor after it, `L0.attn_q.weight.lora_a`. Without a base, or where
     it has no such module, the module's own name stands for the role.
     """
     parts = adapter_parts(adapter)
@@ -233,7 +233,7 @@ def role_of(base: Model | None, style: str, name: str) -> str:
     return groups[0].roles[0] if groups and len(groups[0].roles) == 1 else name
 
 
-def _each_once(rows: Sequence[Parameter]) -> Iterator[Parameter]:
+def _without_tied(rows: Sequence[Parameter]) -> Iterator[Parameter]:
     """Yield the parameters, each stored weight once: a tied head is left out."""
     seen: set[tuple[str, ...]] = set()
     for row in rows:
@@ -243,7 +243,9 @@ def _each_once(rows: Sequence[Parameter]) -> Iterator[Parameter]:
             yield row
 
 
-def _checked(rows: Sequence[Parameter], before: Path, after: Path | None) -> Sequence[Parameter]:
+def _check_shapes(
+    rows: Sequence[Parameter], before: Path, after: Path | None
+) -> Sequence[Parameter]:
     """Return `rows` as they are; UsageError if there are none or shapes differ before and after.
 
     `before` and `after` are the files, for the message.

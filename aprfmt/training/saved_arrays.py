@@ -356,7 +356,7 @@ class OptimizerState:
 
     @property
     def kind(self) -> str:
-        """The optimizer, by the state's arrays and settings: adamw, adam, lion or sgd."""
+        """The optimizer, by the state: adamw, adam, adafactor, lion or sgd."""
         if self.factored:
             return "adafactor"
         settings = {name: value for group in self.groups for name, value in group.items()}

@@ -23,7 +23,7 @@ from aprfmt.causes.training.clipping import (
     value_clipping,
 )
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
-from aprfmt.causes.training.lost_updates import CHANCE, lost_decay
+from aprfmt.causes.training.lost_updates import CHANCE, lost_decay_guess
 from aprfmt.causes.training.optimizers import (
     CALLED,
     OPTIMIZERS,
@@ -52,14 +52,14 @@ from aprfmt.training.computed import BatchNumbers as BatchNumbers
 from aprfmt.training.computed import Computed, compute_gradients, doubtful_loss
 from aprfmt.training.differences import DifferenceChecker, open_differences
 from aprfmt.training.judge import (
-    Held,
     Judgement,
     RowReader,
+    StepInputs,
     judge_gradient,
     judge_moments,
     judge_update,
     moved_without_gradient,
-    share_given,
+    share_reproduced,
 )
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.points import ZERO, ComparedPoints, compare_points
@@ -201,7 +201,7 @@ def explain_step(
 
 
 def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
-    """Return a report with the gradients of capture points, and the operation that they name."""
+    """Return `report` with compared points: their rows, notes, and a cause for the first wrong."""
     notes, causes = list(report.notes), list(report.causes)
     if found.scale != 1.0:
         notes.append(
@@ -210,7 +210,7 @@ def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
         )
     if found.first:
         stored = {row.key: (row.name,) for row in found.points}
-        one = _named("backward_operation", found.says, found.first, stored, None)
+        one = _cause("backward_operation", found.says, found.first, stored, None)
         causes.append(one)
     return replace(
         report, points=found.points, left=found.left, causes=tuple(causes), notes=tuple(notes)
@@ -270,7 +270,7 @@ class _Step:
         # What the rates that groups began with are multiplied by; None: the state's are taken.
         self.schedule: float | None = None
         self._leave_out_choices()
-        self.pairs = pairs_of(self.parameters)
+        self.pairs = lora_pairs(self.parameters)
         self.recipe = self._recipe()
         why = "it is of no parameter of the model"
         names = () if self.given is None else self.given.unplaced
@@ -315,12 +315,12 @@ class _Step:
         return bool(found) and all(one.verdict == "agrees" for one in found)
 
     def report(self, updates: bool) -> StepReport:
-        """Return the report; `updates`: there is a checkpoint after the step to compare with."""
+        """Return the report on all parameters; `updates`: there is a checkpoint after the step."""
         norm = self._measure_gradients()
         judged: dict[str, Judgement] = {}
         rows = []
         for number, parameter in enumerate(self.parameters, 1):
-            row, found = self._explained(parameter, updates, norm)
+            row, found = self._judge_parameter(parameter, updates, norm)
             rows.append(row)
             if found is not None:
                 judged[parameter.key] = found
@@ -332,12 +332,12 @@ class _Step:
         self._share_guesses(judged, norm)
         stored = {row.key: row.names for row in self.parameters}
         causes = [
-            *_nonfinite(rows, stored),
+            *_nonfinite_causes(rows, stored),
             *self._frozen_factors(rows, judged, stored),
             *self._causes(rows, judged, stored, norm),
-            *_unknown(rows, judged, stored),
+            *_unknown_cause(rows, judged, stored),
         ]
-        self._remark(rows, judged)
+        self._add_notes(rows, judged)
         return StepReport(
             "",
             None,
@@ -345,7 +345,7 @@ class _Step:
             None if self.recipe is None else self.recipe.text(),
             tuple(rows),
             tuple(causes),
-            norms=Norms(norm, self._computed_norm()),
+            norms=Norms(norm, self._size()),
             loss=self._loss()[0],
             computed_on=self._loss()[1],
             notes=tuple(self.notes),
@@ -354,7 +354,7 @@ class _Step:
     def _mark_lost_decay(
         self, rows: list[TensorStep], judged: dict[str, Judgement]
     ) -> list[TensorStep]:
-        """Return the rows, those whose decay the stored type rounded away as "differs".
+        """Return the rows, with "differs" for those whose decay the stored type rounded away.
 
         Their entries of `judged` are set to that mistake. A decay that is far below the type's
         spacing shows in few elements of one tensor, so those of all tensors are counted together.
@@ -371,7 +371,7 @@ class _Step:
         for row in rows:
             if row.key in counts:
                 recipe = self._recipe_of(next(p for p in self.parameters if p.key == row.key))
-                guess = lost_decay(recipe, row.encoding)
+                guess = lost_decay_guess(recipe, row.encoding)
                 judged[row.key] = Judgement("differs", guess.says, (guess,), whole=True)
                 row = replace(row, verdict="differs", why=guess.says)
             made.append(row)
@@ -394,7 +394,7 @@ class _Step:
         self.schedule = 1.0
         for row in self.parameters:
             if row.key in wrong:
-                one = self._judge_update(row, self._recipe_of(row), self._held(row, norm))
+                one = self._judge_update(row, self._recipe_of(row), self._inputs_of(row, norm))
                 row.drop()
                 factors = [
                     guess.number[1]
@@ -418,7 +418,7 @@ class _Step:
         made: list[TensorStep] = []
         again: dict[str, Judgement] = {}
         for parameter in self.parameters:
-            explained, verdict = self._explained(parameter, True, norm)
+            explained, verdict = self._judge_parameter(parameter, True, norm)
             made.append(explained)
             if verdict is not None:
                 again[parameter.key] = verdict
@@ -443,7 +443,7 @@ class _Step:
         """
         if self.state is None:
             return None if self.optimizer is None else parse_recipe(self.optimizer)
-        settings = _settings(self.state)
+        settings = _state_settings(self.state)
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
         name = stated.get("name", self.state.kind)
         if bool(self.state.factored) != (name == "adafactor"):
@@ -454,23 +454,23 @@ class _Step:
             )
         if "lr" not in settings and "lr" not in stated:
             if self.optimizer is not None:
-                return self._counted(parse_recipe(self.optimizer))
+                return self._with_step_number(parse_recipe(self.optimizer))
             raise UsageError(
                 f"{self.state.path}: holds no settings of its optimizer (no param_groups with lr); "
                 "give them with --optimizer adamw:lr=..."
             )
         if "lr" in stated:  # a rule that states its rate is complete
             assert self.optimizer is not None
-            return self._counted(self._directed(parse_recipe(self.optimizer)))
+            return self._with_step_number(self._with_direction(parse_recipe(self.optimizer)))
         name = str(stated.get("name", self.state.kind))
         known = {"lr", "wd", *OPTIMIZERS[name].settings}
         held = {key: value for key, value in settings.items() if key in known}
         text = ",".join(f"{key}={value}" for key, value in held.items())
         self.notes.append(f"settings of the optimizer are those of its state: {name}:{text}")
         recipe = parse_recipe(f"{name}:{text}")
-        return self._counted(self._directed(changed(recipe, **stated)))
+        return self._with_step_number(self._with_direction(changed(recipe, **stated)))
 
-    def _directed(self, recipe: Recipe) -> Recipe:
+    def _with_direction(self, recipe: Recipe) -> Recipe:
         """Return the recipe, going up the gradient if the state's groups say maximize.
 
         A note then says so.
@@ -481,7 +481,7 @@ class _Step:
         self.notes.append("the state says maximize: the step goes up the gradient")
         return changed(recipe, scale=-1.0)  # torch turns the gradient before all else
 
-    def _counted(self, recipe: Recipe) -> Recipe:
+    def _with_step_number(self, recipe: Recipe) -> Recipe:
         """Return the recipe with its step number from the state, where --optimizer gives none.
 
         Raises UsageError where Adam's number is in neither, or where the state is of another step
@@ -520,7 +520,7 @@ class _Step:
         if self.state is None or ("lr" in stated and not self._has_rates(stated["lr"])):
             return recipe
         found = self.state.group_of(parameter.names[0])
-        values = _settings_of(found)
+        values = _group_settings(found)
         values = {
             field: value
             for field, value in values.items()
@@ -540,7 +540,7 @@ class _Step:
         rates = {group.get("lr") for group in self.state.groups}
         return len(rates) > 1 and stated in rates
 
-    def _held(self, parameter: Parameter, norm: float | None) -> Held:
+    def _inputs_of(self, parameter: Parameter, norm: float | None) -> StepInputs:
         """Return the gradient, the moments and the norms that the optimizer had for a parameter.
 
         `norm` is that of all given gradients. Without given gradients those computed of the batch
@@ -549,7 +549,7 @@ class _Step:
         gradient = None if self.given is None else self.given.reader(parameter)
         if self.given is None:
             gradient = self._computed_reader(parameter)
-            norm = self._computed_norm()
+            norm = self._size()
         others = {}
         facts = self.gradients.get(parameter.key)
         if facts is None and self.given is None and parameter.key in self.compared:
@@ -560,12 +560,12 @@ class _Step:
         if isinstance(rate.get("lr"), float):
             others["rate"] = rate["lr"]
         ungiven = bool(self.gradients) and parameter.key not in self.gradients
-        bare = Held(gradient, others=others, ungiven=ungiven)
+        bare = StepInputs(gradient, others=others, ungiven=ungiven)
         if self.state is None or self.recipe is None:
-            return replace(bare, idle=self._idle(parameter.key))
+            return replace(bare, idle=self._is_idle(parameter.key))
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
         after = self._has_state_after()
-        if after and parameter.names[0] in self._coded():
+        if after and parameter.names[0] in self._names_in_8_bits():
             first = second = None  # rounded to 8 bits after the step was made of them
         # Without a count the rule has no use for one but that it is not the first step.
         steps = next((n for n in (self.state.steps, self.recipe.step) if n is not None), 2)
@@ -573,7 +573,7 @@ class _Step:
         if flags == {False}:
             others["decoupled"] = 0.0
         if first is None and second is None:
-            return replace(bare, idle=self._idle(parameter.key))
+            return replace(bare, idle=self._is_idle(parameter.key))
         return replace(bare, first=first, second=second, step=steps, after=after)
 
     def _computed_reader(self, parameter: Parameter) -> RowReader | None:
@@ -593,12 +593,12 @@ class _Step:
         noise = max(UNIT["F32"], BLUR * rounding / size if size else 0.0)
         return RowReader(lambda start, stop: values[start:stop], noise, max(blur, floor))
 
-    def _coded(self) -> Collection[str]:
+    def _names_in_8_bits(self) -> Collection[str]:
         """Return the stored names of parameters whose moments are kept in 8 bits."""
         assert self.state is not None
         return {self.state.names.get(owner, plain_name(owner)) for owner in self.state.coded}
 
-    def _judge_update(self, parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
+    def _judge_update(self, parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
         """Return the verdict on the update of one parameter.
 
         Where it differs and the state may be that of before the step, that is tried too.
@@ -637,7 +637,7 @@ class _Step:
         return replace(found, verdict="not compared", why=why, guesses=())
 
     def _with_moments(
-        self, parameter: Parameter, recipe: Recipe, held: Held, found: Judgement
+        self, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
     ) -> Judgement:
         """Return `found`, the verdict on a right update, with that on its given gradient.
 
@@ -657,7 +657,7 @@ class _Step:
             return replace(found, clipped=other.clipped or found.clipped)
         return replace(found, verdict="differs", why=other.why, guesses=other.guesses, whole=True)
 
-    def _adafactor_recipe(self, parameter: Parameter, recipe: Recipe, held: Held) -> Recipe:
+    def _adafactor_recipe(self, parameter: Parameter, recipe: Recipe, held: StepInputs) -> Recipe:
         """Return the recipe with what Adafactor's norms make of the rate for one parameter.
 
         The rate is times the weight's root mean square where it is scaled by the parameter, and the
@@ -688,7 +688,7 @@ class _Step:
         over = max(1.0, (squares / count) ** 0.5 / float(threshold))
         return changed(recipe, relative=rate / over / recipe.lr, decay_factor=decay)
 
-    def _may_be_before(self, held: Held) -> bool:
+    def _may_be_before(self, held: StepInputs) -> bool:
         """Return whether the state may be that of before the step, not the one after it.
 
         Only where the gradient is given and the state or --optimizer does not say the step's
@@ -699,7 +699,9 @@ class _Step:
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
         return (held.first is not None) and (self.state.steps is None or "step" not in stated)
 
-    def _without_inputs(self, parameter: Parameter, held: Held, found: Judgement) -> Judgement:
+    def _without_inputs(
+        self, parameter: Parameter, held: StepInputs, found: Judgement
+    ) -> Judgement:
         """Return the verdict `found`, or "not compared" where step sizes alone agree.
 
         Sizes alone do not show that a parameter is right where others have a gradient or moments
@@ -707,7 +709,7 @@ class _Step:
         """
         if found.verdict != "agrees" or not found.signs or held.idle:
             return found
-        if self.state is not None and parameter.names[0] in self._coded():
+        if self.state is not None and parameter.names[0] in self._names_in_8_bits():
             why = (
                 "its moments were rounded to 8 bits after the step; give those of before it and "
                 "--grads"
@@ -722,7 +724,7 @@ class _Step:
             return found
         return replace(found, verdict="not compared", why=why)
 
-    def _idle(self, key: str) -> bool:
+    def _is_idle(self, key: str) -> bool:
         """Return whether a parameter is A of a LoRA pair whose B is zero before the step.
 
         Its gradient is then zero: that of A is B times something, that of B is A times something.
@@ -741,12 +743,12 @@ class _Step:
         for parameter in self.parameters:
             place = None if self.given is None else self.given.placed.get(parameter.key)
             if self.given is not None and place is not None:
-                self.gradients[parameter.key] = facts_of(self.given.values(parameter, place))
+                self.gradients[parameter.key] = array_facts(self.given.values(parameter, place))
         for parameter in self.parameters:
             if self.computed is not None:
-                self.compared[parameter.key] = self._compared(parameter, self.computed)
+                self.compared[parameter.key] = self._compare_computed(parameter, self.computed)
             elif self.checker is not None:
-                self.compared[parameter.key] = self._checked(parameter, self.checker)
+                self.compared[parameter.key] = self._compare_checked(parameter, self.checker)
         if self.given is None:
             return None
         norm = float(np.sqrt(sum(row.norm**2 for row in self.gradients.values())))
@@ -769,7 +771,7 @@ class _Step:
             if all(self._has_untied_guess(key) for key in unlike):
                 return
             for guess in row.find(case):
-                keys = self._given_by(guess, computed, case)
+                keys = self._keys_explained_by(guess, computed, case)
                 if keys:
                     self._accept_mistake(guess, keys, case.right)
                     break
@@ -812,7 +814,7 @@ class _Step:
         found = self.compared[key].found
         return found is not None and any(g.cause != "gradient_tied" for g in found.guesses)
 
-    def _given_by(
+    def _keys_explained_by(
         self, guess: BackwardGuess, computed: Computed, case: BackwardCase
     ) -> frozenset[str]:
         """Return the keys of the gradients that a mistake explains; empty if it does not hold.
@@ -864,7 +866,7 @@ class _Step:
         are set to that mistake. Returns nothing.
         """
         held = [one.found for one in self.compared.values() if one.found is not None]
-        before = self._computed_norm()
+        before = self._size()
         if self.computed is not None and any(one.verdict == "differs" for one in held):
             by_key = {row.key: row for row in self.parameters}
             cases = {
@@ -917,7 +919,7 @@ class _Step:
             text = f"clipping each element to {clipping.bound:g}; the largest was {before:.4g}"
         self.notes.append(f"the gradients are those of after {text}")
 
-    def _explained(
+    def _judge_parameter(
         self, parameter: Parameter, updates: bool, norm: float | None
     ) -> tuple[TensorStep, Judgement | None]:
         """Return (the report's row of one parameter, the verdict in which causes are looked for).
@@ -963,7 +965,7 @@ class _Step:
             why = row.why or "no --optimizer says what the step was to do"
             return replace(row, verdict="not compared", why=why), wrong
         recipe = self._recipe_of(parameter)
-        found = self._judge_update(parameter, recipe, self._held(parameter, norm))
+        found = self._judge_update(parameter, recipe, self._inputs_of(parameter, norm))
         assert row.update is not None
         update = replace(row.update, step=found.step, decay=found.decay, arrived=found.arrived)
         row = replace(row, update=update)
@@ -975,7 +977,7 @@ class _Step:
         row = replace(row, verdict=found.verdict, why=found.why)
         return row, replace(found, guesses=guesses)
 
-    def _compared(self, parameter: Parameter, computed: ComputedGradients) -> "_Compared":
+    def _compare_computed(self, parameter: Parameter, computed: ComputedGradients) -> "_Compared":
         """Return how a parameter's given gradient compares with the one computed of the batch.
 
         Without a computed gradient, or a given one, its `why` says what is missing.
@@ -986,7 +988,7 @@ class _Step:
         values = computed.gradient(key)
         # Without any gradients the update alone is held to those computed here.
         why = "" if self.given is None else "no gradient of it was given"
-        found = _Compared(facts_of(values), why=why)
+        found = _Compared(array_facts(values), why=why)
         place = None if self.given is None else self.given.placed.get(key)
         if self.given is None or place is None:
             return found
@@ -1015,21 +1017,25 @@ class _Step:
         rows = matrix_shape(parameter.before.shape)
         given = self.given.values(parameter, self.given.placed[parameter.key])
         values = computed.gradient(parameter.key)
-        noise = self.given.reader(parameter)
-        coarse = self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE
-        coarse = coarse or (noise is not None and noise.noise >= UNIT["F16"])
         return GradientCase(
             parameter.key,
             given.astype(np.float64).reshape(rows),
             values.astype(np.float64).reshape(rows),
-            coarse,
-            self._sizes(),
+            self._is_gradient_coarse(parameter, self.given),
+            self._cut_sizes(),
             self.facts.counts,
             self.facts.tokens,
             self.facts.repeated,
         )
 
-    def _checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
+    def _is_gradient_coarse(self, parameter: Parameter, given: SavedArrays) -> bool:
+        """Return whether the weight, its given gradient or the run has 16 bits or fewer."""
+        if self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE:
+            return True
+        reader = given.reader(parameter)
+        return reader is not None and reader.noise >= UNIT["F16"]
+
+    def _compare_checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
         """Return how a parameter's given gradient compares with differences of the batch's loss.
 
         Without a given gradient, or a pass that reads the weight, its `why` says so. Empty for a
@@ -1038,9 +1044,7 @@ class _Step:
         place = None if self.given is None else self.given.placed.get(parameter.key)
         if self.given is None or place is None:
             return _Compared(why="no gradient of it was given")
-        reader = self.given.reader(parameter)
-        coarse = self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE
-        coarse = coarse or (reader is not None and reader.noise >= UNIT["F16"])
+        coarse = self._is_gradient_coarse(parameter, self.given)
         given = self.given.values(parameter, place).astype(np.float64)
         if not np.isfinite(given).all():
             return _Compared()
@@ -1050,13 +1054,13 @@ class _Step:
             return _Compared(why="no pass of the batch reads it")
         return _Compared(None, apart, found)
 
-    def _computed_norm(self) -> float | None:
+    def _size(self) -> float | None:
         """Return the norm over all computed gradients, None without any."""
         known = [one.facts.norm for one in self.compared.values() if one.facts is not None]
         return float(np.sqrt(sum(each**2 for each in known))) if known else None
 
-    def _sizes(self) -> dict[str, int]:
-        """Return {hyperparameter: value} of those that cut a weight into heads and experts.
+    def _cut_sizes(self) -> dict[str, int]:
+        """Return {hyperparameter: value} of the counts that cut weights into heads and experts.
 
         `tied_embeddings` is among them, as 0 or 1. What the model does not have is left out.
         """
@@ -1077,7 +1081,7 @@ class _Step:
         """
         known = {row.key: row for row in self.parameters}
         at = {row.key: number for number, row in enumerate(rows)}
-        for one, also in _statements(judged):
+        for one, also in _fewest_mistakes(judged):
             given = every = 0.0
             for key in one.keys:
                 guess = next(
@@ -1087,8 +1091,8 @@ class _Step:
                 )
                 share, size = 1.0, float(np.prod(known[key].before.shape))
                 if isinstance(guess, StepGuess) and not judged[key].whole:
-                    held = self._held(known[key], norm)
-                    share = share_given(known[key], guess, held, judged[key].signs)
+                    held = self._inputs_of(known[key], norm)
+                    share = share_reproduced(known[key], guess, held, judged[key].signs)
                     known[key].drop()
                 given, every = given + share * size, every + size
                 rows[at[key]] = replace(rows[at[key]], why=one.says)
@@ -1100,14 +1104,14 @@ class _Step:
                 cause, one = said[0], replace(one, says=said[1])
                 proof = None if proof is None else cap_proof(proof, "explained")
             text = one.says + _rivals(cause, also)
-            largest = _largest(rows, one.keys)
-            yield _named(cause, text, one.keys, stored, proof, size=largest, also=also)
+            largest = _largest_update(rows, one.keys)
+            yield _cause(cause, text, one.keys, stored, proof, size=largest, also=also)
 
     def _share_guesses(self, judged: dict[str, Judgement], norm: float | None) -> None:
-        """Add to each differing update the mistakes of others that give it, too.
+        """Add to each differing parameter of `judged` the guesses fitted to others that explain it.
 
-        A number that is fitted to a small parameter is inexact: there it is read from the others.
-        `norm` is that of all given gradients.
+        A number that is fitted to a small parameter is inexact: there that of others is tried. At
+        most MOST_SHARED guesses, the commonest, are. `norm` is that of all given gradients.
         """
         wrong = {key: one for key, one in judged.items() if one.verdict == "differs"}
         fitted = [
@@ -1127,7 +1131,7 @@ class _Step:
                 assert number is not None
                 if (cause, says) in {(guess.cause, guess.says) for guess in one.guesses}:
                     continue
-                held = self._held(parameter, norm)
+                held = self._inputs_of(parameter, norm)
                 held = replace(held, others={**held.others, number[0]: number[1]})
                 found = self._judge_update(parameter, self._recipe_of(parameter), held)
                 same = [each for each in found.guesses if (each.cause, each.says) == (cause, says)]
@@ -1192,7 +1196,7 @@ class _Step:
                 continue
             if moved[other]:
                 # A beside a B of zero has no gradient. Where no A moves, that may be meant so.
-                if not self._idle(key) and (key.endswith(".lora_b") or ".lora_a" in some):
+                if not self._is_idle(key) and (key.endswith(".lora_b") or ".lora_a" in some):
                     half.append(key)
             elif some:
                 whole.append(key)
@@ -1205,7 +1209,7 @@ class _Step:
                 at = {row.key: number for number, row in enumerate(rows)}
                 for key in keys:
                     rows[at[key]] = replace(rows[at[key]], verdict="differs", why=says)
-                yield _named(cause, says, keys, stored, proof)
+                yield _cause(cause, says, keys, stored, proof)
 
     def _has_state_after(self) -> bool:
         """Return whether the given state is the one after the step; True if it does not say."""
@@ -1213,7 +1217,7 @@ class _Step:
             return False
         return self.state.steps is None or self.state.steps == self.recipe.step
 
-    def _remark(self, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]) -> None:
+    def _add_notes(self, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]) -> None:
         """Add notes about what is no fault, and to `left` what the files did not let us compare.
 
         That is steps below the stored type's resolution, rounding to a coarser type, directions
@@ -1262,7 +1266,7 @@ class _Step:
                 for key, one in judged.items()
                 if one.verdict == "agrees" and key in self.given.placed and key not in self.used
             ]
-        self._remark_doubtful()
+        self._add_doubts()
         every = [key for key, one in judged.items() if one.decays_all]
         if every:
             self.notes.append(
@@ -1284,7 +1288,7 @@ class _Step:
             return False
         return recipe.decays(parameter.vector)
 
-    def _remark_doubtful(self) -> None:
+    def _add_doubts(self) -> None:
         """Add notes about a batch or gradients that compare well and are hardly a trainer's.
 
         That is a loss that no trained model has, and gradients equal to the bit to those of another
@@ -1363,7 +1367,7 @@ def _is_finite(parameter: Parameter) -> bool:
     return all(after is not None and bool(np.isfinite(after).all()) for _, _, _, after in sides)
 
 
-def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
+def lora_pairs(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
     """Return {key of a LoRA factor: the other factor of its pair}."""
     known = {row.key: row for row in parameters}
     found = {}
@@ -1375,19 +1379,19 @@ def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
     return found
 
 
-def _settings(state: OptimizerState) -> dict[str, float]:
+def _state_settings(state: OptimizerState) -> dict[str, float]:
     """Return {field of Recipe: value} of all groups of a state; the weight decay is the largest.
 
     Values of zero are left out, but for a rate of zero.
     """
     found: dict[str, float] = {}
     for group in state.groups:
-        for name, value in _settings_of(group).items():
+        for name, value in _group_settings(group).items():
             found[name] = max(found.get(name, 0.0), value) if name == "wd" else value
     return {name: value for name, value in found.items() if value or name == "lr"}
 
 
-def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+def _group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return {field of Recipe: value} of one parameter group of a state.
 
     `step`, `clip` and settings that a recipe does not have are left out.
@@ -1405,7 +1409,7 @@ def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> ArrayFacts:
+def array_facts(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> ArrayFacts:
     """Return an array's norm, its largest value, and its counts of zeros and non-finite numbers."""
     found = compute_stats(values)
     return ArrayFacts(found.l2 or 0.0, found.absmax or 0.0, found.zeros, found.nan + found.inf)
@@ -1414,7 +1418,7 @@ def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> Ar
 # --- causes -------------------------------------------------------------------------------------
 
 
-def _named(
+def _cause(
     cause: str,
     says: str,
     keys: Sequence[str],
@@ -1438,7 +1442,7 @@ def _named(
     return found.to_named_cause({key: tuple(names) for key, names in stored.items()})
 
 
-def _nonfinite(
+def _nonfinite_causes(
     rows: Sequence[TensorStep], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
     """Yield a cause for weights, and one for gradients, that hold NaN or infinity, if any."""
@@ -1447,11 +1451,14 @@ def _nonfinite(
         ("the gradient", [r.key for r in rows if r.gradient and r.gradient.nonfinite]),
     ):
         if keys:
-            yield _named("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
+            yield _cause("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
 
 
 def _rivals(cause: str, also: Sequence[str]) -> str:
-    """Return what to say of causes that give the same as `cause`, and of what tells them apart."""
+    """Return, for a sentence, other causes that explain the same and the option that tells which.
+
+    "" without other causes.
+    """
     if not also:
         return ""
     tells = next((CAUSES[one].told_by for one in (cause, *also) if CAUSES[one].told_by), "")
@@ -1468,7 +1475,7 @@ class _Statement:
     keys: tuple[str, ...]
 
 
-def _statements(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple[str, ...]]]:
+def _fewest_mistakes(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple[str, ...]]]:
     """Return [(mistake with its parameters, other causes that explain the same)].
 
     The mistakes are as few as explain all parameters, chosen one after the other: the one that
@@ -1495,7 +1502,7 @@ def _statements(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple
     return found
 
 
-def _unknown(
+def _unknown_cause(
     rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
     """Yield one cause without a name for all updates that differ and that no guess explains."""
@@ -1513,10 +1520,10 @@ def _unknown(
         right = [row.key for row in compared if row.verdict == "agrees"]
         if right and len(keys) > 1 and {row.key for row in compared}.issuperset(keys):
             says += f"; backward from the loss it begins {first_place(keys, right)}"
-        yield _named("", says, keys, stored, None, size=_largest(rows, keys))
+        yield _cause("", says, keys, stored, None, size=_largest_update(rows, keys))
 
 
-def _largest(rows: Sequence[TensorStep], keys: Collection[str]) -> float | None:
+def _largest_update(rows: Sequence[TensorStep], keys: Collection[str]) -> float | None:
     """Return the largest update of the parameters `keys`, relative to the weight, or None."""
     sizes = [
         row.update.norm / row.norm for row in rows if row.key in keys and row.update and row.norm

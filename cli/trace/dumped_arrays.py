@@ -83,14 +83,15 @@ def map_arrays(
 def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
     """Return the verdict on a mapping: how many arrays are points, and which are not read.
 
-    It is bad where ranks that should hold equal arrays do not. `found` is the JSON of the mapping.
+    It is bad where ranks that should hold equal arrays do not, and open where an array that is a
+    point was not read. `found` is the JSON of the mapping.
     """
     from aprfmt.measure.trace_view import unequal_rank_sentences, unread_arrays
     from aprfmt.model.ledger import Compared, VerdictWords, pronounce
 
     rows = found["names"]
     counts = {"arrays": (sum(row["key"] is not None for row in rows), len(rows))}
-    words = VerdictWords("mapped", "not mapped")
+    words = VerdictWords("mapped", "not mapped", "mapped in part")
     return pronounce(
         words, Compared(bool(unequal_rank_sentences(trace)), counts, unread_arrays(trace))
     )

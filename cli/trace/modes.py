@@ -165,10 +165,20 @@ def show_run(
         # Choose what to record, and refuse a useless reference before anything runs.
         aprt = wanted.save_aprt is not None
         keys = point_selection.keys_to_record(run.points, request.points, request.layers, aprt)
-        run_request = recording.recording_request(run.request, ids, keys, positions, request.behind)
         other = None
         if wanted.reference is not None:
             other = recording.check_reference(wanted.reference, ids, run.model, stack)
+        save = wanted.save is not None
+        rows = len(ids) - request.draft  # a draft head has one row less
+        places, few = recording.logits_to_record(run.model, rows, save, other)
+        run_request = recording.recording_request(
+            run.request, ids, keys, positions, request.behind, places
+        )
+        if few and positions == "all" and "logits" in keys:
+            render.warn(
+                f"logits: the last of {len(ids)} rows alone is recorded, all take more than "
+                f"{recording.LOGITS >> 20} MiB; name rows by --positions", "few_logits"
+            )  # fmt: skip
         watch = histograms.add if wanted.html is not None else None
         trace = recording.record_trace(
             run, run_request, stack, {"prompt": said}, wanted.values, watch, request.budget
@@ -200,7 +210,7 @@ def show_run(
 
 
 def pronounce_recorded(done: int, every: int, late: "Sequence[NotCompared]") -> "Pronounced":
-    """Return the verdict on a run that a budget ended: `done` of `every` point is recorded.
+    """Return the verdict on a run that a budget ended: `done` of `every` points are recorded.
 
     `late` are the points that it left.
     """
@@ -271,10 +281,11 @@ def show_mapped(
             dumped_arrays.show_mapping(found)
         against = partial(compare_stored, trace, other, opened, wanted, stack)
         verdict = dumped_arrays.mapping_verdict(found, trace)
-        if output_format.answer_format() == "human":
+        human = output_format.answer_format() == "human"
+        if human or (verdict.exit == 2 and wanted.reference is None):
             render.say(verdict.says, style="warn" if verdict.not_compared else "good")
         body = output.trace_to_json(trace) | {"mapping": found, **verdict.to_json()}
-        failed = int(verdict.exit == 1)  # ranks that should agree do not
+        failed = verdict.exit  # 1: ranks that should agree do not; 2: a point was not read
         return finish_trace(trace, body, wanted, against, page.Histograms(), failed)
 
 

@@ -30,6 +30,7 @@ from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import LATE, NotCompared
 
 Watch = Callable[[str, "Numbers"], None]
+LOGITS = 1 << 28  # bytes of logits in float32 that are recorded beside the last row's
 UNKNOWN = 8  # names of a foreign run that are warned of
 
 
@@ -59,20 +60,38 @@ def open_runner(
 
 
 def recording_request(
-    request: RunRequest, ids: list[int], keys: list[str], positions: Positions, cached: int
-) -> RunRequest:
+    request: RunRequest, ids: list[int], keys: list[str], positions: Positions, cached: int,
+    logits_at: Sequence[int] = (),
+) -> RunRequest:  # fmt: skip
     """Return the request to run `ids` and record the points `keys` at some positions.
 
-    Logits are recorded at the same positions, or at the last. `cached` is the number of tokens that
-    fill the cache first; positions count from the first of all tokens.
+    Logits are recorded at the same positions; of "all" at the last, and at `logits_at`. `cached` is
+    the number of tokens that fill the cache first; positions count from the first of all tokens.
     """
     rows: LogitRows = "last"
+    count = len(ids)
     if not isinstance(positions, str):
-        count = len(ids)
         rows = sorted({at - cached for at in positions if cached <= at < count}) or "last"
+    elif positions == "all" and logits_at:
+        rows = sorted({at - cached for at in (*logits_at, count - 1) if cached <= at < count})
     return replace(
         request, ids=tuple(ids), wanted=keys, positions=positions, behind=cached, logits_rows=rows
     )
+
+
+def logits_to_record(
+    model: Model, count: int, save: bool, other: Trace | None
+) -> tuple[Sequence[int], bool]:
+    """Return (positions of logits to record beside the last, whether some are left out).
+
+    They are all of `count` tokens where the trace is saved, or those that the saved reference
+    `other` has. Where they take more than LOGITS bytes, the last alone is recorded.
+    """
+    record = None if other is None else other.find_record("logits")
+    wanted: Sequence[int] = range(count) if save else (record and record.positions) or ()
+    if len(wanted) * int(model.hyper["vocab_size"] or 0) * 4 <= LOGITS:
+        return wanted, False
+    return (), True
 
 
 class WatchedKeeper:
@@ -87,7 +106,7 @@ class WatchedKeeper:
         """Set the store of values, whether all are stored, and who is called with them.
 
         `watch` is called with each record's key and values, unless it is None. The pass ends at the
-        first point behind the time of `budget`.
+        first point after the time of `budget`.
         """
         self._place, self._every, self._watch, self._budget = place, store_all, watch, budget
         self.fetch = place.fetch
@@ -113,7 +132,7 @@ def record_trace(
 
     With `values` they are spooled to disk as they come, else only those printed are kept. `watch`
     is called with each record's key and values. If a NaN appears, the pass runs again over all
-    points, to name the first. `budget` ends the pass, which then lacks the points behind.
+    points, to name the first. `budget` ends the pass, which then lacks the later points.
     Raises BudgetSpent where it has no room for the weights that a pass reads.
     """
     check_room(run, budget)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.cli import render, run_options
 from aprfmt.measure.traces import PointDiff, TraceDiff
-from aprfmt.model.ledger import items_clause
+from aprfmt.model.ledger import OPEN, items_clause
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
@@ -94,7 +94,12 @@ def _looks_like_trace(path: str) -> bool:
 def reference_verdict(difference: TraceDiff) -> tuple[str, str]:
     """Return (the line that says the verdict, with arrays that nothing reads; its style)."""
     said, style = _points_verdict(difference)
-    return said + items_clause(difference.left, "; not read here"), style
+    open_ones = [row for row in difference.left if row.state in OPEN]
+    rest = [row for row in difference.left if row.state not in OPEN]
+    if open_ones and style == "good":
+        said, style = f"no verdict: {said}", "warn"
+    lost = items_clause(open_ones, "; could not be compared")
+    return said + lost + items_clause(rest, "; not read here"), style
 
 
 def _points_verdict(difference: TraceDiff) -> tuple[str, str]:

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.dump_names import SHAPES_FILE
+from aprfmt.base.dump_names import SHAPES_FILE, tuple_member
 from aprfmt.codecs import decode, native_kernels
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import open_source
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.formats.mapped_file import in_mapped_file, open_regular, read_in_windows
-from aprfmt.formats.pytorch.layout import is_zip, recognise
+from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
 from aprfmt.inference.engines.tiles import StoredRows, Tiles
@@ -81,7 +81,8 @@ class Captures:
     listed: tuple[int, ...] | None = None  # token ids that a .pt holds as a list
     values: Mapping[str, Any] = field(default_factory=dict)  # of a .pt: what is no array
     rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # positions, where not all
-    left: Mapping[str, str] = field(default_factory=dict)  # arrays that are none, and why
+    left: Mapping[str, str] = field(default_factory=dict)  # arrays that are not read, and why
+    lost: frozenset[str] = frozenset()  # those of `left` that are points, or rows of them
     facts: Mapping[str, Any] = field(default_factory=dict)  # of a dump: ranks, passes, remarks
     alone: bool = False  # a file of torch.save that is one tensor
     stored: Callable[[str], StoredBytes | None] = _no_bytes
@@ -145,9 +146,7 @@ def is_folder_of_arrays(path: Path) -> bool:
 
 
 def is_pickled_captures(path: Path) -> bool:
-    """Return whether a path is a file of torch.save that has the token ids of a pass."""
-    if not path.is_file() or not recognise(_first_bytes(path), path.stat().st_size):
-        return False
+    """Return whether a file of torch.save has the token ids of a pass."""
     try:
         with open_source(path) as source:
             return IDS in source.tensors or _token_ids(source.metadata) is not None
@@ -445,7 +444,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
 
         def windows() -> Generator[memoryview, None, None]:
             """Yield the tensor's bytes, read into one buffer: mapping pages costs more."""
-            place = tensor.lies() if in_mapped_file(tensor) else None
+            place = tensor.location() if in_mapped_file(tensor) else None
             if place is not None:
                 yield from read_in_windows(place[0], place[1], tensor.info.nbytes, WINDOW)
                 return
@@ -513,17 +512,16 @@ def _names_without_stem(paths: list[str], stem: str) -> dict[str, str]:
     """
     if paths == [ALONE]:
         return {stem: ALONE}
+    numbered: dict[str, set[str]] = {}  # arrays under each numbered member of a name
+    for path in paths:
+        parts = path.split(".")
+        for at, part in enumerate(parts):
+            if part.isdigit():
+                numbered.setdefault(".".join(parts[:at]), set()).add(path)
     found: dict[str, str] = {}
     for path in paths:
-        above, _, last = path.rpartition(".")
-        only = (
-            last == "0"
-            and above
-            and not any(
-                other != path and (other == above or other.startswith(f"{above}."))
-                for other in paths
-            )
-        )
+        above, number = tuple_member(path) or ("", -1)
+        only = number == 0 and numbered[above] == {path} and above not in paths
         found[above if only else path] = path
     return found
 

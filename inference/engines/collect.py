@@ -59,7 +59,7 @@ class Collector:
 
     `tokens` is the length of the pass, None if not known. Values of an alias are recorded under the
     key of the equal point. Values are written to disk at once; `unknown` maps names without a
-    record to the reason.
+    record to the reason, `lost` are those of them whose names say a point that the model has.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Collector:
         self.records: dict[str, Record] = {}
         self.seen = Masks()
         self.unknown: dict[str, str] = {}
+        self.lost: set[str] = set()  # arrays of `unknown` that are points, by their names
 
     def record_key(self, key: str) -> str | None:
         """Return the key a point is recorded under; None if the model has no such point."""
@@ -207,9 +208,9 @@ class Collector:
         self._spool.keep(self.records[key], np.empty(0, np.float32))
 
     def _take(self, point: str, layer: int, rank: int) -> str | None:
-        """Return the key under which a value is recorded, noting where it is from.
+        """Return the key under which a value is recorded, and store its rank as the key's.
 
-        None for a point that is not wanted, and for values of a worse source than others.
+        None for a point that is not wanted, and where values of a lower rank are recorded already.
         """
         own = key_name(point, layer)
         key = self.record_key(own)
@@ -254,6 +255,7 @@ class Collector:
         again = copy(self)
         again._spool, again._wanted, again._again = store, {key}, self._origins.get(key)
         again._ranks, again._origins, again.records, again.unknown = {}, {}, {}, {}
+        again.lost = set()
         return again
 
     def add_joined(self, slot: str, layer: int, values: Numbers) -> None:
@@ -312,6 +314,8 @@ class Collector:
             None,
         )
         facts = dict(run) | {"unknown": dict(self.unknown)}
+        if self.lost:
+            facts["lost"] = sorted(self.lost)
         return Trace(
             facts,
             {key: self.records[key] for key in order_slots(known)},

@@ -247,7 +247,7 @@ def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[
         if not values or (len(values) == 1 and size <= 1 and values[0] == 0):
             continue
         # Two numbers that always go together are one axis.
-        twin = next(
+        same = next(
             (
                 other
                 for other in found
@@ -257,8 +257,8 @@ def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[
             ),
             None,
         )
-        if twin is not None:
-            alias[axis] = twin
+        if same is not None:
+            alias[axis] = same
             continue
         if (
             axis == RANK
@@ -345,7 +345,8 @@ def _place_of_file(
     }
     names = list(file.names)
     # SGLang's dumper writes one array a file, with its facts next to the value.
-    if "name" in meta and any(name == "value" or name.startswith("value.") for name in names):
+    named = bool(meta.get("name") or place.name)
+    if meta and named and any(name == "value" or name.startswith("value.") for name in names):
         ranks = dict(place.ranks)
         for key, value in meta.items():
             last = key.rpartition(".")[2]
@@ -357,7 +358,8 @@ def _place_of_file(
                 sizes[size] = max(value, sizes.get(size, 1))
         step = meta.get("step", meta.get("forward_pass_id", place.step))
         layer = meta.get("layer_id", place.layer)
-        name = module_path(str(meta["name"]), layer if type(layer) is int else None)
+        own = layer if type(layer) is int else None
+        name = module_path(str(meta["name"]), own) if meta.get("name") else place.name
         inner = {
             name + stored.removeprefix("value"): stored
             for stored in names

@@ -1,4 +1,4 @@
-"""Opens whatever an engine dumped as one sequence's arrays: the place that all commands ask."""
+"""Opens whatever an engine dumped as one sequence's arrays, for all commands."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,20 +11,22 @@ import numpy as np
 from aprfmt.base.dump_names import place_in_dump
 from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.base.memory import keep_freed
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.inference.capture import key_name, point_instances
-from aprfmt.inference.engines.captures import Captures, open_captures
+from aprfmt.inference.engines.captures import IDS, Captures, open_captures
 from aprfmt.inference.engines.dump_folders import BATCH, Dump, Pass, is_dump, read_dump
 from aprfmt.inference.engines.engine_modules import (
     JOINED,
     has_engine_modules,
     module_name,
+    module_of_size,
     split_joined,
     under_module_names,
 )
-from aprfmt.inference.engines.modules import ModuleMap
+from aprfmt.inference.engines.modules import ModuleMap, hidden_state_points
 from aprfmt.inference.engines.point_shapes import point_shapes
-from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths
+from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths, lone_shares
 from aprfmt.inference.engines.sequences import AlignedArrays, align
 from aprfmt.model import Model
 
@@ -53,10 +55,55 @@ def open_dump(
         captures = stack.enter_context(open_captures(path))
         batch = _batch_as_pass(captures)
         if batch is None:
-            yield _under_transformers_names(captures, widths_of)
+            named = _under_transformers_names(captures, widths_of)
+            yield _without_shares(named, widths_of)
             return
         dump = Dump((batch,), {}, {}, (), captures.others)
         yield _captures_of_sequence(path, dump, ids, widths_of)
+
+
+def _without_shares(captures: Captures, widths_of: WidthsOf) -> Captures:
+    """Return captures of one file or folder without the arrays that are one rank's columns.
+
+    Whose name says no point, and logits, of which a part may be meant, are not held to a width.
+    """
+    widths = widths_of(list(captures.shapes))
+    known = captures.ids if captures.listed is not None or IDS in captures.shapes else None
+    found = {
+        name: _share_text(row)
+        for name, row in lone_shares(
+            captures.shapes, widths, None if known is None else len(known)
+        ).items()
+        if row[1] != widths.vocabulary
+    }
+    if not found:
+        return captures
+    rest = {name: shape for name, shape in captures.shapes.items() if name not in found}
+    left, lost = {**captures.left, **found}, captures.lost.union(found)
+    return replace(captures, shapes=rest, left=left, lost=lost)
+
+
+def _share_text(row: tuple[int, int, int]) -> str:
+    """Return in words that an array is one rank's share, of (columns, all columns, ranks)."""
+    own, whole, ranks = row
+    return f"{own} of {whole} columns, as one rank of {ranks} has them: put the ranks together"
+
+
+def _refuse_lone_rank(path: Path, found: AlignedArrays, widths: PointWidths) -> None:
+    """Raise FormatError where arrays of a dump are one rank's share, and the others' are missing.
+
+    `widths` are by the arrays' names as the engine has them.
+    """
+    shapes = {name: one.shape for name, one in found.arrays.items()}
+    shares = lone_shares(shapes, widths, len(found.positions))
+    if not shares:
+        return
+    name, (own, whole, ranks) = next(iter(shares.items()))
+    raise FormatError(
+        f"{path}: {len(shares)} arrays are one rank's share, such as {shorten(name, 80)}: {own} of "
+        f"{whole} columns, as one rank of {ranks} has them; the other ranks' files are missing: "
+        "give the folder that has all ranks"
+    )
 
 
 def _batch_as_pass(captures: Captures) -> Pass | None:
@@ -146,9 +193,12 @@ def _captures_of_sequence(
         found = align(dump, ids)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
+    widths = widths_of([*found.arrays, *found.left])
+    _refuse_lone_rank(path, found, widths)
     named = under_module_names(found.arrays, found.rows)
     arrays, rows = split_joined(named.arrays, named.rows, widths_of(list(named.arrays)).parts)
     left = dict(found.left)
+    lost = {name for name in left if name in widths.points}
     for one_pass in dump.passes:
         left |= one_pass.left
     for step, one in dump.unequal:
@@ -164,7 +214,8 @@ def _captures_of_sequence(
         {},
         rows,
         left,
-        _dump_facts(dump, found, named.notes),
+        facts=_dump_facts(dump, found, named.notes),
+        lost=frozenset(lost.union(found.again)),
         tiles=lambda name: arrays[name].tiles,
     )
 
@@ -212,16 +263,16 @@ def _widths_by_name(model: Model | None) -> WidthsOf:
         """Return what the model says of these arrays: widths, parts of joined ones, and points."""
         # Read names as transformers' modules or as our own keys.
         gated = has_engine_modules(names)
-        base = {
-            name: module_name(name.removesuffix(".0").removesuffix(".1"), gated, {})
-            for name in names
-        }
+        base = {name: module_name(module_of_size(name), gated, {}) for name in names}
         modules = ModuleMap(base.values(), model.spec.block.placement)
+        states = hidden_state_points(base, int(model.hyper["n_layers"]))
         whole: dict[str, int] = {}
         parts: dict[str, tuple[tuple[int, int], ...]] = {}
         points: dict[str, str] = {}
         for name, module in base.items():
             read = [(key_name(one.point.name, one.layer), one) for one in modules.read(module)]
+            if name in states:
+                module = key_name(*states[name])
             if module in known:
                 key = known[module].alias_of or module if module in known else module
                 if key in widths:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.dump_names import is_layer, tuple_member
 from aprfmt.inference.engines.rank_joining import JoinedArray
 from aprfmt.inference.engines.tiles import add_up
 
@@ -31,7 +32,7 @@ JOINED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-_HIDDEN, _RESIDUAL = ".0", ".1"
+_NORM = re.compile(r"(?:^|[._])(?:\w*norm\w*|ln\w*|rms\w*)$", re.IGNORECASE)
 _ROWS_SEEN = 64  # rows of a layer, evenly spaced, that show whether a norm wrote into it
 _STRAIGHT = 1e-3  # relative distance of ratios from a product of rows and columns
 
@@ -70,16 +71,16 @@ def under_module_names(
 
     gated = has_engine_modules(arrays)
     for name, array in arrays.items():
-        # The residual is used together with its hidden values.
-        if name.endswith(_RESIDUAL) and name.removesuffix(_RESIDUAL) + _HIDDEN in arrays:
+        base, number = tuple_member(name) or (name, -1)
+        residual = _residual_of(base, arrays)
+        if residual is None or number not in (0, 1):
+            put(module_name(base if _is_result(name, arrays) else name, gated, arrays), array, name)
             continue
-        base = name.removesuffix(_HIDDEN)
-        residual = arrays.get(base + _RESIDUAL) if name.endswith(_HIDDEN) else None
-        if residual is None or residual.shape != array.shape:
-            put(module_name(name, gated, arrays), array, name)
+        # The residual is used together with its hidden values.
+        if number == 1:
             continue
         # A norm that adds gives its result and the stream.
-        if base.endswith("norm"):
+        if _NORM.search(base):
             put(base, array, name)
             stream = _stream_before(base)
             if stream:
@@ -96,6 +97,41 @@ def under_module_names(
             "the buffer after the hook; the residual, which then holds the whole stream, is taken"
         )
     return EngineNames(made, own, tuple(notes))
+
+
+def _residual_of(base: str, arrays: Mapping[str, JoinedArray]) -> JoinedArray | None:
+    """Return the residual that a layer or norm gave beside its hidden values, of the same shape.
+
+    None for other modules, whose results are no summands of the stream.
+    """
+    hidden, residual = arrays.get(f"{base}.0"), arrays.get(f"{base}.1")
+    if hidden is None or residual is None or hidden.shape != residual.shape:
+        return None
+    return residual if _adds_residual(base) else None
+
+
+def _adds_residual(module: str) -> bool:
+    """Return whether a module is a layer or a norm, which give a residual beside their result."""
+    return is_layer(module) or _NORM.search(module) is not None
+
+
+def module_of_size(name: str) -> str:
+    """Return the module whose result has the size of an array; the array's name for any other.
+
+    It is the first of what a module returned, or the residual beside it.
+    """
+    base, number = tuple_member(name) or (name, -1)
+    return base if number == 0 or (number == 1 and _adds_residual(base)) else name
+
+
+def _is_result(name: str, arrays: Mapping[str, JoinedArray]) -> bool:
+    """Return whether an array is the first of what a layer or an attention returned as a tuple.
+
+    The others are its weights or its cache; of other modules' tuples the first may be anything.
+    """
+    base, number = tuple_member(name) or ("", -1)
+    kind = is_layer(base) or base.endswith(("attn", "attention"))
+    return number == 0 and kind and base not in arrays
 
 
 def split_joined(

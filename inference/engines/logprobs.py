@@ -8,13 +8,14 @@ sglang/srt/managers/tokenizer_manager.py (meta_info), and OpenAI's API for compl
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
-from aprfmt.formats.bounded_json import load_file
+from aprfmt.formats.bounded_json import load_file, loads
+from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.logprob_tables import LEAST, Logprobs
 from aprfmt.model import Model
@@ -31,6 +32,9 @@ WRITERS: Mapping[str, str] = {
     "top_logprobs": "an OpenAI-compatible server's chat",
     "logprob": "a server's list of tokens",
 }
+# Keys of a whole answer, by which it is told from a row.
+_ANSWER = frozenset(("choices", "meta_info", "prompt_logprobs", "response"))
+_SHOWN = 4  # answers, and tokens of each, in a message
 TokenIds = Callable[[str, bytes | None], Sequence[int]]
 
 
@@ -66,29 +70,123 @@ def refuse_logprobs(
     )
 
 
+class SeveralAnswersError(FormatError):
+    """A file holds answers to several prompts, or several to one, and nothing names one."""
+
+
 def read_logprobs(
-    path: Path, prompt: Sequence[int] | None = None, token_ids: TokenIds | None = None
+    path: Path,
+    prompt: Sequence[int] | None = None,
+    token_ids: TokenIds | None = None,
+    wanted: Sequence[int] | None = None,
 ) -> Logprobs:
     """Return the log-probabilities of a server's answer; FormatError says what is missing.
 
     `prompt` are the prompt's ids where the answer does not say them, `token_ids` gives the ids that
-    a piece of text may be.
+    a piece of text may be. Of several answers the one to `wanted` is returned: tokens that it
+    begins with, or that begin with its tokens (None: `prompt`). SeveralAnswersError where that is
+    not one of them.
     """
-    said = load_file(path, MAX_JSON)
+    several = _answers_of_file(path)
+    found: list[Logprobs] = []
+    failed: list[FormatError] = []
+    for number, said in enumerate(several):
+        where = f"{path}: answer {number}" if len(several) > 1 else str(path)
+        try:
+            found.append(_read_answer(said, where, path, prompt, token_ids or _no_tokenizer))
+        except FormatError as error:
+            failed.append(error)
+    if not found:
+        raise failed[0]
+    return found[0] if len(several) == 1 else _choose_answer(path, found, failed, wanted or prompt)
+
+
+def _answers_of_file(path: Path) -> list[Any]:
+    """Return the answers of a file, each with one choice; FormatError for what is no JSON.
+
+    A file may hold an answer, a list of them, or one a line (.jsonl), as of a batch.
+    """
+    if path.suffix == ".jsonl":
+        with closing(open_bytes(path)) as file:
+            lines = [line for line in bytes(file.view[: MAX_JSON + 1]).splitlines() if line.strip()]
+        said = [loads(line, f"{path}: line {n + 1}", max_bytes=MAX_JSON)
+                for n, line in enumerate(lines)]  # fmt: skip
+    else:
+        said = load_file(path, MAX_JSON)
+    listed = isinstance(said, list) and any(_is_answer(one) for one in said)
+    found: list[Any] = []
+    for each in said if listed else [said]:
+        one = each
+        for key in ("response", "body"):  # of a batch's line
+            inner = one.get(key) if isinstance(one, Mapping) else None
+            one = inner if isinstance(inner, Mapping) else one
+        choices = one.get("choices") if isinstance(one, Mapping) else None
+        if isinstance(choices, list) and len(choices) > 1:
+            found += [{**dict(one), "choices": [choice]} for choice in choices]
+        else:
+            found.append(one)
+    return found
+
+
+def _is_answer(said: Any) -> bool:
+    """Return whether a value is a whole answer, and no row of log-probabilities."""
+    return isinstance(said, Mapping) and not _ANSWER.isdisjoint(said)
+
+
+def _read_answer(
+    said: Any, where: str, path: Path, prompt: Sequence[int] | None, token_ids: TokenIds
+) -> Logprobs:
+    """Return the log-probabilities of one answer; FormatError, which begins with `where`."""
     try:
-        found = _parse_answer(said, prompt, token_ids or _no_tokenizer)
+        found = _parse_answer(said, prompt, token_ids)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         why = shorten(str(error) or type(error).__name__, 120)
-        raise FormatError(f"{path}: {logprobs_writer(path) or 'an answer'}: {why}") from None
+        raise FormatError(f"{where}: {logprobs_writer(path) or 'an answer'}: {why}") from None
     if not found.rows:
         raise FormatError(
-            f"{path}: holds no log-probability of a token; ask the server for "
+            f"{where}: holds no log-probability of a token; ask the server for "
             "logprobs, and for prompt_logprobs or echo"
         )
     for at, row in found.rows.items():
         if max(row.values()) > _ABOVE:
-            raise FormatError(f"{path}: position {at} has a log-probability above 0: logits?")
+            raise FormatError(f"{where}: position {at} has a log-probability above 0: logits?")
     return Logprobs(found.ids, found.rows, False, logprobs_writer(path) or "")
+
+
+def _choose_answer(
+    path: Path,
+    found: Sequence[Logprobs],
+    failed: Sequence[FormatError],
+    wanted: Sequence[int] | None,
+) -> Logprobs:
+    """Return the answer to the tokens `wanted`; SeveralAnswersError where none or several are.
+
+    Answers that are equal are one. `failed` are those that could not be read.
+    """
+    begin = [(len(one.ids), ",".join(map(str, one.ids[:_SHOWN]))) for one in found[:_SHOWN]]
+    some = "; ".join(f"{count} tokens {text},..." for count, text in begin)
+    some += "; ..." if len(found) > _SHOWN else ""
+    more = f"; {len(failed)} could not be read: {failed[0]}" if failed else ""
+    if wanted is None:
+        raise SeveralAnswersError(
+            f"{path}: {len(found)} answers ({some}){more}; name one by its token ids: --ids"
+        )
+    fits = [one for one in found if _same_beginning(one.ids, wanted)]
+    exact = [one for one in fits if list(one.ids) == list(wanted)]
+    fits = exact or fits
+    if not fits or any(one != fits[0] for one in fits):
+        count = f"{len(fits)} of its {len(found)} answers are" if fits else "none of its answers is"
+        raise SeveralAnswersError(
+            f"{path}: {count} of these {len(wanted)} tokens ({some}){more}; name one by all its "
+            "token ids: --ids"
+        )
+    return fits[0]
+
+
+def _same_beginning(x: Sequence[int], y: Sequence[int]) -> bool:
+    """Return whether two lists of tokens are equal as far as both go."""
+    least = min(len(x), len(y))
+    return list(x[:least]) == list(y[:least])
 
 
 def _no_tokenizer(text: str, raw: bytes | None) -> Sequence[int]:
@@ -117,21 +215,15 @@ class _Rows:
 
 
 def _parse_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> Logprobs:
-    """Return the log-probabilities of a server's JSON answer; ValueError says what is missing.
+    """Return the log-probabilities of a server's answer of one choice; ValueError says what lacks.
 
     `prompt` are the prompt's ids if the answer lacks them, `token_ids` gives the ids of a piece of
     text.
     """
     rows = _Rows()
     if isinstance(said, list):
-        if said and isinstance(said[0], dict) and ("choices" in said[0] or "meta_info" in said[0]):
-            raise ValueError(f"{len(said)} answers; expected one in a file")
         said = {"prompt_logprobs": said}
-    # Accept one answer with one choice.
-    choices = said.get("choices") or [{}]
-    if len(choices) > 1:
-        raise ValueError(f"{len(choices)} choices; expected one in a file")
-    choice = choices[0]
+    choice = (said.get("choices") or [{}])[0]
     meta = said.get("meta_info") or choice.get("meta_info") or {}
     both = {**said, **choice}
     if meta:

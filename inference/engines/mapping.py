@@ -222,6 +222,7 @@ def mapped_trace(
         }
     collector.unknown |= dict.fromkeys(captures.others, "a file that holds no array")
     collector.unknown |= captures.left
+    collector.lost |= captures.lost
     run: dict[str, Value] = {
         "format": "captures", "path": str(captures.path), "ids": tokens,
         "ids_given": known is None and tokens is not None,
@@ -314,6 +315,7 @@ def _add_by_name(
             )
         except ValueError as error:
             into.unknown[name] = str(error)
+            into.lost.add(name)
             return
         into.add(*key, values, rows=rows)
 
@@ -335,7 +337,8 @@ def _add_by_mapping(
         """Add an array in the point's layout, with its rows."""
         row, where = mapping.names[name], f"{captures.path}: {name[:200]!r}"
         if name not in captures.shapes:
-            raise FormatError(f"{where}: the mapping names it, and there is no such array")
+            why = captures.left.get(name, "there is no such array")
+            raise FormatError(f"{where}: the mapping names it: {why}")
         if row is None:
             into.unknown[name] = mapping.reasons.get(name, "no point, says the mapping")
             return

@@ -20,7 +20,7 @@ from aprfmt.errors import FormatError
 from aprfmt.inference.engines.captures import StoredBytes
 from aprfmt.inference.engines.parts import finite_distance
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
-from aprfmt.inference.engines.tiles import Tiles, add_up, place_below, place_beside
+from aprfmt.inference.engines.tiles import Tiles, add_up, join_columns, join_rows
 from aprfmt.tensors.memory_compare import bytes_equal
 
 Numbers = NDArray[Any]
@@ -30,6 +30,7 @@ Layout = Literal["whole", "columns", "rows", "zigzag", "replicated", "partial", 
 SUMMED = ("attn_out", "ffn_out", "moe_out", "shexp_out", "embd", "embd_scaled")
 _SPARSE = ("moe_out", "embd", "embd_scaled")  # of which a rank may have nothing
 NEAR = 2.0**-7  # relative distance that 16-bit rounding of one more sum makes at most
+_MOST_RANKS = 1024
 _TOGETHER = 16  # ranks whose files are open at a time while they are compared
 _ROWS_AXES = ("cp", "sp")  # axes that divide tokens
 
@@ -124,6 +125,45 @@ def row_axis(shape: Sequence[int]) -> int:
 def width_of(shape: Sequence[int]) -> int:
     """Return the number of elements of a token."""
     return int(np.prod(shape[row_axis(shape) + 1 :], dtype=np.int64))
+
+
+def lone_shares(
+    shapes: Mapping[str, tuple[int, ...]], widths: PointWidths, tokens: int | None
+) -> dict[str, tuple[int, int, int]]:
+    """Return {name: (columns, columns of the whole, ranks)} of arrays that are one rank's share.
+
+    `shapes` are those of arrays that were put together, of `tokens` tokens (None: unknown). Where
+    an array of the same point in another layer is whole, layers differ in size, and none is one.
+    """
+    found: dict[str, tuple[int, int, int]] = {}
+    entire: set[str] = set()
+    for name, shape in shapes.items():
+        whole, point = widths.widths.get(name), widths.points.get(name, "")
+        size = int(np.prod(shape, dtype=np.int64))
+        if whole is None or not size or len(shape) < 2:
+            continue
+        own = size // tokens if tokens and size % tokens == 0 else width_of(shape)
+        if shape[row_axis(shape)] == 1:
+            own = width_of(shape)
+        ranks = _ranks_of_share(own, whole, widths.parts.get(name, ()))
+        if ranks > 1:
+            found[name] = own, whole, ranks
+        elif own >= whole:
+            entire.add(point)
+    return {name: row for name, row in found.items() if widths.points.get(name, "") not in entire}
+
+
+def _ranks_of_share(own: int, whole: int, parts: Sequence[tuple[int, int]]) -> int:
+    """Return among how many ranks `whole` columns are divided where one has `own`; 0 if unknown.
+
+    `parts` are (columns, columns of a head) of each part; a rank has a head of each, at least.
+    """
+    if own >= whole:
+        return 1
+    for ranks in range(2, _MOST_RANKS + 1):
+        if parts and sum(max(-(-width // ranks), unit) for width, unit in parts) == own:
+            return ranks
+    return whole // own if not parts and own and whole % own == 0 else 0
 
 
 def join_ranks(
@@ -418,7 +458,7 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
     tiles, behind = _tiles_of(rows), len(shape) - 1 - at
     if not tiles or behind > 1:
         return JoinedArray(name, tuple(shape), rows[0].dtype, read, how)
-    whole = place_below(tiles) if behind else place_beside(tiles)
+    whole = join_rows(tiles) if behind else join_columns(tiles)
     return JoinedArray(name, tuple(shape), rows[0].dtype, whole.reader(shape), how, tiles=whole)
 
 
@@ -477,7 +517,7 @@ def _join_columns(
     if tiles and max(copies) == 1 and at == len(rows[0].shape) - 1:
         # Nothing is there twice: of each part the ranks' columns follow one another.
         own = list(zip(starts, sizes, strict=False))
-        joined = place_beside([one.columns(*share) for share in own for one in tiles])
+        joined = join_columns([one.columns(*share) for share in own for one in tiles])
         reader = joined.reader(shape)
         return JoinedArray(name, shape, rows[0].dtype, reader, "columns", tiles=joined)
     return JoinedArray(name, shape, rows[0].dtype, read, "columns", read_parts=read_parts)

@@ -19,7 +19,7 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.dump_folders import Dump, Pass
 from aprfmt.inference.engines.rank_joining import JoinedArray
-from aprfmt.inference.engines.tiles import Tiles, place_below
+from aprfmt.inference.engines.tiles import Tiles, join_rows
 
 Numbers = NDArray[Any]
 _SHOWN = 4  # sequences, tokens or names in a message
@@ -82,7 +82,8 @@ class AlignedArrays:
     """One sequence's arrays by name: rows in the order of `positions`, or of those in `rows`.
 
     `steps` say for each token which pass computed it. `left` maps names that could not be aligned
-    to the reason. `notes` say what was left out.
+    to the reason; `again` are those of the passes in it that hold tokens of the sequence once more.
+    `notes` say what was left out.
     """
 
     arrays: Mapping[str, JoinedArray]
@@ -92,6 +93,7 @@ class AlignedArrays:
     steps: tuple[int, ...]
     left: Mapping[str, str]
     notes: tuple[str, ...]
+    again: frozenset[str] = frozenset()
 
 
 def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
@@ -110,7 +112,7 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
     chosen = _choose_sequence(found, ids)
     aligned = _align_sequence(passes, chosen, None if ids is None else len(ids), notes)
     again = dict(_computed_again(found, chosen, aligned.ids))
-    return replace(aligned, left={**aligned.left, **again})
+    return replace(aligned, left={**aligned.left, **again}, again=frozenset(again))
 
 
 def _computed_again(
@@ -554,7 +556,7 @@ def _tiles_of_rows(taken: Sequence[_Taken]) -> Tiles | None:
         if found and found[0].width != whole.width:
             return None
         found.append(whole.row_range(int(one.rows[0]), one.rows.size))
-    return found[0] if len(found) == 1 else place_below(found)
+    return found[0] if len(found) == 1 else join_rows(found)
 
 
 def _pass_tokens(one: Pass) -> int:

@@ -43,7 +43,7 @@ class RouterFactors:
 
     @property
     def any(self) -> bool:
-        """Whether there is one."""
+        """Whether a factor is not zero."""
         return bool(self.balance or self.by_layer or self.z)
 
 

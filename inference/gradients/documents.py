@@ -5,9 +5,10 @@ them. The loss is the mean over the scored labels of the whole batch (reduction 
 transformers' and torch's), or the mean over rows of each row's mean (`rows`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,18 @@ from aprfmt.inference.batch import Batch
 from aprfmt.inference.gradients.changes import RIGHT, BackwardChange, RouterFactors
 
 Reduction = Literal["tokens", "rows"]
+
+
+def join_documents(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return the rows of all documents as one array.
+
+    Parts whose shapes differ after the first axis, as attention's do, are flattened.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if len({each.shape[1:] for each in parts}) == 1:
+        return np.concatenate(parts)
+    return np.concatenate([each.reshape(-1) for each in parts])
 
 
 @dataclass(frozen=True)

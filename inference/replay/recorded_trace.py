@@ -231,9 +231,9 @@ def fit_values(
     """Return recorded values in the reference's `shape`; None if that is not possible.
 
     If all tokens were recorded, rows are those of the reference. Otherwise rows are matched by
-    position; without positions they count as the last ones. `axis` counts tokens, of which the
-    pass has `tokens`. `masked` leaves out entries that only a mask can produce; a NaN is never left
-    out.
+    position, and have the reference's width; without positions they count as the last ones. `axis`
+    counts tokens, of which the pass has `tokens`. `masked` leaves out entries that only a mask can
+    produce; a NaN is never left out.
     """
     note = ""
     rows: NDArray[np.int64] | None = None
@@ -242,7 +242,9 @@ def fit_values(
         values = values.reshape(shape)
     elif width and values.size and values.size % width == 0 and values.size < math.prod(shape):
         count = values.size // width
-        if positions is not None and len(positions) == count:
+        if positions is not None:
+            if len(positions) != count:
+                return None  # its rows have another width
             chosen = [p for p in positions if p < tokens]
             note = f"rows of positions {positions_text(chosen)}"
         else:

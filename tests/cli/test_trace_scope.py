@@ -240,11 +240,11 @@ def test_a_trace_of_other_rows_is_no_verdict(
 
 
 def test_logits_are_compared_on_the_rows_that_both_have(scoped: dict[str, Path]) -> None:
-    """A pass computes the requested rows: `all` has the last token's, `1,2` has two."""
-    body = aprfmt("trace", "--load", scoped["all"], "--reference", scoped["1,2"], "--json").json
+    """A pass computes the requested rows: `last` has the last token's, `1,2` has two."""
+    body = aprfmt("trace", "--load", scoped["last"], "--reference", scoped["1,2"], "--json").json
     row = next(each for each in body["reference"]["points"] if each["key"] == "logits")
     assert row["why"] == "" and row["rel_l2"] < 1e-6
-    with load_trace(scoped["all"]) as trace:
+    with load_trace(scoped["last"]) as trace:
         assert row["values"] == trace.records["logits"].shape[1]  # one row of two
 
 

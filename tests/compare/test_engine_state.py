@@ -280,6 +280,69 @@ def test_what_is_there_twice_is_placed(fault: str, tmp_path: Path) -> None:
     assert done.json["causes"][0]["level"] == "confirmed"
 
 
+# Files beside tp_rank_0 and tp_rank_1 -> (name, the rank whose state it holds), what is said.
+BESIDE: dict[str, tuple[tuple[str, int], str]] = {
+    "a rank by another word": (("other_rank_0.pt", 0), "count ranks by rank and tp"),
+    "another rank's by another word": (("rank_1.pt", 1), "count ranks by rank and tp"),
+    "an older copy": (("old_tp_rank_1.pt", 1), "of tp rank 1 is there twice: old_tp_rank_1.pt and"),
+    "a number with a zero": (("tp_rank_01.pt", 1), "tp rank 1 is there twice: tp_rank_01.pt and"),
+    "more of its axes": (("tp_rank_0_pp_rank_0.pt", 0), "count ranks by"),
+    "in a folder": (("backup/tp_rank_1.pt", 1), "of tp rank 1 is there twice: backup/"),
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_a_rank_that_is_there_twice_is_refused(kind: str, tmp_path: Path) -> None:
+    """Its bytes are equal, and nothing says which of the two was loaded."""
+    (name, rank), said = BESIDE[kind]
+    held = states("llama", 2)
+    path = save(tmp_path / "s", held)
+    (path / name).parent.mkdir(exist_ok=True)
+    torch.save(held[rank], path / name)
+    done = aprfmt("diff", tiny_folder("llama"), path)
+    assert done.code == 2 and said in done.err, done.err
+
+
+@pytest.mark.parametrize("name", ["s/tp_rank_0.pt", "s/model_rank_0.pt", "state.pt", "state.pth"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_one_ranks_state_of_published_names_is_a_state(
+    name: str, whole: bool, tmp_path: Path
+) -> None:
+    """It has no tokenizer and no configuration, and is not held to these; its tensors are."""
+    held = {one: tensor.clone() for one, tensor in published(tiny_folder("llama")).items()}
+    held["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    if not whole:
+        held[OUT] += 1
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    torch.save(held, path)
+    state = path.parent if name.startswith("s/") else path
+    done = aprfmt("diff", tiny_folder("llama"), state, "--json")
+    assert done.code == (0 if whole else 1), (done.out, done.err)
+    wrong = [one["name_a"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"]
+    assert wrong == ([] if whole else [OUT])
+
+
+def test_ranks_of_two_axes_are_one_run(tmp_path: Path) -> None:
+    """Processes that hold one tensor-parallel rank hold the same: else it is another run's."""
+    held, path = states("llama", 2), tmp_path / "s"
+    path.mkdir()
+    for rank in range(4):
+        torch.save(held[rank % 2], path / f"TP{rank % 2}_Rank{rank}.pt")
+    assert aprfmt("diff", tiny_folder("llama"), path).code == 0
+    torch.save({**held[1], OUT: held[1][OUT] + 1}, path / "TP1_Rank3.pt")
+    done = aprfmt("diff", tiny_folder("llama"), path)
+    assert done.code == 2 and f"{OUT!r} of tp rank 1 is there twice" in done.err
+    assert "with other values" in done.err
+
+
+def test_files_without_a_rank_are_said(tmp_path: Path) -> None:
+    path = save(tmp_path / "s", states("llama", 2))
+    torch.save({"lr": 0.1, "step": torch.tensor(3)}, path / "optimizer.pt")
+    done = aprfmt("diff", tiny_folder("llama"), path)
+    assert done.code == 0 and "optimizer.pt: not read, no rank in the name" in done.err
+
+
 def test_a_missing_rank_and_foreign_names_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "s", states("llama", 4))
     (path / "tp_rank_1.pt").unlink()
@@ -432,3 +495,18 @@ def test_states_of_sglang(
     assert done.code == (1 if differ else 0), done.out[:2000] + done.err
     found = {one["key"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"}
     assert found == differ
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("other", [False, True], ids=["the same bytes", "other bytes"])
+def test_a_module_that_two_ways_lead_to_is_in_a_state_twice(
+    other: bool, ranks: int, tmp_path: Path
+) -> None:
+    """What was read already under a published name is no tensor of its own; other bytes are."""
+    held = states("llama", ranks)
+    name = "model.layers.1.mlp.down_proj.weight"
+    for state in held:
+        state["drafter.down.weight"] = state[name] + 1 if other else state[name].clone()
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    alone = [row["name_b"] for row in done.json["tensors"] if row["verdict"] == "ONLY_IN_B"]
+    assert (alone, done.code) == ((["drafter.down.weight"], 1) if other else ([], 0))

@@ -18,6 +18,7 @@ from aprfmt.compare.short_answer import COMMANDS, LINES, short_answer
 from aprfmt.diagnosis import forward, models
 from aprfmt.diagnosis.stored_names import _damage_sentence
 from aprfmt.errors import FormatError
+from aprfmt.formats.pytorch import FORMAT as PYTORCH
 from aprfmt.measure import trace_rows
 from aprfmt.measure.distances import relative_share
 from aprfmt.measure.named_causes import fixed_name, short_keys, surplus_command
@@ -48,9 +49,11 @@ def test_a_share_of_no_norm_or_an_infinite_one_is_infinite(
         ("m", False, "m-fixed"),
         ("m.v2", True, "m.v2-fixed"),
         ("a model.apr", False, "'a model-fixed.apr'"),
+        *((f"m{suffix}", False, "m-fixed.safetensors") for suffix in PYTORCH.extensions),
+        ("m.pt", True, "m.pt-fixed"),
     ],
 )
-def test_a_repaired_copy_keeps_its_ending(
+def test_a_repaired_copy_keeps_the_ending_of_a_format_that_is_written(
     name: str, folder: bool, fixed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / name

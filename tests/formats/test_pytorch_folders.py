@@ -17,6 +17,7 @@ from aprfmt.errors import UsageError
 from aprfmt.formats.mapped_file import BufferFile
 from aprfmt.formats.pytorch.reader import PickledFile
 from aprfmt.model import open_model
+from tests.cli.run import aprfmt as command
 
 DEMO = Path(__file__).resolve().parent.parent.parent / "fixtures" / "demo"
 
@@ -41,6 +42,28 @@ def old_folder(folder: Path, shards: int) -> Path:
     index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     return folder
+
+
+@pytest.mark.parametrize("form", ["folder", "file in it", "index", "file.bin", "file.pt"])
+def test_the_next_command_writes_a_format_that_is_written(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a damaged old model; what it writes is the right one."""
+    old = old_folder(tmp_path / "old", 2 if form == "index" else 1)
+    path = next(old.glob("pytorch_model*.bin"))
+    state = torch.load(path)
+    name = next(name for name in state if state[name].dim() == 2)
+    state[name][3, 5] += 1
+    torch.save(state, path)
+    asked = {"folder": old, "file in it": path, "index": old / "pytorch_model.bin.index.json"}
+    if form.startswith("file."):
+        asked[form] = Path(shutil.copy(path, tmp_path / form))
+    monkeypatch.chdir(tmp_path)
+    done = command("diff", DEMO, asked[form], "--format", "agent")
+    words = done.out.partition("next: aprfmt ")[2].split()
+    assert done.code == 1 and words[0] == "convert", done.out
+    assert command(*words).code == 0, words
+    assert diff(DEMO, tmp_path / words[-1], only=("tensors",)).equal
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -288,6 +288,73 @@ def test_other_tokens_are_refused(logprobs: Any, tmp_path: Path) -> None:
     assert done.code == 2 and "are of other tokens, the first at 7" in done.err
 
 
+OTHER = [IDS[1], *IDS[:-1]]  # tokens of another prompt
+
+
+def moved(said: Any) -> Any:
+    """Return vLLM's answer to the prompt OTHER: nothing but its tokens is right."""
+    choice = {**said["choices"][0], "index": 1}
+    listed = [None, *({str(one): {"logprob": -9.0}} for one in OTHER[1:])]
+    return {**choice, "prompt_token_ids": OTHER, "prompt_logprobs": listed}
+
+
+def ended(said: Any) -> Any:
+    """Return a chat's choice that ends in another token, with other log-probabilities."""
+    content = json.loads(json.dumps(said["choices"][0]["logprobs"]["content"]))
+    for entry in content:
+        entry["logprob"] = -9.0
+    content[-1] |= {"token": "token_id:1", "top_logprobs": []}
+    return {"index": 1, "logprobs": {"content": content}}
+
+
+# What a server answers to several prompts, or several times to one -> the file.
+SEVERAL: dict[str, Callable[[Any], str]] = {
+    "prompts of a completion": lambda rows: json.dumps(
+        {"choices": [moved(vllm(rows)), *vllm(rows)["choices"]]}
+    ),
+    "answers to a chat": lambda rows: json.dumps(
+        {**chat(rows), "choices": [ended(chat(rows)), *chat(rows)["choices"]]}
+    ),
+    "a list of answers": lambda rows: json.dumps([{"choices": [moved(vllm(rows))]}, sglang(rows)]),
+    "lines of a batch": lambda rows: "\n".join(
+        json.dumps({"custom_id": str(n), "response": {"status_code": 200, "body": body}})
+        for n, body in enumerate([{"choices": [moved(vllm(rows))]}, completion(rows)])
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_one_of_several_answers_is_compared(kind: str, logprobs: Any, tmp_path: Path) -> None:
+    """The one to the tokens that are given, or that the other side has; without any, none."""
+    path = tmp_path / ("several.jsonl" if kind.startswith("lines") else "several.json")
+    path.write_text(SEVERAL[kind](logprobs))
+    model, dtype = tiny_folder("llama"), ("--answer-dtype", "float32", "--format", "agent")
+    done = aprfmt("logits", model, "--reference", path, *dtype)
+    assert done.code == 2 and "2 answers (29 tokens " in done.err, done.err
+    assert "name one by its token ids: --ids" in done.err
+    done = aprfmt("logits", model, "--reference", path, "--ids", TEXT, *dtype)
+    assert done.code == 0 and "within tolerance" in done.out, (done.out, done.err)
+    alone = answer(tmp_path, vllm(logprobs))
+    for here, there in ((path, alone), (alone, path)):
+        done = aprfmt("logits", model, "--load", here, "--reference", there, *dtype)
+        assert "every bit equal" in done.out, (done.out, done.err)
+    other = ",".join(map(str, [7, *IDS[1:]]))
+    done = aprfmt("logits", model, "--reference", path, "--ids", other, *dtype)
+    assert done.code == 2 and "none of its answers is of these 29 tokens" in done.err
+
+
+def test_two_answers_of_the_same_tokens_are_no_guess(logprobs: Any, tmp_path: Path) -> None:
+    """Where they hold other values; where they hold the same, they are one."""
+    right = vllm(logprobs)["choices"][0]
+    again = json.loads(json.dumps(right))
+    path = answer(tmp_path, {"choices": [right, again]})
+    assert read_logprobs(path, IDS).ids == tuple(IDS)
+    next(iter(again["prompt_logprobs"][4].values()))["logprob"] -= 0.5
+    path = answer(tmp_path, {"choices": [right, again]})
+    with pytest.raises(FormatError, match="2 of its 2 answers are of these 29 tokens"):
+        read_logprobs(path, IDS)
+
+
 WITHOUT: dict[str, tuple[Any, str]] = {
     "no prompt": (
         {
@@ -301,7 +368,10 @@ WITHOUT: dict[str, tuple[Any, str]] = {
         },
         "prompt's ids",
     ),
-    "two choices": ({"choices": [{"prompt_logprobs": []}, {}]}, "2 choices; expected one"),
+    "two choices of none": (
+        {"choices": [{"prompt_logprobs": []}, {}]},
+        "answer 0: .*does not say the prompt's ids",
+    ),
     "no ids": (
         {"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [None]}}]},
         "token 'a' has no id",
@@ -441,7 +511,8 @@ def test_the_bound_of_one_value_is_that_of_all_times_a_factor(
 def test_a_mean_of_no_token_is_not_zero(demo_model: Path, tmp_path: Path) -> None:
     """The last position has no token after it. Seen red: mean 0 beside a largest of 4.5."""
     saved = tmp_path / "t.safetensors"
-    assert aprfmt("trace", demo_model, "--payload", "--ids", "1,2,3", "-o", saved).code == 0
+    asked = ("--payload", "--ids", "1,2,3", "--positions", "last", "-o", saved)
+    assert aprfmt("trace", demo_model, *asked).code == 0
     args = ("logits", demo_model, "--reference", saved, "--ids", "1,2,3")
     found = aprfmt(*args, "--json").json["logprobs"]
     assert found["mean_difference"] is found["mean_abs_difference"] is None

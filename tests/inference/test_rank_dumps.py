@@ -255,6 +255,88 @@ def test_ranks_come_together(layout: str, tmp_path: Path) -> None:
         assert {"moe_out"} <= found if base == "mixtral" else {"ffn_gate", "ffn_up"} <= found
 
 
+# How outputs of layers are called by the layer's number -> the name of layer n's.
+NUMBERED: dict[str, Callable[[int], str]] = {
+    "layers": lambda n: f"model.layers.{n}",
+    "h": lambda n: f"transformer.h.{n}",
+    "hidden_states": lambda n: f"hidden_states.{n + 1}",
+}
+
+
+def _in_passes(folder: Path, found: dict[str, Any]) -> None:
+    _made(folder)
+    torch.save({"input_ids": torch.tensor(IDS), **found}, folder / "Pass0.pt")
+
+
+def _in_ranks(folder: Path, found: dict[str, Any]) -> None:
+    for rank in range(2):
+        _in_passes(folder / f"rank{rank}", found)
+
+
+def _in_files_of_ranks(folder: Path, found: dict[str, Any]) -> None:
+    for rank in range(2):
+        arrays = {name: value.numpy() for name, value in found.items()}
+        npy(_made(folder / f"rank{rank}") / "x", {**arrays, "input_ids": np.array(IDS)})
+
+
+def _in_dumper_files(folder: Path, found: dict[str, Any]) -> None:
+    for rank in range(2):
+        for at, (name, value) in enumerate({"input_ids": torch.tensor(IDS), **found}.items()):
+            held = {"value": value, "meta": {"dims": "t" if name == "input_ids" else "t h"}}
+            file = f"step=0___rank={rank}___dump_index={at}___name={name}.pt"
+            folder.mkdir(exist_ok=True)
+            torch.save(held, folder / file)
+
+
+IN_FILES = [_in_passes, _in_ranks, _in_files_of_ranks, _in_dumper_files]
+
+
+@pytest.mark.parametrize("write", IN_FILES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("names", NUMBERED)
+@pytest.mark.parametrize("layers", [(0, 1), (0,), (1,)])
+def test_numbered_layers_are_no_summands(
+    names: str,
+    write: Callable[[Path, dict[str, Any]], None],
+    layers: tuple[int, ...],
+    tmp_path: Path,
+) -> None:
+    """Outputs of layers 0 and 1 are two points, and no (hidden, residual) of one module."""
+    called = NUMBERED[names]
+    write(tmp_path / "d", {called(n): torch.tensor(own_of()[f"L{n}.out"]) for n in layers})
+    with open_model(tiny_folder("llama")) as model:
+        with load_mapped(tmp_path / "d", IDS, model) as trace:
+            assert equal_points(trace, own_of(), 29) == {"out"}
+            assert set(trace.records) == {f"L{n}.out" for n in layers}
+            assert not trace.run["unknown"]
+
+
+def test_a_norm_of_any_name_gives_the_stream_beside_its_result(tmp_path: Path) -> None:
+    """`norm_f` and `ln_f` are no layers, whose two results would be added up."""
+    for name in ("model.norm", "backbone.norm_f", "transformer.ln_f"):
+        folder = tmp_path / name
+        pair = [torch.tensor(own_of()[key]) for key in ("final_norm", "L2.out")]
+        _in_passes(folder, {name: pair})
+        with opened(folder) as trace:
+            assert equal_points(trace, own_of(), 29) == {"final_norm"}, name
+
+
+def test_the_first_of_an_attentions_results_is_its_output(tmp_path: Path) -> None:
+    """Its weights are beside it; modules below it were dumped, too."""
+    found = own_of()
+    weights = torch.zeros(29, 29)
+    _in_ranks(
+        tmp_path / "d",
+        {
+            "model.layers.1.self_attn": [torch.tensor(found["L1.attn_out"]), weights],
+            "model.layers.1.self_attn.o_proj": torch.tensor(found["L1.attn_out"]),
+            "model.layers.1": [torch.tensor(found["L1.out"])],
+        },
+    )
+    with opened(tmp_path / "d") as trace:
+        assert equal_points(trace, found, 29) == {"attn_out", "out"}
+        assert list(trace.run["unknown"]) == ["model.layers.1.self_attn.1"]
+
+
 def embedding_of_ranks(folder: Path, *values: Any) -> Path:
     """Each rank's embedding and nothing else, as SGLang's hook writes it."""
     for rank, held in enumerate(values):
@@ -679,6 +761,84 @@ def test_what_is_missing_is_named(break_it: Callable[[Path], None], tmp_path: Pa
     break_it(folder)
     with pytest.raises(FormatError, match=REFUSED[break_it]), opened(folder) as trace:
         raise AssertionError(trace.run)
+
+
+def _first_rank_alone(write: Writer) -> Writer:
+    """Return a writer whose dump has the files of rank 0 alone, of all axes."""
+
+    def alone(folder: Path) -> Path:
+        write(folder)
+        for path in sorted(folder.iterdir()):
+            if any(parse_dump_path(f"{path.name}/x").ranks.values()):
+                shutil.rmtree(path)
+        (folder / "ranks.json").unlink(missing_ok=True)
+        return folder
+
+    return alone
+
+
+def _hook_of_last_token(folder: Path) -> Path:
+    """A decode step: one row an array, of which rank 0 has its columns."""
+    held = state(rows_of([0]), of_rank(0, 2))
+    return hook_passes(folder / "TP0_PP0_Rank0_pid1", [(batch(IDS[:1], [0], [1]), held)]).parent
+
+
+LONE: dict[str, tuple[Writer, int]] = {
+    # dumps of which the first rank's files alone are left -> who writes it, its tokens
+    **{
+        name: (_first_rank_alone(LAYOUTS[name][0]), LAYOUTS[name][2])
+        for name in ("tensor", "shared key heads", "pipeline", "sequence", "spec")
+    },
+    "one token": (_hook_of_last_token, 1),
+}
+
+
+@pytest.mark.parametrize("layout", LONE)
+def test_the_first_rank_alone_is_refused(layout: str, tmp_path: Path) -> None:
+    """Its name does not say that there were more; its arrays' sizes do."""
+    write, tokens = LONE[layout]
+    wanted = r"as one rank of [24] has them; the other ranks' files are missing"
+    with pytest.raises(FormatError, match=wanted):
+        with opened(write(tmp_path / "d"), tokens=tokens) as trace:
+            raise AssertionError(trace.run)
+
+
+def _one_rank_in_a_file(folder: Path) -> Path:
+    _made(folder)
+    held = {"input_ids": torch.tensor(IDS), **state(written(), of_rank(0, 2))}
+    torch.save(held, folder / "x.pt")
+    return folder
+
+
+def _one_rank_in_arrays(folder: Path) -> Path:
+    flat: dict[str, Any] = {}
+    for name, value in state(written(), of_rank(0, 2)).items():
+        rows_of_it = value if isinstance(value, list) else [value]
+        several = len(rows_of_it) > 1
+        flat |= {f"{name}.{n}" if several else name: x for n, x in enumerate(rows_of_it)}
+    return npy(folder, {"input_ids": np.array(IDS), **{k: v.numpy() for k, v in flat.items()}})
+
+
+@pytest.mark.parametrize("write", [_one_rank_in_a_file, _one_rank_in_arrays])
+def test_a_ranks_columns_are_never_compared_as_whole(write: Writer, tmp_path: Path) -> None:
+    """No path says a rank: what is whole is compared, and the rest is said, exit 2."""
+    folder, model = write(tmp_path / "d"), str(tiny_folder("llama"))
+    saved = tmp_path / "right.safetensors"
+    ids = ",".join(map(str, IDS))
+    aprfmt("trace", model, "--payload", "--points", "all", "--ids", ids, "--save", str(saved))
+    for asked in (
+        ("diagnose", model, str(folder)),
+        ("trace", model, "--map", str(folder), "--reference", str(saved)),
+        ("trace", model, "--map", str(folder)),
+    ):
+        done = aprfmt(*asked, "--format", "agent")
+        assert done.code == 2, (asked, done.out)
+        assert "12 captured arrays: model.layers.0." in done.out, (asked, done.out)
+    done = aprfmt("diagnose", model, str(folder), "--json")
+    why = {row["name"]: row["why"] for row in done.json["pronounced"]["not_compared"]}
+    assert (
+        "64 of 128 columns, as one rank of 2 has them" in why["model.layers.0.self_attn.qkv_proj"]
+    )
 
 
 def test_several_sequences_are_listed_without_ids(tmp_path: Path) -> None:

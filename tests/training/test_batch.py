@@ -176,7 +176,7 @@ def test_gradients_are_checked_without_a_backward(
 def test_runs_of_a_batch_are_compared_backward(tmp_path: Path, monkeypatch: Any) -> None:
     """The run whose backward is wrong is named, and the first point where it is."""
     from aprfmt.inference.gradients import between, of_batch
-    from aprfmt.training.between import compare_runs, gradient_run
+    from aprfmt.training.between import compare_runs, parse_gradient_run
 
     model, batch, _ = made("qwen2")
     runs = ("--between", "cpu", "cpu:bfloat16", "--optimizer", "sgd:lr=0.1,clip=1")
@@ -203,11 +203,11 @@ def test_runs_of_a_batch_are_compared_backward(tmp_path: Path, monkeypatch: Any)
     report = compare_runs(model, batch, ("cpu", "cpu:bfloat16"))
     assert report.exit_code == 1
     assert [row.first_wrong for row in report.runs] == [None, "L1.q"]
-    assert gradient_run("cuda:0:bfloat16") == ("cuda:0", "bfloat16")
-    assert gradient_run("torch:cpu:float64") == ("cpu", "float64")
+    assert parse_gradient_run("cuda:0:bfloat16") == ("cuda:0", "bfloat16")
+    assert parse_gradient_run("torch:cpu:float64") == ("cpu", "float64")
     for run, says in (("tpu", "'tpu' is not known"), ("numpy", "computes no gradients")):
         with pytest.raises(UsageError, match=says):
-            gradient_run(run)
+            parse_gradient_run(run)
 
 
 def test_the_command_computes_and_a_wrong_batch_is_one_line(tmp_path: Path) -> None:

@@ -169,11 +169,12 @@ class StepCase:
         )
 
     def of_rows(self, recipe: Recipe, update: Update | None) -> Update | None:
-        """Return an update without that of rows that a sparse rule leaves as they are.
+        """Return an update with zeros in rows that a sparse optimizer leaves unchanged.
 
         Those have no gradient in any element here. The optimizer also steps rows whose gradient is
         zero and that were read (padding): where fewer than half of the rows without a gradient
-        moved, those are of them. Unchanged for another rule, a vector, or without a gradient.
+        moved, those are of them. Unchanged for another rule, a vector, or without a gradient. None
+        for None.
         """
         if update is None or not recipe.sparse or self.vector or self.gradient is None:
             return update
@@ -420,7 +421,7 @@ class Fit:
                 return False
         short = SHORT if self.case.signs and step < 1 else 0.0
         step_off += self.case.narrow / SIGMAS
-        return agrees(min(1.0, step + short), step_off) and agrees(decay, decay_off + self.constant)
+        return is_one(min(1.0, step + short), step_off) and is_one(decay, decay_off + self.constant)
 
     @property
     def constant(self) -> float:
@@ -481,7 +482,7 @@ def _shares(
     return (least, most) if least <= most else None
 
 
-def agrees(factor: float, deviation: float) -> bool:
+def is_one(factor: float, deviation: float) -> bool:
     """Return whether a measured factor is 1 within SIGMAS deviations and LEAST."""
     return abs(factor - 1) <= SIGMAS * deviation + LEAST
 

@@ -32,7 +32,7 @@ _WORDS: dict[Epsilon, str] = {
 _POWERS = (5, 6, 7, 8, 9, 10, 12, 15)
 
 
-def other_place(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_epsilon(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that epsilon is in another place of Adam's quotient, or another power of ten.
 
     Nothing where only the signs of the gradient are known: they do not show epsilon.
@@ -50,6 +50,6 @@ def other_place(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 HYPOTHESES = (
     StepHypothesis(
-        ("epsilon_place", "epsilon_value"), other_place, 30, "fixed forms, before a fitted factor"
+        ("epsilon_place", "epsilon_value"), guess_epsilon, 30, "fixed forms, before a fitted factor"
     ),
 )

@@ -95,12 +95,12 @@ class Recipe:
             wanted["decay_on"] = self.decay_on
         if self.sparse:
             wanted["sparse"] = True
-        said = ",".join(f"{name}={_plain(value)}" for name, value in wanted.items())
+        said = ",".join(f"{name}={_setting_text(value)}" for name, value in wanted.items())
         return f"{self.name}:{said}"
 
 
-def _plain(value: object) -> str:
-    """Return a setting's value as --optimizer takes it: a float in short form, true or false."""
+def _setting_text(value: object) -> str:
+    """Return a setting's value as text that --optimizer takes: 2e-4, true, all."""
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
@@ -313,11 +313,11 @@ def parse_settings(text: str) -> dict[str, Any]:
             )
         if field in values:
             raise UsageError(f"--optimizer {text!r}: {field} is given twice; give it once")
-        values[field] = _setting(text, field, value.strip())
+        values[field] = _parse_setting(text, field, value.strip())
     return {"name": name} | values
 
 
-def _setting(text: str, field: str, value: str) -> Any:
+def _parse_setting(text: str, field: str, value: str) -> Any:
     """Return the value of one setting, str, bool, int or float; UsageError if it is out of range.
 
     `text` is all of --optimizer, for the message.

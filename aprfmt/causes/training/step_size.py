@@ -39,7 +39,7 @@ CAUSE_ROWS = (
 )
 
 
-def upwards(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_step_sign(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the step goes up the gradient; nothing where its signs are not known."""
     if not case.signs:
         yield StepGuess(
@@ -47,7 +47,7 @@ def upwards(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         )
 
 
-def twice(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_double_step(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that step and weight decay were both made twice.
 
     Nothing without decay, or where the optimizer's state has another rate than the stated one.
@@ -57,7 +57,7 @@ def twice(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("step_twice", "the step was taken twice, its decay too", recipe)
 
 
-def other_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that the step, or step and decay, is a measured factor times the expected one.
 
     A factor near a whole number or its inverse is taken to be that. Nothing where the factor cannot
@@ -120,7 +120,9 @@ def simple_factor(factor: float, slack: float) -> str:
 
 
 HYPOTHESES = (
-    StepHypothesis(("step_sign",), upwards, 16, "exact, nothing is fitted"),
-    StepHypothesis(("step_twice",), twice, 18, "two factors that are one statement"),
-    StepHypothesis(("step_factor",), other_factor, 70, "one number is fitted: after all others"),
+    StepHypothesis(("step_sign",), guess_step_sign, 16, "exact, nothing is fitted"),
+    StepHypothesis(("step_twice",), guess_double_step, 18, "two factors that are one statement"),
+    StepHypothesis(
+        ("step_factor",), guess_step_factor, 70, "one number is fitted: after all others"
+    ),
 )

@@ -48,7 +48,7 @@ CAUSE_ROWS = (
 )
 
 
-def on_vectors(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_vector_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that norms or biases decay though decay_on=matrices was stated."""
     if not case.vector or not recipe.wd or recipe.decay_on != "matrices":
         return
@@ -56,20 +56,20 @@ def on_vectors(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     yield StepGuess("decay_on_norms", says, changed(recipe, decay_on="all"))
 
 
-def missing(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_no_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that no weight decay was made where the recipe states one.
 
     Nothing where the optimizer's state says that the decay is in the gradient, or where another
-    guess says more (`_hidden`).
+    guess says more (`_has_better_guess`).
     """
     if case.others.get("decoupled") == 0.0 and case.moments is not None:
         return  # the state says that the decay is in the gradient
-    if recipe.decays(case.vector) and not _hidden(case, recipe):
+    if recipe.decays(case.vector) and not _has_better_guess(case, recipe):
         says = f"no decay; {recipe.lr * recipe.wd:g} of the weight is stated (lr times wd)"
         yield StepGuess("decay_missing", says, changed(recipe, decay_factor=0.0))
 
 
-def _hidden(case: StepCase, recipe: Recipe) -> bool:
+def _has_better_guess(case: StepCase, recipe: Recipe) -> bool:
     """Return whether another guess says more than a missing decay.
 
     True where rows step towards zero, as with decay in the gradient, or where the stored type
@@ -83,7 +83,7 @@ def _hidden(case: StepCase, recipe: Recipe) -> bool:
     return fit is not None and fit.direct and bool(np.array_equal(kept, case.before))
 
 
-def other_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the decay is in the gradient where the recipe has it apart, or reversed.
 
     In the gradient (coupled) is Adam's L2 regularization, apart (decoupled) is AdamW's.
@@ -136,7 +136,7 @@ def _steps_towards_zero(case: StepCase, size: float) -> bool:
 SHARES = {0.0: "wd itself, without lr", 2.0: "twice lr times wd", 0.5: "half of lr times wd"}
 
 
-def other_share(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the weight decays by another share than lr * wd.
 
     The share is measured on the elements. A share near one of SHARES is taken to be that one.
@@ -165,8 +165,10 @@ def other_share(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 HYPOTHESES = (
-    StepHypothesis(("decay_on_norms",), on_vectors, 10, "what is not stated to decay, first"),
-    StepHypothesis(("decay_missing",), missing, 12, "nothing is less than something fitted"),
-    StepHypothesis(("decay_coupled",), other_coupling, 14, "another rule, before a fitted share"),
-    StepHypothesis(("decay_factor",), other_share, 60, "one number is fitted"),
+    StepHypothesis(
+        ("decay_on_norms",), guess_vector_decay, 10, "what is not stated to decay, first"
+    ),
+    StepHypothesis(("decay_missing",), guess_no_decay, 12, "nothing is less than something fitted"),
+    StepHypothesis(("decay_coupled",), guess_coupling, 14, "another rule, before a fitted share"),
+    StepHypothesis(("decay_factor",), guess_other_decay, 60, "one number is fitted"),
 )

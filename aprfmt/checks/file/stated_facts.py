@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +13,11 @@ from aprfmt.codecs import gptq
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
-from aprfmt.model import Model
 from aprfmt.model.packing import packing_config, partial_input_scales
 from aprfmt.model.quantized_modules import stale_names, wrong_claims
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
+from aprfmt.model.stated_dtype import DTYPES, elements_by_encoding, main_float_encoding
 from aprfmt.model.unread import sparsity_format
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, quantization_section
@@ -62,7 +61,7 @@ def check_file_type(ctx: CheckContext) -> Result:
     where = f"{ctx.where}: {_FILE_TYPE}"
     number = stated & ~_GUESSED if isinstance(stated, int) else stated
     claimed = file_types().get(number)
-    counts = _elements_by_encoding(ctx.model)
+    counts = elements_by_encoding(ctx.model)
     if not counts:
         raise NotRun("the file holds no matrices")
     main, most = counts.most_common(1)[0]
@@ -95,16 +94,6 @@ def check_file_type(ctx: CheckContext) -> Result:
         text = f"no {_QUANTIZATION_VERSION} beside {coded[0]} tensors"
         findings.append(Finding(ctx.where, text, "2, as docs/gguf.md asks", level="warning"))
     return Result(f"{stated} ({claimed}); {share}", findings)
-
-
-def _elements_by_encoding(model: Model) -> Counter[str]:
-    """Return {encoding: number of elements} over the model's matrices."""
-    counts: Counter[str] = Counter()
-    for tensor in model.values():
-        if len(tensor.shape) > 1:
-            count = math.prod(tensor.shape)
-            counts[tensor.encoding] += count
-    return counts
 
 
 def _with_fallbacks(claimed: str) -> set[str]:
@@ -154,6 +143,9 @@ def check_quantization(ctx: CheckContext) -> Result:
     if not claimed:
         method = section.get("quant_method", "unnamed")
         raise NotRun(f"quantization {method!r} is not one this package knows by its tensors")
+    unread = ctx.model.unread
+    if not claimed & packed and unread is not None and unread.lacks:
+        raise NotRun(f"{unread.claim}; see the check completeness")
     if not claimed & packed:
         there = ", ".join(sorted(packed)) or "no packed weight"
         found = f"says {', '.join(sorted(claimed))}; the file holds {there}"
@@ -251,11 +243,6 @@ def _claimed_encodings(section: Mapping[str, Any]) -> set[str]:
         return set()
 
 
-_DTYPES: Mapping[str, str] = {
-    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64",
-}  # fmt: skip
-
-
 def check_activation_scales(ctx: CheckContext) -> Result:
     """Return a Result with a warning for packed weights that lack an activation scale.
 
@@ -293,14 +280,12 @@ def check_dtype(ctx: CheckContext) -> Result:
     if config is None or ctx.model.folder is None:
         raise NotRun("there is no config.json beside the weights")
     stated = config.get("dtype", config.get("torch_dtype"))
-    claimed = _DTYPES.get(stated) if isinstance(stated, str) else None
+    claimed = DTYPES.get(stated) if isinstance(stated, str) else None
     if claimed is None:
         raise NotRun(f"config.json names no float dtype ({stated!r})")
-    counts = _elements_by_encoding(ctx.model)
-    floats = Counter({name: n for name, n in counts.items() if name in _DTYPES.values()})
-    if not floats:
+    main = main_float_encoding(ctx.model)
+    if not main:
         raise NotRun("the file holds no plain float matrices")
-    main = floats.most_common(1)[0][0]
     findings = []
     if main != claimed:
         findings.append(

@@ -18,7 +18,7 @@ from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import bounded_json, unsupported_encodings
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, read_prefix
 from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
-from aprfmt.formats.foreign_formats import HEAD, download_left
+from aprfmt.formats.foreign_formats import HEAD, download_left, joined_file_text
 from aprfmt.formats.safetensors.layout import (
     FIELDS,
     INDEX_SUFFIX,
@@ -228,9 +228,7 @@ def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
 
     None for text that is not UTF-8 or not closed by a brace.
     """
-    end = len(raw)
-    while end > at and raw[end - 1] == ord(" "):
-        end -= 1
+    end = _end_of_text(raw)
     if end <= at or raw[0] != ord("{") or raw[end - 1] != ord("}"):
         yield None
         return
@@ -246,6 +244,18 @@ def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
         except UnicodeDecodeError:
             yield None
         at += len(piece)
+
+
+def _end_of_text(raw: memoryview) -> int:
+    """Return the offset behind the last byte of a header that is no space; 0 for spaces only."""
+    end = len(raw)
+    while end:
+        piece = bytes(raw[max(0, end - WINDOW) : end])
+        kept = len(piece.rstrip(b" "))
+        end -= len(piece) - kept
+        if kept:
+            break
+    return end
 
 
 def _restore_unsupported_encodings(parsed: ParsedSafe) -> None:
@@ -525,6 +535,7 @@ def _check_end(parsed: ParsedSafe, partial: bool) -> None:
         error = FormatError(
             f"{parsed.where}: {-missing} bytes follow the last tensor, which ends at "
             f"{parsed.end}; the format wants the file to end there"
+            f"{joined_file_text(parsed.buffer, parsed.end, parsed.end)}"
         )
         faults.add(error, kind=SURPLUS)
     if missing > 0:
