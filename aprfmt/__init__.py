@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from aprfmt.base.sequences import listed
 from aprfmt.base.version import __version__
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def hash(
     """
     from aprfmt.api import hash_model
 
-    return hash_model(model, tensors=tensors, raw_only=raw_only, arch=arch)
+    return hash_model(model, tensors=listed(tensors), raw_only=raw_only, arch=arch)
 
 
 def open(
@@ -94,7 +95,7 @@ def open(
     """
     from aprfmt.model import open_model
 
-    return open_model(path, arch=arch, allow_missing=allow_missing)
+    return open_model(path, arch=arch, allow_missing=listed(allow_missing))
 
 
 def convert(
@@ -147,7 +148,7 @@ def diff(
     """
     from aprfmt.compare import diff as run
 
-    return run(a, b, tensors=tensors, arch=arch)
+    return run(a, b, tensors=listed(tensors), arch=arch)
 
 
 def parity(
@@ -235,7 +236,7 @@ def scan(
     """
     from aprfmt.api import scan as run
 
-    return run(roots, out, checks=checks, jobs=jobs, families=families)
+    return run(roots, out, checks=listed(checks), jobs=jobs, families=families)
 
 
 def set(
@@ -252,12 +253,12 @@ def set(
     """
     from aprfmt.api import set_metadata
 
-    return set_metadata(model, output, values, remove=remove, force=force, verify=verify)
+    return set_metadata(model, output, values, remove=listed(remove), force=force, verify=verify)
 
 
 def step(
     model: "Path | str", *, after: "Path | str | None" = None,
-    adapter: "Path | str | None" = None, grads: "Sequence[Path | str]" = (),
+    adapter: "Path | str | None" = None, grads: "Path | str | Sequence[Path | str]" = (),
     batch: "Path | str | None" = None, optimizer: str | None = None,
     optimizer_state: "Path | str | None" = None, trained_in: str | None = None,
     device: str = "cpu", dtype: str = "float64", arch: str | None = None,
@@ -265,10 +266,10 @@ def step(
     """Return what a training step did to the weights, and whether it is what its optimizer makes.
 
     `model` is the checkpoint before the step and `after` the one after it; with `adapter` they are
-    the base and the adapters. `grads` are the step's gradients as files, held against those of
-    `batch`, which torch computes on `device` in `dtype`; they are of parameters, or of capture
-    points. `trained_in` is the trainer's arithmetic,
-    where it is not that of the weights. `optimizer` is `adamw:lr=2e-4,wd=0.1,step=1`,
+    the base and the adapters. `grads` are files of the step's gradients, one or several, held
+    against those of `batch`, which torch computes on `device` in `dtype`; they are of parameters,
+    or of capture points. `trained_in` is the trainer's arithmetic, where it is not that of the
+    weights. `optimizer` is `adamw:lr=2e-4,wd=0.1,step=1`,
     `optimizer_state` what the trainer saved of it. The result has `.exit_code`, `.tensors`,
     `.causes`, `.norms` and `.to_json()`. Raises UsageError where a file is of another model, or
     where there is nothing to compare.
@@ -276,7 +277,7 @@ def step(
     from aprfmt.training.step import explain_step
 
     return explain_step(
-        model, after=after, adapter=adapter, grads=grads, batch=batch, optimizer=optimizer,
+        model, after=after, adapter=adapter, grads=listed(grads), batch=batch, optimizer=optimizer,
         optimizer_state=optimizer_state, trained_in=trained_in, device=device, dtype=dtype,
         arch=arch,
     )  # fmt: skip
@@ -309,4 +310,4 @@ def validate(
     """
     from aprfmt.checks import validate as run
 
-    return run(path, arch=arch, strict=strict, allow_missing=allow_missing)
+    return run(path, arch=arch, strict=strict, allow_missing=listed(allow_missing))

@@ -127,8 +127,8 @@ def sarif_log(command: str, cases: Sequence[ReportCase], code: int) -> dict[str,
     What did not run is a notification of the invocation, since it is no result. `code` is the exit
     code of `aprfmt command`.
     """
-    told = [case for case in cases if case.level in ("fail", "error", "warning")]
-    rules = sorted({case.check for case in told})
+    reported = [case for case in cases if case.level in ("fail", "error", "warning")]
+    rules = sorted({case.check for case in reported})
     skipped = [case for case in cases if case.level == "not run"]
     return {
         "$schema": SCHEMA,
@@ -157,7 +157,7 @@ def sarif_log(command: str, cases: Sequence[ReportCase], code: int) -> dict[str,
                         ],
                     }
                 ],
-                "results": [_sarif_result(case, rules.index(case.check)) for case in told],
+                "results": [_sarif_result(case, rules.index(case.check)) for case in reported],
             }
         ],
     }

@@ -74,7 +74,7 @@ def show_adapter(
     names = [render.escape(str(each)) for each in (found.adapter, b, a)]
     render.line(
         f"{names[0]} is merged into {names[1]}, of the base {names[2]}: "
-        f"{found.found} ({len(found.weights)} weights)",
+        f"{render.escape(found.text)}",
         style=style,
     )
     if verdict.not_compared or verdict.exit != int(found.differs):

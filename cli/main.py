@@ -11,7 +11,7 @@ import click
 
 from aprfmt.base.protocols import Note
 from aprfmt.base.registry import installed_entry_points
-from aprfmt.base.streams import spell_missing
+from aprfmt.base.streams import fill_closed_streams, spell_missing
 from aprfmt.base.text_escape import escape
 from aprfmt.cli.commands import COMMANDS, GROUPS
 from aprfmt.errors import AprfmtError, BackendUnavailableError, FormatError, UsageError
@@ -183,8 +183,11 @@ def main(argv: list[str] | None = None) -> None:
     130 when interrupted, 141 for a closed pipe.
     """
     args = sys.argv[1:] if argv is None else argv
+    unheard = fill_closed_streams()
     spell_missing(sys.stdout, sys.stderr)
     try:
+        if unheard:
+            raise UsageError("standard output is closed; send it somewhere: > FILE, > /dev/null")
         code = group.main(args=args, prog_name="aprfmt", standalone_mode=False, obj=args)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as stop:
@@ -193,7 +196,7 @@ def main(argv: list[str] | None = None) -> None:
         code = 141
         if isinstance(stop, SystemExit) and stop.code in SIGNALLED:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
     except (KeyboardInterrupt, click.Abort):
         code = 130
         click.echo(STOPPED if "--resume" in args else INTERRUPTED, err=True)
@@ -220,6 +223,10 @@ def _usage_line(error: click.ClickException) -> str:
     if text.startswith("Got unexpected extra argument") and "--prompt" in options:
         text += "; text for the model goes after --prompt"
     if isinstance(error, click.NoSuchOption) and ctx is not None:
+        given = ctx.find_root().obj or ()
+        name = next((arg for arg in given if arg[:1] == "-" and os.path.exists(arg)), "")
+        if name.startswith(error.option_name):
+            return f"{name}: begins as an option does; the file of that name is ./{name}"
         others = _commands_with_option(error.option_name, ctx)
         if others:  # an option that exists says more than one of a similar name
             more = f" and {len(others) - MOST} more" if len(others) > MOST else ""
@@ -252,10 +259,33 @@ def _report_error(args: list[str], error: Exception) -> int:
     if isinstance(error, MemoryError):
         return _print_error(args, "memory", "not enough memory for this; see --memory", error)
     if isinstance(error, OSError):
+        if not error.filename and _came_of_printing(error):
+            from aprfmt.formats.temporary_files import output_error
+
+            _drop_stdout()
+            said = str(output_error("standard output", "cannot be written", error))
+            return _print_error(args, "os", said, error)
         where = f"{error.filename}: " if error.filename else ""
         return _print_error(args, "os", f"{where}{error.strerror or error}", error)
     text = f"bug: {type(error).__name__}: {error}; please report it with the --debug output"
     return _print_error(args, "bug", text, error)
+
+
+def _came_of_printing(error: OSError) -> bool:
+    """Return whether an error came of writing to stdout: it was raised where results are printed.
+
+    Files of results are written by other modules, which name them.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in ("click", "rich") or module.startswith("aprfmt.cli.")
+
+
+def _drop_stdout() -> None:
+    """Send what stdout still holds to nowhere, as Python would try to write it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _place_in_message(message: str) -> str:
@@ -292,27 +322,36 @@ def _print_error(args: list[str], kind: str, message: str, error: Exception) -> 
             for line in piece.rstrip("\n").split("\n") if ours else [piece.rstrip("\n")]:
                 click.echo(escape(line), err=True)
     click.echo(f"aprfmt: {escape(fit_names(message))}", err=True)
+    try:
+        _print_error_report(args, kind, message)
+    except BrokenPipeError:
+        return 141
+    except OSError:  # the line on stderr has to do
+        _drop_stdout()
+    return 2
+
+
+def _print_error_report(args: list[str], kind: str, message: str) -> None:
+    """Print an error on stdout, in the form that was asked for; nothing for people.
+
+    `kind` is the key of the error in JSON.
+    """
     form = requested_format(args)
+    said = next((arg for arg in args if arg in COMMANDS), "aprfmt")
     if form in ("sarif", "junit"):
         from aprfmt.cli.ci_reports import ReportCase
         from aprfmt.cli.render import print_cases
 
-        command = next((arg for arg in args if arg in COMMANDS), "aprfmt")
-        print_cases(
-            form, command, [ReportCase("error", _place_in_message(message), "error", message)], 2
-        )
+        case = ReportCase("error", _place_in_message(message), "error", message)
+        print_cases(form, said, [case], 2)
     if form == "json":
         from aprfmt.cli.render import envelope, print_json
 
-        said = next((arg for arg in args if arg in COMMANDS), "aprfmt")
         command = "inspect" if is_implied_inspect(args) else said
         where = "" if kind == "bug" else _place_in_message(message)
         body: dict[str, Any] = {"error": {"kind": kind, "message": message, "where": where}}
-        try:
-            print_json(envelope(command, 2, body))
-        except BrokenPipeError:
-            return 141
-    return 2
+        print_json(envelope(command, 2, body))
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

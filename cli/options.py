@@ -473,7 +473,7 @@ def parse_budget(
         found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)?", value.strip())
         if found is not None:
             seconds = float(found[1]) * {"min": 60.0, "h": 3600.0}.get(found[2], 1.0)
-        elif value.strip()[-1:].isdigit() or not value.strip():
+        elif not value.strip()[:1].isdigit() or value.strip()[-1:].isdigit():
             raise click.BadParameter(f"{value!r} is no limit; expected for example 90s or 2G")
         else:
             nbytes = parse_size(ctx, param, value)

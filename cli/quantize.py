@@ -1,5 +1,6 @@
 """`aprfmt quantize`: any format to any, with llama.cpp's mixtures or other libraries' types."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -100,7 +101,7 @@ def command(
     DST, which is written by its extension or --to. TYPE may stand after DST, as llama-quantize
     takes it.
     """
-    wishes["quantize"] = one_type(dst, named, wishes["quantize"])
+    wishes["quantize"] = one_type(src, dst, named, wishes["quantize"])
     with ExitStack() as stack:
         if calibrate is not None:
             made = write_importance_matrix(
@@ -112,16 +113,26 @@ def command(
         return run_conversion(src, dst, to, **wishes)
 
 
-def one_type(dst: Path, named: str | None, option: str | None) -> str:
+def one_type(src: Path, dst: Path, named: str | None, option: str | None) -> str:
     """Return the type asked for, as TYPE or --type; UsageError for both or neither.
 
-    `named` is TYPE and `option` --type; `dst` shows whether a type was given in its place.
+    `named` is TYPE and `option` --type; `src` and `dst` show whether a type was given in their
+    place.
     """
     from aprfmt.quantizing.mixture import SCHEMES, type_name
 
     if named is not None and option is not None:
         raise UsageError(f"TYPE {named} and --type {option}: give one of them")
     found = named or option
+    if named is not None and type_name(named) not in SCHEMES:
+        words = [str(src), str(dst), named]
+        types = [word for word in words if type_name(word) in SCHEMES and not os.path.exists(word)]
+        if len(types) == 1:
+            words.remove(types[0])
+            raise UsageError(
+                f"{types[0]}: is a type, which stands behind SRC and DST: {' '.join(words)} "
+                f"{types[0]}"
+            )
     if found:
         return found
     meant = type_name(str(dst))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Checks of stated values; those of vocabularies as a whole would take longer than the change.
 DOUBTS = (
     "architecture", "completeness", "shapes", "hyperparameters", "vocabulary_size", "special_ids",
-    "file_type", "quantization", "dtype",
+    "file_type", "quantization", "dtype", "ranges",
 )  # fmt: skip
 TEMPLATE = "chat_template"
 SHOWN = 2  # doubtful values of one check that are warned of; a line counts the rest
@@ -29,15 +29,18 @@ WIDEST = 100  # characters of a value in the report
 
 
 def complete_interrupted(model: Path) -> None:
-    """Finish an in-place change in the model's folder that a killed run left half done."""
-    from aprfmt.formats.in_place_patch import complete_patches
+    """Finish what a killed run left half done in the model's folder, and remove its leftovers.
+
+    A second name of a file that such a run left would look like a link of somebody else.
+    """
+    from aprfmt.formats.atomic import clean_folder
     from aprfmt.remote.paths import RemotePath
 
     if not isinstance(model, RemotePath):
         folder = Path(os.path.realpath(model))
         folder = folder if folder.is_dir() else folder.parent
         if folder.is_dir():
-            complete_patches(folder)
+            clean_folder(folder)
 
 
 def open_to_edit(model: Path, in_place: bool) -> "Model":

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
+from aprfmt.base.sequences import listed
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import select_points
 from aprfmt.inference.forward import check_tokens
@@ -73,7 +74,7 @@ def trace(
         raise UsageError(f"{engine}: is a foreign engine; trace it with aprfmt trace")
     with open_run(request) as run:
         tokens = _request_tokens(run.model, prompt, ids)
-        wanted = _wanted_keys(run, points, layers)
+        wanted = _wanted_keys(run, listed(points), layers)
         facts = {"prompt": prompt, **trace_identity(run.model, tokens)}
         asked = replace(request, ids=tuple(tokens), wanted=wanted)
         with run.trace(asked, place=KeptValues(), stop=True, facts=facts) as found:

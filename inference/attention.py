@@ -36,7 +36,7 @@ def attention(c: Context, layer: int, x: Array) -> Array:
     source = key_value_layer(c.hp, layer)
     if source != layer:
         n_layers = int(c.hp["n_layers"])
-        k, v = (c.backend.at_layer(layer, n_layers, part) for part in c.state.shared[source])
+        k, v = (c.backend.to_layer_device(layer, n_layers, part) for part in c.state.shared[source])
     elif c.cache is not None:
         k, v = c.cache.extend(layer, k, v)
     if c.cache is not None and c.cache.length > 0:
@@ -161,13 +161,13 @@ def _attend_by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], ch
     while start < cached + len(q):
         begin = start // chunk * chunk
         stop = min(begin + chunk, cached + len(q))
-        mask = b.seen(stop - start, stop - begin, start - begin, None, causal=True)
+        mask = b.attention_mask(stop - start, stop - begin, start - begin, None, causal=True)
         heads = settings_with_mask(c, layer, mask, (start - begin, None))
-        b.at(start)
+        b.set_position(start)
         rows = slice(start - cached, stop - cached)
         parts.append(b.attention(q[rows], k[begin:stop], v[begin:stop], heads))
         start = stop
-    b.at(cached)
+    b.set_position(cached)
     return parts[0] if len(parts) == 1 else b.stack(parts)
 
 
@@ -176,11 +176,13 @@ def _attention_settings(c: Context, layer: int, keys: int) -> Heads:
     tokens, cached = len(c.facts.ids), c.facts.cached
     chunk = _chunk_size(c, layer)
     if chunk is not None:
-        return settings_with_mask(c, layer, c.backend.chunked(tokens, keys, cached, chunk), None)
+        return settings_with_mask(
+            c, layer, c.backend.chunked_mask(tokens, keys, cached, chunk), None
+        )
     limited = c.hp["window_layers"][layer] and c.block.window == "sliding"
     window = c.hp["sliding_window"] if limited else None
     causal = c.block.attends == "causal"
-    mask = c.backend.seen(tokens, keys, cached, window, causal=causal)
+    mask = c.backend.attention_mask(tokens, keys, cached, window, causal=causal)
     return settings_with_mask(c, layer, mask, (cached, window) if causal else None)
 
 

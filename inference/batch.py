@@ -155,7 +155,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
             for name in (BALANCE, Z_LOSS)
             if name in file.arrays
         }
-        names = {name for known in NAMES.values() for name in known} | set(packed)
+        names = {name for known in NAMES.values() for name in known} | set(packed) | set(factors)
         unread = tuple(sorted(set(file.arrays) - names))
     # The ids, and a mask whose padding is at the ends of rows only.
     ids = found["ids"]

@@ -76,7 +76,7 @@ def _attend(
     windowed = windows is not None or c.hp["window_layers"][layer]
     window = c.hp["sliding_window"] if windowed else None
     causal: Causal | None = cached, window
-    mask, keys, gap = b.seen(len(q), n_keys, cached, window, causal=True), k, 0
+    mask, keys, gap = b.attention_mask(len(q), n_keys, cached, window, causal=True), k, 0
     if windows is not None and shown is not None and len(windows):
         # Deterministic sums run block by block: compressed keys begin a block, however many keys
         # come before them.
@@ -100,11 +100,11 @@ def _compress(c: Context, layer: int, x: Array, latent: Array, rate: int) -> tup
     if indexed:
         size = int(hp["index_head_dim"])
         makers.append(Compressor("indexer.compressor", "index_", size, rate, indexed))
-    held = (None,) if c.cache is None else c.cache.recurrent_state(layer)
-    if held[0] is None:
-        held = tuple(part for made in makers for part in empty_state(c, made))
+    cached = (None,) if c.cache is None else c.cache.recurrent_state(layer)
+    if cached[0] is None:
+        cached = tuple(part for made in makers for part in empty_state(c, made))
     states = [
-        compress_keys(c, layer, x, made, (held[2 * i], held[2 * i + 1]))
+        compress_keys(c, layer, x, made, (cached[2 * i], cached[2 * i + 1]))
         for i, made in enumerate(makers)
     ]
     if c.cache is not None:

@@ -142,7 +142,7 @@ class Context:
     def gate(self, gate: Array, up: Array) -> Array:
         """Return act(gate) * up, both clamped where the model has a limit.
 
-        With a gain too it is gpt-oss's form, which adds 1 to up.
+        With `swiglu_alpha` too it is gpt-oss's form, which adds 1 to up.
         """
         limit, alpha = self.hp["swiglu_limit"], self.hp["swiglu_alpha"]
         if limit is not None and alpha is not None:

@@ -169,7 +169,7 @@ def _run_window_with_drafts(
 def score_windows(
     session: Session,
     planned: Planned,
-    skipped: Sequence[str] = (),
+    skipped: Sequence[str],
     other: Session | None = None,
     progress: Callable[[int, int], object] | None = None,
     shifts: bool = False,

@@ -91,7 +91,7 @@ def forward(
     facts = _pass_facts(hp, ids, cache, positions, logits_rows)
     if recorder is not None:
         recorder.begin(facts)
-    backend.at(facts.cached)
+    backend.set_position(facts.cached)
     tables = _rope_tables(backend, spec, hp, facts)
     # Enter with the embedding, or with the stream of an earlier stage.
     x, state = span.stream, PassState()
@@ -115,7 +115,7 @@ def forward(
         if layer == narrow:
             c, x = _only_last_row(c, x)
         with weights.using_layer(layer):
-            x = _run_layer(c, layer, backend.at_layer(layer, count, x))
+            x = _run_layer(c, layer, backend.to_layer_device(layer, count, x))
     if cache is not None:
         cache.commit(len(facts.ids))
     if stop > count + 1:
@@ -139,10 +139,10 @@ def _rope_tables(
 
 
 def _first_layer_of_last_row(c: Context) -> int | None:
-    """Return the layer from which a pass needs its last row only; None if it needs all in each.
+    """Return the first layer that has to run for the last row alone; None if all run for all rows.
 
-    So it is where nothing but the last row's logits is asked for, behind the last layer that makes
-    keys and values: later layers read these, and what they give for other rows goes nowhere.
+    Where only the last row's logits are wanted, it is the layer after the last one that makes keys
+    and values: nothing reads what later layers give for other rows.
     """
     last, count = len(c.facts.ids) - 1, int(c.hp["n_layers"])
     if c.recorder is not None or last == 0 or c.facts.logit_rows != (last,):
@@ -155,15 +155,15 @@ def _first_layer_of_last_row(c: Context) -> int | None:
 
 
 def _only_last_row(c: Context, x: Array) -> tuple[Context, Array]:
-    """Return (the context, the stream) of a pass's last row, whose earlier tokens count as cached.
+    """Return (context, stream [1, hidden]) to continue a pass with its last row alone.
 
-    x is the stream [tokens, hidden] of all rows. Everything is cut on the device, so that a
-    recorded pass can do it too.
+    x is the stream [tokens, hidden] of all rows; the earlier tokens count as cached from here on.
+    Everything is cut on the device, so that a recorded pass can do it too.
     """
     facts = c.facts
     last = len(facts.ids) - 1
     facts = PassFacts(facts.ids[last:], facts.positions[last:], facts.cached + last, (0,))
-    c.backend.at(facts.cached)
+    c.backend.set_position(facts.cached)
     per_token = c.state.per_layer
     state = replace(c.state, per_layer=None if per_token is None else per_token[last:])
     tables = {kind: (cos[last:], sin[last:]) for kind, (cos, sin) in c.ropes.items()}
@@ -582,7 +582,7 @@ def _head(c: Context, x: Array) -> Array:
     bias = c.bias(None, "output")
     parts = []
     for start, stop in _row_runs(c.facts.logit_rows):
-        b.at(c.facts.cached + start)
+        b.set_position(c.facts.cached + start)
         parts.append(b.linear(x[start:stop], w, bias))
     logits = parts[0] if len(parts) == 1 else b.stack(parts)
     scale, cap = float(c.hp["logit_scale"]), c.hp["final_softcap"]

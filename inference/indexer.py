@@ -47,7 +47,7 @@ def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | Array
     keys = int(k.shape[0])
     if keys <= count and not _is_watched(c, layer):
         return None
-    mask = b.seen(len(x), keys, c.facts.cached, None, causal=True)
+    mask = b.attention_mask(len(x), keys, c.facts.cached, None, causal=True)
     return _choose_best(c, layer, q, k, weights, mask, (c.facts.cached, None))
 
 
@@ -114,7 +114,10 @@ def choose_blocks(c: Context, layer: int, x: Array) -> Mask | None:
 
 
 def _is_watched(c: Context, layer: int) -> bool:
-    """Return whether a point is wanted that is worked out on the host."""
+    """Return whether the recorder wants the layer's index scores, keys or margin.
+
+    These are computed on the host.
+    """
     return any(c.wants(point, layer) for point in POINTS)
 
 

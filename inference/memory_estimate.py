@@ -125,7 +125,7 @@ class Placement:
         return ITEM_SIZES[self.dtype]
 
     @property
-    def wide(self) -> int:
+    def wide_itemsize(self) -> int:
         """Bytes of an element in sums and states."""
         return max(4, self.itemsize)
 
@@ -187,9 +187,9 @@ class UsedWeight:
     last: bool
 
     def placed(self, on: Placement) -> tuple[int, int, int]:
-        """Return (bytes once placed, more bytes while it is decoded, bytes of the host for that).
+        """Return (bytes once placed, more bytes while it is decoded, host's bytes for decoding).
 
-        The last are 0 where the host computes: they are among the second then.
+        A GPU's weight is decoded on the host; where the host computes, the third number is 0.
         """
         if not self.rows:
             return 0, 0, 0
@@ -235,7 +235,10 @@ class UsedWeight:
         )
 
     def _copied_bytes(self, on: Placement) -> int:
-        """Return the bytes of a weight's copy in memory, of one that is often used or gathered."""
+        """Return the bytes of the copy that a run makes of a weight's stored bytes; 0 for none.
+
+        It copies those that it uses often, and those that it gathers from several pieces.
+        """
         data = self.tensor.data
         assert data is not None
         pieces = sum(1 for _ in data.runs(0, len(data)))
@@ -383,7 +386,7 @@ def _used_weights(
 def _is_matrix(key: str, model: Model, on: Placement) -> bool:
     """Return whether a run multiplies inputs with a weight as it is stored, or looks up rows in it.
 
-    A norm, a bias or a kernel it takes as numbers, and torch what a router multiplies in float32.
+    False for a norm, a bias or a kernel, and for what torch multiplies in float32, as a router.
     """
     name, _, kind = split_key(key)[1].rpartition(".")
     if kind != "weight" or len(model.roles[key].shape) not in (2, 3):
@@ -405,7 +408,7 @@ def _use_order(key: str, last: tuple[str, ...]) -> tuple[int, str]:
 def _place_weights(
     on: Placement, weights: Iterable[UsedWeight], n_layers: int, memory: int | None
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Return {device: bytes} of placed weights, of the most while one is decoded, of the last ones.
+    """Return {device: bytes} of placed weights, of the most while one is decoded, of `last` ones.
 
     `memory` is the budget in bytes (None: the default). What does not fit is decoded at each use.
     """
@@ -467,7 +470,7 @@ def _cache_bytes(model: Model, on: Placement, tokens: int) -> dict[str, int]:
                 and key.endswith(".weight")
                 and "proj" not in key
             )
-            size += sum(kernels) * on.itemsize + _state_size(kind, hp) * on.wide
+            size += sum(kernels) * on.itemsize + _state_size(kind, hp) * on.wide_itemsize
         found[device] = found.get(device, 0) + size
     return found
 
@@ -565,7 +568,7 @@ def _mixer_size(
     inside = names[names.index("attn_norm") : names.index("attn_out")]
     total = sum(sizes.get(name, 0) for name in inside if name not in _TRANSIENT)
     kind = mixer_of_layer(model.spec.block, model.hyper, layer)
-    total += _recurrence_size(kind, model.hyper, tokens) * on.wide // on.itemsize
+    total += _recurrence_size(kind, model.hyper, tokens) * on.wide_itemsize // on.itemsize
     if "scores" in sizes:
         rows = min(tokens, QUERY_BLOCK if on.torch else SMALL_QUERY_BLOCK)
         capped = model.hyper["attn_softcap"] is not None or model.spec.block.sinks

@@ -39,7 +39,9 @@ def layer_input_contribution(c: Context, layer: int, x: Array, inputs: Array) ->
     `inputs` is the result of `layer_inputs`.
     """
     b, size = c.backend, int(c.hp["per_layer_size"])
-    mine = b.at_layer(layer, int(c.hp["n_layers"]), inputs[:, layer * size : (layer + 1) * size])
+    mine = b.to_layer_device(
+        layer, int(c.hp["n_layers"]), inputs[:, layer * size : (layer + 1) * size]
+    )
     gate = c.tap("per_layer_gate", layer, c.linear(layer, "inp_gate", x))
     gated = c.tap("per_layer_mul", layer, b.mul(c.activate(gate), mine))
     out = c.tap("per_layer_out", layer, c.linear(layer, "proj", gated))

@@ -47,9 +47,9 @@ def delta_rule(
     """Return the reads [tokens, value_heads, value_dim] and the state after the last token.
 
     q and k are [tokens, key_heads, key_dim], v is shaped as the result, g (the decay's logarithm)
-    and beta are [tokens, value_heads], g [tokens, value_heads, key_dim] where channels decay by
-    themselves, `state` is [value_heads, key_dim, value_dim], None for
-    zeros. Each key head serves as many value heads in a row. `steps`: token by token.
+    and beta are [tokens, value_heads], g [tokens, value_heads, key_dim] where each channel has its
+    own decay, `state` is [value_heads, key_dim, value_dim], None for zeros. Each key head serves as
+    many value heads in a row. `steps`: token by token.
     """
     each = v.shape[1] // k.shape[1]
     q, k = (np.repeat(_unit_length(x), each, axis=1) for x in (q, k))
@@ -67,7 +67,7 @@ def _unit_length(x: Array) -> Array:
 
 
 def by_channel(g: Array) -> Array:
-    """Return decays [..., heads, key_dim or 1] of decays by channel, or by head [..., heads]."""
+    """Return decays by channel [tokens, heads, key_dim] unchanged, those by head as [..., 1]."""
     return g if g.ndim == 3 else g[..., None]
 
 

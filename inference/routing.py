@@ -277,16 +277,16 @@ def _route_sparsemixer(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -
     An expert's weight is its softmax over the experts left whose logits are near the best:
     within 2 * router_jitter of it, relatively.
     """
-    used, far = int(hp["n_experts_used"]), 2 * float(hp["router_jitter"])
-    left, weights = logits, []
+    used, limit = int(hp["n_experts_used"]), 2 * float(hp["router_jitter"])
+    remaining, weights = logits, []
     chosen, margin = _choose_best(m, logits, used)
     for rank in range(used):
         best = chosen[:, rank : rank + 1]
-        top = m.pick(left, best)
+        top = m.pick(remaining, best)
         apart = (top - logits) / m.maximum(abs(logits), top)
-        kept = m.where(~(apart > far), left, -np.inf)
+        kept = m.where(~(apart > limit), remaining, -np.inf)
         weights.append(m.pick(_softmax(m, kept), best))
-        left = m.where(~m.marked(best, logits.shape[-1]), left, -np.inf)
+        remaining = m.where(~m.marked(best, logits.shape[-1]), remaining, -np.inf)
     return Routing(chosen, m.joined(weights), margin)
 
 

@@ -29,12 +29,12 @@ def biased_attention(c: Context, layer: int, q: Array, k: Array, v: Array, heads
         stop = tokens if whole else min(tokens, start + aligned)
         seen = heads.causal and (heads.causal[0] + start, heads.causal[1])
         part = replace(heads, mask=heads.mask[start:stop], causal=seen)
-        b.at(before + start)
+        b.set_position(before + start)
         added = _BIASES[c.block.score_bias](c, before + start, stop - start, keys)
         scores = c.tap("scores", layer, b.add(b.scores(q[start:stop], k, part), added))
         parts.append(b.mix(c.tap("probs", layer, b.probs(scores, part)), v))
         start = stop
-    b.at(before)
+    b.set_position(before)
     return parts[0] if len(parts) == 1 else b.stack(parts)
 
 
@@ -71,8 +71,8 @@ def _bfloat16(x: Numbers) -> Numbers:
 def alibi_slopes(heads: int, max_bias: float) -> Numbers:
     """Return ALiBi's slope of each head [heads], float64.
 
-    The first n heads, n the power of two not above `heads`, have 2^(-most*i/n); the others have
-    the odd multiples of half a step.
+    The first n heads, n the power of two not above `heads`, have 2^(-max_bias*i/n); the others
+    have the odd multiples of half a step.
     """
     power = 1 << (heads.bit_length() - 1)
     steps = [(i + 1) / power for i in range(power)]

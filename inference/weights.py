@@ -365,9 +365,9 @@ def model_weights(model: Model, budget: int | None = None) -> Weights:
     return Weights(rows, free_budget() if budget is None else budget, str(model.path))
 
 
-def array_weights(arrays: Mapping[str, Array], budget: int = 1 << 62) -> Weights:
+def array_weights(arrays: Mapping[str, Array]) -> Weights:
     """Return handles of arrays in memory, by role key."""
-    return Weights({key: ArrayRows(values) for key, values in arrays.items()}, budget, "arrays")
+    return Weights({key: ArrayRows(values) for key, values in arrays.items()}, 1 << 62, "arrays")
 
 
 def free_budget() -> int:

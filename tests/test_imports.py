@@ -375,6 +375,6 @@ def test_the_child_that_scans_templates_loads_nothing_else_of_ours() -> None:
     loaded = modules_after("\n".join(f"import {name}" for name in found), whole=True)
     ours = {name for name in loaded if name.startswith("aprfmt")}
     assert ours == {
-        "aprfmt", "aprfmt.base", "aprfmt.base.version", "aprfmt.base.template_scan",
-        "aprfmt.base.resource_limits",
+        "aprfmt", "aprfmt.base", "aprfmt.base.sequences", "aprfmt.base.version",
+        "aprfmt.base.template_scan", "aprfmt.base.resource_limits",
     }  # fmt: skip

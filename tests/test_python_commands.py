@@ -16,7 +16,7 @@ from aprfmt.checks.gates.model_under_test import QaRequest
 from aprfmt.checks.gates.running import QaOptions
 from aprfmt.conversion import Options
 from aprfmt.conversion.options import ConvertOptions
-from aprfmt.errors import BackendUnavailableError, UsageError
+from aprfmt.errors import AprfmtError, BackendUnavailableError, UsageError
 from aprfmt.inference import api
 from aprfmt.inference.api import TraceOptions
 
@@ -173,3 +173,17 @@ def test_without_the_library_one_line_says_what_to_install(
         for call, library in ((model.to_arrow, "pyarrow"), (model.to_pandas, "pandas")):
             with pytest.raises(BackendUnavailableError, match=f"pip install {library}"):
                 call()
+
+
+def test_one_text_or_path_is_one_value(demo_model: Path, gguf: Path, tmp_path: Path) -> None:
+    """Seen red: the letters of a text read as files, as patterns and as keys."""
+    with pytest.raises(AprfmtError, match=r"missing\.npz: cannot be opened"):
+        aprfmt.step(demo_model, grads=str(tmp_path / "missing.npz"))
+    name = "model.norm.weight"
+    assert aprfmt.hash(demo_model, tensors=name).to_json() == (
+        aprfmt.hash(demo_model, tensors=[name]).to_json()
+    )
+    assert len(aprfmt.diff(demo_model, gguf, tensors=name).tensors) == 1
+    trace = aprfmt.trace(demo_model, prompt=OPENING, points="logits")
+    assert set(trace.records) == {"logits"}
+    assert aprfmt.qa(demo_model, only="metadata").to_json() is not None

@@ -25,9 +25,10 @@ from aprfmt.adapters.merge_faults import (
     OtherChange,
     find_added_change,
     judge_merge,
+    judge_otherwise,
     scale_factors,
 )
-from aprfmt.adapters.merging import MergedTensor, merge_adapter, merged_values
+from aprfmt.adapters.merging import MergedTensor, merge_adapter, merged_values, scaled_otherwise
 from aprfmt.adapters.parameters import OTHER_ORDERS
 from aprfmt.adapters.reading import Adapter
 from aprfmt.arch.role_vocabulary import split_key
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
+_SHOWN = 3
 _CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
 _WORDS = VerdictWords("merged: ", "not merged as it should be: ", "not decided: ")
 
@@ -85,6 +87,7 @@ class AdapterAnswer:
 
     `found` holds for all weights. `others` are tensors that the adapter does not change, and that
     differ. `says` are sentences about them: whose change they hold, or in what they were quantized.
+    `own` are tensors that the adapter has whole (modules_to_save), and B has otherwise.
     """
 
     adapter: str
@@ -94,6 +97,7 @@ class AdapterAnswer:
     says: tuple[str, ...] = ()
     same: int = 0  # those that it does not change, and that agree
     left: tuple[NotCompared, ...] = ()  # what was not compared, of both models and the adapter
+    own: tuple[str, ...] = ()
 
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
         """Return the verdict over the weights, the other tensors, and what was not compared.
@@ -102,7 +106,7 @@ class AdapterAnswer:
         """
         once = sum(each.found == ONCE for each in self.weights)
         counts = {"weights": (once, len(self.weights)), "tensors": (self.same, self.same)}
-        what = f"{self.found} ({len(self.weights)} weights)"
+        what = self.text
         left = self.left
         if self.undecided:
             left += tuple(
@@ -112,9 +116,18 @@ class AdapterAnswer:
         return pronounce(_WORDS, Compared(self.differs, counts, left, scope=what), accept)
 
     @property
+    def text(self) -> str:
+        """How the adapter is merged, in words, with the number of weights."""
+        what = f"{self.found} ({len(self.weights)} weights)"
+        if self.own:
+            what += f", but not its own {', '.join(self.own[:_SHOWN])}"
+            what += f" and {len(self.own) - _SHOWN} more" * (len(self.own) > _SHOWN)
+        return what
+
+    @property
     def undecided(self) -> bool:
         """Whether B's type holds nothing of the change, so that merged or not is the same."""
-        return self.found == EITHER and not self.others
+        return self.found == EITHER and not self.others and not self.own
 
     @property
     def differs(self) -> bool:
@@ -124,7 +137,7 @@ class AdapterAnswer:
     @property
     def is_merged_once(self) -> bool:
         """Whether B is A with the adapter once in every weight, and nothing else differs."""
-        return self.found == ONCE and not self.others
+        return self.found == ONCE and not self.others and not self.own
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
@@ -154,11 +167,9 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
             if touched and mine is not None and theirs is not None and mine.shape == theirs.shape:
                 merge = _merge_values(mine, theirs, row.verdict in _CLOSE)
                 more = partial(_other_changes, model, changed, row.key)
-                weights.append(
-                    _changed_weight(
-                        row.key, theirs, judge_merge(merge, _wrong_scale_factors(mine, found), more)
-                    )
-                )
+                judged = judge_merge(merge, _wrong_scale_factors(mine, found), more)
+                judged = judge_otherwise(merge, judged, scaled_otherwise(mine))
+                weights.append(_changed_weight(row.key, theirs, judged))
             elif touched or row.verdict not in _CLOSE:
                 others.append(row.key)
             else:
@@ -166,7 +177,13 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
         # Stacked experts may have been merged with their ranks in another order.
         if any(pair.parameters for pair in found.pairs.values()):
             weights = _try_rank_orders(a, b, adapter, weights)
-        others, says = _unexplained_others(model, b, others, changed)
+        own = _tensors_of_adapter(model, found)
+        wrong = tuple(key for key in others if key in own)
+        about = tuple(_says_of_own(key, a, b) for key in wrong)
+        others, says = _unexplained_others(
+            model, b, [key for key in others if key not in own], changed
+        )
+        says = (*about, *says)
         # Sentences about contradictory alphas and renamed modules come first.
         apart = alpha_contradiction(found.config, adapter_parts(opened), opened)
         if apart:
@@ -175,9 +192,38 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
         says = (found.relation.text, *says)
     left = (*report.not_compared, *_unread_tensors(found.path))
     answer = AdapterAnswer(
-        str(found.path), _shared_words(weights), tuple(weights), tuple(others), says, same, left
+        str(found.path),
+        _shared_words(weights),
+        tuple(weights),
+        tuple(others),
+        says,
+        same,
+        left,
+        wrong,
     )
     return answer, report
+
+
+def _tensors_of_adapter(model: Model, found: Adapter) -> set[str]:
+    """Return the keys of the merged model's tensors that the adapter has whole."""
+    names = {name.replace(".base_layer.", ".") for name in found.replacements}
+    return {key for key, view in model.roles.items() if names.intersection(view.names)}
+
+
+def _says_of_own(key: str, a: Model, b: Model) -> str:
+    """Return a sentence on a tensor that the adapter has whole, and that B has otherwise."""
+    base, theirs = a.find(key), b.find(key)
+    if theirs is None:
+        tied = ": its head is the embedding" if key == "output.weight" else ""
+        return f"{key}: the adapter has its own, and B has none{tied}"
+    table = "token_embd.weight"
+    for held, whose in ((base, "the base's"), (a.find(table), f"the base's {table}")):
+        if held is not None and held.shape == theirs.shape:
+            near = np.linalg.norm((held.numpy() - theirs.numpy()).astype(np.float64))
+            size = np.linalg.norm(held.numpy().astype(np.float64))
+            if near <= (storage_noise(theirs.encoding) + storage_noise(held.encoding)) * size:
+                return f"{key}: the adapter has its own, and B holds {whose}"
+    return f"{key}: the adapter has its own, and B holds another"
 
 
 def _unexplained_others(

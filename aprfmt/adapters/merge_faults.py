@@ -26,8 +26,10 @@ FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23, "F64": 52}  # fraction bits of a s
 SMALLEST = {"F16": -24}  # exponent of the type's smallest step, where weights come near it
 SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest value
 ONCE, NOT, EITHER = "once", "not at all", "once or not at all"
+SCALED = "scaled otherwise"
 OTHERWISE, MORE = "otherwise", "once and another change"
 TIMES = {2: "twice", 3: "3 times", -1: "subtracted"}
+HIDDEN = 0.25  # of what a packed type may round off: a smaller change may be lost in it
 NEAR, LITTLE = 0.05, 0.25  # of the projection to a whole number, and of what it leaves
 MANY = 3  # times that another weight's change is added, at most
 SAMPLE = 1 << 16  # values on which sums of changes are fitted
@@ -220,6 +222,7 @@ def _judge_whole(
         or _misplaced_change(merge, found, others)
         or _summed_changes(merge, found, others)
         or _judge_other_base(merge, found)
+        or _hidden_change(merge, found)
         or _judge_by_projection(merge, found)
     )
 
@@ -238,7 +241,7 @@ def _usual_multiple(merge: Merge, found: Judged, factors: Sequence[Factor]) -> J
         return None
     words = [TIMES[round(one.times)] for one in held if not one.says]
     if not words:
-        return found._replace(found="scaled otherwise", says=" or ".join(one.says for one in held))
+        return found._replace(found=SCALED, says=" or ".join(one.says for one in held))
     says = " or ".join(f"added {words[0]}" if not one.says else one.says for one in held)
     return found._replace(found=words[0], says=says if len(held) > 1 else "")
 
@@ -277,6 +280,7 @@ def _summed_changes(
     step = max(1, merge.plain.size // SAMPLE)
 
     def sample(values: "F64") -> "F64":
+        """Return every `step`-th value, flat."""
         return values.reshape(-1)[::step]
 
     held = {
@@ -322,6 +326,22 @@ def _allowed_rest(merge: Merge) -> float:
     """Return the norm that B's packed type may leave, relative to the change."""
     size = float(np.linalg.norm(merge.change))
     return max(LITTLE, 1.5 * merge.noise * float(np.linalg.norm(merge.plain)) / size)
+
+
+def judge_otherwise(merge: Merge, found: Judged, made: Iterable[tuple[str, "F64"]]) -> Judged:
+    """Return `found`, or what was done where one of the weights `made` by a mistake is B's.
+
+    `made` are (mistake in words, the weight that it makes). Only for plain float types, and where
+    nothing else gave B.
+    """
+    if found.found in (ONCE, EITHER) or merge.encoding not in FRACTIONS:
+        return found
+    if _is_reproduced(merge, 0):
+        return found
+    for says, full in made:
+        if _sum_gives(merge, full, full - merge.plain):
+            return found._replace(found=SCALED, says=says)
+    return found
 
 
 def find_added_change(
@@ -374,6 +394,20 @@ def _judge_by_projection(merge: Merge, found: Judged) -> Judged:
     if abs(times - 1) < max(0.01, error) and error < 0.5:
         return found._replace(found=MORE, says=ELSE)
     return found
+
+
+def _hidden_change(merge: Merge, found: Judged) -> Judged | None:
+    """Return the judgement that B's packed type is too coarse to show the change; else None.
+
+    B is then within the type's rounding of the base with the change and without it, is not the base
+    itself, and what is left of the change after rounding is any share of it.
+    """
+    size = float(np.linalg.norm(merge.plain))
+    small = float(np.linalg.norm(merge.change)) < HIDDEN * merge.noise * size
+    between = -NEAR <= found.times <= 1 + NEAR and 0 < found.rest < _allowed_rest(merge)
+    if merge.encoding in FRACTIONS or not (merge.close and small and between):
+        return None
+    return found._replace(found=EITHER, says=f"the steps of {merge.encoding} hide the change")
 
 
 def _is_reproduced(merge: Merge, times: float) -> bool:

@@ -9,7 +9,7 @@ rounding.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,19 @@ class MergedTensor(LazyTensor):
         """Return the weight with the pair added `times` times, as float32."""
         return MergedTensor(self.base, self.pair, times=times, encoding="F32")
 
+    def with_pair(self, pair: LowRank) -> "MergedTensor":
+        """Return the weight with another pair added once, as float32."""
+        return MergedTensor(self.base, pair, encoding="F32")
+
+    def row_lengths(self, times: int) -> "F64":
+        """Return the lengths [out] of the rows with the pair added `times` times, unscaled."""
+        plain = MergedTensor(
+            self.base, replace(self.pair, magnitude=None), times=times, encoding="F32"
+        )
+        rows = math.prod(self.info.shape[:-1])
+        found: F64 = np.linalg.norm(plain._merged_rows(0, rows).astype(np.float64), axis=1)
+        return found
+
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Release the pages of the base's whole weight, whatever range is given."""
         self.base.drop()
@@ -166,10 +179,20 @@ def merge_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
 class MergedSource:
     """A Source with some tensors replaced; everything else is the wrapped file's."""
 
-    def __init__(self, source: Source, tensors: Mapping[str, LazyTensor], record: str) -> None:
-        """Replace `tensors`; `record` is the JSON of merged adapters for the metadata, or ""."""
+    def __init__(
+        self,
+        source: Source,
+        tensors: Mapping[str, LazyTensor],
+        record: str,
+        gone: Collection[str] = (),
+    ) -> None:
+        """Replace `tensors`; `record` is the JSON of merged adapters for the metadata, or "".
+
+        `gone` are stored parts of packed weights that are replaced as a whole.
+        """
         self._source = source
-        self.tensors: Mapping[str, LazyTensor] = {**source.tensors, **tensors}
+        left = {name: one for name, one in source.tensors.items() if name not in gone}
+        self.tensors: Mapping[str, LazyTensor] = {**left, **tensors}
         self.metadata: Mapping[str, Value] = (
             {**source.metadata, RECORD: record} if record else source.metadata
         )
@@ -229,7 +252,13 @@ def merge_adapter(
         grown = resized_folder(found, whole, base)
         tensors = dict(_merged_tensors(base, found, whole, order, again, encoding))
         record = json.dumps([*before, digest])
-        source = MergedSource(base.source, tensors, record if not again else "")
+        gone = {
+            part.info.name
+            for name, one in tensors.items()
+            if isinstance(one, MergedTensor) and isinstance(one.base, DecodedTensor)
+            for part in base[name].parts.values()
+        }
+        source = MergedSource(base.source, tensors, record if not again else "", gone)
         folder, note = (base.folder, None) if grown is None else grown
         if note is not None:
             source.notes = (*source.notes, note)
@@ -395,6 +424,48 @@ def merged_values(merged: View, times: int) -> "F64":
     ]
     view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
     return view.numpy().astype(np.float64)
+
+
+def scaled_otherwise(merged: View) -> "Iterator[tuple[str, F64]]":
+    """Yield (mistake in words, the weight it makes) of usual mistakes with DoRA's magnitudes.
+
+    Values are before rounding (float64). Nothing for a weight without magnitudes.
+    """
+    pairs = [one.pair for one in merged.stored if isinstance(one, MergedTensor)]
+    if len(pairs) < len(merged.stored) or any(one.magnitude is None for one in pairs):
+        return
+
+    def lengths(one: MergedTensor, times: int) -> "F64":
+        """Return the row lengths of the merged (1) or the base's (0) weight; 1 for empty rows."""
+        found = one.row_lengths(times)
+        return np.where(found > 0, found, 1.0)
+
+    made: tuple[tuple[str, Callable[[MergedTensor, F64], LowRank]], ...] = (
+        (
+            "DoRA's magnitudes are ignored: B @ A alone was added",
+            lambda one, m: replace(one.pair, magnitude=None),
+        ),
+        (
+            "B @ A is ignored: the base's rows alone have DoRA's magnitudes",
+            lambda one, m: replace(one.pair, scale=0.0),
+        ),
+        (
+            "rows are multiplied by DoRA's magnitudes, and not divided by their lengths",
+            lambda one, m: replace(one.pair, magnitude=m * lengths(one, 1)),
+        ),
+        (
+            "rows are divided by the lengths of the base's, not by their own",
+            lambda one, m: replace(one.pair, magnitude=m * lengths(one, 1) / lengths(one, 0)),
+        ),
+    )
+    for says, change in made:
+        stored = [
+            one.with_pair(change(one, one.pair.magnitude))
+            for one in merged.stored
+            if isinstance(one, MergedTensor) and one.pair.magnitude is not None
+        ]
+        view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
+        yield says, view.numpy().astype(np.float64)
 
 
 def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]:

@@ -75,7 +75,7 @@ class _Target(NamedTuple):
 
 
 def parameter_changes(
-    adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER
+    adapter: Adapter, base: Model, order: ExpertOrder
 ) -> Iterator[tuple[str, StoredPair, Change]]:
     """Yield (stored name of the base, pair, change) of each pair for a single parameter.
 

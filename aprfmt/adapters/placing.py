@@ -73,8 +73,7 @@ def place_pairs(
     """Return {stored name of the base: change} of all pairs.
 
     `order` is that in which the ranks of pairs for stacked experts are read; `untie` as for
-    `whole_tensors`. Raises ConversionError
-    if a pair fits no weight, or two pairs fit one.
+    `whole_tensors`. Raises ConversionError if a pair fits no weight, or two pairs fit one.
     """
     found: dict[str, LowRank] = {}
     whole = whole_tensors(adapter, base, untie=untie)
@@ -124,7 +123,7 @@ def place_pairs(
 
 
 def _names_of_stacked(adapter: Adapter, base: Model) -> frozenset[str]:
-    """Return the weights of the adapter that are single experts' where the base stacks these."""
+    """Return the adapter's weights of single experts, where the base stacks experts in a tensor."""
     from aprfmt.arch.binding import bind_names
 
     if adapter.spelling != "peft":

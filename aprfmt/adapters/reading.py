@@ -25,9 +25,11 @@ import numpy as np
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.model import Model, open_model
 from aprfmt.model.adapter_parts import (
+    GGUF_EMBEDDING,
     adapter_parts,
     adapter_scale,
     merge_obstacle,
+    pair_fault,
     target_parameters,
     unwrap_module,
     value_by_pattern,
@@ -37,8 +39,6 @@ from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.model.relations import Relation
-
-EMBEDDING = "token_embd.weight"  # the one pair of a GGUF whose factors stand the other way round
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,10 @@ def _adapter_from_model(model: Model, compare: bool) -> Adapter:
     obstacle = merge_obstacle(config, parts, model, compare=compare)
     if obstacle:
         raise UnsupportedError(f"{model.path}: {obstacle}")
+    for module in parts.factors:
+        fault = pair_fault(config, parts, model, module)
+        if fault:
+            raise FormatError(f"{model.path}: {fault}")
     alpha = _checked_alpha(
         model, config.get("lora_alpha", model.metadata.get("adapter.lora.alpha", 0))
     )
@@ -136,18 +140,14 @@ def _make_pair(
     config: Mapping[str, Any],
     alpha: float,
 ) -> StoredPair:
-    """Return one pair with its rank and scale; FormatError for missing or misshapen parts.
+    """Return one pair with its rank and scale; FormatError for a scale that is no number.
 
-    `parts` are its tensors by kind ("a", "b", "alpha", ...), `alpha` is the adapter's.
+    `parts` are its tensors by kind ("a", "b", "alpha", ...), which fit each other (`pair_fault`);
+    `alpha` is the adapter's.
     """
-    # Both factors must be there, and fit each other.
     embedding = "embedding_a" in parts or "embedding_b" in parts
-    a, b = ("embedding_a", "embedding_b") if embedding else ("a", "b")
-    for part in (a, b):
-        if part not in parts:
-            raise FormatError(f"{model.path}: {module} has no {part} beside {', '.join(parts)}")
-    turned = spelling == "gguf" and module == EMBEDDING
-    rank = _checked_rank(model, module, parts[a].shape, parts[b].shape, turned)
+    turned = spelling == "gguf" and module == GGUF_EMBEDDING
+    rank = parts["embedding_b" if embedding else "b"].shape[1]
     embedding = embedding or turned
     _check_lengths(model, module, parts)
     # Each spelling has its own place for the scale.
@@ -159,13 +159,7 @@ def _make_pair(
         if parts.keys() != {"a", "b"}:
             raise FormatError(f"{model.path}: {module}: {', '.join(parts)}; expected a and b")
         return StoredPair(module, parts, rank, math.nan, parameters=parameters)
-    # PEFT and GGUF: rank and alpha by the configuration.
-    claimed = value_by_pattern(config.get("rank_pattern"), module, config.get("r", rank))
-    if claimed != rank:
-        raise FormatError(
-            f"{model.path}: {module}: adapter_config.json says rank {claimed}, its factors have "
-            f"{rank}"
-        )
+    # PEFT and GGUF: alpha by the configuration.
     own = _checked_alpha(model, value_by_pattern(config.get("alpha_pattern"), module, alpha))
     if spelling == "gguf" and not own:
         own = float(rank)  # llama.cpp's rule: no alpha, no scale
@@ -186,21 +180,6 @@ def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise FormatError(f"{adapter.path}: alpha of {parameter} is {alpha!r}; expected a number")
     return rank, adapter_scale(config, float(alpha), rank)
-
-
-def _checked_rank(
-    model: Model, module: str, a: tuple[int, ...], b: tuple[int, ...], turned: bool
-) -> int:
-    """Return the rank of two factors; FormatError for shapes that do not fit together.
-
-    `a` and `b` are their shapes. `turned`: A is stored as [tokens, r].
-    """
-    if len(a) != 2 or len(b) != 2 or a[turned] != b[1] or not b[1]:
-        expected = "[tokens, r] and [size, r]" if turned else "[r, in] and [out, r]"
-        raise FormatError(
-            f"{model.path}: {module}: factors are {list(a)} and {list(b)}; expected {expected}"
-        )
-    return b[1]
 
 
 def _check_lengths(model: Model, module: str, parts: Mapping[str, View]) -> None:

@@ -397,7 +397,7 @@ _HASH_COUNT = "{arch}.hash_layer_count"
 
 
 def _hash_layers_rule() -> HyperRule:
-    """Return the rule for the layers whose experts are listed by token: the first three, unless."""
+    """Return the rule for the layers whose experts are listed by token, by default three."""
     kinds = {"hash_moe": True, "moe": False}
 
     def first_layers(count: int, hp: Params) -> PerLayer:
@@ -491,7 +491,7 @@ def _with_yarns_factor(scaling: Params | None) -> Params | None:
     return {**scaling, "attention_factor": yarn_attention_factor(scaling["factor"], every, every)}
 
 
-def _rope() -> tuple[HyperRule, ...]:
+def _rope_rules() -> tuple[HyperRule, ...]:
     """Return the rules for rope: two bases, one scaling, and how many elements of a head rotate.
 
     Windowed layers have the base `rope_theta` and no scaling, the others `compress_rope_theta`.
@@ -586,7 +586,7 @@ def _check_norm_topk(value: Value, facts: Facts, hp: Params) -> str:
     return f"{found[1]} is false, but transformers always renormalises deepseek v4's weights"
 
 
-def _mixed(hp: Params) -> str:
+def _unpublished_mix(hp: Params) -> str:
     """Return two features that no published model has together, in words; "" for none."""
     if hp["n_heads"] % hp["output_groups"]:
         return f"{hp['n_heads']} heads and {hp['output_groups']} groups of unequal size"
@@ -676,7 +676,7 @@ DEEPSEEK_V4 = full_spec(
         hyper_rules.head_dim(512),
         hyper_rules.ffn_size(2048, "moe_intermediate_size"),
         hyper_rules.context_length(1048576),
-        *_rope(),
+        *_rope_rules(),
         hyper_rules.size(
             "sliding_window", "sliding_window", "attention.sliding_window", default=128
         ),
@@ -748,5 +748,5 @@ DEEPSEEK_V4 = full_spec(
         """num_nextn_predict_layers topk_method expert_dtype output_router_logits attention_bias
         router_jitter_noise router_aux_loss_coef""".split()
     ).union(_ONLY),
-    mixed=_mixed,
+    mixed=_unpublished_mix,
 )

@@ -165,8 +165,8 @@ def _llama_cpp_text(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> st
         return "not tried"
     if not row["loads"]:
         return f"refuses the tiny model: {row['why']}"
-    said = f"{row['distance']:.1e}" if "distance" in row else "loads"
-    return f"{said} ({row['because']})" if "because" in row else said
+    result = f"{row['distance']:.1e}" if "distance" in row else "loads"
+    return f"{result} ({row['because']})" if "because" in row else result
 
 
 def model_types() -> frozenset[str]:

@@ -417,7 +417,9 @@ class _Table:
                 continue
             parts = [self._stored_part(one, one.stored[0]) for one in groups]
             if shared:
-                parts += [self._room(role_key(layer, f"{one}.{leaf}")) for one in row.roles[1:]]
+                parts += [
+                    self._absent_part(role_key(layer, f"{one}.{leaf}")) for one in row.roles[1:]
+                ]
             elif len(parts) == 2 and value not in self._by_key:
                 parts.append(replace(parts[1], keys=(value,)))
             else:
@@ -427,8 +429,8 @@ class _Table:
             names = tuple(f"{base}.{name}.{last}" for name in row.names)
             yield EngineParameter(names, tuple(parts))
 
-    def _room(self, key: str) -> Part:
-        """Return the part of a role that no tensor holds, as large as in a layer that has it."""
+    def _absent_part(self, key: str) -> Part:
+        """Return a part without stored tensors for a role, as large as in a layer that has it."""
         own = self._hp["own_kv_layers"]
         every = {**self._hp, "own_kv_layers": (True,) * len(own)}
         shape = shape_of(find_rule(self._spec, key, every).shape, every)
@@ -516,9 +518,10 @@ class _Table:
         return replace(part, steps=(RowsPermuted(heads),))
 
     def _turned_part(self, group: BoundGroup) -> Part:
-        """Return an interleaved stack as a part that is transposed, its rows not moved."""
+        """Return an interleaved stack as a transposed part, its gate and up rows still in turns."""
         steps = tuple(step for step in group.binding.steps if isinstance(step, Transposed))
-        shape = to_shapes(steps, [self._shapes[group.stored[0]]], self._hp)[0]
+        binding = replace(group.binding, steps=steps)
+        (shape,) = logical_shapes(binding, [self._shapes[group.stored[0]]], self._hp)
         section = Section(shape[1], 2)
         return Part(group.stored, steps, ("",), (shape,), ((section,),), 1)
 
@@ -584,14 +587,6 @@ def role_base(key: str) -> str:
     "" for "".
     """
     return split_key(key)[1].rpartition(".")[0] if key else ""
-
-
-def to_shapes(steps: Sequence[LayoutStep], stored: Sequence[Shape], hp: Sizes) -> list[Shape]:
-    """Return the shapes that steps make of stored ones."""
-    shapes = [tuple(shape) for shape in stored]
-    for step in steps:
-        shapes = step.shapes(shapes, hp)
-    return shapes
 
 
 def _expert_module(name: str) -> str:

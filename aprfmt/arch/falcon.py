@@ -125,7 +125,7 @@ def _parallel_residual_rule(two: bool, alibi: bool) -> HyperRule:
         """Return ""; ArchError for a config.json that contradicts this form of falcon."""
         new = _boolean_or_default(facts, _NEW, two)
         require_values(facts, {"alibi": alibi, **({"parallel_attn": True} if new else {})})
-        facts.first("num_ln_in_parallel_attn")
+        facts.first("num_ln_in_parallel_attn")  # counts as read: it follows from the form
         if two:
             require_values(facts, {_NEW: True})
         return ""

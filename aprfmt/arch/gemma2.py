@@ -86,26 +86,43 @@ def derived_scale_loss(largest: int) -> Loss:
     )
 
 
-def softcap_rule(name: str, hf: str, gguf: str, default: float | None) -> HyperRule:
+def softcap_rule(
+    name: str, hf: str, gguf: str, default: float | None, *, written: bool = False
+) -> HyperRule:
     """Return the rule for a softcap; null in config.json means no softcap.
 
-    `hf` and `gguf` are its keys.
+    `hf` and `gguf` are its keys. `written`: llama.cpp's converter writes the key since June 2024: a
+    GGUF without it is older, and programs that take no default cap nothing.
     """
-    keys = {"hf": (hf,), "gguf": (f"{{arch}}.{gguf}",)}
-    return HyperRule(name, keys, "float", default, null_in=("hf",))
+    key = f"{{arch}}.{gguf}"
+
+    def check(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
+        """Return a sentence on a GGUF that lacks the key, "" for any other file."""
+        if facts.style != "gguf" or value is None or facts.first(key) is not None:
+            return ""
+        absent = key.replace("{arch}", facts.arch_key)
+        return (
+            f"{absent} is not there, {value} is taken, as by llama.cpp: programs without that "
+            f"default cap nothing; aprfmt set FILE {absent}={value}"
+        )
+
+    keys = {"hf": (hf,), "gguf": (key,)}
+    return HyperRule(
+        name, keys, "float", default, null_in=("hf",), check=check if written else None
+    )
 
 
-def pattern_loss(every: int) -> Loss:
+def pattern_loss(period: int) -> Loss:
     """Return the Loss (what a GGUF cannot express) of windows in other layers than llama.cpp's.
 
-    llama.cpp has windows in all layers but every `every`-th.
+    llama.cpp has windows in all layers but every `period`-th.
     """
-    usual = window_period(every)
+    usual = window_period(period)
     return Loss(
         "gguf",
         "window_layers",
         lambda hp: hp["sliding_window"] is not None and hp["window_layers"] != usual(None, hp),
-        f"llama.cpp windows all layers but one in {every}, older versions whatever the file says",
+        f"llama.cpp windows all layers but one in {period}, older versions whatever the file says",
         assumed=True,
     )
 
@@ -139,8 +156,16 @@ GEMMA2 = ArchSpec(
         *hyper_rules.attention_biases(),
         *window_rules(Window(4096, 4096, window_period(2), stated=True)),
         query_scale_rule(LARGEST),
-        softcap_rule("attn_softcap", "attn_logit_softcapping", "attn_logit_softcapping", 50.0),
-        softcap_rule("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),
+        softcap_rule(
+            "attn_softcap", "attn_logit_softcapping", "attn_logit_softcapping", 50.0, written=True
+        ),
+        softcap_rule(
+            "final_softcap",
+            "final_logit_softcapping",
+            "final_logit_softcapping",
+            30.0,
+            written=True,
+        ),
         embedding_scale_rule(),
     ),
     tensors=_TENSORS,

@@ -138,7 +138,7 @@ def _check_kv_sources(value: Value, facts: Facts, hp: Params) -> str:
 
     Raises ArchError for a layer that finds no keys to reuse.
     """
-    said = require_causal(value, facts, hp)
+    remark = require_causal(value, facts, hp)
     sources = kv_sources({OWN: hp[OWN], "window_layers": value})
     if None in sources:
         layer = sources.index(None)
@@ -147,18 +147,18 @@ def _check_kv_sources(value: Value, facts: Facts, hp: Params) -> str:
             f"layer {layer} has {kind} and uses the keys and values of an earlier layer; expected "
             f"one of the first {sum(hp[OWN])} layers, which have their own, to have {kind} too"
         )
-    return said
+    return remark
 
 
 def listed_windows(
-    size: int, every: Callable[[Facts | None, Params], PerLayer]
+    size: int, default_layers: Callable[[Facts | None, Params], PerLayer]
 ) -> tuple[HyperRule, HyperRule]:
     """Return (the rule for the window's size, the rule for the layers with a window).
 
-    `size` is the window without a key, `every` gives one boolean a layer without a list. A GGUF
-    lists one boolean a layer.
+    `size` is the window without a key, `default_layers` gives one boolean a layer without a list. A
+    GGUF lists one boolean a layer.
     """
-    positions, layers = window_rules(Window(size, MISSING, every, stated=True))
+    positions, layers = window_rules(Window(size, MISSING, default_layers, stated=True))
     key = "{arch}.attention.sliding_window_pattern"
     write = {**layers.write, "gguf": lambda value, hp: {key: list(value)}}
     return positions, replace(layers, write=write, check=_check_kv_sources)
@@ -173,10 +173,10 @@ def fixed_rule(name: str, value: Value, *keys: str) -> HyperRule:
     def check(found: Value, facts: Facts, hp: Params) -> str:
         """Return ""; ArchError if a key of the file has another value."""
         for key in keys:
-            said = facts.first(key)
-            if said is not None and said[0] != value:
+            stated = facts.first(key)
+            if stated is not None and stated[0] != value:
                 raise ArchError(
-                    f"{said[1]}: is {short_repr(said[0])}; expected {value!r}, which every "
+                    f"{stated[1]}: is {short_repr(stated[0])}; expected {value!r}, which every "
                     "published model of this architecture has"
                 )
         return ""

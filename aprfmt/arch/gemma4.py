@@ -257,7 +257,10 @@ def _read_full_layer_size(key: str, layer_key: str) -> Read:
 
 
 def _without_values(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether any layer stores keys but no values, from {tensor key: shape}."""
+    """Return whether any layer stores a key projection but no value projection.
+
+    `shapes` is {role key: shape} of the stored tensors.
+    """
     return any(
         key.endswith(".attn_k.weight") and key.replace("attn_k", "attn_v") not in shapes
         for key in shapes

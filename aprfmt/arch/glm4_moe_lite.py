@@ -42,7 +42,7 @@ def _check_whole_rope(value: Value, facts: Facts, hp: Params) -> str:
     return ""
 
 
-def _mixed(hp: Params) -> str:
+def _unpublished_mix(hp: Params) -> str:
     """Return two features that no published model has together, in words; "" for none."""
     return "" if any(hp["moe_layers"]) else "latent attention of its sizes, and no experts"
 
@@ -68,5 +68,5 @@ GLM4_MOE_LITE = replace(
     ),
     lost=(*DEEPSEEK_V3.lost, LISTED_EXPERTS_LOSS),
     evidence=lambda names, values: False,
-    mixed=_mixed,
+    mixed=_unpublished_mix,
 )

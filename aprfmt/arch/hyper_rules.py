@@ -53,14 +53,15 @@ def per_layer(value: bool) -> Callable[[Params], tuple[bool, ...]]:
 def axis(role: str, number: int) -> Callable[[ShapesByName], int | None]:
     """Return a function (logical shapes -> size) that reads axis `number` of a role's tensor.
 
-    For a role of a layer the tensor of layer 0 is read. The size is None without that tensor.
+    For a role of a layer the tensor of layer 0 is read. The size is None without that tensor, and
+    where it is no matrix: a flat part of one has a length that is no size of the model.
     """
 
     def read(shapes: ShapesByName) -> int | None:
         """Return the size of the axis, None if the tensor or the axis is missing."""
         for key in (role, f"L0.{role}"):
             shape = shapes.get(key, ())
-            if len(shape) > number:
+            if len(shape) > max(number, 1):
                 return shape[number]
         return None
 

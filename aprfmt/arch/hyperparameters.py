@@ -175,15 +175,15 @@ class _Reader:
             self.read.setdefault(key, rule.name)
         return found
 
-    def _record_demand(self, rule: HyperRule, said: HyperParam | None) -> None:
+    def _record_demand(self, rule: HyperRule, value: HyperParam | None) -> None:
         """Record whether keys or defaults require a part whose presence the tensors show.
 
-        `said` is the value of the keys, or None.
+        `value` is that of the keys, or None.
         """
-        if said is None and self.facts.style not in rule.shown_in:
-            said = self._default_value(rule)
-        if said is not None:
-            self.demanded[rule.name] = said
+        if value is None and self.facts.style not in rule.shown_in:
+            value = self._default_value(rule)
+        if value is not None:
+            self.demanded[rule.name] = value
 
     def _read_aprfmt_key(self, rule: HyperRule) -> HyperParam | None:
         """Return the value of `aprfmt.hyper.NAME`, or None.
@@ -249,10 +249,10 @@ class _Reader:
         wins = bool(rule.present or rule.absent or rule.shape_wins)
         if found is not None:
             believed = "the tensors are" if wins else "the key is"
-            said = f"the tensors say {actual!r}; {believed} believed"
-            self.conflicts.append(f"{found.key} says {rule.name} = {found.value!r}, {said}")
+            shown = f"the tensors say {actual!r}; {believed} believed"
+            self.conflicts.append(f"{found.key} says {rule.name} = {found.value!r}, {shown}")
             if found.key:
-                self.contradicted[found.key] = said
+                self.contradicted[found.key] = shown
                 if wins:
                     self.overruled[rule.name] = found
         if found is None or wins:
@@ -465,12 +465,12 @@ def inexpressible_names(
     `written` is what `write_hyper` gave, computed if None. Numbers count as equal up to float32
     rounding. Hyperparameters read from the presence of tensors are not compared.
     """
-    back = read_back_hyper(spec, hp, style, written)
+    reread = read_back_hyper(spec, hp, style, written)
     by_tensors = {rule.name for rule in spec.hyper if rule.present or rule.absent}
     return tuple(
         name
         for name in hp
-        if name not in by_tensors and not (name in back and same_value(hp[name], back[name]))
+        if name not in by_tensors and not (name in reread and same_value(hp[name], reread[name]))
     )
 
 

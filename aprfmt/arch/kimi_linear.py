@@ -63,10 +63,10 @@ def _row(role: str, hf: str, *shape: str) -> RoleRow:
     return RoleRow(f"{role}.weight", f"self_attn.{hf}.weight", shape, IN_LAYERS)
 
 
-def _same(role: str, out: str, into: str, needs: str) -> RoleRow:
-    """Return the row [out, into] of a matrix whose file name is the same in layers with KDA.
+def _other_layers_row(role: str, out: str, into: str, needs: str) -> RoleRow:
+    """Return the row [out, into] of a role's matrix in layers that meet the condition `needs`.
 
-    `role` is its role and `needs` the condition on which a layer has it.
+    It has no names: those of the role's row for layers with KDA are used.
     """
     return RoleRow(role, "", (out, into), needs, gguf="")
 
@@ -106,7 +106,7 @@ _KDA = (
     _row("attn_output", "o_proj", "hidden_size", VALUES),
 )
 _ATTENTION = (
-    _same("attn_q.weight", Q, "hidden_size", f"{ELSEWHERE} & !{_LORA}"),
+    _other_layers_row("attn_q.weight", Q, "hidden_size", f"{ELSEWHERE} & !{_LORA}"),
     *linear("attn_q_a", "self_attn.q_a_proj", _LORA, "hidden_size", _LATENT, bias=_BIAS),
     *norm("attn_q_a_norm", "self_attn.q_a_layernorm", (_LORA,), _LATENT),
     *linear("attn_q_b", "self_attn.q_b_proj", Q, _LORA, _LATENT),
@@ -120,7 +120,7 @@ _ATTENTION = (
     ),
     *norm("attn_kv_a_norm", "self_attn.kv_a_layernorm", (_RANK,), ELSEWHERE),
     RoleRow("attn_kv_b.weight", "self_attn.kv_b_proj.weight", (_KV_B, _RANK), ELSEWHERE, gguf=""),
-    _same("attn_output.weight", "hidden_size", "n_heads*value_head_dim", ELSEWHERE),
+    _other_layers_row("attn_output.weight", "hidden_size", "n_heads*value_head_dim", ELSEWHERE),
     RoleRow("attn_output.bias", "self_attn.o_proj.bias", ("hidden_size",), f"{ELSEWHERE} & {_OUT}"),
 )
 _ROUTER = (
@@ -265,8 +265,8 @@ _ONLY: Mapping[str, Value] = {
 }
 
 
-def _mixed(hp: Params) -> str:
-    """Return two features, in words, that no published model has together; "" for none."""
+def _unpublished_mix(hp: Params) -> str:
+    """Return two features that no published model has together, in words; "" for none."""
     if not any(hp[IN_LAYERS]):
         return "the sizes of Kimi delta attention and no layer that has it"
     return "" if hp["activation"] == "silu" else f"convolutions and {hp['activation']} behind them"
@@ -343,5 +343,5 @@ KIMI_LINEAR = full_spec(
         attention.value_length scoring_func use_grouped_topk num_nextn_predict_layers
         rope_theta rope_scaling rope_parameters output_router_logits pretraining_tp""".split()
     ).union(_ONLY),
-    mixed=_mixed,
+    mixed=_unpublished_mix,
 )

@@ -99,9 +99,10 @@ def _write_moe_layers_gguf(value: Value, hp: Params) -> Params:
 
 
 def _read_temperature_switch(facts: Facts) -> tuple[bool, str]:
-    """Return (whether queries are multiplied by a factor that grows with the position, key).
+    """Return (whether attention temperature tuning is on, key) of config.json.
 
-    True without a key. Published files have a number where the class has a boolean.
+    It multiplies queries by a factor that grows with the position. True without a key. Published
+    files have a number where the class has a boolean.
     """
     found = facts.first("attn_temperature_tuning")
     if found is None:
@@ -111,7 +112,7 @@ def _read_temperature_switch(facts: Facts) -> tuple[bool, str]:
 
 
 def _read_scale(facts: Facts, hp: Params) -> Found:
-    """Return (factor of the logarithm by which queries grow, or None, key) of config.json."""
+    """Return (scale of the attention temperature, None where it is off, key) of config.json."""
     (tuned, key), found = _read_temperature_switch(facts), facts.first("attn_scale")
     if not tuned:
         return None, key
@@ -119,9 +120,9 @@ def _read_scale(facts: Facts, hp: Params) -> Found:
 
 
 def _read_length(facts: Facts, hp: Params) -> Found:
-    """Return (after how many positions the factor on queries grows, the key that says it).
+    """Return (positions from one attention temperature to the next, key) of config.json.
 
-    The number is None where config.json switches that factor off.
+    The number is None where the tuning is switched off.
     """
     (tuned, key), found = _read_temperature_switch(facts), facts.first("floor_scale")
     if not tuned:
@@ -130,13 +131,13 @@ def _read_length(facts: Facts, hp: Params) -> Found:
 
 
 def _write_scale(value: Value, hp: Params) -> Params:
-    """Return config.json's {key: value}: whether queries grow, and the factor if they do."""
+    """Return config.json's {key: value}: whether the temperature is tuned, and its scale then."""
     on = value is not None
     return {"attn_temperature_tuning": on, **({"attn_scale": value} if on else {})}
 
 
 def _write_length(value: Value, hp: Params) -> Params:
-    """Return config.json's {key: positions}, empty where queries do not grow."""
+    """Return config.json's {key: positions}, empty without attention temperature tuning."""
     return {} if value is None else {"floor_scale": value}
 
 
@@ -163,7 +164,7 @@ def _read_qk_norm_gguf(facts: Facts, hp: Params) -> Found:
 
 
 def _temperature_values(hp: Params) -> tuple[Value, Value]:
-    """Return (factor, positions of a step) of the growth of queries."""
+    """Return (scale, positions from one value to the next) of the attention temperature."""
     return hp["temperature_scale"], hp["temperature_length"]
 
 

@@ -142,7 +142,7 @@ def _residual_scales_rule() -> HyperRule:
     )  # fmt: skip
 
 
-def _mixed(hp: Params) -> str:
+def _unpublished_mix(hp: Params) -> str:
     """Return two features that no published model has together, in words; "" for none."""
     if not any(hp[_IN]):
         return "a stream that continues from the norm, and no layer with lightning attention"
@@ -190,5 +190,5 @@ MINIMAX = full_spec(
         f"{LAYER}self_attn.{name}"
         for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
     )},
-    mixed=_mixed,
+    mixed=_unpublished_mix,
 )  # fmt: skip

@@ -197,7 +197,7 @@ def _shared_rule() -> HyperRule:
     )
 
 
-def _mixed(hp: Params) -> str:
+def _unpublished_mix(hp: Params) -> str:
     """Return two features that no published model has together, in words; "" for none."""
     if not any(hp[_IN]):
         return ""
@@ -284,5 +284,5 @@ MINIMAX_M3_VL = full_spec(
         n_shared_experts scoring_func use_routing_bias use_qk_norm qk_norm_type
         expert_shared_count leading_dense_block_count""".split()
     ),
-    mixed=_mixed,
+    mixed=_unpublished_mix,
 )

@@ -24,7 +24,10 @@ _BETA = "llama_4_scaling_beta"
 
 
 def _read_beta(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-    """Return (factor beta, or None for 0, key) of the rope object; None without the key."""
+    """Return (scale beta of the attention temperature, key) of the rope object, 0 as None.
+
+    None without the key.
+    """
     rope = HFRope(_ROPE, facts)
     rope.full.find("max_position_embeddings")  # published there too, and not used
     found = rope.full.find(_BETA)
@@ -32,7 +35,7 @@ def _read_beta(facts: Facts, hp: Params) -> tuple[Value, str] | None:
 
 
 def _read_length(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-    """Return (trained length or None where queries do not grow, key); None without the key."""
+    """Return (trained length, None without attention temperature, key); None without the key."""
     found = HFRope(_ROPE, facts).full.find(ORIGINAL)
     if found is None:
         return None
@@ -40,7 +43,7 @@ def _read_length(facts: Facts, hp: Params) -> tuple[Value, str] | None:
 
 
 def _default_length(hp: Params) -> int | None:
-    """Return the length that rope was trained for, None where queries do not grow."""
+    """Return the length that rope was trained for; None without attention temperature."""
     if hp["temperature_scale"] is None:
         return None
     scaling: Params = hp["rope_scaling"] or {}

@@ -21,11 +21,10 @@ _BIAS = "attention_bias"
 _NARROW = ("vocab_size", "embedding_width")
 
 
-def _opt_rows(before: str, behind: str) -> tuple[RoleRow, ...]:
+def _opt_rows(attention_norm: str, mlp_norm: str) -> tuple[RoleRow, ...]:
     """Return the rows of the position table and of a layer.
 
-    `before` is the role of attention's norm and `behind` that of the MLP's; the roles say whether
-    the norms come before or after.
+    The arguments are the roles of the two norms, which say whether they come before or after.
     """
     return (
         RoleRow(
@@ -34,14 +33,14 @@ def _opt_rows(before: str, behind: str) -> tuple[RoleRow, ...]:
             ("context_length+2", "hidden_size"),
             layered=False,
         ),
-        *norm(before, _O + "self_attn_layer_norm", bias=True),
+        *norm(attention_norm, _O + "self_attn_layer_norm", bias=True),
         *linear("attn_q", _O + "self_attn.q_proj", Q, "hidden_size", bias=_BIAS),
         *linear("attn_k", _O + "self_attn.k_proj", KV, "hidden_size", bias=_BIAS),
         *linear("attn_v", _O + "self_attn.v_proj", KV, "hidden_size", bias=_BIAS),
         *linear(
             "attn_output", _O + "self_attn.out_proj", "hidden_size", Q, bias="attention_out_bias"
         ),
-        *norm(behind, _O + "final_layer_norm", bias=True),
+        *norm(mlp_norm, _O + "final_layer_norm", bias=True),
         *linear("ffn_up", _O + "fc1", "ffn_size", "hidden_size", bias="mlp_bias"),
         *linear("ffn_down", _O + "fc2", "hidden_size", "ffn_size", bias="mlp_bias"),
     )

@@ -75,11 +75,17 @@ KeyReading = Literal["setting", "text", "tokenizer part", "part of", "without ef
 
 @dataclass(frozen=True)
 class KeyRow:
-    """Keys that no rule reads: what they are, and the source that says so."""
+    """Keys that no rule reads: what they are, and the source that says so.
+
+    `as_stored`: they mean something to a loader, and no comparison knows what: two files are
+    compared by their values. `needed`: and a config.json without them is another one.
+    """
 
     reading: KeyReading
     source: str
     keys: str
+    as_stored: bool = False
+    needed: bool = False
 
 
 CAUSAL_KEY = "is_causal"
@@ -92,16 +98,27 @@ ROWS: Mapping[str, tuple[KeyRow, ...]] = {
     "hf": (
         KeyRow(
             "text", "transformers' PreTrainedConfig writes them, its models read none",
-            """_name_or_path architectures model_type auto_map transformers_version finetuning_task
-            task_specific_params problem_type id2label label2id num_labels prefix unsloth_version
-            unsloth_fixed""",
+            """_name_or_path transformers_version finetuning_task task_specific_params prefix
+            unsloth_version unsloth_fixed""",
+        ),
+        KeyRow(
+            "setting", "transformers and vLLM: which class the weights are loaded into",
+            "architectures model_type", as_stored=True, needed=True,
+        ),
+        KeyRow(
+            "setting", "transformers: whose code is run, and what the classes are called",
+            "auto_map problem_type id2label label2id num_labels pruned_heads", as_stored=True,
+        ),
+        KeyRow(
+            "setting", "transformers: what the weights are cast to", "torch_dtype dtype",
+            as_stored=True,
         ),
         KeyRow(
             "setting", "transformers: how a model is loaded and what a call returns",
-            """_attn_implementation_autoset torch_dtype dtype torchscript use_bfloat16 use_cache
+            """_attn_implementation_autoset torchscript use_bfloat16 use_cache
             pretraining_tp chunk_size_feed_forward output_attentions output_hidden_states
             output_scores output_router_logits return_dict return_dict_in_generate
-            keys_to_ignore_at_inference cache_implementation pruned_heads tf_legacy_loss""",
+            keys_to_ignore_at_inference cache_implementation tf_legacy_loss""",
         ),
         KeyRow(
             "without effect",

@@ -75,10 +75,10 @@ def _read_two_experts(facts: Facts, hp: Params) -> Found:
 
 def _check_two_experts(value: Value, facts: Facts, hp: Params) -> str:
     """Return a remark if config.json gives another number of experts than two, else ""."""
-    said = facts.first(_USED) if facts.style == "hf" else None
-    if said is None or said[0] == value:
+    stated = facts.first(_USED) if facts.style == "hf" else None
+    if stated is None or stated[0] == value:
         return ""
-    return f"{_USED} is {short_repr(said[0])}; transformers takes two experts here: ignored"
+    return f"{_USED} is {short_repr(stated[0])}; transformers takes two experts here: ignored"
 
 
 _RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write_scaling})

@@ -62,14 +62,14 @@ def yarn_mscale(factor: float, m: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
 
-def yarn_attention_factor(factor: float, m: Value, every: Value) -> float:
+def yarn_attention_factor(factor: float, mscale: Value, all_dim: Value) -> float:
     """Return yarn's factor on cos and sin; a ratio of corrections if both mscale terms are given.
 
-    `m` is config.json's mscale, `every` its mscale_all_dim.
+    The terms are config.json's mscale and mscale_all_dim.
     """
-    return (
-        yarn_mscale(factor, m) / yarn_mscale(factor, every) if m and every else yarn_mscale(factor)
-    )
+    if not mscale or not all_dim:
+        return yarn_mscale(factor)
+    return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
 
 
 def longrope_attention_factor(factor: float, original: int) -> float:

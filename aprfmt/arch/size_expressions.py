@@ -46,9 +46,9 @@ def needs_hold(
 ) -> bool:
     """Return whether the conditions of a row of a tensor table hold in a layer.
 
-    They are hyperparameters joined by "&", each true, or false behind "!"; "": no condition. Of one
-    value a layer that of `layer` counts, which is None outside the layers. Values in `demanded`
-    replace those in `hp`.
+    They are hyperparameters joined by "&", each to be true, or false after "!"; "": no condition.
+    Of a hyperparameter with one value a layer, that of `layer` counts, which is None outside the
+    layers. Values in `demanded` replace those in `hp`.
     """
     for condition in filter(None, (part.strip() for part in needs.split("&"))):
         name = condition.removeprefix("!")

@@ -168,13 +168,13 @@ def _stack_layers_rule(stack: str) -> HyperRule:
     )
 
 
-def _bias_layers_rule(stack: str, every: bool) -> HyperRule:
+def _bias_layers_rule(stack: str, in_all: bool) -> HyperRule:
     """Return the rule for which layers of a stack have a table of distances: all, or the first."""
 
     def default_layers(hp: Params) -> tuple[bool, ...]:
         """Return one boolean a layer: every layer of the stack, or its first alone."""
-        here: tuple[bool, ...] = hp[f"{stack}_layers"]
-        return here if every else tuple(on and i == 0 for i, on in enumerate(here))
+        layers: tuple[bool, ...] = hp[f"{stack}_layers"]
+        return layers if in_all else tuple(on and i == 0 for i, on in enumerate(layers))
 
     return HyperRule(f"{stack}_bias_layers", default=default_layers)
 
@@ -211,10 +211,10 @@ def _write_norm_eps(value: Value, hp: Params) -> Params:
     return {f"{{arch}}.attention.layer_norm_{key}": value for key in keys}
 
 
-def _t5_rules(gated: bool, every: bool, *stacks: str) -> tuple[HyperRule, ...]:
+def _t5_rules(gated: bool, bias_in_all: bool, *stacks: str) -> tuple[HyperRule, ...]:
     """Return the rules of a model with these stacks.
 
-    `gated`: its MLP has a gate. `every`: every layer has a table of distances, not only the first.
+    `gated`: its MLP has a gate. `bias_in_all`: all layers have a table of distances, not only one.
     """
     alone = len(stacks) == 1
     eps = hyper_rules.norm_eps(1e-6, "layer_norm_epsilon")
@@ -238,7 +238,7 @@ def _t5_rules(gated: bool, every: bool, *stacks: str) -> tuple[HyperRule, ...]:
         ),
         *NO_ROPE,
         *(_stack_layers_rule(stack) for stack in stacks),
-        *(_bias_layers_rule(stack, every) for stack in stacks),
+        *(_bias_layers_rule(stack, bias_in_all) for stack in stacks),
     )
 
 
@@ -254,10 +254,10 @@ def _has_name_part(names: Collection[str], *parts: str) -> bool:
     return any(part in name for name in names for part in parts)
 
 
-def _evidence_of_form(gated: bool, every: bool, decoder: bool) -> Any:
+def _evidence_of_form(gated: bool, bias_in_all: bool, decoder: bool) -> Any:
     """Return a function that says whether tensor names are those of one form of t5.
 
-    `gated`: its MLP has a gate. `every`: every layer has a table of distances, not only the first.
+    `gated`: its MLP has a gate. `bias_in_all`: all layers have a table of distances, not only one.
     `decoder`: it has a decoder.
     """
     second = (
@@ -270,12 +270,12 @@ def _evidence_of_form(gated: bool, every: bool, decoder: bool) -> Any:
 
         `values` (the metadata) is not used: every evidence function is given both.
         """
-        here = (
+        form = (
             _has_name_part(names, ".wi_0.", ".ffn_gate."),
             _has_name_part(names, *second),
             _has_name_part(names, "decoder.block.", "dec.blk."),
         )
-        return here == (gated, every, decoder)
+        return form == (gated, bias_in_all, decoder)
 
     return evidence
 
@@ -288,7 +288,8 @@ def _t5_spec(name: str, gated: bool, *stacks: str) -> ArchSpec:
         _make_t5_tables(gated, *stacks),
         _t5_rules(gated, every, *stacks),
         evidence=_evidence_of_form(gated, every, len(stacks) > 1),
-        ignored=_IGNORED,
+        # An encoder alone has no head that could be tied.
+        ignored=_IGNORED if len(stacks) > 1 else _IGNORED | {"tie_word_embeddings"},
         buffers={"hf": _TIED},
     )
 

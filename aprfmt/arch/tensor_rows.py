@@ -221,10 +221,10 @@ def experts(
     experts, often below another module; it is read too.
     """
     into = ("n_experts", "moe_ffn_size", "hidden_size")
-    back = ("n_experts", "hidden_size", "moe_ffn_size")
+    down_shape = ("n_experts", "hidden_size", "moe_ffn_size")
     rows = tuple(
         RoleRow(f"ffn_{name}_exps.weight", "", shape, "moe_layers")
-        for name, shape in (("gate", into), ("up", into), ("down", back))
+        for name, shape in (("gate", into), ("up", into), ("down", down_shape))
     )
     each = tuple(
         Binding(

@@ -150,7 +150,7 @@ def attest(
 
 def _attest_models(
     base: Model,
-    made: Model,
+    quantized: Model,
     scheme: str | None,
     matrix: "ImportanceMatrix | None",
     drop: Sequence[str],
@@ -159,25 +159,25 @@ def _attest_models(
     budget: Budget | None,
     progress: Callable[[int, int], None] | None,
 ) -> Attestation:
-    """Return the attestation of the open model `made` against the open `base`.
+    """Return the attestation of the open model `quantized` against the open `base`.
 
     The other arguments are those of `attest`.
     """
-    for model in (base, made):
+    for model in (base, quantized):
         # What is fetched is read for the tensors, and again for the digests.
         model.cache_remote_reads()
-    recipes = find_recipes(base, made, scheme=scheme, imatrix=matrix, drop=drop)
-    rows = tuple(rederive(recipes, made, progress, budget))
+    recipes = find_recipes(base, quantized, scheme=scheme, imatrix=matrix, drop=drop)
+    rows = tuple(rederive(recipes, quantized, progress, budget))
     # Of fields that differ only those count that change what the model computes.
-    report = replace(diff_models(base, made, only=_SECTIONS), asked=())
+    report = replace(diff_models(base, quantized, only=_SECTIONS), asked=())
     fields = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
-    files = list_not_compared(make_ledger(base, _FILES), make_ledger(made, _FILES), _FILES)
+    files = list_not_compared(make_ledger(base, _FILES), make_ledger(quantized, _FILES), _FILES)
     found = Attestation(
-        str(made.path), str(base.path), recipes[0], rows, tuple(fields),
+        str(quantized.path), str(base.path), recipes[0], rows, tuple(fields),
         (*files, *report.not_compared),
     )  # fmt: skip
     if budget is not None:  # a statement has digests of every file and tensor
         return replace(found, checked=checked)
-    statement = make_statement(base, made, found.to_json())
+    statement = make_statement(base, quantized, found.to_json())
     faults = () if check is None else tuple(statement_faults(check, statement))
     return replace(found, statement=statement, checked=checked, faults=faults)

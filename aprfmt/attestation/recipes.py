@@ -119,43 +119,43 @@ def find_recipes(
     return [row for _, row in found]
 
 
-def _refuse_other_type(made: Model, named: str, recorded: str) -> None:
+def _refuse_other_type(quantized: Model, named: str, recorded: str) -> None:
     """Raise UsageError where a file says another type than the user, or holds none of its weights.
 
     `recorded` is the type that `quantize` recorded in it, "" for none. The number of
     general.file_type counts where it is that of a scheme.
     """
-    number: Any = made.metadata.get("general.file_type")
+    number: Any = quantized.metadata.get("general.file_type")
     types: dict[Any, str] = {
         row.file_type: name for name, row in SCHEMES.items() if row.file_type is not None
     }
     for key, said in ((_TYPE, recorded), ("general.file_type", types.get(number, ""))):
         if said in SCHEMES and said != named:
             raise UsageError(
-                f"{made.path}: {key} says {said}, --type says {named}; leave --type out where the "
-                "file says its type"
+                f"{quantized.path}: {key} says {said}, --type says {named}; leave --type out "
+                "where the file says its type"
             )
     base = scheme_of(named).base
-    held = dict.fromkeys(view.encoding for view in made.values())
-    if base not in held:
+    encodings = dict.fromkeys(view.encoding for view in quantized.values())
+    if base not in encodings:
         raise UsageError(
-            f"{made.path}: --type {named} stores weights as {base}, and no tensor is; found "
-            f"{', '.join(held)}"
+            f"{quantized.path}: --type {named} stores weights as {base}, and no tensor is; found "
+            f"{', '.join(encodings)}"
         )
 
 
-def _missing_imatrix(made: Model, imatrix: "ImportanceMatrix | None") -> str:
+def _missing_imatrix(quantized: Model, imatrix: "ImportanceMatrix | None") -> str:
     """Return the importance matrix that a file names and that was not given; "" for none.
 
-    Raises UsageError where another one was given. `made` is the quantized model.
+    Raises UsageError where another one was given.
     """
-    digest, name = made.metadata.get(_MATRIX), made.metadata.get(_MATRIX_FILE)
+    digest, name = quantized.metadata.get(_MATRIX), quantized.metadata.get(_MATRIX_FILE)
     if imatrix is None:
         return str(name or digest or "")
     if digest is not None and digest != imatrix.sha256:
         raise UsageError(
-            f"{imatrix.path}: is not the importance matrix that {made.path} was made with: SHA-256 "
-            f"{imatrix.sha256}, expected {digest}"
+            f"{imatrix.path}: is not the importance matrix that {quantized.path} was made with: "
+            f"SHA-256 {imatrix.sha256}, expected {digest}"
         )
     return ""
 
@@ -163,18 +163,18 @@ def _missing_imatrix(made: Model, imatrix: "ImportanceMatrix | None") -> str:
 class _OwnEncodings:
     """The encoding in which a file stores each weight, by each name the weight can have."""
 
-    def __init__(self, made: Model) -> None:
-        """Store the encoding of every weight of `made`, by its names and its role.
+    def __init__(self, quantized: Model) -> None:
+        """Store the encoding of every weight of `quantized`, by its names and its role.
 
         The names are the stored one and, of a known architecture, those of other formats.
         """
-        every = spellings_by_name(made) if _has_known_arch(made) else {}
+        every = spellings_by_name(quantized) if _has_known_arch(quantized) else {}
         self._by_name: dict[str, str] = {}
-        for name, view in made.items():
+        for name, view in quantized.items():
             for each in (name, *every.get(name, ())):
                 self._by_name.setdefault(each, view.encoding)
-        if _has_known_arch(made):
-            self._by_name.update({key: view.encoding for key, view in made.roles.items()})
+        if _has_known_arch(quantized):
+            self._by_name.update({key: view.encoding for key, view in quantized.roles.items()})
 
     def choose(self, name: str, shape: tuple[int, ...], source: str) -> str | None:
         """Return the encoding that the file stores a tensor in; None to keep the base's.
@@ -207,15 +207,14 @@ def _schemes_with_base(name: str) -> list[str]:
 
 
 def _possible_layouts(
-    base: Model, made: Model, wanted: str, options: Options
+    base: Model, quantized: Model, wanted: str, options: Options
 ) -> Iterator[tuple[str, Options]]:
     """Yield (scheme, options) of each conversion of the base that may have made the file.
 
-    The scheme is "" where none is needed. `wanted` is the scheme that is named, or "". `made` is
-    the quantized model.
+    The scheme is "" where none is needed. `wanted` is the scheme that is named, or "".
     """
     found = False
-    for name, packing in _possible_packings(made, wanted):
+    for name, packing in _possible_packings(quantized, wanted):
         found = True
         yield name, replace(options, packing=packing)
     if not found:
@@ -224,12 +223,12 @@ def _possible_layouts(
         yield "", replace(options, choose=None)
 
 
-def _possible_packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _possible_packings(quantized: Model, wanted: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (scheme, encoder options) of the layouts that a file's packed weights may have.
 
-    `wanted` is the scheme that is named, or "". `made` is the quantized model.
+    `wanted` is the scheme that is named, or "".
     """
-    packed = {view.encoding: view for view in made.values() if view.parts}
+    packed = {view.encoding: view for view in quantized.values() if view.parts}
     # The record stays when a file is converted again: it may be of an earlier layout.
     if wanted and scheme_of(wanted).dialect and scheme_of(wanted).base in packed:
         yield wanted, scheme_of(wanted).options
@@ -247,12 +246,9 @@ def _possible_packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[
         yield from ((scheme, SCHEMES[scheme].options) for scheme in _schemes_with_base(name))
 
 
-def _count_alike(plan: Plan, made: Model) -> int:
-    """Return how many planned tensors have the name, shape and dtype of one of the file.
-
-    `made` is the quantized model.
-    """
-    stored = made.source.tensors
+def _count_alike(plan: Plan, quantized: Model) -> int:
+    """Return how many planned tensors have the name, shape and dtype of one of the file."""
+    stored = quantized.source.tensors
     return sum(
         (held := stored.get(one.info.name)) is not None
         and (held.info.shape, held.info.encoding) == (one.info.shape, one.info.encoding)

@@ -151,13 +151,13 @@ def _attest_weight(
 
 
 def _attest_tensor(
-    output: Output, held: LazyTensor, base: TensorAttestation, recipe: Recipe
+    output: Output, tensor: LazyTensor, base: TensorAttestation, recipe: Recipe
 ) -> TensorAttestation:
     """Return `base` with the state of one stored tensor: whether the plan gives its bytes.
 
-    `held` is the tensor of the file. `base` is the weight's row without a state.
+    `tensor` is the tensor of the file. `base` is the weight's row without a state.
     """
-    info, name = held.info, output.info.name
+    info, name = tensor.info, output.info.name
     if info.shape != output.info.shape:
         why = f"has shape {list(info.shape)}; the base gives {list(output.info.shape)}"
         return replace(base, state="not reproduced", tensor=name, why=why)
@@ -174,7 +174,7 @@ def _attest_tensor(
     # Equal shape and encoding: compare bytes, in the way in which the tensor was made.
     searched = is_quantized(info.encoding)
     if output.copies or output.part is not None:
-        found = _first_difference(output_chunks(output, recipe.options, WrittenTensor()), held)
+        found = _first_difference(output_chunks(output, recipe.options, WrittenTensor()), tensor)
         how = "laid out anew" if output.made else "bytes of the base"
         if output.part is not None:
             how = recipe.type or base.encoding
@@ -182,7 +182,7 @@ def _attest_tensor(
         why = f"made with the importance matrix {recipe.lacks}: give it with --imatrix"
         return replace(base, tensor=name, why=why)
     else:
-        found = _least_difference(output, held, recipe, searched)
+        found = _least_difference(output, tensor, recipe, searched)
         how = found.how
         if found.byte < 0:
             found = None
@@ -222,34 +222,34 @@ def _difference_row(
     )
 
 
-def _first_difference(made: Iterator[memoryview], held: LazyTensor) -> _Difference | None:
+def _first_difference(made: Iterator[memoryview], tensor: LazyTensor) -> _Difference | None:
     """Return the first byte in which the made chunks differ from the stored tensor.
 
     None where all are equal. A missing or additional byte is a difference. `made` are the chunks of
-    bytes in order. `held` is the stored tensor.
+    bytes in order. `tensor` is the stored tensor.
     """
     at, first = 0, None
     for chunk in made:
-        stop = min(at + chunk.nbytes, held.info.nbytes)
+        stop = min(at + chunk.nbytes, tensor.info.nbytes)
         one = np.frombuffer(chunk, np.uint8)
-        other = np.frombuffer(held.raw(at, stop), np.uint8)
+        other = np.frombuffer(tensor.raw(at, stop), np.uint8)
         same = one[: other.size] == other
         if first is None and not same.all():
             first = at + int(np.argmin(same))
         at += chunk.nbytes
-    if first is None and at != held.info.nbytes:
-        first = min(at, held.info.nbytes)
-    held.drop()
+    if first is None and at != tensor.info.nbytes:
+        first = min(at, tensor.info.nbytes)
+    tensor.drop()
     return None if first is None else _Difference(first)
 
 
 def _least_difference(
-    output: Output, held: LazyTensor, recipe: Recipe, searched: bool
+    output: Output, tensor: LazyTensor, recipe: Recipe, searched: bool
 ) -> _Difference:
     """Return the difference of the kind of rounding that gives the fewest wrong blocks.
 
     Its byte is -1 where one gives every byte. `searched` says that the encoding searches for its
-    scales, so that the bytes depend on how sums are rounded. `held` is the tensor of the file.
+    scales, so that the bytes depend on how sums are rounded. `tensor` is the tensor of the file.
     `recipe` has the kinds of rounding to try.
     """
     size = find_encoding(output.info.encoding).type_size
@@ -273,7 +273,7 @@ def _least_difference(
                 output, options, importance, piece._replace(values=values, band=band)
             )
             one = np.frombuffer(data, np.uint8)
-            other = np.frombuffer(held.raw(at, at + one.size), np.uint8)
+            other = np.frombuffer(tensor.raw(at, at + one.size), np.uint8)
             same = one == other
             if first < 0 and not same.all():
                 first = at + int(np.argmin(same))
@@ -282,11 +282,11 @@ def _least_difference(
             if differ > HOPELESS * seen:
                 break
         if not differ:
-            held.drop()
+            tensor.drop()
             return _Difference(-1, 0, said)
         if best is None or (best.blocks or 0) > differ:
             best = _Difference(first, differ, said)
-    held.drop()
+    tensor.drop()
     assert best is not None
     return best
 

@@ -45,7 +45,7 @@ class Region(Protocol):
 class RemoteRegion(Region, Protocol):
     """A region whose bytes are on another machine; its beginning is cached, for headers."""
 
-    def held(self, stop: int, wish: int = 0) -> memoryview:
+    def head(self, stop: int, wish: int = 0) -> memoryview:
         """Return the first bytes of the file, at least `stop` of them.
 
         If they have to be fetched, the first `wish` bytes are fetched at once.
@@ -136,7 +136,7 @@ class LazyTensor(Protocol):
         return ()
 
     @property
-    def held(self) -> "LazyTensor":
+    def unwrapped(self) -> "LazyTensor":
         """The stored tensor with the same bytes: itself, or the one that this tensor wraps."""
         return self
 
@@ -154,7 +154,7 @@ class LazyTensor(Protocol):
         """Return a read-only zero-copy view of stored bytes [start, stop), valid until close()."""
         ...
 
-    def lies(self, start: int = 0) -> tuple[ByteSource, int] | None:
+    def location(self, start: int = 0) -> tuple[ByteSource, int] | None:
         """Return (file, offset) of stored byte `start`; None where the bytes are in no file."""
         return None
 

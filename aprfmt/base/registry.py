@@ -126,7 +126,11 @@ class Registry(Mapping[str, T], Generic[T]):
         if name not in self._rows:
             from difflib import get_close_matches
 
-            near = get_close_matches(name, self._rows, 3) or list(self._rows)
+            small = {row.lower(): row for row in self._rows}
+            near = [small[each] for each in get_close_matches(name.lower(), small, 3)]
+            # Qwen2ForCausalLM: the longest name that it begins with
+            begun = [row for each, row in small.items() if name.lower().startswith(each)]
+            near = near or sorted(begun, key=len)[-1:] or list(self._rows)
             raise self._error(f"{self.kind} {name!r} is not known; known: {some_names(near)}")
         if name not in self._loaded:
             self._loaded[name] = self._import(name)

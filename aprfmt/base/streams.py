@@ -4,6 +4,8 @@ Python's own answer for stdout is an exception in the middle of a result.
 """
 
 import codecs
+import os
+import sys
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -25,6 +27,27 @@ def _substitute_missing(error: UnicodeError) -> tuple[str, int]:
     return "".join(
         OURS.get(character) or spell_character(character) for character in missing
     ), error.end
+
+
+def fill_closed_streams() -> bool:
+    """Open the null device for stdin, stdout and stderr where they are closed.
+
+    Else the first file that is opened takes such a number, and what a library prints goes into it.
+    Returns whether stdout was closed.
+    """
+    closed = []
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            got = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            if got != number:
+                os.dup2(got, number)
+                os.close(got)
+            closed.append(name)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))
+    return "stdout" in closed
 
 
 def spell_missing(*streams: TextIO) -> None:

@@ -100,6 +100,9 @@ WARNINGS: Mapping[str, str] = {
     "command that ends the line writes it back, so that other readers find them too.",
     "meta_tensors": "a checkpoint of PyTorch names tensors whose values were never saved (device "
     "meta); reading one is an error.",
+    "rowless_tokens": "tokens of tokenizer.json have ids behind the rows of the embedding. The "
+    "lists of a GGUF or APR end with the rows, so that the copy splits texts with these tokens "
+    "otherwise. Resize the embedding, or take the tokens out of tokenizer.json.",
     "dropped": "a tensor was left out because --drop asks for it.",
     "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "
     "without it: it was made for another model, or on too little text.",

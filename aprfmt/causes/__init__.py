@@ -75,7 +75,7 @@ def _read_rows(module: str, table: str, kind: type[T]) -> tuple[T, ...]:
 
 
 def _assigned(text: str, name: str) -> ast.expr:
-    """Return what a module's text assigns to a name in its first column.
+    """Return the expression (ast) that a module's text assigns to a name in its first column.
 
     ValueError if it assigns nothing to it.
     """

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aprfmt.arch.value_checks import same_value
-from aprfmt.causes.hyperparameters import BIASES, FLAG_LOADERS, hyper_causes, shows
+from aprfmt.causes.hyperparameters import BIASES, FLAG_LOADERS, hyper_causes, shows_hyper
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
@@ -39,7 +39,7 @@ class Contradiction:
 
     @property
     def says(self) -> str:
-        """What the flag and the tensors say, and what each loader does, after the side's name."""
+        """A sentence on the flag, the tensors and the loaders; its `{side}` is to be filled in."""
         stated = f"{self.key} of {{side}}'s configuration is {self.said}"
         return f"{stated}, its tensors say {not self.said}: {FLAG_LOADERS[self.name, self.said]}"
 
@@ -62,7 +62,7 @@ def contradictions(model: Model) -> Iterator[Contradiction]:
         if (name, said) == ("tied_embeddings", False):
             if HEAD not in (*coverage.missing, *coverage.accepted):
                 continue
-        keys = tuple(key for key in model.roles if shows(key, name))
+        keys = tuple(key for key in model.roles if shows_hyper(key, name))
         yield Contradiction(name, said, keys, row.key or _config_key(model, name))
 
 
@@ -100,10 +100,10 @@ def judged_contradictions(
     Those that `other`, the other side, has too are left out.
     """
     changing: list[Contradiction] = []
-    idle: list[Contradiction] = []
+    harmless: list[Contradiction] = []
     for row in unshared_contradictions(model, other):
-        (changing if changes_readings(model, row) else idle).append(row)
-    return changing, idle
+        (changing if changes_readings(model, row) else harmless).append(row)
+    return changing, harmless
 
 
 def contradiction_findings(

@@ -28,6 +28,13 @@ CAUSE_ROWS = (
         "Under one rename every demanded tensor is there, of its shape.",
     ),
     Cause(
+        "missing_tensors", "tensor", "bug",
+        "One side lacks weights that a pass reads and the other has.",
+        "A role of the architecture on one side only, under no other name and not packed.",
+        "The names of both files say it; the tensors that both have are compared.",
+        next="again",
+    ),
+    Cause(
         "extra_tensor", "tensor", "same",
         "One side stores a tensor that nothing of the architecture reads.",
         "A name on one side only that is no role; everything else is compared without it.",

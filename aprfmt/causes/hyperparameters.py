@@ -133,8 +133,8 @@ def is_read_as_flag(style: str, name: str, says: object) -> bool:
     return style == "hf" and isinstance(says, bool) and (name, says) in FLAG_LOADERS
 
 
-def shows(key: str, name: str) -> bool:
-    """Return whether a role key, of a layer or of the model, is one that shows a hyperparameter."""
+def shows_hyper(key: str, name: str) -> bool:
+    """Return whether a tensor of this role key exists only by the value of a hyperparameter."""
     roles = SHOWN_BY.get(name, ())
     return key in roles or key.partition(".")[2] in roles
 
@@ -142,7 +142,7 @@ def shows(key: str, name: str) -> bool:
 def lacks_tensors_of(model: Model, name: str) -> bool:
     """Return whether required tensors that a hyperparameter speaks of are missing from a model."""
     coverage = model.resolution.coverage
-    return any(shows(key, name) for key in (*coverage.missing, *coverage.accepted))
+    return any(shows_hyper(key, name) for key in (*coverage.missing, *coverage.accepted))
 
 
 # Parts of a scaling in normal form -> keys of config.json, where they are spelled otherwise.
@@ -213,12 +213,10 @@ def _value_text(value: object) -> str:
 
 def tensors_of_hyperparameter(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ...]:
     """Return the keys of tensors that only one side has because hyperparameter `name` differs."""
-    roles = SHOWN_BY.get(name, ())
     return tuple(
         key
         for key, row in tensors.items()
-        if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")
-        and (key in roles or key.partition(".")[2] in roles)
+        if row.verdict in ("ONLY_IN_A", "ONLY_IN_B") and shows_hyper(key, name)
     )
 
 

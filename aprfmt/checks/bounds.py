@@ -72,11 +72,24 @@ _GEMMA_NORM: RoleBounds = {
     "rms": UsualRange(0.01, 5000, "weight", "Gemma-3-270M: up to 376 in post_ffw_norm"),
     "zeros": _ZEROS,
 }
+_T5_EMBEDDING: RoleBounds = {
+    **EMBEDDING,
+    "std": UsualRange(
+        0.005, 100, "weight", "T5's begins with 1, and its training does not hold it"
+    ),
+}
+_T5 = {"token_embd": _T5_EMBEDDING}
 # architecture -> word of a role -> bounds that replace the kind's.
 BY_ARCH: Mapping[str, Mapping[str, RoleBounds]] = {
     "gemma": {"norm": _GEMMA_NORM},
     "gemma2": {"norm": _GEMMA_NORM},
     "gemma3": {"norm": _GEMMA_NORM},
+    "t5": _T5,
+    "t5_gated": _T5,
+    "umt5": _T5,
+    "t5_encoder": _T5,
+    "t5_gated_encoder": _T5,
+    "umt5_encoder": _T5,
 }
 
 
@@ -106,7 +119,7 @@ def tensor_bounds(arch: str, role: str, shape: Sequence[int]) -> RoleBounds:
     return BIAS if limits is LINEAR and few else limits
 
 
-def bounded_numbers(stats: "Stats", offset: float = 0.0) -> Mapping[str, float]:
+def bounded_numbers(stats: "Stats", offset: float) -> Mapping[str, float]:
     """Return {name: number} of the statistics that a RoleBounds limits.
 
     `offset` is added to the mean (gemma stores norms less 1). All are NaN where no value is finite.
@@ -144,6 +157,23 @@ THETA = UsualRange(1e2, 1e9, "rotary base", "models in use: 10000 to 5e7")
 CONTEXT = UsualRange(8, 1 << 27, "tokens", "below 8 no prompt fits; the longest in use is 1e7")
 HEAD_DIM = UsualRange(2, 1024, "elements", "models in use: 32 to 576")
 VOCAB_SHARE = UsualRange(0.5, 1.0, "tokens of embedding rows", "rows are padded by less than half")
+
+STATED: Mapping[str, UsualRange] = {"norm_eps": EPS, "rope_theta": THETA}
+
+# --- settings: what transformers' GenerationConfig and its processors, and llama.cpp, take -----
+
+_SHARE = UsualRange(0, 1, "of probability", "it is a share of the probability")
+_COUNT = UsualRange(0, 1 << 31, "", "it is a count")
+SETTINGS: Mapping[str, UsualRange] = {
+    "temperature": UsualRange(0, 100, "", "logits are divided by it; 0 is the best token"),
+    "top_k": UsualRange(-1, 1 << 31, "tokens", "it is a count; 0 and -1 take all"),
+    "top_p": _SHARE, "min_p": _SHARE, "typical_p": _SHARE,
+    "repetition_penalty": UsualRange(1e-3, 100, "", "logits are divided by it"),
+    "no_repeat_ngram_size": _COUNT, "min_length": _COUNT, "max_length": _COUNT,
+    "max_new_tokens": UsualRange(1, 1 << 31, "tokens", "it is a count"),
+    "num_beams": UsualRange(1, 1 << 20, "beams", "it is a count"),
+    "model_max_length": UsualRange(1, 1e31, "tokens", "transformers cuts texts there"),
+}  # fmt: skip
 
 # --- the forward pass -------------------------------------------------------------------------
 

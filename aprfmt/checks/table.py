@@ -184,6 +184,11 @@ CHECKS: tuple[CheckRow, ...] = (
         ".file.vocabulary:check_ids",
     ),
     CheckRow(
+        "ranges",
+        "settings of the generation, lengths and epsilons are ones that readers take",
+        ".file.ranges:check_ranges",
+    ),
+    CheckRow(
         "token_types",
         "the marks that the chat template writes are split off a text whole",
         ".file.marks:check_token_types",

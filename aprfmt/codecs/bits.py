@@ -82,10 +82,10 @@ def halves_to_pairs(qs: U8) -> U8:
     words = np.ascontiguousarray(qs).view("<u8")
     made = np.empty((len(qs), 2, words.shape[1]), "<u4")
     for half, shift in enumerate((0, 4)):
-        held = words >> np.uint64(shift)
-        held &= np.uint64(0x0F0F0F0F0F0F0F0F)
-        _gather_nibbles(held)
-        made[:, half] = held
+        nibbles = words >> np.uint64(shift)
+        nibbles &= np.uint64(0x0F0F0F0F0F0F0F0F)
+        _gather_nibbles(nibbles)
+        made[:, half] = nibbles
     return made.view(np.uint8).reshape(len(qs), -1)
 
 

@@ -219,8 +219,8 @@ def _packed_shape(parts: Parts, config: Config) -> tuple[int, ...]:
         raise CodecError(
             f"{NAME}: part {_SHAPE!r} says {list(shape)}, expected {len(packed)} sizes"
         )
-    said = f"{NAME}: config says num_bits {bits}"
-    check_shape(said, _PACKED, packed, (*shape[:-1], -(-shape[-1] * bits // 32)))
+    prefix = f"{NAME}: config says num_bits {bits}"
+    check_shape(prefix, _PACKED, packed, (*shape[:-1], -(-shape[-1] * bits // 32)))
     _check_parts(shape, parts, weight_arguments(config))
     return shape
 
@@ -342,8 +342,8 @@ def _micro_shape(parts: Parts, config: Config) -> tuple[int, ...]:
         raise CodecError(f"{NAME}: rows of {shape[-1]} bytes are no whole {codes.name} blocks")
     found = (*shape[:-1], shape[-1] // codes.type_size * codes.block_size)
     scale = required_part(NAME, parts, SCALE).shape
-    said = f"{NAME}: config says format {_format_of(config)!r}"
-    check_shape(said, SCALE, scale, (*found[:-1], -(-found[-1] // size)))
+    prefix = f"{NAME}: config says format {_format_of(config)!r}"
+    check_shape(prefix, SCALE, scale, (*found[:-1], -(-found[-1] // size)))
     if _format_of(config) == _NVFP4:
         required_part(NAME, parts, _GLOBAL)
     if config.get("config_groups"):

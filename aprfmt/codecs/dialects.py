@@ -74,10 +74,10 @@ def dialects_at(section: Config, module: str) -> tuple[Sequence[Dialect], Config
 
     None where the module is not quantized. Raises CodecError for a section that cannot be read.
     """
-    said = section_at(section, module)
-    if said is None:
+    stated = section_at(section, module)
+    if stated is None:
         return None
-    return [row for row in map(DIALECTS.__getitem__, DIALECTS) if row.recognises(said)], said
+    return [row for row in map(DIALECTS.__getitem__, DIALECTS) if row.recognises(stated)], stated
 
 
 def unmistakable_dialects(rows: Sequence[Dialect]) -> list[Dialect]:

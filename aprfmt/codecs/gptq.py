@@ -103,8 +103,8 @@ def read_zero_points(parts: Parts, config: Config, outputs: int, scales: Array) 
     if scales.ndim != 2:
         raise CodecError(f"{NAME}: part '.scales' has shape {list(scales.shape)}, expected 2 axes")
     check_shape(NAME, ".scales", scales.shape, (len(scales), outputs))
-    said = f"{NAME}: config says bits {bits}"
-    check_shape(said, ".qzeros", qzeros.shape, (len(scales), -(-outputs * bits // 32)))
+    prefix = f"{NAME}: config says bits {bits}"
+    check_shape(prefix, ".qzeros", qzeros.shape, (len(scales), -(-outputs * bits // 32)))
     codes = PackedCodes(bits, "rows", qzeros.view(np.uint8)[None])
     values = np.arange(1 << bits, dtype=np.float32) + _ZERO_OFFSET[kind]
     return WeightLayout(scales.shape, codes, values, (1, outputs)).decode()

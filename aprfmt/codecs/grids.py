@@ -65,7 +65,7 @@ class Groups:
     def scales(self) -> F32:
         """Return what a code is multiplied by, float32 [rows, groups].
 
-        Bytes are decoded (E8M0 or E4M3), then multiplied by `whole` or divided by `divisor`.
+        Bytes are decoded (E8M0 or E4M3), then multiplied by `tensor_scale` or divided by `divisor`.
         """
         if self.scale.dtype != np.uint8:
             found: F32 = self.scale
@@ -90,7 +90,7 @@ class Groups:
         )
 
     def _equal_bytes(self, other: "Groups") -> bool:
-        """Return whether both have the same scale bytes, multiplier (`whole`) and divisor.
+        """Return whether both have the same scale bytes, `tensor_scale` and `divisor`.
 
         False where either has scales that are not bytes.
         """
@@ -122,18 +122,18 @@ class GridWeight:
         with np.errstate(all="ignore"):
             return self._values(self.groups.rows(start, stop), self.codes(start, stop))
 
-    def _values(self, groups: Groups, held: U8) -> F32:
-        """Return float32 [rows, in]: the values of codes `held` under the scales of their rows.
+    def _values(self, groups: Groups, stored: U8) -> F32:
+        """Return float32 [rows, in]: the values of the bytes `stored`, by the scales of their rows.
 
         `groups` holds the scales, offsets and zero points of these rows.
         """
         if groups.codes == "e4m3":
-            codes: Array = fp8.E4M3.values[held]
+            codes: Array = fp8.E4M3.values[stored]
         else:
-            codes = np.empty((len(held), held.shape[1] * 2), np.float32)
+            codes = np.empty((len(stored), stored.shape[1] * 2), np.float32)
             table = groups.numbers_of_codes()
-            np.take(table, held & 15, out=codes[:, 0::2], mode="clip")
-            np.take(table, held >> 4, out=codes[:, 1::2], mode="clip")
+            np.take(table, stored & 15, out=codes[:, 0::2], mode="clip")
+            np.take(table, stored >> 4, out=codes[:, 1::2], mode="clip")
         grouped = codes.reshape(*groups.scale.shape, groups.size)
         scale = groups.scales()[..., None]
         if (groups.codes == "int" and groups.offset is None) or groups.zeros is not None:
@@ -142,5 +142,5 @@ class GridWeight:
         grouped *= scale
         if groups.offset is not None and groups.zeros is None:
             grouped += groups.offset[..., None]
-        found: F32 = grouped.reshape(len(held), -1)
+        found: F32 = grouped.reshape(len(stored), -1)
         return found

@@ -51,13 +51,13 @@ class BlockFields(NamedTuple):
     codes: Codes
 
 
-def magnitude_weights(turned: F32, fused: bool) -> F32:
+def magnitude_weights(x: F32, fused: bool) -> F32:
     """Return weights [size, n]: |x| plus the root mean square of the sub-block.
 
-    `turned` is x with the elements of a sub-block along the first axis, [size, n].
+    `x` has the elements of a sub-block along its first axis, [size, n].
     """
-    mean = sum_of_products(turned, turned, fused) / np.float32(len(turned))
-    weights: F32 = np.sqrt(mean) + np.abs(turned)
+    mean = sum_of_products(x, x, fused) / np.float32(len(x))
+    weights: F32 = np.sqrt(mean) + np.abs(x)
     return weights
 
 

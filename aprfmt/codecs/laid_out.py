@@ -31,26 +31,26 @@ _ACROSS: Mapping[tuple[str, int], tuple[int, ...]] = {
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble of a word, lowest first -> output
 
 
-def _stream_of_rows(held: Array, start: int, stop: int) -> U8:
+def _stream_of_rows(array: Array, start: int, stop: int) -> U8:
     """Return the code bytes of rows [start, stop), uint8 [rows, bytes], of codes stored by rows."""
-    found: U8 = held[start:stop]
+    found: U8 = array[start:stop]
     return found
 
 
-def _stream_of_columns(held: Array, start: int, stop: int) -> U8:
+def _stream_of_columns(array: Array, start: int, stop: int) -> U8:
     """Return the code bytes of rows [start, stop), uint8 [rows, bytes], of codes stored by columns.
 
-    `held` is [words of a row, rows]: a word packs codes of one row, and rows are side by side.
+    `array` is [words of a row, rows]: a word packs codes of one row, and rows are side by side.
     """
-    return np.ascontiguousarray(held[:, start:stop].T).view(np.uint8)
+    return np.ascontiguousarray(array[:, start:stop].T).view(np.uint8)
 
 
-def _stream_of_awq(held: Array, start: int, stop: int) -> U8:
+def _stream_of_awq(array: Array, start: int, stop: int) -> U8:
     """Return the code bytes of rows [start, stop), uint8 [rows, bytes], of codes in AWQ's words.
 
-    `held` [columns, rows / 8] packs one column of eight rows into a word, in the order `AWQ_ORDER`.
+    `array` [columns, rows / 8] packs a column of eight rows into a word, in the order `AWQ_ORDER`.
     """
-    words = held[:, start // 8 : -(-stop // 8)]
+    words = array[:, start // 8 : -(-stop // 8)]
     made = np.empty((words.shape[1], 8, -(-len(words) // 2)), np.uint8)
     for place, output in enumerate(AWQ_ORDER):
         codes = np.zeros((made.shape[2] * 2, len(made)), np.uint8)
@@ -59,12 +59,12 @@ def _stream_of_awq(held: Array, start: int, stop: int) -> U8:
     return made.reshape(-1, made.shape[2])[start % 8 :][: stop - start]
 
 
-def _stream_of_pairs(held: Array, start: int, stop: int) -> U8:
+def _stream_of_pairs(array: Array, start: int, stop: int) -> U8:
     """Return the code bytes of rows [start, stop), uint8 [rows, bytes], of codes in row pairs.
 
-    `held` [rows / 2, columns] has two rows in a byte, the first in the low 4 bits.
+    `array` [rows / 2, columns] has two rows in a byte, the first in the low 4 bits.
     """
-    some = held[start // 2 : -(-stop // 2)]
+    some = array[start // 2 : -(-stop // 2)]
     codes = np.zeros((len(some), 2, -(-some.shape[1] // 2) * 2), np.uint8)
     codes[:, 0, : some.shape[1]], codes[:, 1, : some.shape[1]] = some & 15, some >> 4
     made: U8 = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(2 * len(some), -1)
@@ -124,15 +124,17 @@ def transpose_numbers(numbers: F32) -> F32:
     return found
 
 
-def _rows_together(held: Array | None, start: int, stop: int) -> Array | None:
-    """Return the numbers of rows [start, stop) of [rows, groups], those of a row side by side.
+def _rows_together(numbers: Array | None, start: int, stop: int) -> Array | None:
+    """Return the numbers of rows [start, stop) of [rows, groups], each row contiguous in memory.
 
     Numbers that are stored column by column are copied. None is returned as None.
     """
-    if held is None or held.strides[1] == held.itemsize or held.strides[0] != held.itemsize:
-        return None if held is None else held[start:stop]
-    units = held.T if held.itemsize == 1 else held.T.view(np.uint32)
-    return PackedCodes(8, "columns", units[None]).streams(0, start, stop).view(held.dtype)
+    if numbers is None:
+        return None
+    if numbers.strides[1] == numbers.itemsize or numbers.strides[0] != numbers.itemsize:
+        return numbers[start:stop]
+    units = numbers.T if numbers.itemsize == 1 else numbers.T.view(np.uint32)
+    return PackedCodes(8, "columns", units[None]).streams(0, start, stop).view(numbers.dtype)
 
 
 class GroupNumbers(NamedTuple):
@@ -258,11 +260,11 @@ class WeightLayout:
             """
             streams = self.codes.streams(matrix, first, last)
             row, numbers, tables = self._numbers(matrix, first, last)
-            room = out[out_row * width : (out_row + last - first) * width]
+            target = out[out_row * width : (out_row + last - first) * width]
             found.append(
                 native.recode_packed(
                     encoding,
-                    room,
+                    target,
                     streams,
                     self.codes.bits,
                     self.values,
@@ -318,7 +320,7 @@ class WeightLayout:
         else:
             store = STORE_FRESH if fresh else STORE_BY_SIZE
             codes = self.codes
-            if self._across(first, len(out)):
+            if self._decodes_across(first, len(out)):
                 native.decode_across(
                     codes.order,
                     codes.array[matrix],
@@ -347,8 +349,8 @@ class WeightLayout:
         if self.factor is not None:
             out *= self.factor
 
-    def _across(self, first: int, rows: int) -> bool:
-        """Return whether the kernel that decodes eight rows at a time, untransposed, is to be used.
+    def _decodes_across(self, first: int, rows: int) -> bool:
+        """Return whether to use the kernel that decodes eight rows at a time without transposing.
 
         It is the faster one only where columns choose their own group: eight rows then share one
         look-up of the group. `first`, `rows` and the columns must be multiples of eight, and a
@@ -447,17 +449,17 @@ def as_group_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers
     return GroupNumbers(raw, None if table is None else table.astype(np.float32)[None])
 
 
-def _has_any(held: U8, wrong: Array) -> bool:
-    """Return whether any byte of `held` is marked in the mask `wrong` [256].
+def _has_any(codes: U8, wrong: Array) -> bool:
+    """Return whether any byte of `codes` has a value that is marked in the mask `wrong` [256].
 
     Comparing with the marked ranges is faster than looking up every byte.
     """
     edges = np.flatnonzero(np.diff(np.concatenate([[0], wrong.astype(np.int8), [0]])))
-    for start in range(0, held.size, _EXAMINED):
-        some = held[start : start + _EXAMINED]
-        if not edges.size or some.max() < edges[0]:  # all below the first of them
+    for start in range(0, codes.size, _EXAMINED):
+        chunk = codes[start : start + _EXAMINED]
+        if not edges.size or chunk.max() < edges[0]:  # all below the first of them
             continue
         for first, end in edges.reshape(-1, 2):
-            if (some - np.uint8(first) <= np.uint8(end - first - 1)).any():
+            if (chunk - np.uint8(first) <= np.uint8(end - first - 1)).any():
                 return True
     return False

@@ -37,11 +37,12 @@ def fill_codes(dialect: Dialect, parts: Parts, code: int, bits: int) -> Parts:
 
 
 def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> Lattice | None:
-    """Return the step and range of each element of a packed weight; None where codes are unknown.
+    """Return the step, lowest and highest value of each element; None where codes are unknown.
 
-    `parts` are the stored tensors of the weight, `config` its quantization section, `values` the
-    decoded weight. The lowest and highest value come from decoding the weight with all codes at the
-    lowest and at the highest.
+    The step is the distance to a neighbouring value, of uneven ones the larger. The lowest and
+    highest value are those that the element would have with the lowest and with the highest code.
+    `parts` are the stored tensors of the packed weight, `config` its quantization section, `values`
+    the decoded weight.
     """
     codes = dialect.codes(parts, config) if dialect.codes is not None else None
     if codes is None:
@@ -57,10 +58,10 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
         gaps = np.diff(levels)
         if np.ptp(gaps) == 0:
             return Lattice(np.abs(unit) * np.float32(gaps[0]), low, high)
-        at = np.nan_to_num((values - low) / unit + np.float32(table.min()))
-        near = np.searchsorted((levels[:-1] + levels[1:]) / 2, at)
-        wide = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0)).astype(np.float32)
-        return Lattice(np.abs(unit) * wide[near], low, high)
+        numbers = np.nan_to_num((values - low) / unit + np.float32(table.min()))
+        level = np.searchsorted((levels[:-1] + levels[1:]) / 2, numbers)
+        larger_gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0)).astype(np.float32)
+        return Lattice(np.abs(unit) * larger_gap[level], low, high)
 
 
 class PackedWeight(NamedTuple):
@@ -133,9 +134,9 @@ class PackedWeight(NamedTuple):
         return self.laid or lay_out(self.dialect, self.parts, self.config)
 
     def lattice(self, values: F32) -> Lattice | None:
-        """Return the step and range of each element; None where the weight's codes are unknown.
+        """Return the step, lowest and highest value of each element, as `lattice_of` does.
 
-        `values` is the decoded weight.
+        `values` is the decoded weight. None where the weight's codes are unknown.
         """
         return lattice_of(self.dialect, self.parts, self.config, values)
 

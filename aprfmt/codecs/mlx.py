@@ -87,9 +87,9 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
     mode, columns = MODES[name], shape[-1]
     if mode.codes is not None and mode.codes.kind.bits != bits:
         raise CodecError(f"{NAME}: mode {name!r} has {mode.codes.kind.bits} bits, config {bits}")
-    said = f"{NAME}: config says bits {bits}, group_size {size}"
+    prefix = f"{NAME}: config says bits {bits}, group_size {size}"
     if columns % size:
-        raise CodecError(f"{said}: part '.weight' has rows of {columns}, no whole groups")
+        raise CodecError(f"{prefix}: part '.weight' has rows of {columns}, no whole groups")
     # Read codes and scales.
     groups = (*shape[:-1], columns // size)
     words = part_words(NAME, parts, ".weight", (_WORDS,))
@@ -99,14 +99,14 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
     allowed = ("F16", "BF16", "F32") if mode.scales is None else ("U8",)
     read = part_numbers if mode.scales is None else part_array
     stored = read(NAME, parts, ".scales", allowed)
-    check_shape(said, ".scales", stored.shape, groups)
+    check_shape(prefix, ".scales", stored.shape, groups)
     table = None if mode.scales is None else mode.scales.values[None]
     scale = GroupNumbers(broadcast_to_matrices(stored, shape, groups[-2:]), table)
     if mode.codes is not None:
         return WeightLayout(shape, codes, mode.codes.values, (1, size), scale)
     # Only integers have biases.
     found = part_numbers(NAME, parts, ".biases", allowed)
-    check_shape(said, ".biases", found.shape, groups)
+    check_shape(prefix, ".biases", found.shape, groups)
     values = np.arange(1 << bits, dtype=np.float32)
     offset = GroupNumbers(broadcast_to_matrices(found, shape, groups[-2:]))
     return WeightLayout(shape, codes, values, (1, size), scale, offset=offset)

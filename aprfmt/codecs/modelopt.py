@@ -143,11 +143,11 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
     if algorithm.second:
         required_part(NAME, parts, _SECOND)
     if algorithm.group is not None:
-        said = f"{NAME}: config says {config['quant_algo']}, group_size {algorithm.group}"
+        prefix = f"{NAME}: config says {config['quant_algo']}, group_size {algorithm.group}"
         if shape[-1] % algorithm.group:
-            raise CodecError(f"{said}: part {_MAIN!r} has rows of {shape[-1]}, no whole groups")
+            raise CodecError(f"{prefix}: part {_MAIN!r} has rows of {shape[-1]}, no whole groups")
         groups = (*shape[:-1], shape[-1] // algorithm.group)
-        check_shape(said, SCALE, required_part(NAME, parts, SCALE).shape, groups)
+        check_shape(prefix, SCALE, required_part(NAME, parts, SCALE).shape, groups)
     return tuple(shape)
 
 
@@ -247,10 +247,10 @@ _TOGETHER: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def as_weight_parts(parts: Parts, *, turned: bool) -> Parts:
+def as_weight_parts(parts: Parts, *, transpose: bool) -> Parts:
     """Return the parts of stacked experts under a weight's suffixes, as [experts, out, in].
 
-    Experts are stored as [experts, in, out]. With `turned` the bytes are transposed too; without it
+    Experts are stored as [experts, in, out]. With `transpose` the bytes are transposed too, else
     only the shapes are swapped.
     """
     found = {_TOGETHER[suffix]: part for suffix, part in parts.items()}
@@ -259,7 +259,7 @@ def as_weight_parts(parts: Parts, *, turned: bool) -> Parts:
             continue  # numbers for the whole, an expert or a row
         experts, columns, rows = part.shape
         raw = part.raw
-        if turned:
+        if transpose:
             held = np.frombuffer(raw, np.uint8).reshape(part.shape)
             raw = np.ascontiguousarray(held.swapaxes(1, 2)).tobytes()
         found[suffix] = part._replace(raw=raw, shape=(experts, rows, columns))
@@ -272,14 +272,14 @@ def _lay_out_experts(parts: Parts, config: Config, shape: tuple[int, ...]) -> We
     Codes go down columns as they are stored, but 4-bit integers are transposed first.
     """
     if algorithm_of(config).packs == -2:
-        return _lay_out(as_weight_parts(parts, turned=True), config, shape)
-    found = _lay_out(as_weight_parts(parts, turned=False), config, shape)
+        return _lay_out(as_weight_parts(parts, transpose=True), config, shape)
+    found = _lay_out(as_weight_parts(parts, transpose=False), config, shape)
     stored = parts[""]
     held = np.frombuffer(stored.raw, np.uint8).reshape(stored.shape)
     scale, power = found.scale, parts["_weight_scale"]
     if len(power.shape) == 3 and power.encoding not in _FLOAT and scale is not None:
-        turned = np.frombuffer(power.raw, np.uint8).reshape(power.shape).swapaxes(1, 2)
-        scale = GroupNumbers(turned, scale.table)
+        powers = np.frombuffer(power.raw, np.uint8).reshape(power.shape).swapaxes(1, 2)
+        scale = GroupNumbers(powers, scale.table)
     return replace(found, codes=found.codes._replace(order="columns", array=held), scale=scale)
 
 
@@ -291,7 +291,7 @@ EXPERTS = Dialect(
     optional=("_weight_scale_2", "_input_scale"),
     facts=DIALECT.facts,
     recognises=DIALECT.recognises,
-    shape_of=lambda parts, config: _weight_shape(as_weight_parts(parts, turned=False), config),
+    shape_of=lambda parts, config: _weight_shape(as_weight_parts(parts, transpose=False), config),
     laid_out=_lay_out_experts,
     codes=DIALECT.codes,
     coded=DIALECT.coded,

@@ -22,13 +22,13 @@ _EXCLUDED = ("exclude_modules", "ignore")
 _GROUPS: Mapping[tuple[Any, Any], str] = {(8, "float"): "FP8", (4, "float"): "NVFP4"}
 
 
-def _algorithm_section(own: Mapping[str, Any]) -> Config:
-    """Return a section with only the algorithm of `own`, in capitals, and its group size.
+def _algorithm_section(stated: Mapping[str, Any]) -> Config:
+    """Return a section with only the algorithm of `stated`, in capitals, and its group size.
 
-    The group size is left out where `own` has none.
+    The group size is left out where that has none.
     """
-    found = {"quant_method": METHOD, "quant_algo": str(own.get("quant_algo")).upper()}
-    size = own.get("group_size")
+    found = {"quant_method": METHOD, "quant_algo": str(stated.get("quant_algo")).upper()}
+    size = stated.get("group_size")
     return found if size is None else {**found, "group_size": size}
 
 

@@ -125,9 +125,9 @@ def parallel_decode(
 
 def aligned_array(count: int) -> "NDArray[np.float32]":
     """Return a new float32 array [count] that begins on a cache line, for streaming stores."""
-    room = np.empty(count + 16, np.float32)
-    skip = -room.ctypes.data % 64 // 4
-    result: NDArray[np.float32] = room[skip : skip + count]
+    larger = np.empty(count + 16, np.float32)
+    skip = -larger.ctypes.data % 64 // 4
+    result: NDArray[np.float32] = larger[skip : skip + count]
     return result
 
 

@@ -28,43 +28,43 @@ class BlockSource:
     groups: Callable[[Blocks, F32 | None], Groups]
 
 
-def _block_scales(held: Array) -> F32:
+def _block_scales(stored: Array) -> F32:
     """Return float16 scales of blocks as float32 of the same shape.
 
     Raises CodecError for a NaN or infinity.
     """
-    raw = np.ascontiguousarray(held).reshape(-1).view(np.uint8)
-    found: F32 = decode("F16", raw.data, held.shape)
+    raw = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+    found: F32 = decode("F16", raw.data, stored.shape)
     wrong = ~np.isfinite(found)
     if wrong.any():
-        at = [int(index) for index in np.argwhere(wrong)[0]]
-        raise CodecError(f"its block {at} holds {found[tuple(at)]}, expected finite numbers")
+        index = [int(i) for i in np.argwhere(wrong)[0]]
+        raise CodecError(f"its block {index} holds {found[tuple(index)]}, expected finite numbers")
     return found
 
 
-def _small_float_groups(held: Blocks, tensor_scale: F32 | None) -> Groups:
+def _small_float_groups(blocks: Blocks, tensor_scale: F32 | None) -> Groups:
     """Return the scales of NVFP4 blocks as `Groups`: E2M1 codes, an E4M3 scale for 16 elements.
 
     `tensor_scale` is the float32 scale of the scales, or None.
     """
     # Bit 7 is none that ggml reads, and 0x7F it reads as 0.
-    four = np.ascontiguousarray(held["d"].view("<u4")) & np.uint32(0x7F7F7F7F)
-    d = four.view(np.uint8).reshape(len(held), -1)
+    four = np.ascontiguousarray(blocks["d"].view("<u4")) & np.uint32(0x7F7F7F7F)
+    d = four.view(np.uint8).reshape(len(blocks), -1)
     wrong = d == 0x7F
     if wrong.any():
         d[wrong] = 0
     return Groups(16, d, tensor_scale=tensor_scale, codes="e2m1")
 
 
-def _power_groups(held: Blocks, tensor_scale: F32 | None) -> Groups:
+def _power_groups(blocks: Blocks, tensor_scale: F32 | None) -> Groups:
     """Return the scales of MXFP4 blocks as `Groups`: E2M1 codes, a power of two for 32 elements.
 
     `tensor_scale` is not used. Raises CodecError for the exponent 255, which is no number.
     """
-    e = np.ascontiguousarray(held["e"])
+    e = np.ascontiguousarray(blocks["e"])
     if (e == 255).any():
-        at = [int(index) for index in np.argwhere(e == 255)[0]]
-        raise CodecError(f"its block {at} has the exponent 255, expected one of a number")
+        index = [int(i) for i in np.argwhere(e == 255)[0]]
+        raise CodecError(f"its block {index} has the exponent 255, expected one of a number")
     return Groups(32, e, codes="e2m1")
 
 

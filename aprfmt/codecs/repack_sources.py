@@ -46,21 +46,21 @@ def code_rows(main: StoredPart, shape: tuple[int, ...]) -> Callable[[int, int], 
     return lambda start, stop: held[start:stop]
 
 
-def _flatten_matrices(held: Array) -> Array:
+def _flatten_matrices(numbers: Array) -> Array:
     """Return numbers [matrices, down, across] as [rows, across]."""
-    return np.ascontiguousarray(held).reshape(-1, held.shape[-1])
+    return np.ascontiguousarray(numbers).reshape(-1, numbers.shape[-1])
 
 
-def _check_finite(name: str, suffix: str, held: Array) -> Array:
-    """Return the numbers `held` unchanged; CodecError for one that is not finite.
+def _check_finite(name: str, suffix: str, numbers: Array) -> Array:
+    """Return the numbers unchanged; CodecError for one that is not finite.
 
     The error names the dialect (`name`), the part (`suffix`) and the position.
     """
-    wrong = ~np.isfinite(held)
+    wrong = ~np.isfinite(numbers)
     if wrong.any():
-        at = [int(index) for index in np.argwhere(wrong)[0]]
-        raise CodecError(f"{name}: part {suffix!r} holds {held[tuple(at)]} at {at}")
-    return held
+        index = [int(i) for i in np.argwhere(wrong)[0]]
+        raise CodecError(f"{name}: part {suffix!r} holds {numbers[tuple(index)]} at {index}")
+    return numbers
 
 
 def _check_four_bits(bits: object) -> None:
@@ -122,7 +122,9 @@ def read_modelopt_experts(packed: PackedWeight, target: str) -> GridWeight:
     They are stored with inputs before outputs and are transposed. Raises CodecError where the
     scales are not of the kind that the encoding `target` has.
     """
-    return _read_modelopt(nvidia.as_weight_parts(packed.parts, turned=True), packed.config, target)
+    return _read_modelopt(
+        nvidia.as_weight_parts(packed.parts, transpose=True), packed.config, target
+    )
 
 
 def _read_modelopt(parts: Parts, config: Config, target: str) -> GridWeight:

@@ -74,20 +74,20 @@ def _store_numbers(numbers: Array, members: Array) -> None:
     members.view(one)[...] = held.reshape((*members.shape[:2], 1))
 
 
-def _to_float16(what: str, held: Array) -> Array:
+def _to_float16(what: str, numbers: Array) -> Array:
     """Return numbers as float16; CodecError where one is too large for it, or not finite.
 
     `what` names the numbers in the error.
     """
     with np.errstate(all="ignore"):
-        if held.dtype == np.float32:
-            raw = encode("F16", np.ascontiguousarray(held))[""]
-            found: Array = np.frombuffer(raw, "<f2").reshape(held.shape)
+        if numbers.dtype == np.float32:
+            raw = encode("F16", np.ascontiguousarray(numbers))[""]
+            found: Array = np.frombuffer(raw, "<f2").reshape(numbers.shape)
         else:
-            found = held.astype("<f2")
+            found = numbers.astype("<f2")
     if (found.view(np.uint16) & 0x7C00).max(initial=0) == 0x7C00:  # numpy's isfinite is far slower
-        at = [int(index) for index in np.argwhere(~np.isfinite(found))[0]]
-        raise CodecError(f"{what} {held[tuple(at)]} at {at} is beyond float16")
+        index = [int(i) for i in np.argwhere(~np.isfinite(found))[0]]
+        raise CodecError(f"{what} {numbers[tuple(index)]} at {index} is beyond float16")
     return found
 
 
@@ -98,9 +98,9 @@ def _to_float32(stored: Array) -> F32:
     return found
 
 
-def _is_unchanged(held: Array, stored: Array) -> bool:
-    """Return whether float16 `stored` has the values of float32 `held`: none was rounded."""
-    return bool(np.array_equal(held, _to_float32(stored)))
+def _is_unchanged(exact: Array, stored: Array) -> bool:
+    """Return whether float16 `stored` has the values of float32 `exact`: none was rounded."""
+    return bool(np.array_equal(exact, _to_float32(stored)))
 
 
 def _make_q4_0(groups: Groups) -> BlockMembers:

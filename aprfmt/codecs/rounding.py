@@ -62,6 +62,6 @@ def e4m3_bytes(values: F32) -> U8:
     """Return values as E4M3 bytes, rounded to nearest even and clamped to the largest value."""
     from ml_dtypes import float8_e4m3fn
 
-    held = np.clip(values, -E4M3_MAX, E4M3_MAX).astype(float8_e4m3fn)
-    found: U8 = held.view(np.uint8)
+    small_floats = np.clip(values, -E4M3_MAX, E4M3_MAX).astype(float8_e4m3fn)
+    found: U8 = small_floats.view(np.uint8)
     return found

@@ -82,15 +82,15 @@ def _block_size(config: Config, shape: Sequence[int]) -> tuple[int, ...]:
     A single number is the size along the last axis, 1 along the others.
     """
     size = config.get("block_size")
-    given = [1] * (len(shape) - 1) + [size] if isinstance(size, int) else size
+    stated = [1] * (len(shape) - 1) + [size] if isinstance(size, int) else size
     if (
-        not isinstance(given, list)
-        or len(given) != len(shape)
-        or not all(type(n) is int and n > 0 for n in given)
-        or any(whole % n for whole, n in zip(shape, given, strict=True))
+        not isinstance(stated, list)
+        or len(stated) != len(shape)
+        or not all(type(n) is int and n > 0 for n in stated)
+        or any(whole % n for whole, n in zip(shape, stated, strict=True))
     ):
         raise CodecError(f"{NAME}: metadata says block_size {size!r}, of a weight {list(shape)}")
-    return tuple(given)
+    return tuple(stated)
 
 
 def _has_swizzled_scales(config: Config) -> bool:
@@ -109,8 +109,8 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
             f"{NAME}: metadata says {config['_type']}, part {_MAIN!r} is {main.encoding}, "
             f"expected {' or '.join(allowed)}"
         )
-    said = config.get(_NAMES)
-    for name in said if isinstance(said, list) else ():
+    names = config.get(_NAMES)
+    for name in names if isinstance(names, list) else ():
         required_part(f"{NAME}: metadata says {name!r}", parts, f"._weight_{name}")
     packed = main.encoding == _PACKED
     if len(main.shape) < 2:

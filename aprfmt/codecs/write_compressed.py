@@ -51,7 +51,7 @@ def config_section(
 
 
 def _stored_scale(most: F32, half_range: float, settings: Settings) -> F32:
-    """Return the scales most / half, rounded to the encoding that `settings` give scales.
+    """Return the scales most / half_range, rounded to the encoding that `settings` give scales.
 
     A scale that would be 0 becomes the epsilon of that encoding. `most` is the largest magnitude of
     each group, `half_range` half the range of the codes.

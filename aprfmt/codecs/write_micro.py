@@ -51,8 +51,8 @@ def _choose_divided(values: F32, settings: Settings) -> Groups:
 def _choose_multiplied(values: F32, settings: Settings) -> Groups:
     """Return NVFP4 scales as ModelOpt stores them: E4M3, one for 16 values, and a common factor.
 
-    The scales are already divided by weight_scale_2, the common float32 factor, which is `whole` of
-    the result. `settings` is not used.
+    The scales are already divided by weight_scale_2, the common float32 factor, which is
+    `tensor_scale` of the result. `settings` is not used.
     """
     most = largest_magnitudes(values, _SIZE)
     whole = np.float32(most.max(initial=0)) / _WHOLE
@@ -72,8 +72,8 @@ def _choose_powers(values: F32, settings: Settings) -> Groups:
     bits = np.ascontiguousarray(largest_magnitudes(values, _POWERS)).view(np.uint32) + np.uint32(
         1 << 21
     )
-    held = np.maximum((bits >> 23).astype(np.int32) - 2, 0)
-    return Groups(_POWERS, held.astype(np.uint8), codes="e2m1")
+    exponents = np.maximum((bits >> 23).astype(np.int32) - 2, 0)
+    return Groups(_POWERS, exponents.astype(np.uint8), codes="e2m1")
 
 
 def _hold_powers(groups: Groups, settings: Settings) -> Groups:
@@ -128,9 +128,9 @@ def _scale_bytes(source: GridWeight, settings: Settings) -> U8:
     return np.bitwise_and(source.groups.scale, np.uint8(0x7F))
 
 
-def _float32_number(groups: F32 | None) -> Array:
+def _float32_number(number: F32 | None) -> Array:
     """Return a number, or an array of numbers, as little-endian float32."""
-    return np.asarray(groups, "<f4")
+    return np.asarray(number, "<f4")
 
 
 COMPRESSED = Writer(

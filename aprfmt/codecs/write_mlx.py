@@ -82,8 +82,8 @@ def _hold(groups: Groups, settings: Settings) -> Groups:
 
 def _section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
     """Return the keys of config.json as mlx-lm writes them; `left_out` is not used."""
-    said = {"group_size": settings.size, "bits": 4, "mode": "affine"}
-    return {"quantization": said, "quantization_config": dict(said)}
+    stated = {"group_size": settings.size, "bits": 4, "mode": "affine"}
+    return {"quantization": stated, "quantization_config": dict(stated)}
 
 
 MLX = Writer(

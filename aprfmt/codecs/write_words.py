@@ -121,10 +121,10 @@ def _along_outputs(source: GridWeight, settings: Settings) -> Array:
     return made
 
 
-def _awq_words(held: Array) -> Array:
+def _awq_words(pairs: Array) -> Array:
     """Return codes [outputs, in / 2], two a byte, as AWQ's words int32 [in, outputs / 8]."""
-    eight = held.reshape(-1, 8, held.shape[1])  # outputs of a word
-    words = np.zeros((len(eight), held.shape[1], 2), "<u4")  # by byte: the even input, the odd one
+    eight = pairs.reshape(-1, 8, pairs.shape[1])  # outputs of a word
+    words = np.zeros((len(eight), pairs.shape[1], 2), "<u4")  # by byte: the even input, the odd one
     for place, output in enumerate(_ORDER):
         codes = eight[:, output].astype("<u4")
         words[..., 0] |= (codes & 15) << np.uint32(4 * place)

@@ -85,14 +85,14 @@ class Writer:
         }
 
     def part(self, source: GridWeight, suffix: str, settings: Settings) -> bytes:
-        """Return the bytes of the stored tensor `suffix` of a weight."""
+        """Return the bytes of the stored tensor `suffix` of a weight, given as codes and scales."""
         row = self.tensors[suffix]
         made = np.ascontiguousarray(row.make(source, settings))
         if made.dtype == np.float32 and (row.encoding or settings.scales) != "F32":
             return encode(row.encoding or settings.scales, made)[""]
         return made.tobytes()
 
-    def rounded(self, values: F32, settings: Settings) -> GridWeight:
+    def quantize(self, values: F32, settings: Settings) -> GridWeight:
         """Return values [out, in] quantized: scales chosen for each group, and the nearest codes.
 
         Raises CodecError for a NaN, an infinity, or rows that are not whole groups.
@@ -102,8 +102,8 @@ class Writer:
             raise CodecError(f"rows of {inputs} are no whole number of groups of {settings.size}")
         wrong = ~np.isfinite(values)
         if wrong.any():
-            at = [int(index) for index in np.argwhere(wrong)[0]]
-            raise CodecError(f"holds {values[tuple(at)]} at {at}, expected finite numbers")
+            index = [int(i) for i in np.argwhere(wrong)[0]]
+            raise CodecError(f"holds {values[tuple(index)]} at {index}, expected finite numbers")
         with np.errstate(all="ignore"):
             groups = self.choose(values, settings)
 
@@ -118,11 +118,11 @@ class Writer:
 
         return GridWeight((outputs, inputs), groups, round_rows)
 
-    def taken(self, source: GridWeight, settings: Settings) -> tuple[GridWeight, GroupCounts]:
-        """Return (the weight `source` with its scales as stored here, counts of what changes).
+    def repack(self, source: GridWeight, settings: Settings) -> tuple[GridWeight, GroupCounts]:
+        """Return (`source` with its scales as this layout stores them, counts of changed values).
 
-        `source` is a weight to be repacked: its codes are used as they are. Raises CodecError with
-        the reason where this layout cannot hold it.
+        `source` is a weight to be repacked [out, in]: its codes are used unchanged. Raises
+        CodecError with the reason where this layout cannot hold it.
         """
         if len(source.shape) != 2:
             raise CodecError(f"its shape is {list(source.shape)}, expected [out, in]")
@@ -170,6 +170,6 @@ def round_numbers(what: str, numbers: F32, encoding: str) -> F32:
     )
     wrong = ~np.isfinite(found)
     if wrong.any():
-        at = [int(index) for index in np.argwhere(wrong)[0]]
-        raise CodecError(f"{what} {numbers[tuple(at)]} at {at} is beyond {encoding}")
+        index = [int(i) for i in np.argwhere(wrong)[0]]
+        raise CodecError(f"{what} {numbers[tuple(index)]} at {index} is beyond {encoding}")
     return found

@@ -4,9 +4,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.spec import HyperParam
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
@@ -28,7 +30,7 @@ from aprfmt.measure.texts import (
     uncompared_tokenizers,
 )
 from aprfmt.model import Model, open_model
-from aprfmt.model.ledger import LATE, Kind, NotCompared, list_not_compared, make_ledger
+from aprfmt.model.ledger import LATE, Kind, NotCompared, State, list_not_compared, make_ledger
 from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, misleading_keys
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
@@ -56,6 +58,8 @@ _KINDS: Mapping[str, tuple[Kind, ...]] = {
     "tokenizer": ("tokenizer part", "generation setting"),
     "metadata": ("metadata key",),
 }
+_SIZES = ("hidden_size", "n_layers", "ffn_size", "vocab_size")  # what tensors show as well
+CONTEXT_LENGTH = "context_length"  # changes no pass by itself
 # Metadata that every file has its own value of: compared where metadata is asked for by name.
 _OWN_KEYS = ("aprfmt.", "split.", "general.name")
 
@@ -223,13 +227,17 @@ def diff_models(
     ledgers = make_ledger(a, kinds | of_tensors), make_ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
     undone += late
+    if "hyperparameters" in only and alignment.by_role and not tensors:
+        undone += _differing_settings(a, b)
     if "hyperparameters" in only and not alignment.by_role:
         undone += _unlike_architectures(a, b)
     if any(pair.a and pair.b and pair.a.parts and pair.b.parts for pair in pairs):
         from aprfmt.measure.activation_scales import differing_input_scales
 
         undone += differing_input_scales(pairs)
-    left = (*list_not_compared(*ledgers, kinds), *tokens.left, *undone)
+    said = {(row.kind, row.name) for row in undone}
+    unsaid = [row for row in list_not_compared(*ledgers, kinds) if (row.kind, row.name) not in said]
+    left = (*unsaid, *tokens.left, *undone)
     spoken = "tokenizer" in only
     return DiffReport(
         str(a.path),
@@ -318,6 +326,46 @@ def _unlike_architectures(a: Model, b: Model) -> list[NotCompared]:
     ]
 
 
+def _differing_settings(a: Model, b: Model) -> Iterator[NotCompared]:
+    """Yield the keys of hyperparameters that no pass depends on, and that readers act on.
+
+    These are the context length, where both sides state another, and sizes that config.json of one
+    side alone states: the other's are read from the tensors here, and readers take a default.
+    """
+    alike = a.key_style == b.key_style
+    of_a, of_b = _stated_length(a, alike), _stated_length(b, alike)
+    if of_a is not None and of_b is not None and not same_value(of_a.value, of_b.value):
+        key = of_b.key or of_a.key
+        kind = "config key" if "config" in (of_a.origin, of_b.origin) else "metadata key"
+        why = f"{CONTEXT_LENGTH}: {of_a.value} and {of_b.value}"
+        if key:
+            yield NotCompared(kind, key, "unequal", why)
+    if not alike or a.config is None or b.config is None:
+        return
+    sides: tuple[tuple[State, Model, Model], ...] = (("only in A", a, b), ("only in B", b, a))
+    for name, (state, model, other) in product(_SIZES, sides):
+        if not (name in model.hyper and name in other.hyper):
+            continue
+        mine, theirs = model.hyper.of(name), other.hyper.of(name)
+        if mine.origin == "config" and theirs.origin == "shape":
+            why = f"{name}: read from the tensors here; other readers take a default"
+            yield NotCompared("config key", mine.key, state, why)
+
+
+def _stated_length(model: Model, default: bool) -> HyperParam | None:
+    """Return the context length by the keys that other programs read, or their `default` for it.
+
+    None if no key states it, and the default is not asked for.
+    """
+    native = model.resolution.native
+    read = {} if native is None else native.read
+    key = next((key for key, name in read.items() if name == CONTEXT_LENGTH), "")
+    if key and model.metadata.get(key) is not None:
+        return HyperParam(model.metadata[key], "metadata", key)
+    found = model.hyper.of(CONTEXT_LENGTH) if CONTEXT_LENGTH in model.hyper else None
+    return found if found is not None and (found.key or default) else None
+
+
 def _section_counts(
     a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_TokenizerComparison"
 ) -> Mapping[str, int]:
@@ -404,7 +452,7 @@ def _differing_hyperparameters(
                 right,
                 "" if mine is None else f"{mine.origin} {mine.key}".strip(),
                 "" if other is None else f"{other.origin} {other.key}".strip(),
-                decisive=name not in ("context_length",) and not settled,
+                decisive=name != CONTEXT_LENGTH and not settled,
             )
         )
     return (*rows, *_misleading_rows(a, b, {row.name for row in rows}))

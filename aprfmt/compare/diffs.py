@@ -302,7 +302,7 @@ class DiffReport(Tabular):
 
     @property
     def differs(self) -> bool:
-        """Whether a value, a hyperparameter or the tokenizer differs under the relations."""
+        """Whether a value, a hyperparameter or the tokenizer differs, read with all relations."""
         return replace(self, relations=()).exit_code() == 1
 
     @property

@@ -96,7 +96,7 @@ def _run_conversion(
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
     # The user's options stay as given for the state of a resumable run.
-    asked = options
+    given = options
     options = with_mixture(model, target, options)
     plan = build_plan(model, target, options)
     keep_bits(model, target, plan)
@@ -117,7 +117,7 @@ def _run_conversion(
         expected = estimate_conversion(model, dst, plan, sizes, options, hashing)
     else:
         if options.resume:
-            begun = _open_resumable(model, target, dst, plan, carried, asked)
+            begun = _open_resumable(model, target, dst, plan, carried, given)
         if begun is not None and begun.published:
             from aprfmt.conversion.resume_state import restore_record
 
@@ -179,9 +179,9 @@ def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -
     else:
         carried = target_metadata(model, target.name, plan, options)
     check_files(model, plan.left_out)
-    told = {name: flag for name, flag in plan.left_out.items() if flag != REMOVED}
-    if told:
-        carried.metadata[RECORD] = record_text(told)
+    omitted = {name: flag for name, flag in plan.left_out.items() if flag != REMOVED}
+    if omitted:
+        carried.metadata[RECORD] = record_text(omitted)
     return carried
 
 
@@ -216,16 +216,16 @@ def _open_sink(
     """
     from aprfmt.conversion.encoding_choice import stores_as_bytes
 
-    wishes: dict[str, Any] = {"files": files}
+    arguments: dict[str, Any] = {"files": files}
     if options.alignment is not None:
-        wishes["alignment"] = options.alignment
+        arguments["alignment"] = options.alignment
     if stores_as_bytes(model, target, options):
-        wishes["carry"] = True
+        arguments["carry"] = True
     alike = target.rewrites and model.format == target.name
     if alike and isinstance(model.source, MappedSource):  # not tensors in place of a file's
-        wishes["like"] = model.source
+        arguments["like"] = model.source
     return target.open_sink(
-        weights, force=options.force, max_shard_size=options.max_shard_size, **wishes
+        weights, force=options.force, max_shard_size=options.max_shard_size, **arguments
     )
 
 
@@ -252,21 +252,22 @@ def _planned_sizes(
 
 def _open_resumable(
     model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "CarriedMetadata",
-    asked: Options,
+    options: Options,
 ) -> "ResumableFileSet":  # fmt: skip
     """Return the set of files of a `--resume` conversion.
 
-    It holds the files that an earlier run of the same source and plan left.
+    It holds the files that an earlier run of the same source and plan left. `options` are the
+    user's, without what follows from the scheme.
     """
     from aprfmt.conversion.resume_state import check_resumable, plan_digest, source_identities
     from aprfmt.formats.resumable_output import ResumableFileSet
 
-    check_resumable(asked)
+    check_resumable(options)
     weights, folder = _weights_and_folder(target, dst)
-    sink = _open_sink(model, target, weights, asked, NullFileSet())
+    sink = _open_sink(model, target, weights, options, NullFileSet())
     sink.plan(carried.metadata, _ordered_outputs(target, sink, plan))
-    digest = plan_digest(sink, asked, carried.texts)
-    files = ResumableFileSet(dst, force=asked.force, folder=folder, ours=is_written_name)
+    digest = plan_digest(sink, options, carried.texts)
+    files = ResumableFileSet(dst, force=options.force, folder=folder, ours=is_written_name)
     files.begin(source_identities(model), digest)
     return files
 
@@ -315,7 +316,7 @@ def _write(
         # Companion files, and the check of a resumable run before it is published.
         for path, text in texts.items():
             files.create(path).write(_encode_text(path.name, text))
-        beside = tuple(weights.parent / name for name in carried.texts)
+        text_files = tuple(weights.parent / name for name in carried.texts)
         judged = None
         if begun is not None and verifier is not None:
             begun.close()
@@ -328,7 +329,7 @@ def _write(
                     f"{error}; nothing is published and what was staged is removed: the same "
                     "command begins anew"
                 ) from error
-    return (*paths, *beside), judged
+    return (*paths, *text_files), judged
 
 
 def refuse_changed_source(model: Model) -> None:
@@ -403,7 +404,7 @@ def _verify(
 
 
 def entry_file(files: tuple[Path, ...]) -> Path:
-    """Return the file to open for the whole output: the index, if there is one."""
+    """Return the one of an output's files that opens it all: the shard index, else the first."""
     for path in files:
         if path.name.endswith(".index.json"):
             return path

@@ -95,7 +95,7 @@ class Account:
 
     @property
     def left(self) -> tuple[NotCompared, ...]:
-        """Unread keys and files that the copy lacks or has changed, without a flag that says so."""
+        """Keys and files that no table lists and that the copy lacks or changed without a flag."""
         return tuple(
             NotCompared(
                 entry.kind.removeprefix("unread "), entry.name, entry.state, entry.how,
@@ -138,8 +138,8 @@ def account_for_source(
     `edited` are keys (kind, name) that were to get another value or to be removed.
     """
     both = _Comparison(copy, source, excused, edited)
-    said = sidecar_items(source, both.file)
-    rest = (*both.hyperparameters(), *both.keys(), *said, *both.unread())
+    files = sidecar_items(source, both.file)
+    rest = (*both.hyperparameters(), *both.keys(), *files, *both.unread())
     return Account((*both.tensors(), *both.head(), *rest))
 
 
@@ -255,8 +255,8 @@ class _Comparison:
             return SourceItem(name, "scale", main.fate, main.how)
         found = self._copies_of(weight)
         suffix = next(key for key, part in view.parts.items() if part.info.name == name)
-        beside = suffix.lstrip("._")
-        if any(part.lstrip("._") == beside for one in found for part in one.parts):
+        kind = suffix.lstrip("._")
+        if any(part.lstrip("._") == kind for one in found for part in one.parts):
             return SourceItem(name, "scale", "copied")
         if any(other.info.name == name for one in found for other in one.parts.values()):
             return SourceItem(name, "scale", "copied")
@@ -265,7 +265,7 @@ class _Comparison:
             return SourceItem(
                 name, "scale", "dropped" if why else "lost", why or "the copy has it not"
             )
-        if OF_INPUTS.search(beside):
+        if OF_INPUTS.search(kind):
             why = self.excused(name)
             return SourceItem(name, "scale", "dropped" if why else "lost", why or _INPUTS_GONE)
         return SourceItem(name, "scale", "transformed", f"part of {main.how}")
@@ -387,7 +387,7 @@ class _Comparison:
         )
 
     def _made_of(self, name: str, kind: str) -> str:
-        """Return what of the copy holds the content of a file that it lacks, in words; else ""."""
+        """Return where the copy holds the content of a file that it lacks, in words; else ""."""
         if kind == "tokenizer" and has_tokenizer(self.copy.carried):
             return "the copy's vocabulary"
         if kind == "template" and self.copy.carried.readable_template() is not None:
@@ -453,8 +453,8 @@ def omissions_by_flag(
     that are removed by name, which may hold embedded files. What an earlier conversion recorded as
     left out stays in the result.
     """
-    told = {} if RECORD in removed else _omission_record(source)
-    found = {name: str(flag) for name, flag in told.items()}
+    earlier = {} if RECORD in removed else _omission_record(source)
+    found = {name: str(flag) for name, flag in earlier.items()}
     # What single files store in keys.
     for name in embedded_files(source):
         keys = [key for key in removed if key == name or key.startswith(KEYS.get(name, name))]
@@ -468,8 +468,8 @@ def omissions_by_flag(
         spellings = (name, *view.names, *every.get(name, ()))
         whole = any(match(each) for match in drops for each in spellings)
         stored = [one.info.name for one in view.parts.values() or view.stored]
-        gone = (each for each in stored if whole or any(match(each) for match in drops))
-        found.update(dict.fromkeys(gone, "--drop"))
+        dropped = (each for each in stored if whole or any(match(each) for match in drops))
+        found.update(dict.fromkeys(dropped, "--drop"))
     # Companion files, also those that nothing reads.
     there = [path.name for path in folder_files(source) if not path.is_dir()]
     unread = {name for name in there if file_row(name).reading == "unread"}

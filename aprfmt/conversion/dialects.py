@@ -85,7 +85,7 @@ class DialectWeight(PackedWeight):
             self.judged = found[1]
             return found[0]
         try:
-            return self.writer.rounded(self._row_values(), self.settings)
+            return self.writer.quantize(self._row_values(), self.settings)
         except CodecError as error:
             raise ConversionError(f"{self.name}: {error}") from error
 
@@ -182,7 +182,7 @@ def _settings(output: Output, writer: "Writer", options: Options, dtype: str = "
 
 
 def _scale_encoding(output: Output) -> str:
-    """Return the encoding that a weight's scales should have by its source; "" if it says none.
+    """Return the encoding of a weight's scales that its source implies, or "" if it implies none.
 
     It is a float weight's own encoding, that of a packed weight's scales, or F16 for blocks.
     """
@@ -218,19 +218,19 @@ def convert_codes(
         return ""
     try:
         if output.source_encoding not in READS:
-            return writer.taken(_blocks_as_grid(output), settings)
+            return writer.repack(_blocks_as_grid(output), settings)
         one = output.sources[0] if len(output.sources) == 1 else None
         if one is None or one.packed is None or output.steps or one.info.shape != output.info.shape:
             return "its rows are laid out anew"
         micro = "NVFP4" if settings.size == 16 else "MXFP4"
         source = READS[output.source_encoding](one.packed(), micro)
-        return writer.taken(source, settings)
+        return writer.repack(source, settings)
     except CodecError as error:
         return str(error)
 
 
 def _check_alone(outputs: Sequence[Output], model: "Model", options: Options) -> None:
-    """Raise ConversionError where some weights would be packed in another way than the writer's.
+    """Raise ConversionError where some weights would be packed otherwise than by `quantize`.
 
     A folder has one quantization method: no other weight may stay packed or be packed.
     """

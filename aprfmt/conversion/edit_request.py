@@ -76,7 +76,7 @@ def parse_edits(
     files = FolderEdits(opened) if has_text_files(opened) else None
     request = EditRequest({}, [], {}, files)
     for key in remove:
-        own = key if files is None else files.of_weights(key)
+        own = key if files is None else files.weights_key(key)
         if files is not None and own is None:
             files.remove(key)
             continue
@@ -87,7 +87,7 @@ def parse_edits(
         request.remove.append(named)
     # New values: split off the type, and parse the text by it.
     for left, text in changes:
-        own = left if files is None else files.of_weights(left)
+        own = left if files is None else files.weights_key(left)
         key, kind = (left, "") if own is None else edits.split_type(own, opened)
         key = file_key(opened, key)
         if key in request.keys:

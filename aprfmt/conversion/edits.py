@@ -89,11 +89,11 @@ def split_type(key_text: str, model: Model) -> tuple[str, str]:
     return key_text, ""
 
 
-def parse_value(model: Model, key: str, wished: str, text: str) -> Value | TypedValue:
+def parse_value(model: Model, key: str, type_name: str, text: str) -> Value | TypedValue:
     """Return `text` as the value of a model's key, with its type where the format has types.
 
-    `wished` is the type asked for, or "". `@FILE` means the content of the file. Raises UsageError
-    if the text does not fit the type.
+    `type_name` is the type to give it, or "". `@FILE` means the content of the file. Raises
+    UsageError if the text does not fit the type.
     """
     rules = FORMATS[model.format]
     if any(key.startswith(prefix) for prefix in rules.values.writer_keys):
@@ -101,17 +101,17 @@ def parse_value(model: Model, key: str, wished: str, text: str) -> Value | Typed
     whole = text.startswith("@")
     if whole:
         text = read_text(Path(text[1:]))
-    if wished:
-        return TypedValue(_parse_typed(text, wished, key, whole), wished)
+    if type_name:
+        return TypedValue(_parse_typed(text, type_name, key, whole), type_name)
     if key in model.metadata:
         return _like_present(model, key, text, whole)
     return _parse_new(model, rules, key, text, whole)
 
 
 def _like_present(model: Model, key: str, text: str, from_file: bool) -> Value | TypedValue:
-    """Return `text` as a value of the type that the key has in the file; else UsageError.
+    """Return `text` as a value of the type that the key has in the file.
 
-    `from_file` is True where the text is a file's content.
+    `from_file` is True where the text is a file's content. Raises UsageError if it does not fit.
     """
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
@@ -137,6 +137,15 @@ def parse_json_value(key: str, present: Value, text: str, from_file: bool = Fals
             f"{_kind_text(value)}; give a "
             "value of that kind"
         )
+    return _as_written_before(present, value)
+
+
+def _as_written_before(present: Value, value: Value) -> Value:
+    """Return a number as a float where `present` is one, as an integer where it is and can be."""
+    if type(present) is float and type(value) is int and float(value) == value:
+        return float(value)
+    if type(present) is int and type(value) is float and value.is_integer():
+        return int(value)
     return value
 
 
@@ -241,12 +250,12 @@ def _convert_scalar(value: Value, kind: str, key: str, user_text: str) -> Value:
 def _is_float(value: float, kind: str) -> bool:
     """Return whether a number stays finite in a float type, or is not finite itself."""
     try:
-        back = float(value)
+        rounded = float(value)
         if kind == "float32":
-            (back,) = struct.unpack("<f", struct.pack("<f", value))
+            (rounded,) = struct.unpack("<f", struct.pack("<f", value))
     except (OverflowError, struct.error):
         return False
-    return math.isfinite(back) or not math.isfinite(value)
+    return math.isfinite(rounded) or not math.isfinite(value)
 
 
 def _json_or_text(text: str, key: str) -> Any:

@@ -23,6 +23,7 @@ from aprfmt.conversion.packed_weights import (
     has_companions,
     weight_dtype,
 )
+from aprfmt.conversion.quantize_options import check_fit
 from aprfmt.conversion.restoration_record import target_steps
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
@@ -50,49 +51,53 @@ def choose_encodings(
     not exist, cannot be written, or that the target cannot hold.
     """
     # Check the names that the user gave, and find the tensors of each --tensor pattern.
-    asked = [options.encoding, *(e for _, e in options.tensor_encodings)]
-    for wished in asked:
-        if wished is not None and wished not in ENCODINGS:
-            raise ConversionError(_no_encoding(wished))
+    requested = [options.encoding, *(e for _, e in options.tensor_encodings)]
+    for encoding in requested:
+        if encoding is not None and encoding not in ENCODINGS:
+            raise ConversionError(_no_encoding(encoding))
     every = spellings_by_role(model) if options.tensor_encodings else {}
     names = [(*output.spellings, *every.get(output.role, ())) for output in outputs]
     explicit: dict[int, str] = {}
-    for pattern, wished in options.tensor_encodings:
+    for pattern, encoding in options.tensor_encodings:
         for i in matching_indices(names, [pattern], str(model.path)):
-            explicit[i] = wished
+            explicit[i] = encoding
     chosen: list[Output] = []
     refused: list[str] = []
+    kept_whole: list[Output] = []  # of `refused`
     asked_for = False
     writer = dialect_writer(options)
     written = "" if writer is None else writer.encoding
     for i, output in enumerate(outputs):
         # What is asked for, else the source's encoding.
-        wished = explicit.get(i) or _wished_encoding(output, options)
-        if wished is None:
-            wished = output.source_encoding
+        encoding = explicit.get(i) or _wished_encoding(output, options)
+        if encoding is None:
+            encoding = output.source_encoding
             widened = target.vectors_f32 and not options.generic
-            if widened and _is_vector(output) and wished in PLAIN_FLOATS:
-                wished = "F32"
-            if widened and wished == "I64" and output.role:
-                wished = "I32"  # llama.cpp takes no other index; run.py refuses larger numbers
+            if widened and _is_vector(output) and encoding in PLAIN_FLOATS:
+                encoding = "F32"
+            if widened and encoding == "I64" and output.role:
+                encoding = "I32"  # llama.cpp takes no other index; run.py refuses larger numbers
         # Refuse what nothing here encodes, and collect what the target cannot hold.
-        if wished not in (output.source_encoding, written) and (
-            not find_encoding(wished).known or (wished in asked and not codec(wished).has_encoder)
+        if encoding not in (output.source_encoding, written) and (
+            not find_encoding(encoding).known
+            or (encoding in requested and not codec(encoding).has_encoder)
         ):
-            raise ConversionError(_not_written(output.info.name, wished))
-        if wished == written:
+            raise ConversionError(_not_written(output.info.name, encoding))
+        if encoding == written:
             holds = target.holds(find_encoding("U8"))
         else:
-            kept = wished == output.source_encoding and stores_as_bytes(model, target, options)
-            holds = _can_hold(wished, target) or kept
+            kept = encoding == output.source_encoding and stores_as_bytes(model, target, options)
+            holds = _can_hold(encoding, target) or kept
         if not holds:
-            asked_for = asked_for or wished != output.source_encoding
-            refused.append(f"{output.info.name} ({_refusal_text(wished, output, reasons)})")
+            asked_for = asked_for or encoding != output.source_encoding
+            refused.append(f"{output.info.name} ({_refusal_text(encoding, output, reasons)})")
+            kept_whole.append(output)
             continue
-        if wished == written:
+        if encoding == written:
             output = _as_out_in(output, model, target)
-        chosen.append(replace(output, info=_reencoded_info(output.info, wished, written)))
+        chosen.append(replace(output, info=_reencoded_info(output.info, encoding, written)))
     if refused:
+        check_fit([*chosen, *kept_whole], options, model.path)  # may be why they would stay
         raise ConversionError(
             f"{model.path}: {target.name} has no code for the encoding of {len(refused)} tensors: "
             f"{', '.join(refused[:3])}{' ...' if len(refused) > 3 else ''}; "
@@ -107,46 +112,46 @@ def choose_encodings(
     return chosen
 
 
-def _reencoded_info(info: TensorInfo, wished: str, written: str) -> TensorInfo:
-    """Return an output's TensorInfo in encoding `wished`.
+def _reencoded_info(info: TensorInfo, encoding: str, written: str) -> TensorInfo:
+    """Return an output's TensorInfo in another encoding.
 
     In `written`, the encoding of a dialect, its size is 0: the dialect's own tensors are counted.
     """
-    if wished == written:
-        return TensorInfo(info.name, info.shape, wished, 0, 0, None)
-    return info if wished == info.encoding else make_info(info.name, info.shape, wished)
+    if encoding == written:
+        return TensorInfo(info.name, info.shape, encoding, 0, 0, None)
+    return info if encoding == info.encoding else make_info(info.name, info.shape, encoding)
 
 
-def _not_written(name: str, wished: str) -> str:
+def _not_written(name: str, encoding: str) -> str:
     """Return the error's sentence for an encoding that cannot be written."""
-    row = find_encoding(wished)
+    row = find_encoding(encoding)
     if row.known:
-        near = ", ".join(nearest_names(wished, encodable_names()))
-        return f"{name}: {wished} is read and copied, not written here; near names: {near}"
+        near = ", ".join(nearest_names(encoding, encodable_names()))
+        return f"{name}: {encoding} is read and copied, not written here; near names: {near}"
     removed = row.removed
     return (
-        f"{name}: {wished} is not written here: "
+        f"{name}: {encoding} is not written here: "
         f"{removed or 'a dialect is the type of a whole model'}; choose an encoding that is, Q8_0 "
         "or NF4 for example (aprfmt explain encoding)"
         + ("" if removed else ", or a dialect with --type (aprfmt quantize --help)")
     )
 
 
-def _refusal_text(wished: str, output: Output, reasons: Mapping[str, str]) -> str:
-    """Return the encoding `wished`, followed by the reason if a repack to it was not possible."""
+def _refusal_text(encoding: str, output: Output, reasons: Mapping[str, str]) -> str:
+    """Return the encoding, followed by the reason if a repack to it was not possible."""
     why = next((reasons[s.info.name] for s in output.sources if s.info.name in reasons), "")
-    return f"{wished}; {why}" if why else wished
+    return f"{encoding}; {why}" if why else encoding
 
 
-def _no_encoding(wished: str) -> str:
+def _no_encoding(name: str) -> str:
     """Return the error's sentence for a name that is not an encoding of tensors."""
-    mixture = find_name(wished, SCHEMES)
+    mixture = find_name(name, SCHEMES)
     if mixture is not None:
         return (
-            f"{wished}: is a mixture of several encodings; choose one of them here "
+            f"{name}: is a mixture of several encodings; choose one of them here "
             f"({SCHEMES[mixture].base}), or the mixture with quantize --type {mixture}"
         )
-    return f"{wished}: {unknown_name_message(wished, encodable_names())}"
+    return f"{name}: {unknown_name_message(name, encodable_names())}"
 
 
 def _lookup_name(output: Output) -> str:
@@ -172,8 +177,10 @@ def _wished_encoding(output: Output, options: Options) -> str | None:
     """
     if options.choose is not None:
         return options.choose(_lookup_name(output), output.info.shape, output.source_encoding)
-    wished = options.encoding
-    if wished is None or (ENCODINGS.get(output.source_encoding) or find_encoding("F32")).numpy in (
+    encoding = options.encoding
+    if encoding is None or (
+        ENCODINGS.get(output.source_encoding) or find_encoding("F32")
+    ).numpy in (
         "int8",
         "int16",
         "int32",
@@ -186,7 +193,7 @@ def _wished_encoding(output: Output, options: Options) -> str | None:
         "complex64",
     ):
         return None
-    return wished if wished in PLAIN_FLOATS or not _is_vector(output) else None
+    return encoding if encoding in PLAIN_FLOATS or not _is_vector(output) else None
 
 
 def stores_as_bytes(model: Model, target: FormatSpec, options: Options) -> bool:

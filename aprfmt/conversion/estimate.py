@@ -69,8 +69,8 @@ def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
     workers = options.jobs if options.jobs > 1 else options.threads or cpu_count()
     largest = max((_output_bytes(output) for output in plan.outputs), default=0)
     metadata = sum(_metadata_bytes(value) for value in model.metadata.values())
-    far = any(output.far for output in plan.outputs)
-    ahead = _remote_bytes() if far else BUDGET if options.jobs > 1 else 0
+    remote = any(output.is_remote for output in plan.outputs)
+    ahead = _remote_bytes() if remote else BUDGET if options.jobs > 1 else 0
     return BASE + max(workers, FEW) * THREAD + largest + ahead + 3 * metadata
 
 
@@ -192,24 +192,24 @@ def _encoding_seconds(plan: "Plan", options: Options) -> float:
 
 
 def _fetching_seconds(plan: "Plan") -> float | None:
-    """Return the seconds that fetching a remote source takes; 0 for a local one.
+    """Return the seconds that fetching a remote source will take; 0 for a local one.
 
-    None if the disk cache already had the part that is measured: how much it has of the rest is not
-    known.
+    A part is fetched to measure the rate. None if the disk cache already had it: how much it has of
+    the rest is not known.
     """
     from aprfmt.conversion.outputs import stored_parts
     from aprfmt.remote.remote_file import RemoteFile
 
-    lying: dict[tuple[Path, int], tuple[RemoteFile, int]] = {}
+    ranges: dict[tuple[Path, int], tuple[RemoteFile, int]] = {}
     for output in plan.outputs:
         for part in (one for tensor in output.sources for one in stored_parts(tensor)):
-            file, start = part.lies() or (None, 0)
+            file, start = part.location() or (None, 0)
             if isinstance(file, RemoteFile):
-                lying[file.path, start] = file, part.info.nbytes
-    source = sum(size for _, size in lying.values())
+                ranges[file.path, start] = file, part.info.nbytes
+    source = sum(size for _, size in ranges.values())
     if not source:
         return 0.0
-    (_, start), (file, size) = max(lying.items(), key=lambda one: one[1][1])
+    (_, start), (file, size) = max(ranges.items(), key=lambda one: one[1][1])
     size = min(size, FETCHED[0], max(source // FETCHED[1], 1))
     before = TRAFFIC.received
     took = _timed(lambda: sum(map(len, file.windows(start, start + size))))

@@ -23,6 +23,7 @@ from aprfmt.errors import OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.bounded_json import loads
+from aprfmt.model.config_paths import path_of_name
 from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
 from aprfmt.model.patterns import close_names
 from aprfmt.remote.paths import is_remote
@@ -90,7 +91,7 @@ class FolderEdits:
         """The locations that change so far, in the order of the request."""
         return tuple(self._changed)
 
-    def of_weights(self, key: str) -> str | None:
+    def weights_key(self, key: str) -> str | None:
         """Return the key in the weights' `__metadata__` that a user's key names.
 
         None where it names a value in one of the text files.
@@ -166,7 +167,7 @@ class FolderEdits:
         """
         file, colon, rest = key.partition(":")
         if colon and file in FILES:
-            return [ValueLocation(file, self._path(file, rest))]
+            return [ValueLocation(file, path_of_name(self._json(file), rest))]
         if CONFIG not in self._texts:
             raise UsageError(
                 f"{key}: belongs in a file beside the weights, and {self.folder} has no {CONFIG}; "
@@ -206,10 +207,11 @@ class FolderEdits:
     def _in_file(self, file: str, name: str) -> list[ValueLocation]:
         """Return the locations of a name in one file, at its top level or nested once.
 
-        Raises UsageError where nested objects have it several times.
+        A name at the top level may be there again in an object of rope parameters. Raises
+        UsageError where only nested objects have it, and several of them.
         """
         held = self._json(file)
-        path = self._path(file, name)
+        path = path_of_name(held, name)
         if _value_at(held, path) is not _ABSENT:
             copies = [
                 (part, name)
@@ -222,13 +224,6 @@ class FolderEdits:
             places = ", ".join(".".join(each) for each in paths)
             raise UsageError(f"{name}: stands in {file} several times ({places}); name one of them")
         return [ValueLocation(file, each) for each in paths]
-
-    def _path(self, file: str, name: str) -> tuple[str, ...]:
-        """Return the keys, from the outermost, to which a dotted name leads.
-
-        A key that itself has dots is not split.
-        """
-        return (name,) if name in self._json(file) or "." not in name else tuple(name.split("."))
 
     def _home(self, key: str) -> ValueLocation | None:
         """Return the location where a new key belongs; None for one that no reader knows."""
@@ -335,13 +330,13 @@ def _dump_like(value: Any, before: str) -> str:
     return text + ("\n" if before.endswith("\n") or not before else "")
 
 
-def _value_at(held: Any, path: Sequence[str]) -> Any:
-    """Return the value that keys lead to in nested objects; _ABSENT where there is none."""
+def _value_at(value: Any, path: Sequence[str]) -> Any:
+    """Return the value that the keys `path` lead to in nested objects; _ABSENT if there is none."""
     for part in path:
-        if not isinstance(held, dict) or part not in held:
+        if not isinstance(value, dict) or part not in value:
             return _ABSENT
-        held = held[part]
-    return held
+        value = value[part]
+    return value
 
 
 def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

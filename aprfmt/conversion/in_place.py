@@ -17,7 +17,7 @@ from aprfmt.formats.sequential import Checksum, FileProgram, SequentialSink, Ten
 from aprfmt.remote.paths import RemotePath
 
 if TYPE_CHECKING:
-    from aprfmt.base.protocols import ByteSource
+    from aprfmt.base.protocols import ByteSource, TensorInfo
     from aprfmt.conversion.options import Options
     from aprfmt.conversion.outputs import Plan
     from aprfmt.model import Model
@@ -149,8 +149,8 @@ def _plan_file(model: "Model", options: "Options") -> tuple["Plan", FileProgram]
     target = FORMATS[model.format]
     plan = build_plan(model, target, options)
     metadata = target_metadata(model, target.name, plan, options).metadata
-    wishes: dict[str, Any] = {"like": model.source} if target.rewrites else {}
-    sink = target.open_sink(model.source.files[0], files=NullFileSet(), **wishes)
+    like: dict[str, Any] = {"like": model.source} if target.rewrites else {}
+    sink = target.open_sink(model.source.files[0], files=NullFileSet(), **like)
     if not isinstance(sink, SequentialSink):
         raise ConversionError(
             f"{model.path}: files of {target.name} are not changed in place; {_COPY}"
@@ -229,13 +229,16 @@ def _differing_blocks(file: "ByteSource", offset: int, data: bytes) -> Iterator[
             yield offset + start, piece
 
 
-def _facts(info: object) -> tuple[object, ...]:
+def _facts(info: "TensorInfo") -> tuple[object, ...]:
     """Return (shape, encoding, offset, size in bytes) of a TensorInfo, to be compared."""
-    return tuple(getattr(info, name) for name in ("shape", "encoding", "offset", "nbytes"))
+    return info.shape, info.encoding, info.offset, info.nbytes
 
 
 def _verify(path: Path, tensors: dict[str, tuple[object, ...]]) -> None:
-    """Raise ConversionError unless the file opens and every tensor is where it was."""
+    """Raise ConversionError unless the file opens and every tensor is where it was.
+
+    `tensors` is {name: its facts before the change}.
+    """
     try:
         with open_source(path) as source:
             found = {name: _facts(tensor.info) for name, tensor in source.tensors.items()}

@@ -9,13 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aprfmt.arch.draft_head import head_count_keys
 from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import find_encoding
-from aprfmt.base.protocols import TypedValue, Value
+from aprfmt.base.protocols import Note, TypedValue, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
@@ -26,7 +27,7 @@ from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.quantize_options import IMATRIX_RECORD, RECORD
 from aprfmt.conversion.restated_keys import restate_special_tokens, restated_config
-from aprfmt.conversion.sidecar_files import config_text, drop_files, own_config
+from aprfmt.conversion.sidecar_files import config_text, drop_files, has_own_config
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.model import Model
@@ -80,8 +81,8 @@ def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> 
             carried.metadata.update(_quantization_record(model))
     # What encodings and the user's options change.
     _claim_packing(carried, model, plan.outputs, options)
-    if any(not output.copies for output in plan.outputs) and model.format == target:
-        _update_claims(carried, plan.outputs, target)
+    if any(not output.copies for output in plan.outputs) and model.format == target == "gguf":
+        carried.metadata["general.file_type"] = TypedValue(file_type(plan.outputs), "uint32")
     carried.metadata.update(options.extra_metadata)
     carried.texts.update(options.texts)
     for key, value in options.metadata.items():
@@ -157,7 +158,7 @@ def _packing_keys(
     for output in outputs:
         if output.part is not None and isinstance(output.part.packed, DialectWeight):
             claim, files = quantization_config(outputs)
-            return claim, {name: json.dumps(said, indent=4) + "\n" for name, said in files.items()}
+            return claim, {name: json.dumps(held, indent=4) + "\n" for name, held in files.items()}
     name = min(packed)
     return {SECTIONS[0]: codec(name).config(options.packing, _unpacked_modules(outputs, name))}, {}
 
@@ -174,7 +175,7 @@ def _unpacked_modules(outputs: Sequence[Output], packing: str) -> list[str]:
 
 
 def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> str:
-    """Return config.json's text with the keys of `claim` in place of those on packing.
+    """Return config.json's text with the keys of `claim` instead of its own about packing.
 
     None for `claim` removes those. The text is unchanged if it already says so.
     """
@@ -186,7 +187,7 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> s
 
 
 def _with_claim(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a config with the keys of `claim` in place of those on packing.
+    """Return a config with the keys of `claim` instead of its own about packing.
 
     None for `claim` removes those. Keys that were sorted are sorted in the result.
     """
@@ -207,12 +208,6 @@ def _typed_like(model: Model, key: str, value: Value | TypedValue) -> Value | Ty
         if key in types and not isinstance(value, TypedValue)
         else value
     )
-
-
-def _update_claims(carried: CarriedMetadata, outputs: Sequence[Output], target: str) -> None:
-    """Correct the metadata that re-encoding made wrong: a GGUF's `general.file_type`."""
-    if target == "gguf":
-        carried.metadata["general.file_type"] = TypedValue(file_type(outputs), "uint32")
 
 
 def _identity(model: Model) -> dict[str, Value]:
@@ -261,7 +256,7 @@ def _small_files(model: Model) -> dict[str, str]:
     texts = dict(model.carried.embedded_texts)
     if model.folder is not None:
         texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
-    if not own_config(model):
+    if not has_own_config(model):
         texts.pop("config.json", None)
     elif "config.json" in texts:
         texts["config.json"] = config_text(model) or texts["config.json"]
@@ -326,6 +321,17 @@ def _carried_gguf(model: Model) -> dict[str, TypedValue]:
     return found
 
 
+def _note_rowless(model: Model, plan: Plan, tokens: Mapping[int, str]) -> None:
+    """Note in the plan that tokens without a row are not in the copy's vocabulary."""
+    shown = [f"{shorten(token, 40)!r} ({i})" for i, token in list(tokens.items())[:3]]
+    more = ", ..." if len(tokens) > len(shown) else ""
+    text = (
+        f"{len(tokens)} tokens have no row of the embedding and are left out of the vocabulary: "
+        f"{', '.join(shown)}{more}; a text that has one is split into others"
+    )
+    plan.notes.append(Note("warning", model.carried.origin, text, "rowless_tokens"))
+
+
 def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     """Return the metadata of a GGUF: architecture, hyperparameters, tokenizer, carried keys."""
     spec, hyper = model.spec, model.hyper
@@ -350,9 +356,9 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     if any(find_encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
         found["general.quantization_version"] = TypedValue(2, "uint32")
     # Tokenizer, configuration and companion files.
-    found.update(to_gguf(model))
+    found.update(to_gguf(model, partial(_note_rowless, model, plan)))
     found.update(restored_vocabulary(model, found))
-    text = config_text(model) if own_config(model) else None
+    text = config_text(model) if has_own_config(model) else None
     if text is not None:
         found["aprfmt.hf_config"] = text
     files = _small_files(model)
@@ -387,8 +393,8 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
     }
     # Hyperparameters, tokenizer, configuration and companion files.
     found.update(write_hyper(model.spec, model.hyper, "apr"))
-    found.update(to_apr(model))
-    if config is not None and own_config(model):
+    found.update(to_apr(model, partial(_note_rowless, model, plan)))
+    if config is not None and has_own_config(model):
         found["hf_config"] = restated_config(model, config)
     files = _small_files(model)
     if files:
@@ -408,7 +414,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
 def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
     """Return the metadata and text files of a safetensors folder, config.json among them."""
     texts = dict(model.carried.embedded_texts)
-    text = config_text(model) if own_config(model) else None
+    text = config_text(model) if has_own_config(model) else None
     if text is None:
         spec, hyper = model.spec, model.hyper
         config = write_hyper(spec, hyper, "hf") | head_count_keys(spec, "hf", hyper, plan.names)

@@ -60,9 +60,9 @@ def missing_output_roles(
     found = resolution.coverage
     lost = {*found.accepted, *(key for key in found.missing if any(match(key) for match in drops))}
     lost |= _dropped_roles(resolution, plan)
-    said = accepted_absences_text(resolution)
-    if said:
-        plan.notes.append(Note("warning", str(model.path), said, "accepted_missing"))
+    accepted = accepted_absences_text(resolution)
+    if accepted:
+        plan.notes.append(Note("warning", str(model.path), accepted, "accepted_missing"))
     return tuple(key for key in found.required if key in lost)
 
 

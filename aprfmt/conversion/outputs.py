@@ -65,16 +65,18 @@ class Output:
         return self.copies and any(tensor.makes for tensor in self.sources)
 
     @property
-    def far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether bytes are fetched from another machine, so that they should be read only once."""
-        lies = [part.lies() for tensor in self.sources for part in stored_parts(tensor)]
-        return any(place is not None and not isinstance(place[0], MappedFile) for place in lies)
+        places = [part.location() for tensor in self.sources for part in stored_parts(tensor)]
+        return any(place is not None and not isinstance(place[0], MappedFile) for place in places)
 
 
 def stored_parts(tensor: LazyTensor) -> Sequence[LazyTensor]:
     """Return the stored tensors whose bytes a tensor is made of; [the tensor] for most."""
     beneath = (*tensor.made_of, *tensor.parts.values())
-    return [one for each in beneath for one in stored_parts(each)] if beneath else [tensor.held]
+    if not beneath:
+        return [tensor.unwrapped]
+    return [one for each in beneath for one in stored_parts(each)]
 
 
 @dataclass

@@ -135,12 +135,12 @@ def weight_dtype(source: str, config: Mapping[str, Any] | None, name: str) -> st
     It is that of the encoding `source`, else the one in config.json. Raises ConversionError if
     bitsandbytes does not know the latter. `name` is the weight, for the message.
     """
-    own = next((dtype for dtype, name in DTYPES.items() if name == source), None)
-    if own is not None:
-        return own
-    said = (config or {}).get("dtype") or (config or {}).get("torch_dtype") or "float32"
-    if said not in DTYPES:
+    of_source = next((dtype for dtype, encoding in DTYPES.items() if encoding == source), None)
+    if of_source is not None:
+        return of_source
+    stated = (config or {}).get("dtype") or (config or {}).get("torch_dtype") or "float32"
+    if stated not in DTYPES:
         raise ConversionError(
-            f"{name}: config.json says dtype {said!r}; expected float32, float16 or bfloat16"
+            f"{name}: config.json says dtype {stated!r}; expected float32, float16 or bfloat16"
         )
-    return str(said)
+    return str(stated)

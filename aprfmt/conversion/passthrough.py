@@ -75,10 +75,10 @@ def joined_output(
                 for part in tensor.parts.values()
                 if part.info.name not in shared
             ]
-            shared.update(at for _, at in stored)
-            outputs += [stored_output(part, names.get(at, at)) for part, at in stored]
+            shared.update(own for _, own in stored)
+            outputs += [stored_output(part, names.get(own, own)) for part, own in stored]
             continue
-        output = stored_output(repacking.of(tensor.stored[0]))
+        output = stored_output(repacking.replacement(tensor.stored[0]))
         keys = roles.get(name, ())
         role = keys[0] if len(keys) == 1 else ""
         outputs.append(replace(output, spellings=(name, *keys), role=role))
@@ -106,15 +106,15 @@ def _reencoded_names(model: Model, options: Options) -> set[str]:
     names = list(model)
     if options.choose:
         roles = model.roles_of
-        asked = [deciding_name((*roles.get(name, ()), name)) for name in names]
+        lookups = [deciding_name((*roles.get(name, ()), name)) for name in names]
         chosen = [
             options.choose(name, tensor.shape, tensor.encoding)
-            for name, tensor in zip(asked, model.values(), strict=True)
+            for name, tensor in zip(lookups, model.values(), strict=True)
         ]
         return {
             name
-            for name, wished in zip(names, chosen, strict=True)
-            if wished not in (None, model[name].encoding)
+            for name, encoding in zip(names, chosen, strict=True)
+            if encoding not in (None, model[name].encoding)
         }
     patterns = [pattern for pattern, _ in options.tensor_encodings]
     if not patterns:

@@ -192,9 +192,9 @@ def _mapped(
     _check_unbound(model, target, drops, plan)
     for loss in expected_losses(resolution.spec, resolution.hyper, target.style):
         if loss.refused:
-            said = resolution.hyper[loss.name]
+            value = resolution.hyper[loss.name]
             raise ArchError(
-                f"{model.path}: {loss.name} is {said}, which no {target.name} file of "
+                f"{model.path}: {loss.name} is {value}, which no {target.name} file of "
                 f"{resolution.spec.name} says: {loss.consequence}"
             )
         plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))
@@ -280,18 +280,18 @@ def _group_outputs(model: Model, group: BoundGroup, repacking: Repacking) -> lis
         shapes.append(step.stored_shapes(shapes[-1], model.hyper, len(group.stored)))
     shapes.reverse()
     combined, moves = _element_moves(model, group, logical, shapes)
-    combined = [repacking.of(tensor) for tensor in combined]
+    combined = [repacking.replacement(tensor) for tensor in combined]
     found = [
         _group_output(
             model, group, logical, i, shape, combined, None if moves is None else moves[i]
         )
         for i, shape in enumerate(shapes[0])
     ]
-    straight = replace(group, binding=packed_binding(group.binding))
-    if straight.binding.steps == group.binding.steps:
+    out_in = replace(group, binding=packed_binding(group.binding))
+    if out_in.binding.steps == group.binding.steps:
         return found
-    inner = _group_outputs(model, straight, repacking)
-    return [replace(one, rows=other.runs) for one, other in zip(found, inner, strict=True)]
+    packed = _group_outputs(model, out_in, repacking)
+    return [replace(one, rows=other.runs) for one, other in zip(found, packed, strict=True)]
 
 
 def _element_moves(
@@ -300,11 +300,12 @@ def _element_moves(
     logical: Sequence[View],
     shapes: Sequence[Sequence[tuple[int, ...]]],
 ) -> tuple[list[LazyTensor], Sequence[Sequence[Move]] | None]:
-    """Return (the source's stored tensors, for each output which elements of these it is made of).
+    """Return (the source's stored tensors, for each output the moves that copy elements into it).
 
-    An output is a list of moves: runs of elements that are copied. They are None where values have
-    to be decoded. `shapes` are the outputs' before and after each layout step of the target's
-    binding, the stored shapes first.
+    A move is a run of elements of one of those tensors, which it names by index. The result is
+    ([], None) where values have to be decoded. `logical` are the tensors of the group's roles,
+    `shapes` the outputs' before and after each layout step of the target's binding, the stored
+    shapes first.
     """
     moves = chain_steps(group.binding.steps, shapes[:-1] or shapes, model.hyper, back=True)
     if moves is None:
@@ -402,16 +403,16 @@ def _make_array(
 
 
 def _move_elements(logical: View, group: BoundGroup, hp: HyperParams) -> "Callable[[Array], Array]":
-    """Return a function that reorders one stored array's elements as the target stores them."""
+    """Return a function that gives a source's stored array in the target's order of elements."""
     return lambda stored: to_stored(group.binding.steps, [logical.undo_layout([stored])], hp)[0]
 
 
 def _restore_bits(
     made: "Array", patch: Value | None, logical: Sequence[View], group: BoundGroup, hp: HyperParams
 ) -> "Array":
-    """Return `made` with the bits an earlier file of this style had, if they mean the same values.
+    """Return the array `made`, with the exact bits of an earlier file if its values are the same.
 
-    A tensor that was edited since then gets the values that the steps compute.
+    `patch` is the record of those bits. Where the tensor was edited since, `made` is returned.
     """
     bits = restore_bits(np.ascontiguousarray(made).view("<u4"), patch, logical[0].name)
     candidate = bits.view("<f4")

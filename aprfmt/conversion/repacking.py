@@ -60,7 +60,7 @@ class RepackedTensor(LazyTensor):
             row.row_bytes(shape),
         )
         self.origin, self.judged = origin, made.judged(threads)
-        self.beside = dict(_further_numbers(origin))
+        self.beside = dict(_activation_scales(origin))
         if made.whole is not None:
             self.beside[_WHOLE] = made.whole.astype("<f4").tobytes()
         self._blocks: Repacked | None = None
@@ -68,7 +68,7 @@ class RepackedTensor(LazyTensor):
 
     @property
     def makes(self) -> bool:
-        """True: its rows are made when they are read."""
+        """Whether its rows are made when they are read: always True."""
         return True
 
     @property
@@ -106,7 +106,7 @@ class RepackedTensor(LazyTensor):
         self.origin.drop()
 
 
-def _further_numbers(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
+def _activation_scales(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
     """Yield (name, float32 bytes) of the activation scales stored with a packed weight.
 
     The names are the keys of BESIDE.
@@ -118,7 +118,7 @@ def _further_numbers(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
 
 
 def _stored_beside(origin: LazyTensor, name: str) -> list[LazyTensor]:
-    """Return the stored parts of a weight that hold the activation scale `name`, a key of BESIDE.
+    """Return a weight's stored tensors that hold its activation scale `name`, a key of BESIDE.
 
     The result is [] where the weight has no such part.
     """
@@ -142,7 +142,7 @@ class ScaledTensor(LazyTensor):
         self.beside = {name: bytes(part.raw()) for name, part in origin.parts.items() if name}
 
     @property
-    def held(self) -> LazyTensor:
+    def unwrapped(self) -> LazyTensor:
         """The stored tensor of the blocks."""
         return self.main
 
@@ -166,7 +166,7 @@ class Repacking:
     reasons: Mapping[str, str]
     named: frozenset[str] = frozenset()  # names whose encoding somebody asked for
 
-    def of(self, tensor: LazyTensor) -> LazyTensor:
+    def replacement(self, tensor: LazyTensor) -> LazyTensor:
         """Return the tensor that replaces a packed one in the plan, else the tensor itself."""
         return self.tensors.get(tensor.info.name, tensor) if tensor.parts else tensor
 
@@ -178,10 +178,10 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
     says that packed weights go to the target as the tensors they are stored in.
     """
     # What the options ask for, and what the target holds.
-    asked = _requested_encodings(model, options)
+    requested = _requested_encodings(model, options)
     packed = [view for view in model.values() if view.stored[0].parts]
     if not packed:
-        return Repacking({}, {}, frozenset(asked))
+        return Repacking({}, {}, frozenset(requested))
     from aprfmt.codecs.repacks import repack_targets
 
     blocks = _mixture_encodings(model, options)
@@ -201,15 +201,15 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
     # Choose the weights to repack; blocks with a scale tensor are only wrapped.
     for view in packed:
         tensor = view.stored[0]
-        if copied and view.name not in asked and options.writer is None:
+        if copied and view.name not in requested and options.writer is None:
             continue
         if tensor.packed is None:
-            wished = asked.get(view.name) or blocks.get(view.name)
-            if _WHOLE in tensor.parts and wished in (None, tensor.info.encoding):
+            encoding = requested.get(view.name) or blocks.get(view.name)
+            if _WHOLE in tensor.parts and encoding in (None, tensor.info.encoding):
                 found[view.name] = ScaledTensor(tensor)
             continue
-        wished = asked.get(view.name)
-        allowed: Container[str] = every if wished is None else {wished}
+        encoding = requested.get(view.name)
+        allowed: Container[str] = every if encoding is None else {encoding}
         if options.choose is not None or not repack_targets(tensor.info.encoding):
             continue
         tasks.append(partial(try_repack, view, allowed))
@@ -225,7 +225,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
             found[name] = answer
         elif answer:
             reasons[name] = answer
-    return Repacking(found, reasons, frozenset(asked))
+    return Repacking(found, reasons, frozenset(requested))
 
 
 def _repack_weight(view: View, allowed: Container[str], threads: int) -> RepackedTensor | str:
@@ -253,11 +253,11 @@ def _requested_encodings(model: Model, options: Options) -> Mapping[str, str]:
     found = dict.fromkeys(model, options.encoding) if options.encoding else {}
     if options.tensor_encodings:
         names, every = list(model), list(spellings_by_name(model).values())
-        for pattern, wished in options.tensor_encodings:
+        for pattern, encoding in options.tensor_encodings:
             found.update(
-                {names[i]: wished for i in matching_indices(every, [pattern], str(model.path))}
+                {names[i]: encoding for i in matching_indices(every, [pattern], str(model.path))}
             )
-    return {name: wished for name, wished in found.items() if wished is not None}
+    return {name: encoding for name, encoding in found.items() if encoding is not None}
 
 
 def _mixture_encodings(model: Model, options: Options) -> Mapping[str, str]:
@@ -272,7 +272,7 @@ def _mixture_encodings(model: Model, options: Options) -> Mapping[str, str]:
         if view.parts and view.stored[0].packed is None:
             name = deciding_name((*roles.get(view.name, ()), view.name))
             found[view.name] = options.choose(name, view.shape, view.encoding)
-    return {name: wished for name, wished in found.items() if wished is not None}
+    return {name: encoding for name, encoding in found.items() if encoding is not None}
 
 
 def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Output]:
@@ -297,8 +297,8 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
             if stored and any(match(each) for match in drops for each in called):
                 continue
             for each, origin in stored.items():
-                _check_inputs(origin, each)
-            data = _joined_numbers(output, held, name)
+                _check_activation_scales(origin, each)
+            data = _joined_scales(output, held, name)
             shape = (len(data) // 4,)
             info = make_info(f"{stem}.{name}", shape, "F32")
             tensor = MemoryTensor(info, data)
@@ -311,7 +311,7 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
             )
 
 
-def _check_inputs(origin: LazyTensor, name: str) -> None:
+def _check_activation_scales(origin: LazyTensor, name: str) -> None:
     """Raise ConversionError for activation scales of a weight that are NaN, infinite or negative.
 
     `name` is the scale's tensor, for the message.
@@ -326,10 +326,11 @@ def _check_inputs(origin: LazyTensor, name: str) -> None:
         ) from error
 
 
-def _joined_numbers(output: Output, held: Sequence[Substitute], name: str) -> bytes:
+def _joined_scales(output: Output, held: Sequence[Substitute], name: str) -> bytes:
     """Return the float32 bytes of the scale `name` for an output made of the tensors `held`.
 
-    That is one number for the tensor, or one an expert; ConversionError where neither fits.
+    That is one number for the whole output, or one for each expert. Raises ConversionError where
+    neither fits.
     """
     every = [one.beside.get(name, b"") for one in held]
     if len(set(every)) == 1 and (len(every) == 1 or len(output.info.shape) < 3):

@@ -71,10 +71,10 @@ def _differing(
 ) -> Sequence[str]:
     """Return those of the hyperparameters `names` that a config.json gives another value."""
     try:
-        said, _ = read_hyper(spec, Facts("hf", config, {}), "config.json", complete=False)
+        stated, _ = read_hyper(spec, Facts("hf", config, {}), "config.json", complete=False)
     except ArchError:
         return names
-    return [name for name in names if name in said and not same_value(said[name], hyper[name])]
+    return [name for name in names if name in stated and not same_value(stated[name], hyper[name])]
 
 
 def _replaced(config: Mapping[str, Any], pairs: Mapping[str, Any], section: str) -> dict[str, Any]:
@@ -128,9 +128,9 @@ def restate_special_tokens(model: "Model", texts: dict[str, str]) -> None:
 
 
 def _changed_flags(model: "Model") -> dict[str, bool]:
-    """Return {role: whether bos or eos is added to a text} if the post-processor differs, else {}.
+    """Return {"bos" and "eos": whether it is added to a text} if the post-processor does otherwise.
 
-    What a tokenizer.json adds that is neither is left as it is: then nothing is changed.
+    {} where nothing differs, and where it also adds tokens that are neither.
     """
     carried = model.carried
     frame, ids = post_processor_ids(carried.tokenizer_json_keys()), carried.token_ids()
@@ -166,22 +166,23 @@ def _post_processor(
     return every[0] if every else None
 
 
-def _stated_id(model: "Model", role: str, own: int) -> int | None:
+def _stated_id(model: "Model", role: str, key_id: int) -> int | None:
     """Return the id that the embedded files give a special token; None where none gives one.
 
-    `own` is the id in the file's own keys. A token that the post-processor adds has that id.
+    `key_id` is the id in the file's own keys. It is returned where the embedded files name no token
+    but their post-processor adds this one.
     """
     carried = model.carried
     text = special_texts(carried).get(role)
     if text is not None:
-        return own if _token_text(model, own) == text else _vocabulary(model).get(text)
+        return key_id if _token_text(model, key_id) == text else _vocabulary(model).get(text)
     config = model.config or {}
     for source in (config, config.get("text_config")):
         found = id_list(source.get(f"{role}_token_id") if isinstance(source, Mapping) else None)
         if found:
             return found[0]
     frames = post_processor_ids(carried.tokenizer_json_keys())
-    return own if any(own in frame for frame in frames) else None
+    return key_id if any(key_id in frame for frame in frames) else None
 
 
 def _restate_role(model: "Model", files: Mapping[str, dict[str, Any]], role: str, i: int) -> None:

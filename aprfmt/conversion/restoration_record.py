@@ -65,19 +65,19 @@ def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tupl
 
 
 def _record_role(
-    plan: Plan, role: str, name: str, tensor: View, steps: tuple[LayoutStep, ...], model: Model
+    plan: Plan, role: str, encoding: str, tensor: View, steps: tuple[LayoutStep, ...], model: Model
 ) -> None:
     """Record in the plan how to restore one role that the target stores as float32.
 
-    Recorded are its encoding `name` in the source, and the bits that widening and narrowing again
+    Recorded are its `encoding` in the source, and the bits that widening and narrowing again
     changes. `steps` are the layout steps between the target's stored tensor and the role.
     """
-    assert name in PLAIN_FLOATS
+    assert encoding in PLAIN_FLOATS
     logical = np.asarray(tensor.numpy(), np.float32)
-    size = find_encoding(name).type_size
+    size = find_encoding(encoding).type_size
     # Not encode(logical) where there are bytes: rounding would make signalling NaNs quiet.
     held = tensor.restored or tensor.data is not None
-    bits = np.frombuffer(tensor.raw() if held else encode(name, logical)[""], f"<u{size}")
+    bits = np.frombuffer(tensor.raw() if held else encode(encoding, logical)[""], f"<u{size}")
     arrays = to_logical(steps, to_stored(steps, [logical], model.hyper), model.hyper)
-    narrowed = np.frombuffer(encode(name, np.asarray(arrays[0], np.float32))[""], f"<u{size}")
-    plan.restoration.record(role, name, bits, narrowed)
+    narrowed = np.frombuffer(encode(encoding, np.asarray(arrays[0], np.float32))[""], f"<u{size}")
+    plan.restoration.record(role, encoding, bits, narrowed)

@@ -27,7 +27,7 @@ from aprfmt.conversion.repacking import repack_exactness
 from aprfmt.conversion.report import Fidelity, TensorOutcome
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.quantizing.row_encoding import encode_rows
-from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, byte_windows, first_difference
+from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, byte_windows
 from aprfmt.tensors.view import decode_rows
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def output_chunks(output: Output, options: Options, written: WrittenTensor) -> I
         return
     elif output.copies and output.runs is not None:
         source = _copied_windows(output.runs)
-        if not (options.resume or (options.verify and output.far)):
+        if not (options.resume or (options.verify and output.is_remote)):
             yield from source
             return
     else:
@@ -251,9 +251,9 @@ def _recode_band(
 
 
 def _move_encoded(output: Output, band: "PackedWeight", made: "bytes | memoryview") -> memoryview:
-    """Return encoded elements in the output's order.
+    """Return the encoded bytes of a whole tensor with their elements in the output's order.
 
-    The encoding has one element in a block. `made` are the bytes in the order of `band`.
+    The encoding must have one element a block. `made` are the bytes in the order of `band`.
     """
     assert output.moved is not None
     kind = f"u{find_encoding(output.info.encoding).type_size}"
@@ -283,7 +283,7 @@ def count_lost_codes(output: Output) -> int | None:
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
     if not made or stored not in ("BF16", "F16"):
         return None
-    from aprfmt.codecs.way_back import count_lost_codes, has_only_safe_scales
+    from aprfmt.codecs.code_recovery import count_lost_codes, has_only_safe_scales
 
     lost = 0
     for packed in made:
@@ -348,7 +348,10 @@ def decoded_pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
 
 
 def _split_bands(packed: "PackedWeight", output: Output, chunk: int) -> "list[PackedWeight]":
-    """Return a packed weight in bands; ConversionError with its name where its parts do not fit."""
+    """Return a packed weight in bands of rows, of about `chunk` elements each.
+
+    Raises ConversionError with its name where its parts do not fit each other.
+    """
     try:
         return packed.split_bands(chunk)
     except CodecError as error:
@@ -380,11 +383,6 @@ def tensor_outcome(output: Output, written: WrittenTensor) -> TensorOutcome:
         *(judged or (0, 0, 0.0)),
         written.lost_codes,
     )
-
-
-def equal_bytes(runs: Sequence[ByteRun], stored: LazyTensor) -> int | None:
-    """Return the offset of the first byte where source runs and a stored tensor differ, or None."""
-    return first_difference(runs, all_runs(stored), BACK)
 
 
 def tensor_checksum(stored: LazyTensor) -> int:

@@ -77,12 +77,12 @@ def prefetch_small_tensors(source: "Source") -> None:
     left = KEPT // 2
     for tensor in source.tensors.values():
         for part in stored_parts(tensor):
-            lies = part.lies()
-            if lies is None or not isinstance(lies[0], RemoteFile) or part.info.nbytes > _SMALL:
+            place = part.location()
+            if place is None or not isinstance(place[0], RemoteFile) or part.info.nbytes > _SMALL:
                 continue
             left -= part.info.nbytes + GAP  # what lies between two is fetched with them
             if left > 0:
-                ranges.setdefault(lies[0], []).append((lies[1], lies[1] + part.info.nbytes))
+                ranges.setdefault(place[0], []).append((place[1], place[1] + part.info.nbytes))
     for file, found in ranges.items():
         file.bring(found)
 
@@ -93,7 +93,7 @@ def writes_in_source_order(sink: "Sink", outputs: Sequence[Output]) -> bool:
     That is so where a source is fetched and the sink can leave room for tensors.
     """
     fits = isinstance(sink, SequentialSink) and len(sink.files) <= FILES
-    return fits and any(output.far for output in outputs)
+    return fits and any(output.is_remote for output in outputs)
 
 
 def write_in_source_order(
@@ -111,28 +111,28 @@ def write_in_source_order(
     called after each output. `already_written` says which outputs an earlier run wrote; these are
     not written. Raises ConversionError where an output has another size than planned.
     """
-    rooms = {info.name: sink.defer_tensor(info.name) for info in infos if not already_written(info)}
+    slots = {info.name: sink.defer_tensor(info.name) for info in infos if not already_written(info)}
     numbers = {path: number for number, path in enumerate(files)}
     every = sorted(
-        (outputs[name] for name in rooms), key=lambda row: _source_order_key(row[0], numbers)
+        (outputs[name] for name in slots), key=lambda row: _source_order_key(row[0], numbers)
     )
     coming = _read_ranges([tensor for output, _ in every for tensor in output.sources])
     for output, record in every:
         for file, _ in _part_offsets(output.sources):
             for start, stop in coming.pop(file, ()):
                 file.expect(start, stop)
-        room = rooms[output.info.name]
+        slot = slots[output.info.name]
         at = crc = 0
         for chunk in output_chunks(_load_reordered(output), options, record):
             view = memoryview(chunk)
-            room.place.put(at, view)
-            at, crc = at + view.nbytes, crc32(view, crc) if room.crc else 0
-        if at != room.place.nbytes:
+            slot.place.put(at, view)
+            at, crc = at + view.nbytes, crc32(view, crc) if slot.crc else 0
+        if at != slot.place.nbytes:
             raise ConversionError(
-                f"{output.info.name}: {at} bytes were made, {room.place.nbytes} were planned"
+                f"{output.info.name}: {at} bytes were made, {slot.place.nbytes} were planned"
             )
-        sink.record_filled(room, crc)
-        on_finished(output, record, room)
+        sink.record_filled(slot, crc)
+        on_finished(output, record, slot)
 
 
 def _read_ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int, int]]]:
@@ -144,10 +144,10 @@ def _read_ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple
     found: dict[ByteSource, list[tuple[int, int]]] = {}
     for tensor in tensors:
         for part in stored_parts(tensor):
-            lies = part.lies()
-            if lies is None:
+            location = part.location()
+            if location is None:
                 continue
-            file, start = lies
+            file, start = location
             stop = start + part.info.nbytes
             ranges = found.setdefault(file, [])
             if ranges and 0 <= start - ranges[-1][1] <= _GAP:
@@ -159,8 +159,8 @@ def _read_ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple
 
 def _part_offsets(tensors: "Sequence[LazyTensor]") -> list[tuple[ByteSource, int]]:
     """Return (file, offset of the first byte) of every stored part that is in a file."""
-    found = [part.lies() for tensor in tensors for part in stored_parts(tensor)]
-    return [lies for lies in found if lies is not None]
+    found = [part.location() for tensor in tensors for part in stored_parts(tensor)]
+    return [location for location in found if location is not None]
 
 
 def _load_reordered(output: Output) -> Output:
@@ -213,7 +213,7 @@ class _TensorInWork:
 
     output: Output
     written: WrittenTensor
-    room: DeferredSlot
+    slot: DeferredSlot
     nbytes: int = 0
 
 
@@ -247,7 +247,7 @@ class WorkerPool:
         self._pool = ThreadPoolExecutor(self._workers, "aprfmt-jobs")
         self._most = EACH * self._workers  # pieces that are handed out at a time
         self._making = threading.Lock()
-        self._given: dict[OutputFile, list[tuple[_TensorInWork, GivesWork]]] = {}
+        self._queued: dict[OutputFile, list[tuple[_TensorInWork, GivesWork]]] = {}
         self._waiting: deque[tuple[_TensorInWork, Future[PlacedPiece] | None]] = deque()
         self._held = self._out = 0  # bytes, and pieces, that workers have
         self._freed = threading.Condition()
@@ -269,8 +269,8 @@ class WorkerPool:
         if tasks is None:
             return False
         begun = _TensorInWork(output, written, self._sink.defer_tensor(output.info.name))
-        self._given.setdefault(begun.room.place.file, []).append((begun, tasks))
-        if self._options.jobs == 1 or len(self._given) > FILES:
+        self._queued.setdefault(begun.slot.place.file, []).append((begun, tasks))
+        if self._options.jobs == 1 or len(self._queued) > FILES:
             self._hand_out()
         return True
 
@@ -281,9 +281,9 @@ class WorkerPool:
             self._finish_oldest()
 
     def _hand_out(self) -> None:
-        """Give the workers the pieces of all given tensors, one piece of each file in turn."""
-        given, self._given = self._given, {}
-        files = map(_pieces_in_order, given.values())
+        """Give the workers the pieces of all queued tensors, one piece of each file in turn."""
+        queued, self._queued = self._queued, {}
+        files = map(_pieces_in_order, queued.values())
         turn = deque(islice(files, self._workers))
         while turn:
             file = turn.popleft()
@@ -337,7 +337,7 @@ class WorkerPool:
             return
         written.counts.join(made.counts)
         check_overflow(begun.output, self._options, written.counts)
-        if self._needs_checksum(begun.output, begun.room):
+        if self._needs_checksum(begun.output, begun.slot):
             written.crc = combine_crcs(written.crc, made.crc, made.nbytes)
         begun.nbytes += made.nbytes
 
@@ -346,7 +346,7 @@ class WorkerPool:
 
         Raises ConversionError where the number of bytes is not the planned one.
         """
-        output, planned = begun.output, begun.room.place.nbytes
+        output, planned = begun.output, begun.slot.place.nbytes
         if begun.nbytes != planned:
             raise ConversionError(
                 f"{output.info.name}: {begun.nbytes} bytes were made, {planned} were planned"
@@ -355,8 +355,8 @@ class WorkerPool:
             begun.written.counts = output.part.packed.counts
         for tensor in output.sources:
             tensor.drop()
-        self._sink.record_filled(begun.room, begun.written.crc)
-        self._on_finished(output, begun.written, begun.room)
+        self._sink.record_filled(begun.slot, begun.written.crc)
+        self._on_finished(output, begun.written, begun.slot)
 
     def _needs_checksum(self, output: Output, slot: DeferredSlot) -> bool:
         """Return whether a checksum of the written bytes is needed."""
@@ -366,7 +366,7 @@ class WorkerPool:
         return read_back or self._options.resume or slot.crc
 
     def _tasks(self, output: Output) -> GivesWork | None:
-        """Return a function of the place to write to that yields the pieces of work on an output.
+        """Return a function that takes an output's slot in the file and yields its pieces of work.
 
         None where one thread has to write the output in order: for what is fetched, and with one
         job for what is copied, or encoded by several threads at a time.
@@ -476,7 +476,7 @@ class WorkerPool:
 def _pieces_in_order(rows: Sequence[tuple[_TensorInWork, GivesWork]]) -> FileWork:
     """Yield (tensor, piece of work) for a file's tensors, and (tensor, None) after each."""
     for begun, gives in rows:
-        for piece in gives(begun.room):
+        for piece in gives(begun.slot):
             yield begun, piece
         yield begun, None
 

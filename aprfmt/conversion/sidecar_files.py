@@ -84,7 +84,7 @@ def config_text(model: Model) -> str | None:
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
-def own_config(model: Model) -> bool:
+def has_own_config(model: Model) -> bool:
     """Return whether config.json describes this model, not a larger one with several towers."""
     part = model.spec.section != ArchSpec.section
     return not part or (model.config or {}).get("model_type") in model.spec.called["hf"]

@@ -17,6 +17,7 @@ from aprfmt.errors import ConversionError
 from aprfmt.formats import checksum_matches, checksum_notes
 from aprfmt.formats.mapped_file import MappedFile, StoredTensor, in_mapped_file
 from aprfmt.formats.sequential import SequentialSink
+from aprfmt.tensors.runs import all_runs, first_difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -81,9 +82,9 @@ class Verifier:
         if output.info.nbytes < LARGE or not isinstance(sink, SequentialSink):
             return
         here = output.made or all(map(in_mapped_file, output.sources))
-        if output.copies and not here and not output.far:
+        if output.copies and not here and not output.is_remote:
             return
-        file, at = sink.lies() if slot is None else (slot.place.file, slot.place.start)
+        file, at = sink.location() if slot is None else (slot.place.file, slot.place.start)
         self._places[output.info.name] = file, at
         self._waiting.append(self._pool.submit(_compare, file, at, output, record))
 
@@ -100,10 +101,10 @@ class Verifier:
     def is_proved(self, name: str, tensor: LazyTensor) -> bool:
         """Return whether this tensor was already compared at the same place of the same file."""
         file, at = self._places.get(name, (None, 0))
-        lies = tensor.lies() if type(tensor) is StoredTensor else None
-        if file is None or lies is None or not file.identity:
+        location = tensor.location() if type(tensor) is StoredTensor else None
+        if file is None or location is None or not file.identity:
             return False
-        return lies[0].identity == file.identity and lies[1] == at
+        return location[0].identity == file.identity and location[1] == at
 
     def _raise_errors(self) -> None:
         """Raise the error of the first comparison that has ended and found a difference, if any."""
@@ -117,10 +118,10 @@ def compare_written(output: "Output", record: "WrittenTensor", stored: LazyTenso
     `stored` is the tensor of the new file. Copied bytes are compared with the source, others by the
     CRC-32 of `record`.
     """
-    from aprfmt.conversion.run import equal_bytes, tensor_checksum
+    from aprfmt.conversion.run import BACK, tensor_checksum
 
-    if output.copies and output.runs is not None and not (output.made or output.far):
-        at = equal_bytes(output.runs, stored)
+    if output.copies and output.runs is not None and not (output.made or output.is_remote):
+        at = first_difference(output.runs, all_runs(stored), BACK)
         if at is not None:
             raise ConversionError(f"{output.info.name}: byte {at} differs from the source")
     elif tensor_checksum(stored) != record.crc:

@@ -37,15 +37,15 @@ def diagnose(
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Diagnosis:
-    """Find where two models, runs or traces first differ, and why.
+    """Return where two models, runs or traces first differ, and why.
 
     Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
     one a trace ran on. Both sides are run on `ids` or on the text `prompt`; without them aprfmt
     chooses ids. `memory` are bytes for decoded weights (default: 1.25 GiB at most for two models).
     What `budget` leaves is named as not compared: tensors in the file's order, then passes.
-    `progress` is told how far passes are, `notice` beforehand if they take minutes. Raises
-    UsageError if a path does not exist, FormatError for a damaged file, ArchError for an unknown
-    `arch`.
+    `progress` is called with (stages done, all), and before passes of minutes `notice` with a text.
+    Raises UsageError if a path does not exist, FormatError for a damaged file, ArchError for an
+    unknown `arch`.
     """
     check_arch(arch)  # two saved traces open no model
     if ids is not None and prompt is not None:
@@ -56,10 +56,10 @@ def diagnose(
         try:
             first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
         except CodecError as error:
-            told = _diagnose_packing(a, b, arch, stack, error)
-            if told is None:
+            fault = _diagnose_packing(a, b, arch, stack, error)
+            if fault is None:
                 raise
-            return told
+            return fault
         reference = None
         if model is not None:
             reference = stack.enter_context(open_model(model, arch=arch, allow_missing=ANY))
@@ -121,21 +121,21 @@ def _diagnose_packing(
     except AprfmtError:
         return None
     for good, bad, label in ((first, second, "B"), (second, first, "A")):
-        told = None if good.damage else examine_packed(good, bad, label)
-        if told is not None:
+        fault = None if good.damage else examine_packed(good, bad, label)
+        if fault is not None:
             found = [
                 replace(one, next=repair_key_command(good, bad, one) if label == "B" else "")
-                for one in told.findings
+                for one in fault.findings
             ]
             return Diagnosis(
                 a,
                 b,
                 tuple(found),
-                (Evidence("tensor", str(error)), *told.evidence),
+                (Evidence("tensor", str(error)), *fault.evidence),
                 ("tensors: packed weights that do not decode",),
                 (
                     f"{label} does not open, so nothing else",
-                    *(f"{name}: what is wrong with it" for name in told.left),
+                    *(f"{name}: what is wrong with it" for name in fault.left),
                 ),
             )
     return None

@@ -82,9 +82,9 @@ def _round_results(patched: PatchedModel, dtype: str) -> PatchedModel:
         return round_to_type(y, dtype).astype(y.dtype)
 
     patched = round_rope_table(dtype)(_round_weights(patched, dtype), None)
-    told = {name: float(patched.hp[name]) for name in SCALES}
-    short = {name: float(round_to_type(value, dtype)) for name, value in told.items()}
-    patched = patched if short == told else patched.with_hyper(**short)
+    factors = {name: float(patched.hp[name]) for name in SCALES}
+    short = {name: float(round_to_type(value, dtype)) for name, value in factors.items()}
+    patched = patched if short == factors else patched.with_hyper(**short)
     for op in OPS:
         if op not in (*MOVES, *WIDE):
             patched = patched.with_op(op, override, None)
@@ -204,13 +204,15 @@ def explain_by_arithmetic(
     coarsest = {view.recorded.dtype for view in flagged if view.recorded is not None}
     least = max((i for i, level in enumerate(LEVELS[:3]) if level.dtype in coarsest), default=-1)
     for level in LEVELS[least + 1 :]:
-        twin = _rounded_pass(patched, recorded, level)
-        if all(_fits_arithmetic(view, twin, level) for view in flagged):
+        rounded_pass = _rounded_pass(patched, recorded, level)
+        if all(_fits_arithmetic(view, rounded_pass, level) for view in flagged):
             long = [view for view in found.views.values() if needs_measured_rounding(view)]
-            if next(_directed_points(patched, recorded, long, twin), None) is not None:
+            if next(_directed_points(patched, recorded, long, rounded_pass), None) is not None:
                 return None
             read = recorded.with_trace(TraceInArithmetic(recorded.trace, level.dtype))
-            return read.with_bounds(_long_point_bounds(long, twin, found, level.dtype)), level.says
+            return read.with_bounds(
+                _long_point_bounds(long, rounded_pass, found, level.dtype)
+            ), level.says
     return None
 
 
@@ -231,18 +233,21 @@ def first_directed_point(
     level = next((level for level in LEVELS if level.dtype in dtypes), None)
     if level is None:
         return None
-    twin = _rounded_pass(patched, recorded, level)
-    return next(_directed_points(patched, recorded, long, twin), None)
+    rounded_pass = _rounded_pass(patched, recorded, level)
+    return next(_directed_points(patched, recorded, long, rounded_pass), None)
 
 
 def _directed_points(
-    patched: PatchedModel, recorded: RecordedTrace, long: list[ShadowPoint], twin: ShadowPass
+    patched: PatchedModel,
+    recorded: RecordedTrace,
+    long: list[ShadowPoint],
+    rounded_pass: ShadowPass,
 ) -> Iterator[ShadowPoint]:
     """Yield those of the points `long` whose difference some slightly larger results would explain.
 
     The difference is fitted by the changes that operations 0.1 % larger make at the point. The
     point is yielded where the fit leaves less than DIRECTED of the difference, both from the exact
-    reference and from `twin`, the pass of the rounded reference.
+    reference and from `rounded_pass`, the pass of the rounded reference.
     """
     moved = [run_shadow_pass(made, recorded.with_bounds({})) for made in _nudged_models(patched)]
     for view in long:
@@ -255,9 +260,9 @@ def _directed_points(
             (view.recorded.comparable_values(x, view.axis)[0] - mine).reshape(-1) for x in others
         ]
         columns = [column / exact_norm(column) for column in columns if column.any()]
-        if not columns or view.key not in twin.views:
+        if not columns or view.key not in rounded_pass.views:
             continue
-        rounded = view.recorded.comparable_values(twin.views[view.key].mine, view.axis)[0]
+        rounded = view.recorded.comparable_values(rounded_pass.views[view.key].mine, view.axis)[0]
         left = [_unexplained_share(columns, (theirs - x).reshape(-1)) for x in (mine, rounded)]
         if max(left) < DIRECTED:
             yield view
@@ -303,27 +308,27 @@ def _rounded_pass(patched: PatchedModel, recorded: RecordedTrace, level: Arithme
     return run_shadow_pass(level.make(patched, level.dtype), recorded.with_bounds({}))
 
 
-def _fits_arithmetic(view: ShadowPoint, twin: ShadowPass, level: Arithmetic) -> bool:
+def _fits_arithmetic(view: ShadowPoint, rounded_pass: ShadowPass, level: Arithmetic) -> bool:
     """Return whether a point is about as far off as an arithmetic makes it, overall and per row.
 
     A point after few operations only has to be within the tolerance of one operation.
     """
     if not needs_measured_rounding(view):
         return (view.residual or 0.0) <= operation_tolerance(level.dtype, level.dtype).rel_l2
-    off = _rounding_distance(view, twin)
+    off = _rounding_distance(view, rounded_pass)
     if not 0 < off < np.inf or view.residual is None:
         return False
-    rows = np.array(list(_row_ratios(view, twin)))
+    rows = np.array(list(_row_ratios(view, rounded_pass)))
     whole = LIKE <= view.residual / off <= TIMES
     return whole and bool(rows.min() >= LIKE / ROWS * 2 and rows.max() <= ROWS)
 
 
-def _rounding_distance(view: ShadowPoint, twin: ShadowPass) -> float:
+def _rounding_distance(view: ShadowPoint, rounded_pass: ShadowPass) -> float:
     """Return the relative L2 of the rounded reference from the reference, on the trace's rows.
 
     0.0 where the rounded pass or the trace has no such point.
     """
-    other = twin.views.get(view.key)
+    other = rounded_pass.views.get(view.key)
     if other is None or view.recorded is None:
         return 0.0
     return rel_l2(
@@ -331,14 +336,14 @@ def _rounding_distance(view: ShadowPoint, twin: ShadowPass) -> float:
     )
 
 
-def _row_ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
+def _row_ratios(view: ShadowPoint, rounded_pass: ShadowPass) -> Iterator[float]:
     """Yield, row by row, the trace's distance divided by that of the rounded reference.
 
-    Both distances are from the exact reference, `twin` is the rounded pass.
+    Both distances are from the exact reference.
     """
     assert view.recorded is not None
     mine, theirs = view.recorded.comparable_values(view.mine, view.axis)
-    rounded, _ = view.recorded.comparable_values(twin.views[view.key].mine, view.axis)
+    rounded, _ = view.recorded.comparable_values(rounded_pass.views[view.key].mine, view.axis)
     for a, b, c in zip(
         *(np.moveaxis(x, view.axis, 0) for x in (mine, theirs, rounded)), strict=True
     ):
@@ -346,17 +351,17 @@ def _row_ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
 
 
 def _long_point_bounds(
-    long: list[ShadowPoint], twin: ShadowPass, found: ShadowPass, dtype: str
+    long: list[ShadowPoint], rounded_pass: ShadowPass, found: ShadowPass, dtype: str
 ) -> Mapping[str, float]:
-    """Return {point key: tolerance (relative L2)} of the points `long`, by the rounded pass `twin`.
+    """Return {point key: tolerance (relative L2)} of the points `long`, by the rounded pass.
 
     Points at which the rounded reference is equal to the exact one, or infinitely far, are left
     out.
     """
-    factor = TIMES * (MOE_FACTOR if _experts_may_flip(found, twin) else 1.0)
+    factor = TIMES * (MOE_FACTOR if _experts_may_flip(found, rounded_pass) else 1.0)
     luck = ROUNDINGS / TIMES * ROUNDOFF[dtype]
     offs = {
-        view.key: max(luck * _is_concentrated(view), _rounding_distance(view, twin))
+        view.key: max(luck * _is_concentrated(view), _rounding_distance(view, rounded_pass))
         for view in long
     }
     return {key: factor * off for key, off in offs.items() if 0 < off < np.inf}
@@ -371,16 +376,16 @@ def _is_concentrated(view: ShadowPoint) -> bool:
     return bool(few.sum() > MOST_OF_ALL * squares.sum())
 
 
-def _experts_may_flip(found: ShadowPass, twin: ShadowPass) -> bool:
+def _experts_may_flip(found: ShadowPass, rounded_pass: ShadowPass) -> bool:
     """Return whether rounding may choose other experts for some token.
 
     Their logits move by what the rounded reference moves them; TIMES as much may close a margin.
     """
     for key, view in found.views.items():
-        if view.point != "router_margin" or key not in twin.views:
+        if view.point != "router_margin" or key not in rounded_pass.views:
             continue
         logits = key.replace("router_margin", "router")
-        pair = [made.views[logits].mine for made in (found, twin) if logits in made.views]
+        pair = [made.views[logits].mine for made in (found, rounded_pass) if logits in made.views]
         moved = float(np.abs(pair[0] - pair[1]).max()) if len(pair) == 2 else np.inf
         if float(np.min(view.mine)) <= TIMES * moved:
             return True

@@ -55,21 +55,21 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     # What the recorded values are, where a relation to the reference's says it.
     here = [key_name(name, case.layer) for name in names]
     texts = {name: _relation_text(case, key) for name, key in zip(names, here, strict=True)}
-    told = [text or "other values" for text in texts.values()]
+    words = [text or "other values" for text in texts.values()]
     # Other layers in which the same points differ, and what their values are.
     others = _differing_keys(case, names) - {*here}
     known = list(texts.values())
     for other in sorted(others):
         text = _relation_text(case, other)
         known.append(text if text == texts[other.partition(".")[2]] else "")
-    says = "; ".join(f"{name} is {text}" for name, text in zip(names, told, strict=True))
+    says = "; ".join(f"{name} is {text}" for name, text in zip(names, words, strict=True))
     return Change(
         "capture_point",
         f"what is recorded was taken at another point: {says}; {cut}, which is computed from it, "
         "agrees",
         tuple(k for k in (*here, *sorted(others)) if case.recorded.has_record(k)),
         drop=frozenset((*here, *others)),
-        values={"recorded_as": case.view.point, "is": told[0], "agrees": cut},
+        values={"recorded_as": case.view.point, "is": words[0], "agrees": cut},
         scoped=False,
         most=certainty_of_relations(known),
     )

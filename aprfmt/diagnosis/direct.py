@@ -263,7 +263,7 @@ def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
         if np.abs(sums - 1).max() > 1e-3:
             return "softmax_reduction", "rows of the probabilities do not sum to 1"
     # Rotated vectors keep their lengths; factors and norms scale all or each row.
-    if point.endswith("_rope") and rel_l2(_row_lengths(y), _row_lengths(x)) < 1e-4:
+    if point.endswith("_rope") and rel_l2(_row_norms(y), _row_norms(x)) < 1e-4:
         return "rope_theta", "the rotated vectors have equal lengths and other angles"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
     if rel_l2(x * factor, y) < 1e-4:
@@ -277,7 +277,10 @@ def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
 
 
 def partial_rows_finding(pairs: Sequence[PointDiff]) -> Finding | None:
-    """Return the finding that two agreeing traces share only some rows; None if not so."""
+    """Return the finding that two traces share only some rows, which agree.
+
+    None where they share all rows, or a point is beyond its tolerance.
+    """
     rows = [pair for pair in pairs if pair.rows]
     rows = [pair for pair in rows if POINTS[parse_key(pair.key)[0]].rows != "logits"]
     if not rows or any(pair.beyond for pair in pairs):
@@ -373,7 +376,7 @@ def _relation_text(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
 
 
 def nonfinite_finding(pairs: Sequence[PointDiff]) -> Finding | None:
-    """Return the finding that only one side has NaN or infinities at a point; None if not so.
+    """Return the finding that only one side has NaN or infinities at a point; None without any.
 
     Confirmed where the first such point's other values are within the tolerance of whole runs.
     """
@@ -413,7 +416,7 @@ def nonfinite_on_both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
                        float(pair.nonfinite.both))  # fmt: skip
 
 
-def _row_lengths(x: Array) -> Array:
+def _row_norms(x: Array) -> Array:
     """Return the L2 norm of every row (over the last axis)."""
     return np.asarray(np.linalg.norm(x, axis=-1))
 

@@ -45,7 +45,7 @@ def add_flag_findings(a: Model, b: Model, found: Levels, *, measured: bool = Tru
 
 
 def _measured(one: Finding, model: Model, other: Model) -> Finding | None:
-    """Return the finding on a flag with the logits of both readings; None where these are equal.
+    """Return the finding on a flag with its measured effect; None if both readings' logits agree.
 
     It is confirmed where the reading by the tensors agrees with the other model. A head that is
     drawn at random cannot be recomputed: then only the reading by the tensors is.

@@ -25,9 +25,7 @@ class JudgedTrace:
     evidence: list[Evidence] = field(default_factory=list)
 
 
-def judge_trace(
-    label: str, examined: Examined, ids: Sequence[int] = (), model: str = "MODEL"
-) -> JudgedTrace:
+def judge_trace(label: str, examined: Examined, ids: Sequence[int], model: str) -> JudgedTrace:
     """Return the findings and evidence of a trace's divergences, one finding per cause and value.
 
     A finding has all places of its cause. `label` is the side, `ids` and `model` go into the

@@ -131,7 +131,7 @@ class Diagnosis(Tabular):
         "not_comparable" if there is a `reason`, or nothing differs and something could not be
         compared. "bug" if an item that was not compared is on one side only or unequal.
         """
-        if self._ended:
+        if self._end_reason:
             return "not_comparable"
         exit_code = self.pronounced.exit
         if self._findings_verdict in ("same", "precision") and exit_code:
@@ -139,11 +139,11 @@ class Diagnosis(Tabular):
         return self._findings_verdict
 
     @property
-    def faults_beside(self) -> tuple[Finding, ...]:
-        """The confirmed faults of weights or keys beside a derivation, which does not make them.
+    def underived_faults(self) -> tuple[Finding, ...]:
+        """The confirmed faults of weights or keys that the derivation of B from A does not explain.
 
-        () where nothing is derived. Other tokens, templates and stops come with many a training,
-        and are not among them.
+        () where neither is derived (trained, merged). Other tokens, templates and stops come with
+        many a training, and are not among them.
         """
         others = [row for row in self.findings if row.verdict == "not_comparable"]
         if not others or any(row.cause not in DERIVED for row in others):
@@ -159,17 +159,17 @@ class Diagnosis(Tabular):
         )
 
     @property
-    def _ended(self) -> str:
-        """The reason that is the answer; "" where there is none, or confirmed faults beat it."""
-        return "" if self.faults_beside else self.reason
+    def _end_reason(self) -> str:
+        """Why the comparison ended early; "" where it did not, or confirmed faults were found."""
+        return "" if self.underived_faults else self.reason
 
     @property
     def _findings_verdict(self) -> Verdict:
         """The worst verdict of the findings; "same" if there are none.
 
-        A confirmed fault is worse than that the other weights are derived.
+        "bug" too where a derived model has confirmed faults besides.
         """
-        if self.faults_beside:
+        if self.underived_faults:
             return "bug"
         return worst_verdict(finding.verdict for finding in self.findings)
 
@@ -182,7 +182,7 @@ class Diagnosis(Tabular):
         compared = Compared(differs, {"levels": (max(1, len(self.checked)),) * 2}, self.left)
         words = VerdictWords("same" if differs else found, KINDS[found])
         # Where the comparison ended early, no item was listed that a pattern could match.
-        return pronounce(words, compared, () if self._ended else self.accept)
+        return pronounce(words, compared, () if self._end_reason else self.accept)
 
     @property
     def lead(self) -> Finding | None:
@@ -193,7 +193,7 @@ class Diagnosis(Tabular):
         Where only what was not compared makes the verdict, it is the finding that names that.
         """
         rows = [finding for finding in self.findings if finding.verdict == self.verdict]
-        rows = list(self.faults_beside) or rows
+        rows = list(self.underived_faults) or rows
         if not rows and self.verdict != self._findings_verdict:
             left = {item.name for item in self.pronounced.not_compared}
             rows = [finding for finding in self.findings if left.intersection(finding.where)]
@@ -220,7 +220,7 @@ class Diagnosis(Tabular):
         """The leading cause; None if it is not known, "none" for equal sides without findings."""
         if self.lead is not None:
             return self.lead.cause or None
-        return None if self._ended or self.verdict != "same" else "none"
+        return None if self._end_reason or self.verdict != "same" else "none"
 
     @property
     def first(self) -> str | None:
@@ -252,7 +252,7 @@ class Diagnosis(Tabular):
         if self.verdict == "bug" and self._findings_verdict != "bug":
             return "not_exercised"
         bugs = [finding for finding in self.findings if finding.verdict == "bug"]
-        if self.faults_beside:
+        if self.underived_faults:
             return "bug"  # no pass that would show it is made of other weights
         if bugs and all(finding.exercised == "not_exercised" for finding in bugs):
             return "not_exercised"
@@ -268,7 +268,7 @@ class Diagnosis(Tabular):
         """The commands to run next, those of the first findings first, each once."""
         rows = [row.next for row in self.findings if row.next]
         if (
-            self.kind == "derived" or self.faults_beside
+            self.kind == "derived" or self.underived_faults
         ):  # what mends the rest goes before a look at the training
             rows.sort(key=lambda command: not command.startswith(MENDS))
         return tuple(dict.fromkeys(rows))
@@ -302,7 +302,7 @@ class Diagnosis(Tabular):
     def sentence(self) -> str:
         """The verdict, the leading cause and what was not compared, in one sentence."""
         lead = self.lead
-        if self._ended:
+        if self._end_reason:
             reason = self.reason.removeprefix(f"{KINDS[self.kind]}: ")
             return f"{KINDS[self.kind]}: {reason}{self._untrained_clause()}"
         if lead is None and self.verdict != "same":
@@ -324,7 +324,7 @@ class Diagnosis(Tabular):
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
         left = f"{self._remainder_clause()}{self._accepted_clause()}"
-        if self.faults_beside:
+        if self.underived_faults:
             made = [row.says for row in self.findings if row.cause in DERIVED]
             left = f"; beside it B is derived: {'; '.join(dict.fromkeys(made))}{left}"
         return f"{words}: {name}{known} - {says}{at}{also}{others}{left}"

@@ -26,12 +26,11 @@ class Levels:
     reason: str = ""
     stated: list[Finding] = field(default_factory=list)  # measured where they were found
     unmoved: bool = False  # every tensor's values and every hyperparameter are equal
-    runs: bool = True  # True if both models have all tensors a pass needs
     report: DiffReport | None = None  # what comparing the files gave
     coverage: CoverageText = field(default_factory=CoverageText)
     models: dict[str, Model] = field(default_factory=dict)  # sides as they are once they are read
     added: tuple[int, ...] = ()  # ids of special and added tokens, which probes are to hold
-    ended: bool = False  # packed weights do not decode, and it is known why: no pass can be made
+    ended: bool = False  # no pass can be made, and it is known why: weights miss, or do not decode
     left: tuple[NotCompared, ...] = ()  # of tokenizers, extra tensors and levels
     complete: bool | None = None
     remainder: float | None = None

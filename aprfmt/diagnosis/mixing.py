@@ -84,13 +84,13 @@ class PartMeasurement:
             self.known[which] = max(found, key=_distance_order, default=SAME)
         return self.known[which]
 
-    def with_only(self, still: Sequence[int]) -> PassResult:
-        """Return the first probe's result, all points compared, with only `still` replaced.
+    def with_only(self, neutral: Sequence[int]) -> PassResult:
+        """Return the first probe's result, all points compared, with only `neutral` replaced.
 
-        `still` are numbers of parts of B that are replaced by A's. The worst result over all probes
-        is stored for that set.
+        `neutral` are numbers of parts of B that are replaced by A's. The worst result over all
+        probes is stored for that set.
         """
-        which = frozenset(still) & frozenset(self.live)
+        which = frozenset(neutral) & frozenset(self.live)
         blend = self.passes.blend([self.parts[i] for i in sorted(which)])
         first = self.passes.run_and_compare_points(blend, self.probes[0])
         others = [self.passes.run_from_first_difference(blend, probe) for probe in self.probes[1:]]
@@ -101,14 +101,14 @@ class PartMeasurement:
         """Return whether another pass is within the budget of multiplications."""
         return self.passes.flops + sum(map(self.passes.pass_flops, self.probes)) <= BUDGET
 
-    def measure_shares(self, still: Sequence[int]) -> MixedResult:
+    def measure_shares(self, neutral: Sequence[int]) -> MixedResult:
         """Return the effect of each part on the logits, with all other parts replaced by A's.
 
-        `still` are parts that do not change the function (a reordering inside a layer, say). They
+        `neutral` are parts that do not change the function (a reordering inside a layer, say). They
         are replaced in every pass. The result's points are those with only these replaced. A part
         is not measured alone (`alone` is False) where passes take too long.
         """
-        bare = self.with_only(still)
+        only_neutral = self.with_only(neutral)
         rest, found = self.without(self.live), []
         spent = 0
         for i in range(len(self.parts)):
@@ -125,19 +125,19 @@ class PartMeasurement:
             found.append(
                 Share(one.distance, rest.distance, one.first, one.odd, one.kl, rest.kl, one.exact)
             )
-        return MixedResult(tuple(found), rest.distance, bare.points)
+        return MixedResult(tuple(found), rest.distance, only_neutral.points)
 
     def remove_in_order(
-        self, still: Sequence[int], order: Sequence[int]
+        self, neutral: Sequence[int], order: Sequence[int]
     ) -> list[tuple[int, PassResult]]:
         """Return (part, result) of passes with the parts in `order` replaced, one more each time.
 
-        The parts `still` are replaced in all of them. Steps between the first and the last are left
-        out where passes take too long.
+        The parts `neutral` are replaced in all of them. Steps between the first and the last are
+        left out where passes take too long.
         """
         steps: list[tuple[int, PassResult]] = []
         for at, i in enumerate(order):
-            which = [*still, *order[: at + 1]]
+            which = [*neutral, *order[: at + 1]]
             made = frozenset(which) & frozenset(self.live) in self.known
             if made or at == len(order) - 1 or self.is_affordable():
                 steps.append((i, self.without(which)))

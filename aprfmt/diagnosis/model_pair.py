@@ -184,13 +184,13 @@ class ModelPair:
         with closing(PairedPass(self.a, self.b, equal, pair, dtype, memory, reporter)) as passes:
             # The effect of each finding, with more probes where experts were not reached.
             measuring = PartMeasurement(passes, self.levels.parts, list(chosen.probes))
-            still = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
-            found = measuring.measure_shares(still)
-            found = self._reach_experts(measuring, found, still)
+            neutral = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
+            found = measuring.measure_shares(neutral)
+            found = self._reach_experts(measuring, found, neutral)
             self.points = found.points
             # Confirm findings, then remove the confirmed ones, then say what was covered.
             self._finalize_findings(found.shares, bound)
-            self._remove_confirmed_causes(measuring, still, bound)
+            self._remove_confirmed_causes(measuring, neutral, bound)
             self._add_coverage(measuring, chosen)
         tokens = len(chosen.ids)
         self.levels.checked.append(
@@ -200,7 +200,7 @@ class ModelPair:
         return found.rest if found.rest > bound or math.isnan(found.rest) else 0.0
 
     def _reach_experts(
-        self, measuring: PartMeasurement, found: MixedResult, still: Sequence[int]
+        self, measuring: PartMeasurement, found: MixedResult, neutral: Sequence[int]
     ) -> MixedResult:
         """Return `found`, or a new measurement with probes that use more differing experts."""
         passes, hp = measuring.passes, self.a.hyper
@@ -223,7 +223,7 @@ class ModelPair:
             return found
         again = PartMeasurement(passes, measuring.parts, [*measuring.probes, *more])
         measuring.probes, measuring.known = again.probes, {}
-        return measuring.measure_shares(still)
+        return measuring.measure_shares(neutral)
 
     def _finalize_findings(self, shares: Sequence[Share], bound: float) -> None:
         """Replace each finding by one with its measured effect; add evidence for each.
@@ -247,18 +247,18 @@ class ModelPair:
             )
 
     def _remove_confirmed_causes(
-        self, measuring: PartMeasurement, still: Sequence[int], bound: float
+        self, measuring: PartMeasurement, neutral: Sequence[int], bound: float
     ) -> None:
         """Measure B with the parts of the confirmed causes replaced by A's, one after the other.
 
-        Sets `remainder` and `complete`, and adds the distances as evidence. `still` are findings
+        Sets `remainder` and `complete`, and adds the distances as evidence. `neutral` are findings
         whose parts are replaced in every pass. `bound` is the tolerance of the logits.
         """
         levels = self.levels
-        order = [i for i in measuring.live if levels.findings[i].confirmed and i not in still]
+        order = [i for i in measuring.live if levels.findings[i].confirmed and i not in neutral]
         order.sort(key=lambda i: levels.findings[i].verdict != "bug")
-        bare = measuring.without(still)
-        steps = measuring.remove_in_order(still, order)
+        bare = measuring.without(neutral)
+        steps = measuring.remove_in_order(neutral, order)
         last = steps[-1][1] if steps else bare
         levels.remainder = last.distance if math.isfinite(last.distance) else None
         if not bare.distance <= bound:  # else there was nothing to explain

@@ -53,9 +53,9 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     found = Levels()
     # A side that cannot be read is read with one key of the other's.
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
-        whole = read_with_restored_key(good, bad, label) or read_with_claim_of(good, bad, label)
-        if whole is not None:
-            return _compare_with_repaired(good, whole, label, budget)
+        repaired = read_with_restored_key(good, bad, label) or read_with_claim_of(good, bad, label)
+        if repaired is not None:
+            return _compare_with_repaired(good, repaired, label, budget)
     # Nothing can be compared with zeros, and the same file needs no comparison.
     for label, model in (("A", a), ("B", b)):
         zeros = zero_tensors_of_model(model)
@@ -200,18 +200,18 @@ def _is_same_file(a: Model, b: Model) -> bool:
 
 
 def _compare_with_repaired(
-    good: Model, whole: tuple[Model, Finding, Evidence], label: str, budget: Budget | None
+    good: Model, repaired: tuple[Model, Finding, Evidence], label: str, budget: Budget | None
 ) -> Levels:
     """Return the findings on a pair of which one model is read with a corrected key.
 
-    `whole` is (the model read so, the finding on the key, the error without it).
+    `repaired` is (the model read with the key, the finding on the key, the error without it).
     """
-    made, finding, error = whole
-    pair = (good, made) if label == "B" else (made, good)
+    model, finding, error = repaired
+    pair = (good, model) if label == "B" else (model, good)
     found = compare_models(*pair, budget)
     found.stated.insert(0, finding)
     found.evidence.insert(0, error)
-    found.models[label] = made
+    found.models[label] = model
     found.checked = [row for row in found.checked if row != _NO_PASS]
     found.checked.append(f"forward pass: {label} with the key that lets it be read")
     return found

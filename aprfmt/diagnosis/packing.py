@@ -58,7 +58,7 @@ def examine_packed(
     """
     wanted = None if names is None else set(names)
     broken = list(_undecodable_weights(good, bad, wanted))
-    told = PackingFault()
+    fault = PackingFault()
     causes: dict[str, list[tuple[str, str, bool]]] = {}
     for name, cause, says, sure in find_wrong_scales(good, bad, wanted):
         causes.setdefault(cause, []).append((name, says, sure))
@@ -67,17 +67,17 @@ def examine_packed(
         for cause, says, sure in found:
             causes.setdefault(cause, []).append((weight.name, says, sure))
         if not found:
-            told.left.append(weight.name)
-    told.findings = [_packing_finding(cause, rows, label) for cause, rows in causes.items()]
-    if told.findings and len(broken) > MOST:
-        told.evidence.append(
+            fault.left.append(weight.name)
+    fault.findings = [_packing_finding(cause, rows, label) for cause, rows in causes.items()]
+    if fault.findings and len(broken) > MOST:
+        fault.evidence.append(
             Evidence(
                 "tensor",
                 f"{len(broken)} packed weights of {label} do not decode; {MOST} of "
                 "them were put right",
             )
         )
-    return told if told.findings else None
+    return fault if fault.findings else None
 
 
 def _packing_finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> Finding:
@@ -126,6 +126,8 @@ def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Ite
             continue
         missing = tuple(s for s in stored if s not in parts)
         said = _section_of_weight(section, name, right.dialect)
+        if said is None and not right.dialect.packs(parts[right.dialect.main].encoding):
+            continue  # nothing says that it is packed, and it is stored as it is
         both = quantization_section(packing_config(good) or {}) or {}, section or {}
         yield StoredWeight(name, right.dialect, parts, missing, said, right, both)
     if not seen and section is not None:

@@ -1,20 +1,19 @@
 """Finds quantization keys that make packed weights decode correctly, tried on B's own bytes."""
 
-import json
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from aprfmt.base.protocols import Value
 from aprfmt.diagnosis.config_changes import differing_keys
-from aprfmt.diagnosis.packing_repairs import CLAIMS, GROUPS
+from aprfmt.diagnosis.packing_repairs import CLAIMS
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
 from aprfmt.model.config_paths import GONE, Changes, Key, read_with_changes
-from aprfmt.tensors.companions import key_of_section, quantization_section
+from aprfmt.model.packing_sizes import changes_text, in_every_section, size_changes
+from aprfmt.tensors.companions import quantization_section
 
 _GONE = 0.8  # of the distance at most is left with the key that mends
 _READ = 0.5  # relative L2 from A's values up to which a weight is read as it was made
@@ -35,13 +34,12 @@ def repair_key_command(good: Model, bad: Model, finding: Finding) -> str:
     changes the one that brings them nearest is taken.
     """
     section = None if bad.config is None else quantization_section(bad.config)
-    place = key_of_section(bad.config or {})
-    if section is None or not place or bad.folder is None or bad.folder.config is None:
+    if section is None or bad.folder is None or bad.folder.config is None:
         return ""
     best: tuple[float, Changes] = (math.inf, {})
     before = _weight_distances(good, bad, good.roles)
-    for changes in _section_changes(good, section):
-        inside = {(place, *key): value for key, value in changes.items()}
+    for changes in _section_changes(good, section, finding):
+        inside = in_every_section(bad.folder.config, changes)
         try:
             made = read_with_changes(bad, inside)
             left = _remaining_distance(good, made, finding, before)
@@ -51,17 +49,16 @@ def repair_key_command(good: Model, bad: Model, finding: Finding) -> str:
             best = (left, inside)
     if not best[1]:
         return ""
-    words = [
-        shlex.quote(f"config.json:{'.'.join(key)}={json.dumps(value)}")
-        for key, value in best[1].items()
-    ]
-    return set_command(bad.path, words, in_place=bool(bad.damage))
+    return set_command(bad.path, changes_text(best[1]), in_place=bool(bad.damage))
 
 
-def _section_changes(good: Model, section: Mapping[str, Value]) -> Iterator[Changes]:
-    """Yield changes of B's quantization section to try.
+def _section_changes(
+    good: Model, section: Mapping[str, Value], finding: Finding
+) -> Iterator[Changes]:
+    """Yield changes of B's quantization section to try, for a finding's weights.
 
-    They are A's values one by one and together, other formats, and other group sizes.
+    They are A's values one by one and together, other formats, and other bits and group sizes: of
+    all modules, or of those that have their own and are the finding's.
     """
     theirs = None if good.config is None else quantization_section(good.config)
     if theirs is not None:
@@ -77,23 +74,12 @@ def _section_changes(good: Model, section: Mapping[str, Value]) -> Iterator[Chan
             yield from (
                 _single_change((name,), value) for value in claims if value != section[name]
             )
-    sizes = list(_key_paths_named(section, "group_size"))
-    for size in GROUPS if sizes else ():
-        yield dict.fromkeys(sizes, size)
+    yield from size_changes(section, finding.where)
 
 
 def _single_change(key: Key, value: Value) -> Changes:
     """Return the change of one key."""
     return {key: value}
-
-
-def _key_paths_named(section: Mapping[str, Value], name: str, above: Key = ()) -> Iterator[Key]:
-    """Yield the paths of a key of this name in a section, nested ones too."""
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _key_paths_named(value, name, (*above, key))
-        elif key == name and value is not None:
-            yield (*above, key)
 
 
 def _weight_distances(good: Model, model: Model, keys: Iterable[str]) -> dict[str, float]:

@@ -12,11 +12,11 @@ from aprfmt.codecs.dialect import SMALL, Dialect, Parts, StoredPart, part_array
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import AprfmtError
+from aprfmt.model.packing_sizes import BITS, GROUPS
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
-GROUPS = (16, 32, 64, 128, 256)
 CLAIMS: Mapping[str, Sequence[str]] = {  # what else config.json may say of the same bytes
     "quant_algo": ("NVFP4", "FP8", "MXFP8", "W4A16_AWQ", "W8A16"),
     "format": ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
@@ -126,11 +126,11 @@ def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repai
     `now` is the weight as the file and its config.json give it.
     """
     config = weight.config or {}
-    for size in GROUPS:
-        said, altered = _with_group_size(config, size)
-        if said != size:
-            says = f"config.json says groups of {said}; the scales are of {size}"
-            yield Repair("packing_claim", says, now.replace_parts(**altered))
+    for told, held, altered in _other_sizes(config):
+        says = (
+            f"config.json says {_sizes_text(told)}; the weight is stored with {_sizes_text(held)}"
+        )
+        yield Repair("packing_claim", says, now.replace_parts(**altered))
     for key, values in CLAIMS.items():
         for value in values if key in config else ():
             if value == config[key]:
@@ -145,19 +145,41 @@ def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repai
                     yield Repair("packing_claim", says, packed)
 
 
-def _with_group_size(config: Mapping[str, Any], size: int) -> tuple[Any, dict[str, Any]]:
-    """Return (group size that a section has, the keys to change for `size`)."""
+class Sizes(NamedTuple):
+    """Bits of a code and elements of a group, as a quantization section states them."""
+
+    bits: Any
+    group: Any
+
+
+def _sizes_text(sizes: Sizes) -> str:
+    """Return the sizes in words."""
+    return f"{sizes.bits} bits in groups of {sizes.group}"
+
+
+def _other_sizes(config: Mapping[str, Any]) -> Iterator[tuple[Sizes, Sizes, dict[str, Any]]]:
+    """Yield (the sizes a section states, others, the keys to change for them), one change first."""
     groups = config.get("config_groups")
-    if not isinstance(groups, Mapping):
-        return config.get("group_size"), {"group_size": size}
-    rows = {name: row for name, row in groups.items() if isinstance(row, Mapping)}
-    weights = {name: row.get("weights") or {} for name, row in rows.items()}
-    said = next((row.get("group_size") for row in weights.values()), None)
-    made = {
-        name: {**row, "weights": {**weights[name], "group_size": size}}
-        for name, row in rows.items()
-    }
-    return said, {"config_groups": made}
+    rows = dict(groups) if isinstance(groups, Mapping) else {}
+    weights = [row.get("weights") for row in rows.values() if isinstance(row, Mapping)]
+    inner = next((one for one in weights if isinstance(one, Mapping)), {}) if rows else config
+    key = "num_bits" if rows else "bits"
+    said = Sizes(inner.get(key), inner.get("group_size"))
+    every = [Sizes(bits, group) for bits in BITS for group in GROUPS]
+    every.sort(key=lambda one: (one.bits != said.bits) + (one.group != said.group))
+    for held in every:
+        if held == said or (said.bits is None and held.bits != BITS[0]):
+            continue
+        changed = {"group_size": held.group} | ({} if said.bits is None else {key: held.bits})
+        if not rows:
+            yield said, held, changed
+            continue
+        made = {
+            name: {**row, "weights": {**(row.get("weights") or {}), **changed}}
+            for name, row in rows.items()
+            if isinstance(row, Mapping)
+        }
+        yield said, held, {"config_groups": made}
 
 
 def _differing_keys_text(right: Mapping[str, Any], said: Mapping[str, Any]) -> str:

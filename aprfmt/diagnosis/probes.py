@@ -122,8 +122,8 @@ def choose_probes(
     differing: DifferingRows,
     *,
     long: bool,
-    least: int = 0,
-    added: Sequence[int] = (),
+    least: int,
+    added: Sequence[int],
 ) -> ChosenProbes:
     """Return probes of about `least` tokens or more that reach what differs between the models.
 

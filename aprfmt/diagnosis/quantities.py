@@ -121,7 +121,10 @@ def _critical_lengths(a: ByName, b: ByName, longest: int) -> list[int]:
 
 
 def _frequency_distance(a: ByName, b: ByName, layer: int, length: int) -> float:
-    """Return the largest relative difference of a layer's frequencies; inf if in kind or factor."""
+    """Return the largest relative difference of a layer's frequencies.
+
+    Infinite if only one layer rotates, or their factors or numbers of pairs differ.
+    """
     kinds = [rotation_of_layer(hp, layer) for hp in (a, b)]
     if kinds[0] is None or kinds[1] is None:
         return 0.0 if kinds[0] is kinds[1] else math.inf

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
 from aprfmt.causes.tokenizer.recorded_ids import leading_padding, padding_sentence, wrong_frame
+from aprfmt.diagnosis.sides import trace_ids
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.probe_ids import TILE, critical_lengths
@@ -87,9 +88,9 @@ def tokenizer_of(model: Model | None) -> Tokenizer | None:
 
 
 def frame_finding(
-    model: Model | None, label: str, ids: Sequence[int], *, chosen: bool = False
+    model: Model | None, label: str, ids: Sequence[int], *, chosen: bool
 ) -> Finding | None:
-    """Return the finding on what stands around the text of a side's recorded ids; None if right.
+    """Return the finding on wrong special tokens or padding around recorded ids; None if right.
 
     `model` is the one that the run is of, `label` the side. Padding that the run attends to counts:
     hidden padding has been taken away before. Of `chosen` ids nothing is missing.
@@ -131,7 +132,7 @@ def hidden_padding(
 ) -> tuple[int, Finding] | None:
     """Return (count, finding) of padding before the text that no later row of a trace sees.
 
-    None where there is none, or the rows behind it are not those of a pass without it.
+    None where there is none, or later rows differ from those of a pass without padding.
     """
     tokenizer = tokenizer_of(model)
     count = 0 if tokenizer is None else leading_padding(tokenizer, ids)
@@ -172,7 +173,7 @@ def without_leading_rows(trace: Trace, tokens: int, count: int) -> Trace:
         values = trace.fetch(key)
         return None if values is None else _cut(key, values, tokens, count)
 
-    run = {**trace.run, "ids": list(_ids(trace)[count:])}
+    run = {**trace.run, "ids": list((trace_ids(trace) or ())[count:])}
     return replace(trace, run=run, records=kept, fetch=fetch)
 
 
@@ -194,8 +195,3 @@ def _cut(key: str, values: NDArray[Any], tokens: int, count: int) -> NDArray[Any
     return np.asarray(values)[
         tuple(slice(count if at in axes else 0, None) for at in range(values.ndim))
     ]
-
-
-def _ids(trace: Trace) -> list[int]:
-    found = trace.run.get("ids")
-    return [int(i) for i in found] if isinstance(found, list | tuple) else []

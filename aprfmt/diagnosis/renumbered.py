@@ -32,8 +32,8 @@ def settle_numbering(a: Model, b: Model, found: Levels) -> None:
     All tokens have to be the same by their texts, with their flags and roles, all rows of the
     tables of tokens those of the same tokens, bit for bit, and every other tensor equal.
     """
-    told = {one.cause for one in found.stated}
-    if "tokenizer_pieces" not in told or not told <= _OF_IDS or found.report is None:
+    causes = {one.cause for one in found.stated}
+    if "tokenizer_pieces" not in causes or not causes <= _OF_IDS or found.report is None:
         return
     apart = {row.key for row in found.report.tensors if row.verdict not in EQUAL}
     if not apart or not apart <= {*TABLES} or found.report.hyperparameters:
@@ -89,7 +89,7 @@ def _numbering(a: Model, b: Model) -> Sequence[int] | None:
 
 
 def _by_text(side: StatedTokenizer, order: Sequence[int]) -> tuple[Any, ...]:
-    """Return what a tokenizer says of its tokens, with each id as it is in `order`."""
+    """Return (flags by text, ids of roles, stop ids, template); each id i is given as order[i]."""
     flags = {
         token["content"]: {key: value for key, value in token.items() if key != "id"}
         for token in side.added_tokens
@@ -100,7 +100,7 @@ def _by_text(side: StatedTokenizer, order: Sequence[int]) -> tuple[Any, ...]:
 
 
 def _settings(model: Model, order: Sequence[int]) -> Mapping[str, Any]:
-    """Return the generation settings, and config.json's ids, each id as it is in `order`."""
+    """Return the generation settings and config.json's ids; each id i is given as order[i]."""
     found = dict(model.carried.parse_file("generation_config.json") or {})
     own = {key: value for key, value in (model.config or {}).items() if key.endswith(_ID)}
     for key, value in [*found.items(), *((f"config.json: {key}", own[key]) for key in own)]:

@@ -86,7 +86,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
 
 
 def _known_differences(report: DiffReport) -> Iterator[Finding]:
-    """Yield a finding for what is known to differ beside the tensors.
+    """Yield a finding for what is known to differ besides the tensors.
 
     These are the items that nothing reads and that are unequal or on one side only, as one finding,
     and each decisive difference of the tokenizers.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.number_ranges import number_ranges
 from aprfmt.causes.tensor.context import sample_line
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
@@ -18,6 +19,7 @@ SIZES = ("n_layers", "ffn_size")  # those that differ when layers or channels we
 _CUT = ("ffn_gate.", "ffn_up.", "ffn_down.")  # begin the roles that have the MLP's channels
 
 SHOWN = 8  # runs of channels that a sentence names
+_MOST = 16  # runs of layers
 
 Layer = Mapping[str, View]
 
@@ -51,7 +53,8 @@ def taken_parts_text(a: Model, b: Model) -> str:
             return ""
     said = []
     if origins != list(range(len(first))):
-        said.append(f"B's layers 0-{len(origins) - 1} are A's layers {_origins_text(origins)}")
+        from_layers = number_ranges(origins, _MOST)
+        said.append(f"B's layers 0-{len(origins) - 1} are A's layers {from_layers}")
         lost = sorted({n for n in first if n is not None} - set(origins))
         said += (
             [f"A's {_layers_text(lost)} {'are' if len(lost) > 1 else 'is'} not in B"]
@@ -62,26 +65,14 @@ def taken_parts_text(a: Model, b: Model) -> str:
         wide = a.hyper["ffn_size"]
         layer, own = next(iter(channels.items()))
         some = len(own)
-        shown = f"layer {layer}: {_origins_text(own, SHOWN)}"
+        shown = f"layer {layer}: {number_ranges(own, SHOWN)}"
         said.append(f"{some} of {wide} channels of each MLP were kept, such as of {shown}")
     return "; ".join(said) + "; all values are A's" if said else ""
 
 
 def _layers_text(layers: list[int]) -> str:
     """Return layers in words, such as "layer 1" or "layers 1, 3-4"."""
-    return f"layer{'s' if len(layers) > 1 else ''} {_origins_text(layers)}"
-
-
-def _origins_text(numbers: list[int], most: int = 16) -> str:
-    """Return numbers with runs joined, such as "0-2, 1-3"; of more than `most` runs the first."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    said = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
-    return ", ".join([*said[:most], "..."] if len(runs) > most else said)
+    return f"layer{'s' if len(layers) > 1 else ''} {number_ranges(layers, _MOST)}"
 
 
 def _layers_of(roles: Mapping[str, View]) -> dict[int | None, dict[str, View]]:

@@ -15,7 +15,7 @@ from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.unwritten_tail import unwritten_tails
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.proofs import Proof
+from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
@@ -40,12 +40,14 @@ def compare_tensors(
     found.checked.append(f"tensors: bytes, then values of all {len(report.tensors)}")
     # Unreadable tensors end the comparison, unless the fault is found.
     unreadable = [row.key for row in report.tensors if row.verdict == "UNREADABLE"]
-    if unreadable and not _add_packing_faults(a, b, report.tensors, found):
+    misread = _add_packing_faults(a, b, report.tensors, found)
+    if unreadable and not misread.issuperset(unreadable):
         found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
         return
     found.not_checked += report.not_tried
     found.evidence += nonfinite_tensors(report.tensors)
     # Findings: missing roles, explained tensors, coarser copies, then the rest.
+    explained = explained | misread
     rows = [row for row in report.tensors if row.key not in explained]
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
     _add_missing_tensors(a, b, missing, found)
@@ -70,22 +72,34 @@ def compare_tensors(
     _add_extra_tensors(a, b, missing, found)
 
 
-def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> bool:
-    """Add findings on packed weights that do not decode; return whether they explain all."""
-    broken = [row for row in rows if row.verdict == "UNREADABLE"]
+def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> set[str]:
+    """Add findings on packed weights that do not decode, or to another shape.
+
+    Returns the keys of the weights that they explain: of one side, as the other is the reference.
+    """
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
+        broken = [row for row in rows if row.verdict == "UNREADABLE" or _is_misread(bad, row)]
         names = [row.name_b if label == "B" else row.name_a for row in broken]
-        told = examine_packed(good, bad, label, names)
-        if told is None:
+        fault = examine_packed(good, bad, label, names) if broken else None
+        if fault is None:
             continue
         found.evidence += [Evidence("tensor", row.cause, (row.key,)) for row in broken[:SHOWN]]
-        found.evidence += told.evidence
-        for finding in told.findings:
+        found.evidence += fault.evidence
+        for finding in fault.findings:
             found.add(finding, Touched((), finding.where))
-        found.ended = not told.left
+        found.ended = not fault.left
         found.not_checked.append(f"forward pass: packed weights of {label} do not decode")
-        return not told.left
-    return False
+        return {row.key for row, name in zip(broken, names, strict=True) if name not in fault.left}
+    return set()
+
+
+def _is_misread(model: Model, row: TensorDiff) -> bool:
+    """Return whether a weight of two shapes is a packed one of this model.
+
+    Its shape is what the configuration makes of its codes.
+    """
+    view = model.find(row.key) if row.verdict == "SHAPE_DIFFERS" else None
+    return view is not None and any(one.packed is not None for one in view.stored)
 
 
 def nonfinite_tensors(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
@@ -131,7 +145,8 @@ def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Lev
 def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
     """Add findings on roles missing on one side.
 
-    Missing biases are findings. Other missing tensors set the `reason`: no pass can be run.
+    Missing biases can be left out of a pass. Without other tensors none can be run: those are
+    established as missing, or packed in a way that is not decoded, which sets the `reason`.
     """
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
@@ -155,17 +170,54 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
                 ),
                 Touched((), biases),
             )
-        # Without other tensors no pass can be run, and the comparison ends.
+        # Without other tensors no pass can be run, and what was compared is the answer.
         others = [key for key in keys if key not in biases]
-        if others:
+        model = b if side == "B" else a
+        if others and model.unread is not None and model.unread.lacks:
+            _add_lost_companions(model, side, others, found)
+        elif others:
             found.evidence.append(
                 Evidence("tensor", f"{side} lacks {len(others)} tensors", tuple(others[:12]))
             )
-            found.runs = False
-            found.reason = (
-                _undecoded_text(b if side == "B" else a, others)
-                or f"{side} lacks {len(others)} of the tensors: {', '.join(others[:4])}"
+            packed = _undecoded_text(model, others)
+            if packed:
+                found.reason = packed
+                continue
+            found.ended = True
+            found.not_checked.append(f"forward pass: {side} lacks tensors that it reads")
+            found.stated.append(
+                Finding(
+                    "missing_tensors",
+                    f"{side} lacks {len(others)} of the tensors: {', '.join(others[:4])}"
+                    + (", ..." if len(others) > 4 else ""),
+                    "tensor",
+                    CAUSES["missing_tensors"].verdict,
+                    tuple(others),
+                    True,
+                    "",
+                    1.0,
+                    0.0,
+                    "share of these that miss; after: with the other side's in their place",
+                    side=side,
+                    proof=unfitted_proof(len(others)),
+                    counted=True,
+                )
             )
+
+
+def _add_lost_companions(model: Model, side: str, keys: Sequence[str], found: Levels) -> None:
+    """Add the finding that codes are stored without what they count for; no pass can be run."""
+    unread = model.unread
+    assert unread is not None
+    where = tuple(sorted(unread.weights))
+    found.add(
+        Finding(
+            "scales_missing", f"{side}: {unread.text}", "tensor", "bug", where, False, side=side
+        ),
+        Touched((), where),
+    )
+    found.ended = True
+    found.not_checked.append(f"forward pass: the codes of {side} do not decode")
 
 
 def _undecoded_text(model: Model, roles: Sequence[str]) -> str:

@@ -105,7 +105,7 @@ def _first_zero(held: Sequence[LazyTensor]) -> int | None:
 
 
 def _is_cut(tensor: LazyTensor, other: LazyTensor | None, start: int) -> bool:
-    """Return whether a tensor is the other one up to byte `start` of the file.
+    """Return whether a tensor's bytes before byte `start` of its file are the other tensor's.
 
     Both must have the same encoding. A tensor that ends before that byte has to be equal as a
     whole.

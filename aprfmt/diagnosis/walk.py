@@ -326,9 +326,9 @@ class Walk:
         return ""
 
     def _judge_recorded_ids(self) -> None:
-        """Add findings on what stands around the text in recorded ids.
+        """Add findings on wrong special tokens or padding around recorded ids.
 
-        Padding that the rows behind it do not see is taken away from ids and traces.
+        Padding that no later row sees is removed from ids and traces.
         """
         sides = [
             side

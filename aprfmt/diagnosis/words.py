@@ -19,7 +19,7 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
     shown = [row for row in result.findings if row.verdict not in ("same", "precision")]
     if _reason_says_cause(result):  # what follows the headline is about its cause
         shown.sort(key=lambda row: row is not result.lead)
-    lead = result.lead is not None and (not result.reason or bool(result.faults_beside))
+    lead = result.lead is not None and (not result.reason or bool(result.underived_faults))
     first = sorted(shown, key=lambda row: row is not result.lead)
     causes = result.causes if lead else [row.to_named_cause(result.stored) for row in first]
     rows = [row for row in result.pronounced.not_compared if row.state != "equal"]

@@ -47,7 +47,9 @@ from aprfmt.formats.temporary_files import (
 )
 from aprfmt.remote.paths import RemotePath, is_address
 
-__all__ = ["FileSet", "NullFileSet", "OutputFile", "complete_renames", "pending_journals"]
+__all__ = [
+    "FileSet", "NullFileSet", "OutputFile", "clean_folder", "complete_renames", "pending_journals",
+]  # fmt: skip
 
 _SPECIAL = {
     stat.S_IFDIR: "a folder",
@@ -236,7 +238,7 @@ class FileSet:
         if not final.parent.is_dir():
             raise OutputError(f"{path}: there is no folder {final.parent}; make it first")
         if self._target is None:
-            _clean_folder(final.parent)
+            clean_folder(final.parent)
             self._target = final.parent
         elif self._target != final.parent:
             raise OutputError(
@@ -275,7 +277,7 @@ class FileSet:
         if old is not None:
             if not stat.S_ISDIR(old.st_mode):
                 raise OutputError(f"{folder}: exists and is not a folder; give another name")
-            _clean_folder(target)
+            clean_folder(target)
             self._check_old(folder, target)
         elif target.is_symlink():
             raise OutputError(f"{folder}: is a link that leads nowhere; remove it")
@@ -430,7 +432,7 @@ def _is_unswappable(folder: Path) -> bool:
     return os.path.ismount(folder) or here.is_relative_to(folder)
 
 
-def _clean_folder(folder: Path) -> None:
+def clean_folder(folder: Path) -> None:
     """Complete what killed runs left half published in `folder`, then remove their leftovers."""
     complete_renames(folder)
     complete_patches(folder)

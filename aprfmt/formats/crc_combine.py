@@ -61,16 +61,16 @@ class RunningChecksum:
 
     def reserve(self, nbytes: int) -> ChecksumPiece:
         """Count `nbytes` that other threads write; return the piece whose CRC-32 to set later."""
-        left = ChecksumPiece(nbytes, None)
-        self._pieces += [left, ChecksumPiece()]
-        return left
+        reserved = ChecksumPiece(nbytes, None)
+        self._pieces += [reserved, ChecksumPiece()]
+        return reserved
 
     def copy(self) -> "RunningChecksum":
         """Return a copy of what was counted so far; it shares pieces that are set later."""
-        twin = RunningChecksum(b"")
-        twin._head_bytes = self._head_bytes
-        twin._pieces = [*self._pieces[:-1], replace(self._pieces[-1])]
-        return twin
+        made = RunningChecksum(b"")
+        made._head_bytes = self._head_bytes
+        made._pieces = [*self._pieces[:-1], replace(self._pieces[-1])]
+        return made
 
     def digest(self, head: bytes) -> bytes:
         """Return the CRC-32 of `head` and all bytes after it, four bytes little-endian."""

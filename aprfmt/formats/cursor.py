@@ -36,7 +36,7 @@ def read_prefix(region: Region, stop: int, wish: int = 0) -> memoryview:
     if isinstance(region, memoryview):
         return region
     assert isinstance(region, RemoteRegion)
-    return region.held(stop, wish)
+    return region.head(stop, wish)
 
 
 class Cursor:
@@ -47,12 +47,22 @@ class Cursor:
     cursor of a remote one, which is fetched in steps.
     """
 
-    __slots__ = ("_far", "_sure", "buffer", "end", "faults", "offset", "order", "size", "where")
+    __slots__ = (
+        "_header_end",
+        "_remote",
+        "buffer",
+        "end",
+        "faults",
+        "offset",
+        "order",
+        "size",
+        "where",
+    )
 
     def __init__(self, buffer: Region, where: str, offset: int = 0, end: int | None = None) -> None:
         """Start at `offset`; `end` is the file's end by default. TruncatedError beyond it."""
-        self._far = None if isinstance(buffer, memoryview) else buffer
-        self._sure = 0  # where the header reaches at least, by the counts read so far
+        self._remote = None if isinstance(buffer, memoryview) else buffer
+        self._header_end = 0  # where the header reaches at least, by the counts read so far
         self.size = len(buffer)
         self.buffer = read_prefix(buffer, min(offset, self.size))
         self.where = where
@@ -81,10 +91,10 @@ class Cursor:
                 f"{self.where}: {what} at offset {self.offset} needs {count} bytes, "
                 f"{self.remaining} remain; the file is cut or damaged"
             )
-        if self._far is not None and self.offset + count > len(self.buffer):
-            known = max(self.offset + count, self._sure)
+        if self._remote is not None and self.offset + count > len(self.buffer):
+            known = max(self.offset + count, self._header_end)
             self.buffer = read_prefix(
-                self._far, self.offset + count, known + max(known // 4, SLACK)
+                self._remote, self.offset + count, known + max(known // 4, SLACK)
             )
 
     def take(self, count: int, what: str) -> memoryview:
@@ -131,7 +141,7 @@ class Cursor:
                 f"{self.where}: {what} at offset {at} is {value}, which takes at least "
                 f"{value * smallest} bytes, {self.remaining} remain; the file is cut or damaged"
             )
-        self._sure = max(self._sure, self.offset + value * smallest)
+        self._header_end = max(self._header_end, self.offset + value * smallest)
         return value
 
     def text(self, count: int, what: str) -> str:

@@ -7,8 +7,12 @@ import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aprfmt.base.text_escape import escape, shorten
+
+if TYPE_CHECKING:
+    from aprfmt.base.protocols import Region
 
 _ELSEWHERE = (
     "which is not read here; take the model's safetensors or GGUF, or save it as safetensors with "
@@ -102,8 +106,28 @@ EXTENSIONS: Mapping[str, str] = {
     ".zip": "a zip archive",
     ".7z": "a 7-Zip archive",
 }
+_JOINED = 16  # bytes that show whether a model file begins
 _TEXT = 256  # bytes of text that are examined
 _ARCHIVES = ("a tar archive", "a zip archive", "a 7-Zip archive")
+
+
+def joined_file_text(buffer: "Region", stop: int, padded: int) -> str:
+    """Return words for a model file that begins where another one ends, "" if none does.
+
+    The file in `buffer` ends at byte `stop`, with padding at `padded`. The words follow those on
+    bytes that are left over, and say how to cut the files apart.
+    """
+    for at in dict.fromkeys((padded, stop)):
+        head = bytes(buffer[at : at + _JOINED])
+        length = int.from_bytes(head[:8], "little")
+        header = head[8:9] == b"{" and 2 <= length <= len(buffer) - at
+        kind = "GGUF" if head[:4] in (b"GGUF", b"FUGG") else "safetensors" if header else ""
+        if kind:
+            return (
+                f"; another {kind} file begins at byte {at}: files were joined (cat). Cut them "
+                f"apart: head -c {at} FILE is the first, tail -c +{at + 1} FILE the rest"
+            )
+    return ""
 
 
 def foreign_file(path: Path, head: bytes, size: int) -> str:

@@ -423,7 +423,7 @@ def parse_journal(value: Any, path: Path) -> Journal:
         and isinstance(signature, str)
         and found.get("schema") == SCHEMA
         and all(isinstance(move, list) and len(move) == 2 for move in moves)
-        and all(_is_plain(name) for move in (*moves, removes) for name in move)
+        and all(is_plain_name(name) for move in (*moves, removes) for name in move)
         and all(is_temporary(source) for source, _ in moves)
         and all(isinstance(identity, str) for identity in files.values())
     ):
@@ -435,7 +435,7 @@ def parse_journal(value: Any, path: Path) -> Journal:
     return Journal(path.name, pairs, removes, files, signature)
 
 
-def _is_plain(name: Any) -> bool:
+def is_plain_name(name: Any) -> bool:
     """Return whether a value is a file name without a folder, and not "." or ".."."""
     return (
         isinstance(name, str)

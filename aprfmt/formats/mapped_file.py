@@ -283,7 +283,7 @@ class StoredTensor(LazyTensor):
                 f"{self._file.path}: is closed; read {self.info.name} before that"
             ) from None
 
-    def lies(self, start: int = 0) -> tuple[ByteSource, int] | None:
+    def location(self, start: int = 0) -> tuple[ByteSource, int] | None:
         """Return (file, offset in it of the tensor's byte `start`); here never None."""
         return self._file, self.info.offset + start
 
@@ -307,7 +307,7 @@ def in_mapped_file(tensor: LazyTensor) -> bool:
     beneath = (*tensor.made_of, *tensor.parts.values())
     if beneath:
         return all(map(in_mapped_file, beneath))
-    place = None if tensor.spoilt else tensor.held.lies()
+    place = None if tensor.spoilt else tensor.unwrapped.location()
     return place is not None and isinstance(place[0], MappedFile)
 
 

@@ -28,7 +28,7 @@ from aprfmt.base.crc import crc32
 from aprfmt.errors import AprfmtError, FormatError, OutputError
 from aprfmt.formats import bounded_json
 from aprfmt.formats.atomic import FileSet, OutputFile
-from aprfmt.formats.journal import complete_renames
+from aprfmt.formats.journal import complete_renames, is_plain_name, reserved_names
 from aprfmt.formats.output_file import copy_mode
 from aprfmt.formats.positional_io import read_at
 from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
@@ -159,17 +159,12 @@ def _parse_moves(value: object, where: str) -> list[tuple[str, str, str]]:
             not isinstance(each, list)
             or len(each) != 3
             or not all(isinstance(value, str) for value in each)
-            or not _is_plain_name(each[1])
+            or not is_plain_name(each[1])
             or (each[0] and not is_temporary(each[0]))
         ):
             raise FormatError(f"{where}: its moves name no plain files; remove it, and begin anew")
         found.append((each[0], each[1], each[2]))
     return found
-
-
-def _is_plain_name(name: str) -> bool:
-    """Return whether a name is a file name without a folder, and not "." or ".."."""
-    return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 
 class ResumableFile(OutputFile):
@@ -269,7 +264,7 @@ class ResumableFileSet(FileSet):
         self._journal = self.hidden.with_name(f"{self.hidden.name}.jsonl")
         self._log: int | None = None
         self._run = os.urandom(8).hex()
-        self._worth = False  # there is something to continue
+        self._continuable = False  # there is something to continue
 
     def begin(self, sources: Mapping[str, str], plan: str) -> None:
         """Lock the journal and read it; OutputError where it is that of another conversion.
@@ -318,16 +313,16 @@ class ResumableFileSet(FileSet):
         self._refuse_other_conversion(begun, sources, plan)
         complete_renames(self._home if self._home.is_dir() else self.hidden.parent)
         self.published = self._settle_moves(begun.moves)
-        self.tensors, self._worth = begun.tensors, True
+        self.tensors, self._continuable = begun.tensors, True
 
     def done(self, name: str, tensor: FinishedTensor) -> None:
         """Add a line to the journal that says that a tensor is written completely."""
-        self._worth = True
+        self._continuable = True
         self._add_line({"tensor": name, "crc": tensor.crc, "counts": tensor.counts})
 
     def reject(self) -> None:
         """Have `discard` remove the staged files: their bytes are not what they ought to be."""
-        self._worth = False
+        self._continuable = False
 
     def finish(self) -> None:
         """Remove the journal and the hidden folder: everything is in place and verified.
@@ -361,7 +356,7 @@ class ResumableFileSet(FileSet):
             self._files = []
             log, self._log = self._log, None
             if log is not None:
-                if not self._worth:
+                if not self._continuable:
                     remove(self.hidden)
                     remove(self._journal)
                 os.close(log)
@@ -439,6 +434,23 @@ class ResumableFileSet(FileSet):
             }
         )
         super()._move_into_target(target, names)
+
+    def _publish_inside(self, target: Path) -> None:
+        """Publish into an existing folder; where that is refused, take the staged files back.
+
+        Raises OutputError as the base class does. Files that a journal of renames still needs, or
+        that its way back has removed, stay as they are.
+        """
+        try:
+            super()._publish_inside(target)
+        except BaseException:
+            needed = reserved_names(target)
+            for file in self._files if needed is not None else ():
+                moved = file.temporary
+                if moved.parent == target and moved.name not in (needed or ()):
+                    with suppress(OSError):
+                        os.rename(moved, self.hidden / file.final.name)
+            raise
 
     def _drop_others(self, staging: Path) -> None:
         """Remove staged files that are no output of this run, so that they are not published."""

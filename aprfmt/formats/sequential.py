@@ -142,21 +142,21 @@ class SequentialSink:
 
         Raises ConversionError for another name or another number of bytes than planned.
         """
-        room = self._next_slot(name)
+        slot = self._next_slot(name)
         if self._out is not None:
             self._last = self._out, self._out.tell()
         written = 0
         for chunk in chunks:
             view = memoryview(chunk)
             written += view.nbytes
-            if written > room.nbytes:
+            if written > slot.nbytes:
                 break
             self._emit(view)
-        if written != room.nbytes:
-            more = " or more" if written > room.nbytes else ""
+        if written != slot.nbytes:
+            more = " or more" if written > slot.nbytes else ""
             raise ConversionError(
                 f"{self._path}: tensor {name!r}: {written} bytes{more} were given, "
-                f"{room.nbytes} were planned"
+                f"{slot.nbytes} were planned"
             )
         self._next = next(self._steps, None)
 
@@ -165,13 +165,13 @@ class SequentialSink:
 
         The sink moves past it. `record_filled` has to be called when its bytes are written.
         """
-        room, out = self._next_slot(name), self._out
+        slot, out = self._next_slot(name), self._out
         assert out is not None
-        summed = None if self._sum is None else self._sum.reserve(room.nbytes)
-        left = DeferredSlot(out.reserve(room.nbytes), summed)
+        summed = None if self._sum is None else self._sum.reserve(slot.nbytes)
+        deferred = DeferredSlot(out.reserve(slot.nbytes), summed)
         self._left[out] = self._left.get(out, 0) + 1
         self._next = next(self._steps, None)
-        return left
+        return deferred
 
     def record_filled(self, slot: DeferredSlot, crc: int) -> None:
         """Note that all bytes of a deferred slot are written, and that they have this CRC-32.
@@ -183,7 +183,7 @@ class SequentialSink:
         self._left[slot.place.file] -= 1
         self._write_checksums()
 
-    def lies(self) -> tuple[OutputFile, int]:
+    def location(self) -> tuple[OutputFile, int]:
         """Return (file, offset) of the tensor that was written last, flushed so it can be read.
 
         Raises ConversionError before the first tensor was written.
@@ -198,21 +198,21 @@ class SequentialSink:
 
         They are there if they have the CRC-32 `crc`. If not, the tensor has to be written.
         """
-        room, out = self._next_slot(name), self._out
-        if out is None or not out.skip_finished(room.nbytes, crc):
+        slot, out = self._next_slot(name), self._out
+        if out is None or not out.skip_finished(slot.nbytes, crc):
             return False
         if self._sum is not None:
-            self._sum.join(crc, room.nbytes)
+            self._sum.join(crc, slot.nbytes)
         self._next = next(self._steps, None)
         return True
 
     def _next_slot(self, name: str) -> TensorSlot:
         """Return the slot of the next tensor; ConversionError if that is not `name`."""
-        room = self._next
-        if room is None or room.name != name:
-            expected = repr(room.name) if room is not None else "no tensor"
+        slot = self._next
+        if slot is None or slot.name != name:
+            expected = repr(slot.name) if slot is not None else "no tensor"
             raise ConversionError(f"{self._path}: tensor {name!r} was given, {expected} is next")
-        return room
+        return slot
 
     def amend(self, old: str, new: str) -> None:
         """Overwrite the metadata text `old` with `new`, of equal length, in the first file.

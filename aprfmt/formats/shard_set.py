@@ -100,7 +100,7 @@ def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
     mixed = set(pending_journals(path.parent)).intersection([path, *members])
     if mixed:
         raise FormatError(
-            f"{path}: {', '.join(sorted(found.name for found in mixed))} belongs to a set of files "
+            f"{path}: {', '.join(sorted(found.name for found in mixed))} belong to a set of files "
             "whose writing was interrupted, so old and new files are mixed; write into this "
             "folder again as the same user, which completes it first, or says why it cannot"
         )

@@ -57,7 +57,7 @@ def _check_each_tensor(view: View, check: Callable[[LazyTensor], object]) -> Non
 
 
 def _input_scale_bytes(view: View) -> dict[str, bytes]:
-    """Return {number and suffix: bytes} of the input scales of all tensors in a view."""
+    """Return {tensor's number in the view and suffix, as "0input_scale": bytes} of input scales."""
     return {
         f"{number}{suffix.lstrip('._')}": bytes(part.raw())
         for number, stored in enumerate(view.stored)

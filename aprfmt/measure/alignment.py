@@ -71,17 +71,17 @@ def numbered_pairs(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPai
     Each is announced when it comes near, and again when it is next: a read of other bytes makes
     the file forget it.
     """
-    told, nbytes, tensors = 0, 0, 0
+    announced, nbytes, tensors = 0, 0, 0
     for number, pair in enumerate(pairs, 1):
-        for soon in pairs[number - 1 : min(told, number - 1 + AHEAD)]:
+        for soon in pairs[number - 1 : min(announced, number - 1 + AHEAD)]:
             soon.prefetch()
-        while told < len(pairs) and (
-            told < number - 1 + AHEAD or (nbytes < AHEAD_BYTES and tensors < AHEAD_TENSORS)
+        while announced < len(pairs) and (
+            announced < number - 1 + AHEAD or (nbytes < AHEAD_BYTES and tensors < AHEAD_TENSORS)
         ):
-            pairs[told].prefetch()
-            nbytes += pairs[told].nbytes
-            tensors += pairs[told].tensor_count
-            told += 1
+            pairs[announced].prefetch()
+            nbytes += pairs[announced].nbytes
+            tensors += pairs[announced].tensor_count
+            announced += 1
         yield number, pair
         nbytes -= pair.nbytes
         tensors -= pair.tensor_count
@@ -122,10 +122,10 @@ def align_models(a: Model, b: Model) -> Alignment:
 def _with_stored_shapes(
     pairs: list[TensorPair], a: Model, b: Model
 ) -> tuple[list[TensorPair], frozenset[str]]:
-    """Return (pairs, sides whose stored shapes are wrong), such as exchanged axes of equal bytes.
+    """Return (pairs, sides of "a" and "b" whose file states its axes in the wrong order).
 
-    A model with exchanged axes is read transposed. Equal stored bytes on both sides show that only
-    the shapes were exchanged: then the pairs get that side ("a" or "b") as it is stored.
+    A model with exchanged axes is read transposed. Where its first such tensor has the bytes of the
+    other side's, only the stated shapes are wrong: the pairs then get that side as it is stored.
     """
     found: set[str] = set()
     for side, model in (("a", a), ("b", b)):

@@ -80,6 +80,10 @@ CLIPPED = 4.0  # times the end of its group: nothing that was clipped lay furthe
 SLOPE = 0.002  # systematic error of the size that rounded scales make
 SURE = 4.0  # standard errors
 MOST_ENDS = 0.75  # share of values that may be clipped: of one sign and a size, half of them are
+MOST_FAR = 0.1  # share that may lie further beyond an end than its group is wide
+WIDE_RUN = 256  # values of a row among which errors are no multiple of the copy
+FOLLOWS, MULTIPLE = 0.7, 0.25  # share of the errors, and of the copy, that such a multiple is
+UNLIKE = 0.4  # correlation below which such a run of the copy is no run of the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,9 @@ class Fit:
     `near` and `beyond` are the shares of values within NEAR steps and beyond one. `mean` and `rms`
     are of all errors, `run_mean` and `run_rms` the largest of RUN neighbours. `slope` is the share
     of the copy's values that the errors repeat, `slope_limit` what rounding alone may make of it.
-    `relative` is the relative L2 distance, `ends` the share of clipped values.
+    `relative` is the relative L2 distance, `ends` the share of clipped values, `far` of those that
+    lay further out than their group is wide. `multiple`: in WIDE_RUN values of a row the errors are
+    a multiple of the copy, as of a wrong scale. `likeness` is the least correlation of such a run.
     """
 
     count: int
@@ -104,6 +110,9 @@ class Fit:
     slope_limit: float
     relative: float
     ends: float = 0.0
+    far: float = 0.0
+    multiple: bool = False
+    likeness: float = 1.0
 
     @property
     def how(self) -> str:
@@ -111,8 +120,8 @@ class Fit:
 
         "" for errors that no quantizer makes.
         """
-        if self.ends > MOST_ENDS:
-            return ""  # nothing is left to judge: a copy whose codes are lost has ends alone
+        if self.ends > MOST_ENDS or self.far > MOST_FAR or self.multiple:
+            return ""  # a copy whose codes are lost has ends alone, and ends bound any error
         steady = abs(self.slope) <= self.slope_limit
         centred = abs(self.mean) <= MEAN + SURE * self.rms / max(self.count, 1) ** 0.5
         if not (steady and centred):
@@ -121,6 +130,8 @@ class Fit:
             return "rounded to the nearest"
         if self.near >= NEARLY_ALL or self.run_mean > RUN_MEAN or self.run_rms > RUN_RMS:
             return ""
+        if self.likeness < UNLIKE:
+            return ""  # values of three levels are hardly more than a step from any others
         few = self.beyond <= FED_BACK_SHARE and self.rms <= FED_BACK_RMS
         return "rounded with the errors made up for, as GPTQ does" if few else ""
 
@@ -163,6 +174,8 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     # Of what is not an end of its group: in small groups the ends hold most of the norm.
     relative = usual / copied if copied else 0.0
     mean, rms = _worst_runs(finite)
+    multiple, likeness = _worst_wide_runs(x, y)
+    far = clipped & (np.abs(delta) > high - low)
     return Fit(
         x.size,
         float((size <= NEAR).mean()),
@@ -176,7 +189,34 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         2 * relative + SLOPE + SURE * (relative / many) ** 0.5,
         float((delta**2).sum() / norm) ** 0.5 if norm else 0.0,
         float((clipped & (delta != 0)).mean()) if x.size else 0.0,
+        float(far.mean()) if x.size else 0.0,
+        multiple,
+        likeness,
     )
+
+
+def _worst_wide_runs(x: "Array", y: "Array") -> tuple[bool, float]:
+    """Return (whether errors of a run are a multiple of the copy, the least correlation of a run).
+
+    `x` is the source and `y` the copy, [rows, columns]. A run is WIDE_RUN values of a row, or all
+    of a shorter one of at least RUN. Runs that are zero on a side are left out.
+    """
+    columns = x.shape[1]
+    wide = min(WIDE_RUN, columns)
+    if wide < RUN or not x.size:
+        return False, 1.0
+    cut = columns // wide * wide
+    source, copy = (part[:, :cut].reshape(-1, wide) for part in (x, y))
+    xx, yy, xy = (
+        np.einsum("ij,ij->i", *two) for two in ((source, source), (copy, copy), (source, copy))
+    )
+    known = (xx > 0) & (yy > 0) & np.isfinite(xx) & np.isfinite(yy)
+    if not known.any():
+        return False, 1.0
+    xx, yy, xy = xx[known], yy[known], xy[known]
+    error, along = np.maximum(xx + yy - 2 * xy, 0.0), yy - xy
+    multiple = (along**2 > FOLLOWS * error * yy) & (np.abs(along) > MULTIPLE * yy)
+    return bool(multiple.any()), float((xy / np.sqrt(xx * yy)).min())
 
 
 def _worst_runs(error: "Array") -> tuple[float, float]:

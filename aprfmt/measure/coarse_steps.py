@@ -121,7 +121,7 @@ class WideStepsOfBlocks:
         found = np.flatnonzero(too_wide(spans))
         times = np.full(found.shape, np.nan)
         if found.size and CODECS[self.encoding].has_encoder:
-            own = self._own_steps(values[found])
+            own = self._encoder_steps(values[found])
             known = (own > 0) & (wide[found] > FAR * own)
             found, times = found[known], wide[found][known] / own[known]
         elif found.size:
@@ -133,8 +133,8 @@ class WideStepsOfBlocks:
         self.count += len(found)
         self.total += len(wide)
 
-    def _own_steps(self, values: "Array") -> "Array":
-        """Return the step [blocks] that the encoder gives each block of values."""
+    def _encoder_steps(self, values: "Array") -> "Array":
+        """Return the step [blocks] that the encoder gives each block of values; 0 if unknown."""
         values = np.ascontiguousarray(np.where(np.isfinite(values), values, 0), np.float32)
         codec = CODECS[self.encoding]
         own = codec.steps(encode(self.encoding, values), values.size)
@@ -149,7 +149,7 @@ class WideStepsOfBlocks:
 
 
 def _times_too_wide(blocks: BlockSpans, found: "Array") -> "Array":
-    """Return by how many times the steps of the blocks `found` are wider than usual."""
+    """Return by how many times each of the blocks with indices `found` has too wide a step."""
     with np.errstate(all="ignore"):
         counted = blocks.largest / blocks.step
     counted = np.where(np.isfinite(counted), counted, 0.0)

@@ -21,7 +21,7 @@ WINDOW = 1 << 20  # elements decoded at a time
 
 
 def make_image(a: View, b: View, key: str) -> DifferenceImage | None:
-    """Return the image of two tensors of one shape; None if shapes differ or are empty.
+    """Return the image of where two tensors differ; None if their shapes differ or are empty.
 
     A cell's number is the root mean square of a - b in it over that of all of `a`; it is infinite
     where only one side is not finite. A vector is wrapped into rows. Where an encoding has blocks,
@@ -103,7 +103,10 @@ def _sum_cells(values: "Array", height: int, width: int, across: int) -> "Array"
 def difference_images(
     pairs: Sequence[TensorPair], tensors: Sequence[TensorDiff], count: int
 ) -> tuple[DifferenceImage, ...]:
-    """Return images of up to `count` worst tensors, one for each finding before a second."""
+    """Return up to `count` images of tensors that differ, those furthest apart first.
+
+    A second tensor with the same explanation comes after the first ones of all the others.
+    """
     order = sorted(
         (row for row in tensors if row.verdict in ("DIFFERENT", "WITHIN")),
         key=lambda row: (row.verdict != "DIFFERENT", -(row.stats.rel_l2 if row.stats else 0.0)),

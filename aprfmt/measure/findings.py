@@ -89,9 +89,9 @@ class Finding:
 
     @property
     def reached(self) -> Certainty | None:
-        """The certainty by the proof alone, where `confirmed` does not say it; else None.
+        """The certainty by the proof alone, if it is not what `confirmed` suggests; else None.
 
-        So it is "explained", or "located" although `confirmed` is True.
+        It is "explained", or "located" although `confirmed` is True.
         """
         found = certainty_of(self.proof)
         bare = found == "located" and not self.confirmed

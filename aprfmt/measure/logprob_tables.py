@@ -198,10 +198,10 @@ def has_16_bit_logits(side: Side) -> bool:
 
 
 def logit_size(here: Side, reference: Side) -> float:
-    """Return the size of the largest logits of a row over the spread of the logits.
+    """Return how large the largest logit of a row is, over the standard deviation of the logits.
 
-    Log-probabilities do not say the logits' mean: it is taken for 0 where a row is whole, and for
-    the largest where it is not.
+    It is a root mean square over the rows. Log-probabilities do not say the logits' mean: it is
+    taken for 0 where a row is whole, and for the largest where it is not.
     """
     both = [here, reference]
     full = next((side for side in both if isinstance(side, LogprobMatrix)), None)
@@ -221,7 +221,7 @@ def logit_size(here: Side, reference: Side) -> float:
 def compare_logprobs(
     here: Side, reference: Side, tolerance: Threshold, exact: Threshold | None = None
 ) -> LogprobTable:
-    """Return the table of the positions that both sides have.
+    """Return how far apart two sides are, at every position that both have.
 
     `tolerance` is of the arithmetic that is known or assumed, `exact` of float32 if it is assumed.
     """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.number_ranges import number_ranges
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import suffix_to_write
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
@@ -159,24 +160,13 @@ def short_keys(keys: Iterable[str]) -> str:
     for role, layers in roles.items():
         numbers = sorted(layer for layer in layers if layer is not None)
         at = (
-            f" in layer{'s' if len(numbers) > 1 else ''} {_number_ranges(numbers)}"
+            f" in layer{'s' if len(numbers) > 1 else ''} {number_ranges(numbers)}"
             if numbers
             else ""
         )
         said.append(role + at)
     shown = ", ".join(said[:4])
     return shown if len(said) <= 4 else f"{shown} and {len(said) - 4} more roles"
-
-
-def _number_ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as text with ranges: `0-2, 5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def fixed_name(path: Path) -> str:

@@ -102,10 +102,10 @@ class Census:
         alone: tuple[int, int | None],
         both: tuple[int, int | None],
     ) -> None:
-        """Count two arrays, as `add`, that were gone through already.
+        """Count two arrays as `add` does, from the counts that a kernel has taken of them.
 
-        `odd` is how many values of each are not finite, `alone` and `both` are how many places
-        differ there and how many do not, each with the first one (None: there is none).
+        `odd` is how many values of each are not finite. `alone` and `both` are (number of places,
+        the first or None): where the sides differ there, and where both are alike.
         """
         base, self.count = self.count, self.count + x.size
         self.a, self.b = self.a + odd[0], self.b + odd[1]

@@ -42,9 +42,9 @@ class BytePrefetch:
     def __init__(self, pairs: Sequence[TensorPair], threads: int) -> None:
         """Create up to MOST threads; they start when the context is entered."""
         self._pairs = pairs
-        self._asked: dict[int, _PairProgress | None] = {}
+        self._progress: dict[int, _PairProgress | None] = {}
         self._spans = self._spans_of_pairs()
-        self._over = False  # no span is left
+        self._exhausted = False  # no span is left
         self._turn = threading.Lock()
         self._done = threading.Condition(threading.RLock())
         self._threads = [
@@ -78,7 +78,7 @@ class BytePrefetch:
                 pass
             with self._done:
                 self._done.wait_for(lambda: self._settled(number))
-                found = self._asked.get(number)
+                found = self._progress.get(number)
             if found is None:
                 return first_difference(a, b)
             if found.error is not None:
@@ -90,9 +90,9 @@ class BytePrefetch:
     def _settled(self, number: int) -> bool:
         """Return whether a pair needs no waiting: it is compared, or no thread will do it."""
         with self._done:
-            if number not in self._asked:
-                return self._over
-            found = self._asked[number]
+            if number not in self._progress:
+                return self._exhausted
+            found = self._progress[number]
             return found is None or not found.left
 
     def _compare_until_done(self) -> None:
@@ -105,14 +105,14 @@ class BytePrefetch:
         with self._turn:
             span = next(self._spans, None)
             if span is None:
-                self._over = True
+                self._exhausted = True
                 return False
         pair, start, stop = span
         at, error = None, None
         try:
             if pair.at is None or pair.at > start:
                 at = _first_difference(pair, start, stop)
-        except BaseException as raised:  # its, who asks for the pair
+        except BaseException as raised:  # raised again for the caller of `comparer`
             error = raised
         with self._done:
             if at is not None and (pair.at is None or at < pair.at):
@@ -127,10 +127,10 @@ class BytePrefetch:
         for number, pair in enumerate(self._pairs):
             sides = _plain_bytes_of_pair(pair)
             if sides is None:
-                self._asked[number] = None
+                self._progress[number] = None
                 continue
             size = len(sides[0])
-            found = self._asked[number] = _PairProgress(*sides, -(-size // SPAN))
+            found = self._progress[number] = _PairProgress(*sides, -(-size // SPAN))
             for start in range(0, size, SPAN):
                 yield found, start, min(start + SPAN, size)
 

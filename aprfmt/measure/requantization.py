@@ -68,7 +68,7 @@ class RequantizationOracle:
         b: View | None,
         metadata: tuple[Mapping[str, object], ...],
     ) -> TensorDiff:
-        """Return `judge` of a pair, or `diff` if a side is missing or of another shape.
+        """Return what `judge` gives, or `diff` unchanged if a side is missing or of another shape.
 
         An error of reading makes the pair UNREADABLE.
         """
@@ -91,11 +91,11 @@ class RequantizationOracle:
         base = self.base_tensor(diff.key)
         found: list[DerivationResult] = []
         equal = True
-        for label, side, said in zip("ab", (a, b), metadata, strict=True):
+        for label, side, own_metadata in zip("ab", (a, b), metadata, strict=True):
             if not is_quantized(side.encoding.split("+")[0]):
                 equal = equal and base is not None and self._has_same_values(side, base)
                 continue
-            found.append(replace(self._derive_side(diff.key, side, base, said), side=label))
+            found.append(replace(self._derive_side(diff.key, side, base, own_metadata), side=label))
         if not found:
             return diff
         diff = replace(diff, derivations=tuple(found))

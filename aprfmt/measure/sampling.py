@@ -262,7 +262,7 @@ def _read_ranges(wanted: Sequence[tuple[RunBytes, int, int]]) -> list[bytes]:
     for data, start, stop in wanted:
         row: list[bytes | tuple[int, int]] = []
         for run in data.runs(start, stop):
-            place = run.tensor.lies(run.start)
+            place = run.tensor.location(run.start)
             if place is None:  # made in memory
                 row.append(bytes(run.tensor.raw(run.start, run.start + run.nbytes)))
                 continue

@@ -307,7 +307,7 @@ class ChunkSteps:
         return total
 
     def of_side(self, number: int, part: slice = slice(None)) -> "Step | None":
-        """Return the steps of one side alone, 0 for A or 1 for B, as the sum of both is."""
+        """Return the steps of side 0 (A) or 1 (B), `part` as in a call; None if unknown."""
         (side, other), raw = self._sides[number], self._stored_blocks[number]
         name = side.encodings[0]
         if encoding_row(name).numpy:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprfmtError
-from aprfmt.model.ledger import NotCompared, State
+from aprfmt.model.ledger import NotCompared, State, same_content
 from aprfmt.model.readings import FILES, matching_row
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ def uncompared_tokenizers(
     """Return the tokenizer parts and the generation config that were not compared.
 
     A tokenizer of a kind that is not read here is compared by its bytes. The generation config is
-    listed where only one side has it.
+    listed where only one side has it, and the keys that only other programs read where they differ.
     """
-    settings = tuple(_one_sided_generation(a, b))
+    settings = (*_one_sided_generation(a, b), *_keys_of_others(a, b, tokens))
     if tokens.checked or not tokens.carried:
         return (*tokens.left, *settings)
     if len(tokens.carried) == 1:
@@ -139,6 +139,36 @@ def uncompared_tokenizers(
     why = "; ".join(tokens.not_checked).removeprefix("tokenizer: ")
     x, y = _stored_tokenizer(a), _stored_tokenizer(b)
     return (NotCompared("part", TOKENIZER_PART, "equal" if x and x == y else "unreadable", why),)
+
+
+def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[NotCompared]:
+    """Yield the tokenizer's keys by which other programs read two containers of one style.
+
+    They are not compared where aprfmt reads files that both embed: the keys of an APR file beside
+    a tokenizer.json, and those of the chat template beside chat_template.jinja. A finding of
+    `report` on the same thing stands for them.
+    """
+    from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, HF_JSON, KEYS
+
+    style = a.key_style
+    if style != b.key_style or style not in ("gguf", "apr"):
+        return
+    found = {part for one in report.findings for part in (one.name, *one.parts)}
+    templates = (CHAT_TEMPLATE, *((APR_CHAT_TEMPLATE,) if style == "apr" else ()))
+    keys = () if "chat_template" in found else templates
+    if style == "apr" and HF_JSON in a.metadata and HF_JSON in b.metadata and not report.findings:
+        keys = (*keys, *(key.apr for key in KEYS if key.gguf not in (HF_JSON, CHAT_TEMPLATE)))
+    for key in keys:
+        spellings = (key, *templates) if key in templates else (key,)
+        x, y = (
+            [model.metadata[each] for each in spellings if each in model.metadata]
+            for model in (a, b)
+        )
+        if (x and y and same_content(x[0], y[0])) or not (x or y):
+            continue
+        state: State = "unequal" if x and y else "only in A" if x else "only in B"
+        why = "other programs read it, and aprfmt the file that is embedded"
+        yield NotCompared("metadata key", key, state, why)
 
 
 def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:

@@ -156,7 +156,7 @@ def logit_bound(dtype: str, layers: int, width: int, size: float, *, moe: bool =
     return found * MOE_FACTOR if moe and u > ROUNDOFF["float32"] else found
 
 
-def own_loss_bound(nats: float, dtype: str, vocab: int) -> float:
+def label_loss_bound(nats: float, dtype: str, vocab: int) -> float:
     """Return how far one label's loss may be off, in nats, for being computed in `dtype`.
 
     The loss of logits z is l = r + s: r = max z - z[label], s = ln S, S = sum of exp(z - max z).

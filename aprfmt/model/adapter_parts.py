@@ -9,7 +9,7 @@ networks/lora.py.
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aprfmt.base.bounded_regex import matches_start
@@ -41,6 +41,7 @@ _UNREAD = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
 _DECIDING = ("a", "b", "embedding_a", "embedding_b")
 # Inside PEFT's ModulesToSaveWrapper (utils/other.py): the trained module, and the one before.
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
+GGUF_EMBEDDING = "token_embd.weight"  # whose factors llama.cpp stores the other way round
 WRAPPED = ".base_layer"  # of a module that PEFT wrapped more than once
 HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # whole names, or ends of them
 _NUMBERS = {"F32": "<f", "F16": "<e", "BF16": "<f", "F64": "<d"}
@@ -51,6 +52,14 @@ _COMPUTED = re.compile(
 )
 
 
+_FACTOR = ".lora_"  # in the names of factors of PEFT's
+# A part of PEFT's with the adapter's name behind it.
+_NAMED = re.compile(
+    r"(\.lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|\.modules_to_save)"
+    r"\.(?!weight$|bias$)([^.]+)(?=\.weight$|\.bias$|$)"
+)
+
+
 class AdapterParts(NamedTuple):
     """The stored names of an adapter, by what each tensor is.
 
@@ -58,7 +67,8 @@ class AdapterParts(NamedTuple):
     `.alpha` and `.dora_scale` occur in several and do not decide that. `factors`: module ->
     {part ("a", "b", "alpha", ...): stored name}. `replacements`: name in the base -> stored name.
     `stray`: tensors that do not belong to an adapter. `copies`: what PEFT saves of a trained module
-    a second time, or of the module before it was trained.
+    a second time, or of the module before it was trained. `named` is the adapter's name that stands
+    in all its names, as in a state_dict of PEFT's model; what PEFT saves and loads has none.
     """
 
     spellings: frozenset[str]
@@ -66,6 +76,7 @@ class AdapterParts(NamedTuple):
     replacements: Mapping[str, str]  # name in the base -> stored name
     stray: tuple[str, ...]
     copies: tuple[str, ...] = ()
+    named: str = ""
 
 
 def adapter_parts(model: "Model") -> AdapterParts:
@@ -77,19 +88,38 @@ def adapter_parts(model: "Model") -> AdapterParts:
     whole: dict[str, str] = {}
     stray: list[str] = []
     spellings: set[str] = set()
-    for name in model:
+    named = adapter_name(model)
+    for stored in model:
+        name = without_adapter_name(stored, named)
         end = next((end for end in _LONGEST_FIRST if name.endswith(end)), "")
         if end:
             spelling, part = ENDS[end]
             if part in _DECIDING:
                 spellings.add(spelling)
-            factors.setdefault(name.removesuffix(end).removeprefix(PREFIX), {})[part] = name
+            factors.setdefault(name.removesuffix(end).removeprefix(PREFIX), {})[part] = stored
         elif _COMPUTED.search(name):
-            stray.append(name)
+            stray.append(stored)
         else:
-            whole[name.removeprefix(PREFIX)] = name
+            whole[name.removeprefix(PREFIX)] = stored
     copies = _take_saved_modules(whole)
-    return AdapterParts(frozenset(spellings), factors, whole, tuple(stray), copies)
+    return AdapterParts(frozenset(spellings), factors, whole, tuple(stray), copies, named)
+
+
+def adapter_name(names: Iterable[str]) -> str:
+    """Return the adapter's name that stands in its stored names; "" where none, or several, do.
+
+    PEFT's modules are called lora_A.NAME; what save_pretrained writes is without it.
+    """
+    matches = (_NAMED.search(name) for name in names if _FACTOR in name)
+    found = {match[2] for match in matches if match is not None}
+    return found.pop() if len(found) == 1 else ""
+
+
+def without_adapter_name(name: str, adapter: str) -> str:
+    """Return a stored name without the name of its adapter ("" leaves it as it is)."""
+    if not adapter:
+        return name
+    return _NAMED.sub(lambda match: match[1] if match[2] == adapter else match[0], name)
 
 
 def _take_saved_modules(whole: dict[str, str]) -> tuple[str, ...]:
@@ -139,10 +169,10 @@ def target_parameters(config: Mapping[str, Any], module: str) -> tuple[str, ...]
 
 def _is_target_module(config: Mapping[str, Any], module: str) -> bool:
     """Return whether target_modules of adapter_config.json names or matches this module."""
-    asked = config.get("target_modules")
-    if isinstance(asked, str):
-        return matches_start(rf"({asked})$", module)
-    names = asked if isinstance(asked, list) else ()
+    targets = config.get("target_modules")
+    if isinstance(targets, str):
+        return matches_start(rf"({targets})$", module)
+    names = targets if isinstance(targets, list) else ()
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
@@ -239,6 +269,44 @@ def merge_obstacle(
     return "" if compare else alpha_contradiction(config, parts, model)
 
 
+def pair_fault(config: Mapping[str, Any], parts: AdapterParts, model: "Model", module: str) -> str:
+    """Return why the factors of a module are no pair of a LoRA, as a clause; "" if they are one.
+
+    By names and shapes alone: one factor without the other, axes that do not fit, or another rank
+    than adapter_config.json says.
+    """
+    own = parts.factors[module]
+    embedding = "embedding_a" in own or "embedding_b" in own
+    names = ("embedding_a", "embedding_b") if embedding else ("a", "b")
+    for part in names:
+        if part not in own:
+            return f"{module} has no {part} beside {', '.join(own)}"
+    turned = parts.spellings == {"gguf"} and module == GGUF_EMBEDDING
+    a, b = (model[own[part]].shape for part in names)
+    if len(a) != 2 or len(b) != 2 or a[turned] != b[1] or not b[1]:
+        expected = "[tokens, r] and [size, r]" if turned else "[r, in] and [out, r]"
+        flat = len(a) < 2 and len(b) < 2
+        saved = (
+            "; a partitioned run (ZeRO stage 3, FSDP) was saved without gathering" if flat else ""
+        )
+        return f"{module}: factors are {list(a)} and {list(b)}; expected {expected}{saved}"
+    if "kohya" in parts.spellings or target_parameters(config, unwrap_module(module)[0]):
+        return ""  # the rank is the file's own, or one for several experts
+    claimed = value_by_pattern(config.get("rank_pattern"), module, config.get("r", b[1]))
+    if claimed != b[1]:
+        return f"{module}: adapter_config.json says rank {claimed}, its factors have {b[1]}"
+    return ""
+
+
+def pair_faults_text(config: Mapping[str, Any], parts: AdapterParts, model: "Model") -> str:
+    """Return the first fault of a pair and how many pairs have one; "" if all are pairs."""
+    found = [
+        fault for module in parts.factors if (fault := pair_fault(config, parts, model, module))
+    ]
+    more = f" ({len(found)} of {len(parts.factors)} pairs)" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else ""
+
+
 def _parameter_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
     """Return what is wrong with pairs for single parameters (target_parameters); "" if nothing."""
     depths: dict[str, set[int]] = {}
@@ -246,10 +314,10 @@ def _parameter_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
         name, depth = unwrap_module(module)
         depths.setdefault(name, set()).add(depth)
     for name, found in depths.items():
-        asked = target_parameters(config, name)
-        if len(found) > max(len(asked), 1) or found != set(range(len(found))):
+        targets = target_parameters(config, name)
+        if len(found) > max(len(targets), 1) or found != set(range(len(found))):
             return (
                 f"{name} has {len(found)} pairs, one wrapped in the other, and target_parameters "
-                f"of adapter_config.json names {len(asked)} of its parameters"
+                f"of adapter_config.json names {len(targets)} of its parameters"
             )
     return ""

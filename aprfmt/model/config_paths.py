@@ -39,10 +39,25 @@ def with_changes(values: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     return made
 
 
+def path_of_name(values: Any, name: str) -> Key:
+    """Return the keys, from the outermost, to which a dotted name leads in nested values.
+
+    A key that itself has dots (of a module in a quantization section) is not split where it exists.
+    """
+    parts, path, held = name.split("."), [], values
+    while parts:
+        sizes = range(len(parts), 1, -1) if isinstance(held, Mapping) else ()
+        size = next((n for n in sizes if ".".join(parts[:n]) in held), 1)
+        path.append(".".join(parts[:size]))
+        held = held.get(path[-1]) if isinstance(held, Mapping) else None
+        parts = parts[size:]
+    return tuple(path)
+
+
 def key_path(model: "Model", key: str) -> Key:
     """Return the path of a key as it is written: dots lead into objects of a config.json only."""
-    in_file = model.folder is not None and model.folder.config is not None
-    return (*key.split("."),) if in_file else (key,)
+    config = None if model.folder is None else model.folder.config
+    return (key,) if config is None else path_of_name(config, key)
 
 
 def read_with_changes(model: "Model", changes: Changes) -> "Model":

@@ -324,28 +324,28 @@ def open_engine_state(path: Path, published: Model) -> Model:
         # All ranks' tensors by name, and the published tensors found among them.
         files = _rank_files(path)
         sources = [(stack.enter_context(open_source(file)), ranks) for file, ranks in files]
-        held = _group_by_name(path, sources)
-        reader = _StateReader(path, published, held)
+        by_name = _group_by_name(path, sources)
+        reader = _StateReader(path, published, by_name)
         tensors = dict(reader.tensors())
         if not tensors:
-            _refuse_unrelated(path, held, published)
-        reader.refuse_lone_ranks()
+            _refuse_unrelated(path, by_name, published)
+        reader.refuse_missing_ranks()
         reader.note_released()
         reader.notes += _other_files(path, [file for file, _ in files])
         reader.note_padding()
         reader.note_added_ones(tensors)
         # What the published model does not have is listed under its own name.
-        left = [
+        unmatched = [
             name
-            for name, one in held.items()
+            for name, one in by_name.items()
             if name not in reader.used
             and not name.endswith(COMPUTED)
             and not name.startswith(NO_WEIGHTS)
             and not _is_unit_scale(one)
-            and not reader.is_room(name, one)
+            and not reader.is_unused_kv(name, one)
         ]
-        for name in reader.without_aliases(left):
-            tensors[name] = held[name].parts[0]
+        for name in reader.without_aliases(unmatched):
+            tensors[name] = by_name[name].parts[0]
         state = EngineState(
             path,
             tuple(file for file, _ in files),
@@ -374,22 +374,22 @@ class StateNames:
         return next((self._held[name] for name in names if name in self._held), None)
 
     def claim(self, names: Iterable[str]) -> None:
-        """Leave out these names of the state where similar ones are looked for."""
+        """Prepare the search by endings over all names of the state except these."""
         claimed = set(names)
         for name in self._held.keys() - claimed:
             for tail in _name_tails(name):
                 self._tails.setdefault(tail, []).append(name)
 
     def forget(self, names: Collection[str]) -> None:
-        """Leave out these names, too, where similar ones are looked for."""
+        """Leave these names out of the search by endings as well."""
         for tail, held in self._tails.items():
             self._tails[tail] = [name for name in held if name not in names]
 
     def find_by_ending(self, names: Sequence[str]) -> RankTensor | None:
-        """Return the state's tensor that ends like the first of these names that decides.
+        """Return the state's tensor whose name ends like one of these; None without one.
 
-        The longest ending of a name that the state has decides where one tensor has it; where
-        several have it, the next name is asked. None without one.
+        The names are tried in order. Of a name the longest ending that the state has counts: where
+        several of the state's tensors have it, the next name is tried.
         """
         for name in names:
             for tail in _name_tails(name):
@@ -415,10 +415,11 @@ def _name_tails(name: str) -> list[tuple[str, str]]:
 def _group_by_name(
     path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
 ) -> dict[str, RankTensor]:
-    """Return {name: its parts by rank}. FormatError for a rank that is missing or given twice.
+    """Return {name: RankTensor} of all files' tensors, each with its parts in order of rank.
 
-    A pipeline's ranks that number their own layers from 0, as Megatron's do, are numbered on.
-    Experts of a rank that have a tensor each are stacked.
+    Layers that each rank of a pipeline numbers from 0, as Megatron does, get their numbers in the
+    whole model. Experts of a rank that have a tensor each are stacked. Raises FormatError for a
+    rank that is missing or given twice.
     """
     sources = _name_expert_ranks(sources)
     axes = [axis for axis in ("tp", "ep", RANK) if any(axis in ranks for _, ranks in sources)]
@@ -496,10 +497,10 @@ def _ranks_text(ranks: Mapping[str, int]) -> str:
 def _name_expert_ranks(
     sources: Sequence[tuple[Source, Mapping[str, int]]],
 ) -> Sequence[tuple[Source, Mapping[str, int]]]:
-    """Return the files with the second number of `mp_rank_00_001` as the rank that it is.
+    """Return the files, the second number of `mp_rank_00_001` under the axis that it is of.
 
-    Megatron Core writes a pipeline's rank there, and without a pipeline the rank of experts. It is
-    the latter where such ranks have the same names, those of experts included, in every layer.
+    Megatron Core writes a pipeline's rank there ("pp"), and without a pipeline the rank of experts
+    ("ep"). It is the latter where such ranks have the same names, those of experts included.
     """
     names: dict[int, set[str]] = {}
     for source, ranks in sources:
@@ -569,16 +570,16 @@ def _same_bytes(a: LazyTensor | None, b: LazyTensor) -> bool:
 
 
 def _is_unit_scale(one: RankTensor) -> bool:
-    """Return whether a tensor is a scale of attention that nothing set: float32, all 1."""
+    """Return whether a tensor is an attention scale that was never set: float32, all 1."""
     return one.name.endswith(UNIT_SCALES) and all(
         part.info.encoding == "F32" and bool(np.all(np.frombuffer(part.raw(), "<f4") == 1))
         for part in one.parts
     )
 
 
-def _refuse_unrelated(path: Path, held: Mapping[str, RankTensor], published: Model) -> None:
+def _refuse_unrelated(path: Path, tensors: Mapping[str, RankTensor], published: Model) -> None:
     """Raise FormatError: no tensor of the state matches a tensor of the published model."""
-    names = [f"{shorten(name, 60)} {list(one.shape)}" for name, one in held.items()]
+    names = [f"{shorten(name, 60)} {list(one.shape)}" for name, one in tensors.items()]
     near = ", ".join(list(published)[:_SHOWN])
     raise FormatError(
         f"{path}: none of its {len(names)} tensors is one of {published.path} "
@@ -608,7 +609,7 @@ class _StateReader:
         self._collect_readings()
 
     def _collect_readings(self) -> None:
-        """Find, for each published tensor, the state's tensors that may hold it."""
+        """Fill `_readings` and `_misfits`: the state's tensors that may hold each published one."""
         tensors = self._model.source.tensors
         shapes = {name: tensor.info.shape for name, tensor in tensors.items()}
         bound = bind_names(self._model.spec, "hf", tensors)
@@ -669,14 +670,14 @@ class _StateReader:
             whole = self._misfits[name][1]
             self._note_lacking(whole)
             self.used.add(whole.name)
-            if _is_released(whole, published):
-                return self._released(name, published, whole)
+            if _lacks_bytes(whole, published):
+                return self._absent_tensor(name, published, whole)
             first = whole.parts[0]
             return _engine_tensor(name, first.info.shape, whole, lambda: element_array(first), None)
         whole = readings[0][0].tensor
         self.used.add(whole.name)
-        if _is_released(whole, published):
-            return self._released(name, published, whole)
+        if _lacks_bytes(whole, published):
+            return self._absent_tensor(name, published, whole)
         same = [one for one in readings if one[0].tensor is whole]
         reading, part = same[self._choose_order(name, published, same)]
         places = [one for one in same if one[0].parameter is reading.parameter]
@@ -696,8 +697,8 @@ class _StateReader:
         encoding = published.info.encoding if logarithm else ""
         return _engine_tensor(name, published.info.shape, whole, make, reading, encoding)
 
-    def refuse_lone_ranks(self) -> None:
-        """Raise FormatError where every tensor that fits no whole is a share of more ranks' tensor.
+    def refuse_missing_ranks(self) -> None:
+        """Raise FormatError where all misfits are shares of tensors divided among more ranks.
 
         The files of the other ranks are missing. One such tensor alone may as well be damaged.
         """
@@ -715,7 +716,7 @@ class _StateReader:
                 )
 
     def _note_lacking(self, whole: RankTensor) -> None:
-        """Add a warning where some of the ranks do not have a tensor that fits no whole."""
+        """Add a warning where some of the ranks do not have the misfit `whole`."""
         every = sorted({rank for one in self._held.values() for rank in one.ranks})
         lost = [rank for rank in every if rank not in whole.ranks]
         if lost:
@@ -737,11 +738,11 @@ class _StateReader:
     def _choose_order(
         self, name: str, published: LazyTensor, readings: Sequence[tuple[EngineReading, Part]]
     ) -> int:
-        """Return which reading of one of the state's tensors holds: whose rows are as published.
+        """Return the index of the reading that gives a tensor's rows in the published order.
 
-        Readings differ by the order of rows, as of gpt_neox's q, k and v, which an engine may have
-        as published or apart. All layers are read alike: by the first one that is equal in some
-        order, else by the first one.
+        Readings of one of the state's tensors differ by the order of rows: gpt_neox's q, k and v
+        may be head by head, as published, or one after the other. The first layer whose values
+        are equal in some order decides for all. 0 where none is.
         """
         if len(readings) == 1:
             return 0
@@ -768,9 +769,10 @@ class _StateReader:
     def _choose_place(
         self, name: str, published: LazyTensor, places: Sequence[tuple[EngineReading, Part]]
     ) -> tuple[EngineReading, Part]:
-        """Return which of the parts of one parameter that hold a tensor is read: the first wrong.
+        """Return the (reading, part) to compare of several that hold a tensor: the first wrong one.
 
-        Adds a warning where they differ: the keys that are a layer's values, too, are there twice.
+        A layer whose values are its keys has them twice in one parameter. Returns the first of
+        `places` where all are as published. Adds a warning where they are not the same.
         """
         own = bytes(published.raw())
         odd = [
@@ -790,7 +792,7 @@ class _StateReader:
             return odd[0]
         return places[0]
 
-    def is_room(self, name: str, tensor: RankTensor) -> bool:
+    def is_unused_kv(self, name: str, tensor: RankTensor) -> bool:
         """Return whether a parameter belongs to keys or values that its layer does not compute.
 
         SGLang makes them in every layer, and loads none into a layer that uses another layer's.
@@ -808,9 +810,10 @@ class _StateReader:
     def _choose_copy(
         self, name: str, published: LazyTensor, reading: EngineReading, part: Part
     ) -> int:
-        """Return which of the ranks that hold the same rows is read: the first that is not right.
+        """Return the number of the copy to compare where several ranks hold the same rows.
 
-        Adds a warning where they differ.
+        It is the first that is not as published, 0 where all are equal. Adds a warning where they
+        differ.
         """
         copies = reading.copies_of(part)
         if copies == 1:
@@ -835,11 +838,14 @@ class _StateReader:
         self.notes.append(Note("warning", str(self._path), text, "remark"))
         return odd
 
-    def _released(self, name: str, published: LazyTensor, whole: RankTensor) -> LazyTensor:
-        """Return a tensor of the published shape whose bytes are not in the state."""
+    def _absent_tensor(self, name: str, published: LazyTensor, whole: RankTensor) -> LazyTensor:
+        """Return a tensor of the published shape that raises UnsupportedError when it is read.
+
+        The state has no bytes for it: the engine released them. Its name in the state is recorded.
+        """
         self._empty[whole.name] = None
         part = next(one for one in whole.parts if not one.info.nbytes)
-        place = part.lies()
+        place = part.location()
         assert place is not None
         text = (
             f"{self._path}: {shorten(whole.name, 100)} holds no number (shape "
@@ -850,7 +856,7 @@ class _StateReader:
         return AbsentTensor(place[0], info, UnsupportedError(text))
 
     def _note_doubled(self, reading: EngineReading, published: LazyTensor) -> None:
-        """Add a warning where two ranks hold one share, and the published tensor repeats nothing.
+        """Add a warning where ranks that should hold different shares hold the same bytes.
 
         A share of zeros or of one number is left to the comparison.
         """
@@ -875,9 +881,9 @@ class _StateReader:
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def _note_zeros(self, whole: RankTensor, published: LazyTensor) -> None:
-        """Add a warning where a rank's share is zeros, and so much of the published tensor is not.
+        """Add a warning where a rank's share is zeros: a parameter that the rank did not load.
 
-        It is a parameter that the rank did not load.
+        Not where as much of the published tensor is zeros too.
         """
         empty = [
             whole.ranks[number]
@@ -897,7 +903,7 @@ class _StateReader:
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def note_padding(self) -> None:
-        """Add a note that says whether the rows behind a padded vocabulary are zeros."""
+        """Add a note that says whether the padding rows after a vocabulary are zeros."""
         for name, readings in self._readings.items():
             layout, whole = readings[0][0].layout, readings[0][0].tensor
             if not layout.padding:
@@ -914,21 +920,21 @@ class _StateReader:
             level = "note" if zero else "warning"
             self.notes.append(Note(level, str(self._path), text, "remark"))
 
-    def note_added_ones(self, held: Mapping[str, LazyTensor]) -> None:
+    def note_added_ones(self, tensors: Mapping[str, LazyTensor]) -> None:
         """Add a warning where norms of a Gemma hold 1 + what was published, in every layer.
 
         SGLang adds it when it loads the first Gemma's weights; vLLM adds it when it computes, so
-        that the state alone does not say whether it is right. `held` are the tensors found.
+        that the state alone does not say whether it is right. `tensors` are those found.
         """
         if self._model.spec.name not in _ONE_ADDED:
             return
         norms = [
             name
             for name, readings in self._readings.items()
-            if name in held and role_base(readings[0][1].keys[0]).endswith(_NORMS)
+            if name in tensors and role_base(readings[0][1].keys[0]).endswith(_NORMS)
         ]
         if norms and all(
-            _is_one_more(held[name], self._model.source.tensors[name]) for name in norms
+            _is_one_more(tensors[name], self._model.source.tensors[name]) for name in norms
         ):
             text = (
                 f"{len(norms)} norms hold 1 + the published weight: as SGLang loads them, and one "
@@ -977,31 +983,31 @@ def _same_parts(a: RankTensor, b: RankTensor) -> bool:
     )
 
 
-def _is_one_more(held: LazyTensor, published: LazyTensor) -> bool:
+def _is_one_more(stored: LazyTensor, published: LazyTensor) -> bool:
     """Return whether each value is 1 + the published one, added in the published encoding."""
     from aprfmt.codecs import decode, encode
 
     x, y = (
         decode(one.info.encoding, {"": one.raw()}, one.info.shape).astype(np.float32)
-        for one in (held, published)
+        for one in (stored, published)
     )
     encoding = published.info.encoding
     more = encode(encoding, (y + np.float32(1)).astype(np.float32))
     return x.shape == y.shape and np.array_equal(x, decode(encoding, more, y.shape))
 
 
-def _with_unit_axis(held: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
+def _with_unit_axis(shape: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
     """Return an engine's shape with the axis of one element that only the published shape has.
 
     A depthwise convolution's is [channels, 1, taps], which some engines hold as [channels, taps].
     """
-    if len(held) + 1 != len(published) or 1 not in published:
-        return held
-    at = published.index(1)
-    return (*held[:at], 1, *held[at:])
+    if len(shape) + 1 != len(published) or 1 not in published:
+        return shape
+    axis = published.index(1)
+    return (*shape[:axis], 1, *shape[axis:])
 
 
-def _is_released(whole: RankTensor, published: LazyTensor) -> bool:
+def _lacks_bytes(whole: RankTensor, published: LazyTensor) -> bool:
     """Return whether a rank's part has no bytes where the published tensor has some."""
     return bool(published.info.nbytes) and any(not one.info.nbytes for one in whole.parts)
 
@@ -1027,8 +1033,9 @@ def _engine_tensor(
 def _logarithms(made: Cells, whole: RankTensor, published: LazyTensor) -> Cells:
     """Return elements x of a published tensor for those -exp(x) that an engine holds.
 
-    An element is the published one where -exp of it, in float32, is within two roundings of what
-    the engine holds; else it is the logarithm, rounded to the published encoding.
+    `made` are the engine's elements, `whole` their tensor in the state. An element is the published
+    one where -exp of it, in float32, is within two roundings of what the engine holds; else it is
+    the logarithm, rounded to the published encoding.
     """
     from aprfmt.codecs import decode, encode
 

@@ -16,6 +16,7 @@ from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.foreign_formats import foreign_folder
 from aprfmt.formats.mapped_file import Buffer, open_bytes
 from aprfmt.formats.pytorch.layout import recognise
+from aprfmt.formats.shard_set import refuse_mixed
 from aprfmt.remote.paths import hub_cache, is_remote
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -113,10 +114,12 @@ def is_written_name(name: str) -> bool:
 def read_folder(path: Path) -> HFFolder:
     """Return the parsed config.json of a folder and its text files.
 
-    Raises FormatError if config.json exists and is not a valid JSON object.
+    Raises FormatError if config.json exists and is not a valid JSON object, and where an
+    interrupted run left some files of the folder old and some new.
     """
     config: Mapping[str, Value] | None = None
     target = path / "config.json"
+    refuse_mixed(target, [path / name for name in (*TEXT_FILES, WEIGHTS, INDEX)])
     if target.is_file():
         with closing(open_bytes(target)) as file:
             config = parse_config(file.view[: MAX_CONFIG + 1], target)

@@ -15,9 +15,12 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model.adapter_parts import (
     HEADS,
+    WRAPPED,
+    adapter_name,
     adapter_parts,
     alpha_contradiction,
     merge_obstacle,
+    pair_faults_text,
     plain_module,
     target_parameters,
     unwrap_module,
@@ -64,7 +67,9 @@ def _is_adapter(model: "Model") -> bool:
     """Return whether a file is a LoRA adapter, by `general.type` or its tensor names."""
     if _general_type(model) == "adapter":
         return True
-    return model.format != "gguf" and any(map(methodcaller("endswith", FACTORS), model))
+    if model.format == "gguf":
+        return False
+    return any(map(methodcaller("endswith", FACTORS), model)) or bool(adapter_name(model))
 
 
 def _adapter_text(model: "Model") -> str:
@@ -75,17 +80,23 @@ def _adapter_text(model: "Model") -> str:
         _pair_rank(config, module, [model[name].shape for name in own.values()])
         for module, own in parts.factors.items()
     }
+    ranks.discard(0)  # factors of a partitioned run, which are no matrices
     rank = " of rank " + " or ".join(map(str, sorted(ranks)[:3])) if ranks else ""
     alpha = config.get("lora_alpha", model.metadata.get("adapter.lora.alpha"))
     scale = f", alpha {alpha:g}" if isinstance(alpha, (int, float)) else ""
     base = config.get("base_model_name_or_path", model.metadata.get("general.base_model.0.name"))
     to = f" for {shorten(base, 100)}" if isinstance(base, str) and base else ""
     found = f"a LoRA adapter{rank}{scale}{to}, {len(model)} tensors"
-    if parts.replacements:
-        each = [
-            f"{name} {list(model[stored].shape)}" for name, stored in parts.replacements.items()
-        ]
+    bases = [name for name in parts.replacements if f"{WRAPPED}." in name]
+    whole = [name for name in parts.replacements if name not in bases]
+    if whole:
+        each = [f"{name} {list(model[parts.replacements[name]].shape)}" for name in whole]
         found += f", {len(each)} of them whole ({_list_names(each)})"
+    if bases:
+        # Of an embedding PEFT's save_pretrained writes it, too.
+        dumped = any("embed" not in name and not name.endswith(HEADS) for name in bases)
+        of = ": a state_dict of PEFT's model, of which a merge takes what differs" if dumped else ""
+        found += f", {len(bases)} of them the base's own ({_list_names(bases)}){of}"
     if parts.stray:
         found += (
             f", {len(parts.stray)} no part of an adapter and left out ({_list_names(parts.stray)})"
@@ -148,9 +159,17 @@ def _adapter_next_step(model: "Model") -> str:
     obstacle = merge_obstacle(config, parts, model)
     if obstacle and obstacle == alpha_contradiction(config, parts, model):
         return f"it is not merged here: {obstacle}"
+    fault = pair_faults_text(config, parts, model)
+    if fault:
+        return f"it can be merged by no program: {fault}"
     if obstacle:
         return f"it is not merged here ({obstacle}); merge it with PEFT's merge_and_unload"
     merge = f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path})"
+    if parts.named:
+        return (
+            f"its names have the adapter's own, {parts.named!r}, in them, which no loader reads: "
+            f"save it by save_pretrained, or {merge}"
+        )
     if parts.replacements:
         return f"{merge}, which alone takes whole tensors along"
     if any(target_parameters(config, unwrap_module(module)[0]) for module in parts.factors):

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -54,7 +54,9 @@ class Item:
     `reading` says how it is used. `of` says what for: the role, the hyperparameter, the packed
     weight it is a part of, the source that says it has no effect, or what contradicts it. `holds`
     is its value, a function that returns it, or the path of a file; None for tensors.
-    `as_stored`: two of them are compared by their stored values.
+    `as_stored`: two of them are compared by their stored values, and by `means` where those
+    differ: what a loader makes of the value, None if that is not known. `needed`: a side without
+    it is another model, where that side has other items of the same home.
     """
 
     kind: Kind
@@ -63,11 +65,18 @@ class Item:
     of: str = ""
     holds: Any = field(default=None, compare=False, repr=False)
     as_stored: bool = field(default=False, compare=False, repr=False)
+    means: Value = field(default=None, compare=False, repr=False)
+    needed: bool = field(default=False, compare=False, repr=False)
 
     @property
     def unread(self) -> bool:
         """Whether nothing here reads this item, as no table lists it."""
         return self.reading == "unread"
+
+    @property
+    def home(self) -> str:
+        """The file of a key that is named with its file, such as "tokenizer.json"; else ""."""
+        return self.name.partition(": ")[0] if ": " in self.name else ""
 
 
 State = Literal[
@@ -125,6 +134,7 @@ class Ledger:
     items: tuple[Item, ...]
     unreadable: tuple[NotCompared, ...] = ()
     read_carried: Callable[[], Mapping[str, Value]] = field(default=dict, repr=False)
+    style: str = ""  # of the container's keys
 
     @cached_property
     def embedded_keys(self) -> Mapping[str, Value] | AprfmtError:
@@ -198,7 +208,7 @@ def join_ledgers(first: Ledger, second: Ledger) -> Ledger:
     """Return one ledger of two ledgers of the same model that list different kinds."""
     unreadable = dict.fromkeys((*first.unreadable, *second.unreadable))
     items = (*first.items, *second.items)
-    return Ledger(first.where, items, tuple(unreadable), first.read_carried)
+    return Ledger(first.where, items, tuple(unreadable), first.read_carried, first.style)
 
 
 class _LedgerBuilder:
@@ -240,7 +250,11 @@ class _LedgerBuilder:
             for item in self._yield_until_error(make)
         ]
         return Ledger(
-            str(self.model.path), tuple(items), tuple(self.unreadable), self._read_embedded_keys
+            str(self.model.path),
+            tuple(items),
+            tuple(self.unreadable),
+            self._read_embedded_keys,
+            self.model.key_style,
         )
 
     def _yield_until_error(self, make: Callable[[], Iterator[Item]]) -> Iterator[Item]:
@@ -452,6 +466,12 @@ class _LedgerBuilder:
         cut_out = inner in _SECTIONS and isinstance(config.get(inner), Mapping)
         for path, value in key_paths(config):
             parts = path.removeprefix(f"{inner}.").split(".") if inner else path.split(".")
+            if parts[0] in SECTIONS and self._is_claim_false:
+                why = "the file holds no packed weight"
+                yield Item(
+                    "config key", path, "contradicted", why, value, as_stored=True, needed=True
+                )
+                continue
             if parts[0] in SECTIONS:
                 yield Item("config key", path, "part of", "the claim of packed weights", value)
                 continue
@@ -470,7 +490,41 @@ class _LedgerBuilder:
                 said = "without effect", "of the whole model, of which this is a tower"
             if parts[-1] == CAUSAL_KEY and causal and not value:
                 said = "unread", "attention that is not causal"
-            yield Item("config key", path, said[0], said[1], value)
+            row = known.get(parts[0])  # of the whole model: a tower's own is not asked for
+            as_stored = row is not None and row.as_stored
+            yield Item(
+                "config key", path, said[0], said[1], value, as_stored,
+                self._meaning(parts[0], value) if as_stored else None,
+                needed=row is not None and row.needed,
+            )  # fmt: skip
+
+    @cached_property
+    def _is_claim_false(self) -> bool:
+        """Whether a folder's tensors have roles, and none of them is packed."""
+        own = self.spec is not None and self.model.key_style == "safetensors"
+        return (
+            own
+            and self.model.resolution.unread is None
+            and all(
+                view.stored[0].packed is None and not view.stored[0].parts
+                for view in self.model.values()
+            )
+        )
+
+    def _meaning(self, key: str, value: Value) -> Value:
+        """Return what loaders make of a key's value; None if the value alone says it.
+
+        Of names of architectures: ours. Of the dtype: whether it is that of the weights.
+        """
+        if key in _NAMES_OF_CLASSES:
+            names = value if isinstance(value, list) else [value]
+            found = [_architecture_called(each) for each in names]
+            return None if None in found else found
+        if key in _DTYPE_KEYS:
+            from aprfmt.model.stated_dtype import is_of_weights
+
+            return is_of_weights(self.model, value) or None
+        return None
 
     def _tower_key_reading(self, path: str) -> tuple[Reading, str] | None:
         """Return (reading, what for) of a key in a tower's section of config.json.
@@ -553,7 +607,10 @@ class _LedgerBuilder:
     def _file_key_item(self, file: str, key: str, value: Value) -> Item:
         """Return the item of one key of a tokenizer or generation file, by that file's table."""
         kind: Kind = "generation setting" if file.startswith("generation") else "tokenizer part"
-        return _item_by_pattern(kind, f"{file}: {key}", key, FILES[file], value)
+        item = _item_by_pattern(kind, f"{file}: {key}", key, FILES[file], value)
+        if key == "tokenizer_class" and isinstance(value, str):
+            return replace(item, means=_SAME_CLASS.get(value, value.removesuffix("Fast")))
+        return item
 
     def _read_embedded_keys(self) -> Mapping[str, Value]:
         """Return {key: value} of another format's keys that the file embeds."""
@@ -563,6 +620,10 @@ class _LedgerBuilder:
 
 
 _SECTIONS = ("vision_config", "audio_config")
+_NAMES_OF_CLASSES = ("architectures", "model_type")
+# Of tokenizers: names of one class in versions of transformers.
+_SAME_CLASS = {"PreTrainedTokenizerFast": "TokenizersBackend"}
+_DTYPE_KEYS = ("dtype", "torch_dtype")
 _TABLES = ("embed_tokens", "lm_head")  # peft, utils/constants.py: EMBEDDING_LAYER_NAMES
 
 
@@ -644,8 +705,10 @@ def _modules_to_save(model: "Model") -> tuple[str, ...]:
 
 def _adapter_reading(name: str, trained_whole: Sequence[str]) -> tuple[Reading, str]:
     """Return (reading, what for) of an adapter's tensor, by its modules_to_save."""
+    from aprfmt.model.adapter_parts import adapter_name, without_adapter_name
     from aprfmt.model.kinds import FACTOR_PARTS, FACTORS
 
+    name = without_adapter_name(name, adapter_name([name]))
     if name.endswith(FACTORS):
         return "role", "a factor of the change"
     if name.endswith(FACTOR_PARTS):
@@ -733,6 +796,11 @@ def _key_reading(
     return None
 
 
+def _architecture_called(name: Value) -> str | None:
+    """Return the architecture that has a name in config.json; None for an unknown name."""
+    return next((known for known, called in CALLED.items() if name in called.get("hf", ())), None)
+
+
 def _is_key_or_below(key: str, rows: Sequence[str]) -> bool:
     """Return whether a dotted key is one of `rows` or lies inside an object that is one of them."""
     return key in rows or any(key.startswith(f"{row}.") for row in rows)
@@ -748,7 +816,7 @@ def _item_by_pattern(
     row = matching_row(rows, key)
     if row is None:
         return Item(kind, name, "unread", "", value)
-    return Item(kind, name, row.reading, row.source, value, row.as_stored)
+    return Item(kind, name, row.reading, row.source, value, row.as_stored, needed=row.needed)
 
 
 def key_paths(values: Mapping[str, Value], above: str = "") -> Iterator[tuple[str, Value]]:
@@ -806,11 +874,14 @@ def _compare_items(
             state: State = "equal" if same_content(x.holds, y.holds) else "unequal"
             return NotCompared(kind, name, state, there.of)
         if x.as_stored and not same_content(x.holds, y.holds):
-            return NotCompared(kind, name, "unequal", there.of)
-        return None
-    if not there.unread:
+            if x.means is None or not same_content(x.means, y.means):
+                return NotCompared(kind, name, "unequal", there.of)
         return None
     other = b if x is not None else a
+    if there.needed and _has_home_of(there, a, b):
+        return NotCompared(kind, name, "only in A" if x is not None else "only in B", there.of)
+    if not there.unread:
+        return None
     if kind == "metadata key":
         carried = other.embedded_keys
         if isinstance(carried, AprfmtError):
@@ -821,6 +892,18 @@ def _compare_items(
                 return None
             return NotCompared(kind, name, "unequal", there.of)
     return NotCompared(kind, name, "only in A" if x is not None else "only in B", there.of)
+
+
+def _has_home_of(item: Item, a: Ledger, b: Ledger) -> bool:
+    """Return whether both ledgers have what an item is a key of: a file, or keys of one style."""
+    if item.kind == "metadata key":
+        return a.style == b.style
+    if item.kind == "config key":
+        return all(side.items_of_kind("config key") for side in (a, b))
+    return all(
+        any(each.home == item.home for each in side.items if each.kind == item.kind)
+        for side in (a, b)
+    )
 
 
 def same_content(x: Value, y: Value) -> bool:

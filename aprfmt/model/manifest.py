@@ -210,7 +210,11 @@ def write_manifest(
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest in a file. FormatError for a file that is none, or is damaged."""
-    return check_manifest(load_file(path, max_bytes=MAX_MANIFEST), path)
+    try:
+        found = load_file(path, max_bytes=MAX_MANIFEST)
+    except FormatError as error:
+        raise FormatError(f"{error}; expected what `aprfmt hash --write` wrote") from None
+    return check_manifest(found, path)
 
 
 def check_manifest(manifest: Any, path: Path) -> dict[str, Any]:

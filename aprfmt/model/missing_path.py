@@ -1,5 +1,6 @@
 """The message for a path that does not exist, with what the user may have meant."""
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -16,21 +17,35 @@ _MOST = 3
 def missing_path_message(path: Path) -> str:
     """Return why a path names no model, with near names or what else may be meant."""
     text = str(path)
-    said = f"{text}: no such file or folder"
+    sentence = f"{text}: no such file or folder"
     if path.is_symlink():
-        return f"{text}: is a link to {os.readlink(path)}, which is not there (no such file)"
+        return f"{text}: is a link to {os.readlink(path)}, which {_dead_end(path)}"
+    if text == "-":
+        return "-: a model is read from a file, not from standard input; give its path"
     if _HOST.match(text):
-        return f"{said}; an address begins with https:// or hf://"
+        return f"{sentence}; an address begins with https:// or hf://"
     folder = path.parent
     if not folder.is_dir():
         if _looks_like_repository(text):
-            return f"{said} here or in the local hub cache; on the Hugging Face hub: hf://{text}"
-        return f"{said}: there is no folder {folder}"
+            return (
+                f"{sentence} here or in the local hub cache; on the Hugging Face hub: hf://{text}"
+            )
+        return f"{sentence}: there is no folder {folder}"
     near = _similar_paths(path)
     if near:
-        return f"{said}; near names: {', '.join(near)}"
+        return f"{sentence}; near names: {', '.join(near)}"
     models = [str(each) for each in model_candidates(folder)[:_MOST]]
-    return f"{said}; models there: {', '.join(models)}" if models else said
+    return f"{sentence}; models there: {', '.join(models)}" if models else sentence
+
+
+def _dead_end(link: Path) -> str:
+    """Return why a link that cannot be followed leads nowhere."""
+    try:
+        os.stat(link)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "leads back to it: a loop of links; remove it"
+    return "is not there (no such file)"
 
 
 def _looks_like_repository(text: str) -> bool:

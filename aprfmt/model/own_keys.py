@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.model.resolve import ARCH_KEYS, KEYS_ALONE
+from aprfmt.model.resolve import ARCH_KEYS
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -64,12 +64,15 @@ def misleading_keys(model: "Model") -> dict[str, MisleadingKey]:
 
 
 def _unstated_keys(model: "Model") -> Iterator[MisleadingKey]:
-    """Yield the keys that a GGUF with a config.json lacks and its readers have no default for."""
+    """Yield the keys that a GGUF or APR file lacks and its readers have no default for.
+
+    Only of a file that carries a config.json.
+    """
     from aprfmt.arch.hyperparameters import read_back_hyper, read_hyper
     from aprfmt.arch.spec import Facts
 
     style, spec = model.key_style, model.spec
-    if style not in KEYS_ALONE or model.config is None:
+    if style not in ARCH_KEYS or model.config is None:
         return
     called = spec.called.get(style) or ("",)
     prefix = str(model.metadata.get(ARCH_KEYS[style][0][1], ""))
@@ -81,12 +84,12 @@ def _unstated_keys(model: "Model") -> Iterator[MisleadingKey]:
         )
     except ArchError:
         return  # a value that cannot be read is no missing key: its relation says what it is
-    back = read_back_hyper(spec, model.hyper, style)
+    reread = read_back_hyper(spec, model.hyper, style)
     for name in model.hyper:
-        if name in alone or name not in back or name in _TOLD_BY_TOKENS:
+        if name in alone or name not in reread or name in _TOLD_BY_TOKENS:
             continue
-        key = back.of(name).key
+        key = reread.of(name).key
         if key.startswith(f"{called[0]}."):
             key = prefix + key.removeprefix(called[0])
-        if key and key not in model.metadata and back.of(name).origin == "metadata":
+        if key and key not in model.metadata and reread.of(name).origin == "metadata":
             yield MisleadingKey(key, name, None, model.hyper[name], style)

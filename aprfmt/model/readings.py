@@ -24,12 +24,14 @@ class KeyPattern:
     """A row: a regular expression of key names, how these keys are used, and the source.
 
     `as_stored`: no comparison knows what they mean, so two files are compared by stored values.
+    `needed`: and a file of the same kind without them is another one.
     """
 
     names: str
     reading: Reading
     source: str
     as_stored: bool = False
+    needed: bool = False
 
 
 class Names(Protocol):
@@ -77,7 +79,13 @@ METADATA: Mapping[str, tuple[KeyPattern, ...]] = {
             "setting",
             "the GGUF specification: how the file lies",
         ),
-        KeyPattern(r"general\.sampling\.\w+", "setting", "llama.cpp: how tokens are drawn"),
+        KeyPattern(
+            r"general\.sampling\.\w+",
+            "setting",
+            "llama.cpp: how tokens are drawn",
+            as_stored=True,
+            needed=True,
+        ),
         KeyPattern(
             r"general\.(type|name|author|version|organization|basename|finetune|description|"
             r"quantized_by|size_label|license(\.(name|link))?|url|doi|uuid|repo_url|tags|"
@@ -122,6 +130,8 @@ METADATA: Mapping[str, tuple[KeyPattern, ...]] = {
             r"adapter\.(lora\.(prompt_prefix|task_name)|alora\.invocation_tokens)",
             "setting",
             "llama.cpp: when an adapter is used",
+            as_stored=True,
+            needed=True,
         ),
         KeyPattern(r"imatrix\.(datasets|chunk_count|chunk_size)", "text", "llama-imatrix"),
         KeyPattern(r"format", "text", "safetensors: whose arrays were saved, in a copy of one"),
@@ -132,6 +142,8 @@ METADATA: Mapping[str, tuple[KeyPattern, ...]] = {
             r"clip\.\w*_?(has_\w+|use_gelu|use_silu|projector_type)",
             "hyperparameter",
             "llama.cpp: a tower",
+            as_stored=True,
+            needed=True,
         ),
     ),
     "safetensors": (
@@ -149,10 +161,13 @@ METADATA: Mapping[str, tuple[KeyPattern, ...]] = {
     "apr": (
         *_OURS,
         KeyPattern(
-            r"architecture|hf_architecture|hf_model_type|model_type|hf_config",
+            r"architecture|hf_architecture|hf_model_type|model_type",
             "hyperparameter",
             "aprender: which model it is",
+            as_stored=True,
+            needed=True,
         ),
+        KeyPattern(r"hf_config", "hyperparameter", "config.json, whose keys are items"),
         KeyPattern(
             r"_name|name|description|author|license|data_source|data_license|version|source|"
             r"original_format|created_at|total_size|param_count|format|source_metadata|"
@@ -198,25 +213,34 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
             "tokenizer part",
             "the tokenizers library: how ids become text",
             as_stored=True,
+            needed=True,
         ),
     ),
     "tokenizer_config.json": (
         KeyPattern(
-            r"add_(bos|eos)_token|add_prefix_space|added_tokens_decoder|(bos|eos|unk|pad|sep|"
-            r"cls|mask)_token|additional_special_tokens|extra_special_tokens|"
-            r"model_specific_special_tokens|chat_template|legacy|do_lower_case|strip_accents|"
-            r"tokenize_chinese_chars|split_special_tokens|tokenizer_class|sp_model_kwargs|"
-            r"use_default_system_prompt|errors|never_split|do_basic_tokenize|"
+            r"add_(bos|eos)_token|added_tokens_decoder|(bos|eos|unk|pad|sep|"
+            r"cls|mask)_token|"
+            r"model_specific_special_tokens|chat_template|"
             r"(image|video|audio|vision_bos|vision_eos|boi|eoi|eot|eom)_token|image_token_id|"
-            r"language|task|trim_offsets|add_dummy_prefix|vocab_type|keep_accents|"
-            r"do_remove_accents",
+            r"language|task",
             "tokenizer part",
             "transformers' tokenizers",
+        ),
+        KeyPattern(
+            r"add_prefix_space|additional_special_tokens|extra_special_tokens|legacy|"
+            r"do_lower_case|strip_accents|tokenize_chinese_chars|split_special_tokens|"
+            r"tokenizer_class|sp_model_kwargs|use_default_system_prompt|errors|never_split|"
+            r"do_basic_tokenize|trim_offsets|add_dummy_prefix|vocab_type|keep_accents|"
+            r"do_remove_accents",
+            "tokenizer part",
+            "transformers' tokenizers: what they set in the one of tokenizer.json",
+            as_stored=True,
         ),
         KeyPattern(
             r"clean_up_tokenization_spaces|spaces_between_special_tokens",
             "setting",
             "transformers: how decoded text is tidied",
+            as_stored=True,
         ),
         KeyPattern(
             r"model_max_length|padding_side|truncation_side|pad_to_multiple_of|max_length|"
@@ -224,6 +248,7 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
             r"return_token_type_ids|add_special_tokens",
             "setting",
             "transformers: lengths and the filling of batches",
+            as_stored=True,
         ),
         KeyPattern(
             r"name_or_path|_name_or_path|special_tokens_map_file|tokenizer_file|auto_map|"
@@ -251,31 +276,35 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
             "text",
             f"{_GENERATION}: its writer",
         ),
-        KeyPattern(
-            r"(bos|eos|pad|decoder_start)_token_id|(forced_)(bos|eos)_token_id|"
-            r"(begin_)?suppress_tokens|bad_words_ids|force_words_ids|forced_decoder_ids|"
-            r"stop_strings|no_timestamps_token_id|lang_to_id|task_to_id|alignment_heads|"
-            r"is_multilingual|max_initial_timestamp_index|prev_sot_token_id|"
-            r"return_timestamps|trust_remote_code|chat_format|max_context_size|"
-            r"max_window_size|user_token_id|assistant_token_id",
+        KeyPattern(  # those that the comparison of tokenizers goes through, by their defaults
+            r"(bos|eos|pad)_token_id|forced_(bos|eos)_token_id|(begin_)?suppress_tokens|"
+            r"bad_words_ids|do_sample|temperature|top_[kp]|min_p|typical_p|repetition_penalty|"
+            r"no_repeat_ngram_size|num_beams|length_penalty|max_length|max_new_tokens|min_length",
             "setting",
             _GENERATION,
         ),
         KeyPattern(
-            r"(max|min)(_new)?_(length|tokens)|max_cache_len|max_time|early_stopping|do_sample|num_beams|"
-            r"num_beam_groups|penalty_alpha|dola_layers|use_cache|use_mtp|cache_\w+|"
-            r"temperature|top_[khp]|min_p|typical_p|epsilon_cutoff|eta_cutoff|"
-            r"diversity_penalty|(encoder_)?repetition_penalty|length_penalty|"
-            r"(encoder_)?no_repeat_ngram_size|renormalize_logits|constraints|"
+            r"use_cache|output_\w+|return_dict_in_generate|max_cache_len|cache_\w+|low_memory|"
+            r"compile_config|disable_compile|continuous_batching_config|prefill_chunk_size",
+            "setting",
+            f"{_GENERATION}: how a call is made and what it returns",
+        ),
+        KeyPattern(
+            r"decoder_start_token_id|force_words_ids|forced_decoder_ids|"
+            r"stop_strings|no_timestamps_token_id|lang_to_id|task_to_id|alignment_heads|"
+            r"is_multilingual|max_initial_timestamp_index|prev_sot_token_id|"
+            r"return_timestamps|trust_remote_code|chat_format|max_context_size|"
+            r"max_window_size|user_token_id|assistant_token_id|min_new_tokens|max_time|"
+            r"early_stopping|num_beam_groups|penalty_alpha|dola_layers|use_mtp|top_h|"
+            r"epsilon_cutoff|eta_cutoff|diversity_penalty|encoder_repetition_penalty|"
+            r"encoder_no_repeat_ngram_size|renormalize_logits|constraints|"
             r"remove_invalid_values|exponential_decay_length_penalty|sequence_bias|"
-            r"token_healing|guidance_scale|low_memory|watermarking_config|"
-            r"num_return_sequences|output_\w+|return_dict_in_generate|is_assistant|"
+            r"token_healing|guidance_scale|watermarking_config|num_return_sequences|is_assistant|"
             r"num_assistant_tokens(_schedule)?|assistant_\w+|target_lookbehind|"
-            r"prompt_lookup_num_tokens|max_matching_ngram_size|compile_config|"
-            r"disable_compile|continuous_batching_config|prefill_chunk_size|"
-            r"speculation_type",
+            r"prompt_lookup_num_tokens|max_matching_ngram_size|speculation_type",
             "setting",
             _GENERATION,
+            as_stored=True,
         ),
     ),
     "index": (

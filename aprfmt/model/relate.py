@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.binding import groups_for
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.protocols import Note
 from aprfmt.errors import AprfmtError, ArchError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from aprfmt.model.resolve import Resolution
 
 Read = Callable[[Mapping[str, str] | None, str | None], "Resolution"]
+_TABLE, _HEAD = "token_embd.weight", "output.weight"
 _ROUNDS = 3  # kinds of rules that one relation may have, one after the other
 # The names that every reader of a format looks for; APR's know both styles.
 NAMES_OF = {"gguf": ("gguf", "llama.cpp"), "safetensors": ("hf", "Hugging Face")}
@@ -50,6 +52,8 @@ def resolve_related(
     except ArchError as problem:
         error = problem
     better = _resolve_renamed(model, read, find_spec, found)
+    if better is None and found is not None:
+        better = _resolve_shared_table(model, read, found)
     if better is None and (error is not None or (found is not None and _has_misfits(found))):
         better = solve_key(model, found, error, again)
     if better is None:
@@ -91,6 +95,37 @@ def _resolve_renamed(
             pairs = [(stored, name) for name, stored in names.items()]
             relation = rename_relation(model.path, rules, pairs, len(model))
             return replace(best, relations=(relation, *best.relations))
+    return None
+
+
+def _resolve_shared_table(model: "Model", read: Read, found: "Resolution") -> "Resolution | None":
+    """Return the resolution with the head's tensor read as the embedding, which is not there.
+
+    Only where a key says that both are one tensor: a writer keeps one of two names then, and it was
+    the head's. transformers 5 reads that, older loaders begin with a random embedding.
+    """
+    said = found.report.overruled.get("tied_embeddings")
+    head = found.roles.get(_HEAD)
+    if _missing_roles(found) != (_TABLE,) or head is None or said is None or not said.value:
+        return None
+    norm = found.roles.get("output_norm.weight")
+    usual, table = (
+        [name for group in groups_for(found.spec, found.style, [key], found.hyper)
+         for name in group.stored]
+        for key in ("output_norm.weight", _TABLE)
+    )  # fmt: skip
+    before = norm.names[0].removesuffix(usual[0]) if norm is not None and usual else ""
+    for name in table:
+        rule = Rename(head.names[0], f"{before}{name}")
+        try:
+            names = rename_names(model, [rule], model.path, strict=False)
+            made = read(names, found.style)
+        except AprfmtError:
+            continue
+        if not _missing_roles(made) and not made.coverage.misshapen:
+            pairs = [(stored, renamed) for renamed, stored in names.items()]
+            relation = rename_relation(model.path, [rule], pairs, len(model))
+            return replace(made, relations=(relation, *made.relations))
     return None
 
 

@@ -256,14 +256,14 @@ def _prefix_rule_for_name(
         found = index.find(tail)
         if found is None:
             continue
-        own, template = strip_prefix(tail, style), found.value
+        bare, template = strip_prefix(tail, style), found.value
         official = template[: len(template) - len(strip_prefix(template, style))]
-        right = (official,) if not nested else ("model.language_model.", "language_model.model.")
+        allowed = (official,) if not nested else ("model.language_model.", "language_model.model.")
         if not official:
-            right = ("", "language_model.") if nested else ("",)
-        stands = tail[: len(tail) - len(own)]
-        head = name[: len(name) - len(own)]
-        return _shortest_prefix_rule(head, stands if stands in right else right[0])
+            allowed = ("", "language_model.") if nested else ("",)
+        prefix = tail[: len(tail) - len(bare)]
+        head = name[: len(name) - len(bare)]
+        return _shortest_prefix_rule(head, prefix if prefix in allowed else allowed[0])
     return None
 
 
@@ -292,16 +292,16 @@ def numbering_rule(spec: "ArchSpec", style: str, names: Iterable[str], count: in
         if found is None or found.layer is None or "{L}" not in found.value:
             continue
         before = strip_prefix(found.value, style).partition("{L}")[0]
-        own = strip_prefix(name, style)
-        stands = name[: len(name) - len(own)] + before
-        layers.setdefault(stands, set()).add(found.layer)
+        bare = strip_prefix(name, style)
+        prefix = name[: len(name) - len(bare)] + before
+        layers.setdefault(prefix, set()).add(found.layer)
     if len(layers) != 1:
         return None
-    stands, there = next(iter(layers.items()))
-    first = min(there)
-    if not first or len(there) != count or max(there) - first != count - 1:
+    prefix, numbers = next(iter(layers.items()))
+    first = min(numbers)
+    if not first or len(numbers) != count or max(numbers) - first != count - 1:
         return None
-    return Rename(f"{stands}{{N}}.", f"{stands}{{N-{first}}}.")
+    return Rename(f"{prefix}{{N}}.", f"{prefix}{{N-{first}}}.")
 
 
 def component_rules(

@@ -433,9 +433,10 @@ def read_missing_as_default(
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
     """Return (hyperparameters by name, notes), with defaults where the style's own key is missing.
 
-    A GGUF may carry a config.json and keys of ours. A value that only these say, and that GGUF has
-    a key or tensor for, is to other programs what they take without it. `hyper` is what all keys
-    say, `facts` are the file's. Each such value makes a note.
+    A GGUF may carry a config.json and keys of ours, which other programs do not read. Where the
+    style has a key or tensor of its own for such a value and the file lacks it, these programs take
+    their default, and so does the result, with a note. `hyper` is what all keys say, `facts` are
+    the file's.
     """
     from aprfmt.arch.carried_hyperparameters import CARRIED
     from aprfmt.arch.hyperparameters import read_back_hyper, read_hyper
@@ -461,12 +462,12 @@ def read_missing_as_default(
     ]
     if not apart:
         return rows, []
-    notes, back = [], read_back_hyper(spec, hyper, facts.style, shapes=facts.shapes)
+    notes, reread = [], read_back_hyper(spec, hyper, facts.style, shapes=facts.shapes)
     usual = called[0]
     for name in apart:
-        if name not in back or back.of(name).origin == "default":
+        if name not in reread or reread.of(name).origin == "default":
             continue  # the style cannot say it
-        key = back.of(name).key
+        key = reread.of(name).key
         if facts.arch_key and key.startswith(f"{usual}."):
             key = facts.arch_key + key.removeprefix(usual)
         if not key or key in facts.values or key in facts.tensors:

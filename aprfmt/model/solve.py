@@ -107,11 +107,19 @@ def _propose_factors(found: "Resolution", expression: str, size: int) -> Iterato
         if not rest or size % rest or size // rest == hyper[name]:
             continue
         row = hyper.of(name)
-        if row.key:
-            yield row.key, size // rest
-        elif name in ("head_dim", "value_head_dim") and hyper.of("n_heads").key:
+        key = row.key or _absent_key(found, name)
+        if key:
+            yield key, size // rest
+        if not row.key and name in ("head_dim", "value_head_dim") and hyper.of("n_heads").key:
             if size // rest and int(hyper["hidden_size"]) % (size // rest) == 0:
                 yield hyper.of("n_heads").key, int(hyper["hidden_size"]) // (size // rest)
+
+
+def _absent_key(found: "Resolution", name: str) -> str:
+    """Return the key that would state a hyperparameter which has its default; "" if none would."""
+    rule = next((rule for rule in found.spec.hyper if rule.name == name), None)
+    keys = () if rule is None else rule.keys.get("hf" if found.style == "hf" else "", ())
+    return keys[0] if keys else ""
 
 
 def _values_for_error(model: "Model", error: ArchError | None) -> Iterator[Keyed]:

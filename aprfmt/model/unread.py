@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING
 
+from aprfmt.base.encodings import BY_CLAIM
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.errors import CodecError, UnsupportedError
 from aprfmt.tensors.companions import quantization_section
@@ -28,6 +29,7 @@ _BELOW = ("weight", "centroids", "res_centroids", "outlier_centroids")
 _SCALE = re.compile(r"scal|amax", re.IGNORECASE)
 # FP8 by the byte: a cast of values, or codes whose scale is another tensor.
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+_INT8_SCALE = "SCB"  # beside a weight in LLM.int8(): the largest magnitude of each row
 _SHOWN = 3
 
 
@@ -37,17 +39,24 @@ class UndecodedPacking:
 
     `method` is the quantization method in config.json, "" if it declares none. `weights` are the
     names that the weights would have, `tensors` what they are stored in. `why` says why they are
-    not decoded, where the method alone does not say it.
+    not decoded, where the method alone does not say it. `lacks` are the suffixes of tensors that
+    stand beside such codes and are not in the file: without them no program reads the weights.
     """
 
     method: str
     weights: frozenset[str]
     tensors: tuple[TensorInfo, ...]
     why: str
+    lacks: tuple[str, ...] = ()
 
     @property
     def claim(self) -> str:
         """What config.json declares, and why it is not decoded here, as a clause."""
+        if self.lacks:
+            return (
+                f"weights of {self.method} are codes alone, without {', '.join(self.lacks)}: what "
+                "the codes count for is lost"
+            )
         why = f" ({self.why})" if self.why else ""
         return (
             f"quantization {self.method!r} of config.json is not decoded here{why}"
@@ -68,13 +77,19 @@ class UndecodedPacking:
     @property
     def refusal(self) -> str:
         """The error message of commands that need the values of these weights."""
-        todo = "get the config.json that belongs to them"
-        if self.method:
-            todo = "decode them with the tool that made them"
         return (
             f"{self.text}; expected weights that can be read; copy them as they are (to "
-            f"safetensors or APR), or {todo}"
+            f"safetensors or APR), or {self.todo}"
         )
+
+    @property
+    def todo(self) -> str:
+        """What makes these weights readable, as an imperative clause."""
+        if self.lacks:
+            return "save the model again with all its tensors"
+        if self.method:
+            return "decode them with the tool that made them"
+        return "get the config.json that belongs to them"
 
     def as_note(self, where: str) -> Note:
         """Return the warning Note for a listing of the model at `where`."""
@@ -109,7 +124,7 @@ def undecoded_packing(
     `why` is the error of an earlier attempt to join them, "" without one.
     """
     # Without a section, only tensors that hold codes suggest packed weights.
-    section, given = quantization_section(config or {}), why
+    section, reason = quantization_section(config or {}), why
     if section is None and not _any_coded(tensors):
         return None
     # Tensors by module, and what the section says about its method.
@@ -137,7 +152,7 @@ def undecoded_packing(
     if section is None:
         coded |= _modules_without_scale(tensors, modules)
         odd = ((module, _misnamed_scale(module, modules[module])) for module in sorted(coded))
-        why = given or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
+        why = reason or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
     if not coded:
         return None
     # The weights that these would be, and the tensors that hold them.
@@ -149,7 +164,36 @@ def undecoded_packing(
         for info in infos
         if info.name != f"{module}.bias"
     )
-    return UndecodedPacking(method, weights, tuple(stored), why)
+    lacks = _lost_companions(section or {}, coded, tensors)
+    return UndecodedPacking(method, weights, tuple(stored), why, lacks)
+
+
+def _lost_companions(
+    section: Mapping[str, Value], modules: Iterable[str], tensors: Mapping[str, LazyTensor]
+) -> tuple[str, ...]:
+    """Return the suffixes of tensors that bitsandbytes keeps beside codes and that none here has.
+
+    `modules` hold the codes. () where each is beside one of them, and for other methods.
+    """
+    if section.get("quant_method") != "bitsandbytes":
+        return ()
+    from aprfmt.codecs import CODECS
+
+    kind = str(section.get("bnb_4bit_quant_type", "fp4")).upper()  # bitsandbytes' default
+    four = any(section.get(key) for key in ("load_in_4bit", "_load_in_4bit"))
+    claim = next((claim for claim, row in BY_CLAIM.items() if row.name == kind), "")
+    if four and claim:
+        codec = CODECS[kind]
+        wanted = [*(part for part in codec.parts[1:] if part != claim), claim]
+    else:
+        wanted = [] if four else [_INT8_SCALE]
+    beside = {
+        suffix
+        for module in modules
+        for suffix in wanted
+        if not {f"{module}.{suffix}", f"{module}.weight.{suffix}"}.isdisjoint(tensors)
+    }
+    return tuple(f".{suffix}" for suffix in wanted if suffix not in beside)
 
 
 def _module_of(name: str) -> str:
@@ -246,8 +290,8 @@ def _modules_without_scale(
 
 def sparsity_format(section: Mapping[str, Value]) -> str:
     """Return the sparse format that compressed-tensors declares; "" if weights are dense."""
-    said = section.get("sparsity_config")
-    form = said.get("format") if isinstance(said, Mapping) else None
+    stated = section.get("sparsity_config")
+    form = stated.get("format") if isinstance(stated, Mapping) else None
     return form if isinstance(form, str) and form != "dense" else ""
 
 

@@ -107,15 +107,16 @@ class RequestTarget:
 def split_url(url: str) -> SplitResult | None:
     """Return the parts of a URL, None for text that cannot be split.
 
-    That is a bracket without its pair, a bracket around no IPv6 address, or a port that is no
-    number of 16 bits.
+    That is a bracket without its pair, a bracket around no IPv6 address, anything but a port
+    behind one, or a port that is not from 1 to 65,535.
     """
     try:
         parts = urlsplit(url)
-        parts.port, parts.hostname  # noqa: B018  they raise what urlsplit leaves for later
+        port, _ = parts.port, parts.hostname  # they raise what urlsplit leaves for later
     except ValueError:
         return None
-    return parts
+    behind = parts.netloc.rpartition("]")[2] if "]" in parts.netloc else ""
+    return None if port == 0 or behind[:1] not in ("", ":") else parts
 
 
 def parse_target(url: str, where: str) -> RequestTarget:
@@ -208,8 +209,8 @@ def is_metadata(address: str) -> bool:
     Metadata services give a machine its secrets.
     """
     ip = _parse_ip(address)
-    led = [ip, *_embedded_ipv4(ip)]
-    return any(each.is_link_local or each in _METADATA for each in led)
+    reached = [ip, *_embedded_ipv4(ip)]
+    return any(each.is_link_local or each in _METADATA for each in reached)
 
 
 def address_reach(address: str) -> Reach:
@@ -258,14 +259,14 @@ def check_connection(
     """
     nearest = min(map(address_reach, addresses), default=name_reach(to.host))
     if before is not None:
-        came, through = before
-        if came.scheme != to.scheme:
+        origin, origin_addresses = before
+        if origin.scheme != to.scheme:
             raise RemoteError(
-                f"{where}: is redirected from {came.scheme} to {to.scheme}, which is not followed; "
-                f"give the {to.scheme} address yourself if you trust it"
+                f"{where}: is redirected from {origin.scheme} to {to.scheme}, which is not "
+                f"followed; give the {to.scheme} address yourself if you trust it"
             )
-        start = max(map(address_reach, through), default=name_reach(came.host))
-        if nearest < start or (nearest == Reach.METADATA and came.server != to.server):
+        start = max(map(address_reach, origin_addresses), default=name_reach(origin.host))
+        if nearest < start or (nearest == Reach.METADATA and origin.server != to.server):
             kind = "public" if start == Reach.PUBLIC else "private"
             raise RemoteError(
                 f"{where}: is redirected from a {kind} address to {_ONE[nearest]} ({to.host}), "

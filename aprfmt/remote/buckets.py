@@ -95,188 +95,153 @@ class BucketSite:
         self._first: dict[str, tuple[FileFacts, bytes] | None] = {}
         self._folders: dict[str, list[str]] = {}
 
-    def _address(self, inner: str) -> str:
-        """Return the address of a file, for messages.
+    def _address(self, path: str) -> str:
+        """Return the address of a file, for messages."""
+        return f"{self._shown}/{path}"
 
-        `inner` is the key of the object in the bucket.
-        """
-        return f"{self._shown}/{inner}"
-
-    def _read_error(self, inner: str, error: Exception) -> RemoteError:
-        """Return obstore's error as a RemoteError in one line; a denial says what would help.
-
-        `inner` is the key of the object in the bucket.
-        """
+    def _read_error(self, path: str, error: Exception) -> RemoteError:
+        """Return obstore's error as a RemoteError in one line; a denial says what would help."""
         kind, denied = type(error).__name__, _DENIED.search(str(error))
         if denied or kind in ("PermissionDeniedError", "UnauthenticatedError"):
             why = denied[1] if denied else kind
             return RemoteError(
-                f"{self._address(inner)}: may not be read ({why}); set the keys of the store in "
+                f"{self._address(path)}: may not be read ({why}); set the keys of the store in "
                 "the environment (docs/reference/addresses.md)"
             )
-        return RemoteError(f"{self._address(inner)}: cannot be read: {_error_line(error)}")
+        return RemoteError(f"{self._address(path)}: cannot be read: {_error_line(error)}")
 
     def _fetch_range(
-        self, inner: str, start: int, stop: int
+        self, path: str, start: int, stop: int
     ) -> tuple[FileFacts, tuple[int, int], bytes]:
-        """Return (facts, (start, stop) that came, bytes) of one range request.
-
-        `inner` is the key of the object in the bucket.
-        """
+        """Return (facts, (start, stop) that came, bytes) of one range request."""
         import obstore
 
         with TRAFFIC.request():
-            answer = obstore.get(self._store, inner, options={"range": (start, stop)})
+            answer = obstore.get(self._store, path, options={"range": (start, stop)})
             data = bytes(answer.bytes())
         TRAFFIC.count(received=len(data))
         meta = answer.meta
-        facts = self._object_facts(inner, meta)
+        facts = self._object_facts(path, meta)
         return facts, (int(answer.range[0]), int(answer.range[1])), data
 
-    def _object_facts(self, inner: str, meta: Any) -> FileFacts:
+    def _object_facts(self, path: str, meta: Any) -> FileFacts:
         """Return the facts in an answer's metadata: size, tag, and identity if the ETag is strong.
 
-        The identity includes endpoint and account, since other ones are other stores. `inner` is
-        the key of the object in the bucket.
+        The identity includes endpoint and account, since other ones are other stores.
         """
         tag, size = str(meta.get("e_tag") or ""), int(meta["size"])
         if not is_strong(tag):
             return FileFacts(size, f"{tag} {meta['last_modified']}".strip())
         return FileFacts(
-            size, tag, hash_identity("bucket", self._endpoint, self._address(inner), tag, size)
+            size, tag, hash_identity("bucket", self._endpoint, self._address(path), tag, size)
         )
 
-    def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the object, read whole by one request.
-
-        `inner` is the key of the object in the bucket.
-        """
+    def one_pass(self, path: str, facts: FileFacts) -> str:
+        """Return the SHA-256 of the object, read whole by one request."""
         import obstore
 
         digest = hashlib.sha256()
         try:
             with TRAFFIC.request():
-                answer = obstore.get(self._store, inner)
-                now = self._object_facts(inner, answer.meta)
+                answer = obstore.get(self._store, path)
+                now = self._object_facts(path, answer.meta)
                 for piece in answer.stream():
                     TRAFFIC.count(received=len(piece))
                     digest.update(piece)
         except Exception as error:
-            raise self._read_error(inner, error) from None
-        self._refuse_changed(inner, now, facts)
+            raise self._read_error(path, error) from None
+        self._refuse_changed(path, now, facts)
         return digest.hexdigest()
 
-    def _refuse_changed(self, inner: str, now: FileFacts, facts: FileFacts) -> None:
+    def _refuse_changed(self, path: str, now: FileFacts, facts: FileFacts) -> None:
         """Raise RemoteError if the size or tag of an answer is not that of the first answer.
 
-        `now` are the facts of the answer, `facts` those of the first one. `inner` is the key of the
-        object in the bucket.
+        `now` are the facts of the answer, `facts` those of the first one.
         """
-        where = self._address(inner)
+        where = self._address(path)
         if now.size != facts.size:
             raise changed_error(where, "its size", now.size, facts.size)
         if now.tag != facts.tag:
             raise changed_error(where, "its ETag", now.tag, facts.tag)
 
-    def _first_answer(self, inner: str) -> tuple[FileFacts, bytes] | None:
-        """Return (facts, first bytes) of a file, requested once; None where it does not exist.
-
-        `inner` is the key of the object in the bucket.
-        """
-        if inner not in self._first:
+    def _first_answer(self, path: str) -> tuple[FileFacts, bytes] | None:
+        """Return (facts, first bytes) of a file, requested once; None where it does not exist."""
+        if path not in self._first:
             try:
-                facts, _, head = self._fetch_range(inner, 0, FIRST)
+                facts, _, head = self._fetch_range(path, 0, FIRST)
             except FileNotFoundError:
-                self._first[inner] = None
+                self._first[path] = None
             except Exception as error:
-                self._first[inner] = self._empty_object(inner, error)
+                self._first[path] = self._empty_object(path, error)
             else:
-                self._first[inner] = facts, head
-        return self._first[inner]
+                self._first[path] = facts, head
+        return self._first[path]
 
-    def _empty_object(self, inner: str, error: Exception) -> tuple[FileFacts, bytes]:
+    def _empty_object(self, path: str, error: Exception) -> tuple[FileFacts, bytes]:
         """Return (facts, b"") of an empty object, whose range request fails with `error`.
 
         Raises `error` as a RemoteError if the object is not empty or its size cannot be read.
-        `inner` is the key of the object in the bucket.
         """
         import obstore
 
         try:
-            size = int(obstore.head(self._store, inner)["size"])
+            size = int(obstore.head(self._store, path)["size"])
         except Exception:
-            raise self._read_error(inner, error) from None
+            raise self._read_error(path, error) from None
         if size:
-            raise self._read_error(inner, error) from None
+            raise self._read_error(path, error) from None
         return FileFacts(0), b""
 
-    def facts(self, inner: str) -> FileFacts | None:
+    def facts(self, path: str) -> FileFacts | None:
         """Return a file's size, version tag and identity; None where it does not exist.
 
-        They come with its first bytes, which opening it will need anyway. `inner` is the key of the
-        object in the bucket.
+        They come with its first bytes, which opening it will need anyway.
         """
-        if self.lists(_folder(inner)) and _name(inner) not in self.names(_folder(inner)):
+        if self.lists(_folder(path)) and _name(path) not in self.names(_folder(path)):
             return None
-        found = self._first_answer(inner)
+        found = self._first_answer(path)
         return None if found is None else found[0]
 
-    def is_folder(self, inner: str) -> bool:
+    def is_folder(self, path: str) -> bool:
         """Return whether there are files directly in a folder; True for the bucket itself.
 
         False for a name that has already been read as a file. The listing is requested once.
-        `inner` is the name of the folder in the bucket.
         """
-        return not inner or (self._first.get(inner) is None and bool(self._list_folder(inner)))
+        return not path or (self._first.get(path) is None and bool(self._list_folder(path)))
 
-    def _list_folder(self, inner: str) -> list[str]:
-        """Return the file names in a folder, requested once.
-
-        `inner` is the name of the folder in the bucket.
-        """
+    def _list_folder(self, path: str) -> list[str]:
+        """Return the file names in a folder, requested once."""
         import obstore
 
-        if inner not in self._folders:
+        if path not in self._folders:
             try:
                 with TRAFFIC.request():
-                    found = obstore.list_with_delimiter(self._store, prefix=inner or None)
+                    found = obstore.list_with_delimiter(self._store, prefix=path or None)
             except Exception as error:
-                raise self._read_error(inner, error) from None
-            self._folders[inner] = [_name(str(row["path"])) for row in found["objects"]]
-        return self._folders[inner]
+                raise self._read_error(path, error) from None
+            self._folders[path] = [_name(str(row["path"])) for row in found["objects"]]
+        return self._folders[path]
 
-    def names(self, inner: str) -> list[str]:
-        """Return the names of the files directly in a folder, without the folder's name.
+    def names(self, path: str) -> list[str]:
+        """Return the names of the files directly in a folder, without the folder's name."""
+        return self._list_folder(path)
 
-        `inner` is the name of the folder in the bucket.
-        """
-        return self._list_folder(inner)
+    def lists(self, path: str) -> bool:
+        """Return whether the folder has been listed already."""
+        return path in self._folders
 
-    def lists(self, inner: str) -> bool:
-        """Return whether the folder has been listed already.
+    def first(self, path: str) -> tuple[FileFacts, bytes]:
+        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
+        return require_answer(self._first_answer(path), self._address(path))
 
-        `inner` is the name of the folder in the bucket.
-        """
-        return inner in self._folders
-
-    def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return (facts, first bytes) of a file; RemoteError where it does not exist.
-
-        `inner` is the key of the object in the bucket.
-        """
-        return require_answer(self._first_answer(inner), self._address(inner))
-
-    def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`.
-
-        `inner` is the key of the object in the bucket.
-        """
+    def fetch(self, path: str, facts: FileFacts, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
         try:
-            now, found, data = self._fetch_range(inner, start, stop)
+            now, found, data = self._fetch_range(path, start, stop)
         except Exception as error:
-            raise self._read_error(inner, error) from None
-        self._refuse_changed(inner, now, facts)
-        where = self._address(inner)
+            raise self._read_error(path, error) from None
+        self._refuse_changed(path, now, facts)
+        where = self._address(path)
         if found != (start, stop) or len(data) != stop - start:
             raise RemoteError(f"{where}: bytes {found} came; expected {start}..{stop}")
         return memoryview(data)
@@ -288,20 +253,14 @@ def _endpoint_settings() -> str:
     return "\n".join(f"{name}={os.environ[name]}" for name in names)
 
 
-def _folder(inner: str) -> str:
-    """Return the folder of a file's name: all before its last component, "" where that is all.
-
-    `inner` is the key of the object in the bucket.
-    """
-    return inner.rpartition("/")[0]
+def _folder(path: str) -> str:
+    """Return the folder of a file's path: all before its last part, "" where that is all."""
+    return path.rpartition("/")[0]
 
 
-def _name(inner: str) -> str:
-    """Return the last component of a file's name.
-
-    `inner` is the key of the object in the bucket.
-    """
-    return inner.rpartition("/")[2]
+def _name(path: str) -> str:
+    """Return the last part of a file's path."""
+    return path.rpartition("/")[2]
 
 
 SITE = SiteSpec(1, BucketSite, _parse_address, _endpoint_settings, "bucket")

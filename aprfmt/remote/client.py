@@ -256,8 +256,8 @@ class Client:
         address_policy.check_connection(to, addresses, before, where)
         closed = self._closed
         for _ in range(2):
-            kept = self._take_idle(to, proxy)
-            connection = kept or self._connect(to, addresses, proxy, where)
+            idle = self._take_idle(to, proxy)
+            connection = idle or self._connect(to, addresses, proxy, where)
             timed = cast(TimedSocket, connection.sock)
             try:
                 timed.begin()
@@ -271,7 +271,7 @@ class Client:
                 body = ResponseBody(response, found)
             except (ConnectionError, http.client.RemoteDisconnected, BrokenPipeError):
                 connection.close()
-                if kept is None:
+                if idle is None:
                     raise
                 continue  # it had been closed meanwhile: once more, on a new one
             except BaseException:
@@ -373,18 +373,18 @@ class Client:
             timed = TimedSocket(sock, self.limits, self.clock)
             timed.sendall(f"CONNECT {to.authority} HTTP/1.1\r\n{head}\r\n".encode("ascii"))
             status = _read_tunnel_status(timed)
-            said = f"the proxy of {proxy.variable} answers {status}"
+            reply = f"the proxy of {proxy.variable} answers {status}"
             if status == 407:
                 raise RemoteError(
-                    f"{where}: cannot be read: {said}: it wants to know who asks; set "
+                    f"{where}: cannot be read: {reply}: it wants to know who asks; set "
                     f"{proxy.variable} to http://NAME:PASSWORD@HOST:PORT"
                 )
             if status in _LATER:
-                raise ConnectionCut(said)
+                raise ConnectionCut(reply)
             if not 200 <= status < 300:
                 raise RemoteError(
-                    f"{where}: cannot be read: {said} when it is to connect to {to.authority}; ask "
-                    "who runs it, or except the host by NO_PROXY"
+                    f"{where}: cannot be read: {reply} when it is to connect to {to.authority}; "
+                    "ask who runs it, or except the host by NO_PROXY"
                 )
             sock.settimeout(self.limits.silence)
         except BaseException:

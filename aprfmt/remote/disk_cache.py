@@ -64,7 +64,7 @@ class DiskCache:
         return body
 
     def put(self, identity: str, start: int, data: memoryview) -> None:
-        """Store `data`, the bytes of a range from `start` on, if this run may still add them.
+        """Store `data`, the bytes from `start` on; one run adds at most half of the limit.
 
         `identity` names the version of the file. A file without one is not cached.
         """

@@ -10,8 +10,14 @@ from aprfmt.remote.sites import SiteSpec
 
 
 def _parse_address(text: str) -> Path:
-    """Return the local path that a file:// address names."""
-    return Path("/" + unquote(text.removeprefix("file://")))
+    """Return the local path that a file:// address names; UsageError for another machine's."""
+    path = text.removeprefix("file:")
+    host = ""
+    if path.startswith("//"):
+        host, _, path = path[2:].partition("/")
+    if host.lower() not in ("", "localhost"):
+        raise UsageError(f"{text}: names the machine {host!r}; expected file:///PATH, or the path")
+    return Path("/" + unquote(path.lstrip("/")))
 
 
 def _refuse_site(root: Sequence[str]) -> Site:

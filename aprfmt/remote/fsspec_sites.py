@@ -77,87 +77,67 @@ class FsspecSite:
         self._root = f"{root[0]}//{root[1]}"
         self._files = _open_filesystem(self._root)
 
-    def _address(self, inner: str) -> str:
-        """Return the address of a file.
+    def _address(self, path: str) -> str:
+        """Return the address of a file."""
+        return f"{self._root}/{path}" if path else self._root
 
-        `inner` is the name within the file system.
-        """
-        return f"{self._root}/{inner}" if inner else self._root
+    def _request_info(self, path: str) -> Any:
+        """Return fsspec's dict of facts on a file or folder, requested anew; None if it is absent.
 
-    def _request_info(self, inner: str) -> Any:
-        """Return fsspec's dict of facts on a file or folder, asked anew; None if it is absent.
-
-        `inner` is the name within the file system. Raises RemoteError for every other failure.
+        Raises RemoteError for every other failure.
         """
         try:
             with TRAFFIC.request():
                 self._files.invalidate_cache()  # what it knows may be of an earlier version
-                return self._files.info(self._address(inner))
+                return self._files.info(self._address(path))
         except FileNotFoundError:
             return None
         except Exception as error:
             raise RemoteError(
-                f"{self._address(inner)}: cannot be read: {_error_line(error)}"
+                f"{self._address(path)}: cannot be read: {_error_line(error)}"
             ) from None
 
-    def facts(self, inner: str) -> FileFacts | None:
-        """Return the size and version tag of a file, None where it does not exist.
-
-        `inner` is the name within the file system.
-        """
-        info = self._request_info(inner)
+    def facts(self, path: str) -> FileFacts | None:
+        """Return the size and version tag of a file, None where it does not exist."""
+        info = self._request_info(path)
         if info is None or info.get("type") != "file" or type(info.get("size")) is not int:
             return None
         tags = [str(info[key]) for key in _VERSIONS if info.get(key)]
         return FileFacts(info["size"], tags[0] if tags else "")
 
-    def is_folder(self, inner: str) -> bool:
-        """Return whether a name is a directory.
-
-        `inner` is the name within the file system.
-        """
-        info = self._request_info(inner)
+    def is_folder(self, path: str) -> bool:
+        """Return whether there is a directory at a path."""
+        info = self._request_info(path)
         return info is not None and info.get("type") == "directory"
 
-    def names(self, inner: str) -> list[str]:
-        """Return the names of the files in a folder.
-
-        `inner` is the name within the file system. Raises RemoteError where the folder cannot be
-        read.
-        """
+    def names(self, path: str) -> list[str]:
+        """Return the names of the files in a folder; RemoteError where it cannot be read."""
         try:
             with TRAFFIC.request():
-                rows = self._files.ls(self._address(inner), detail=True)
+                rows = self._files.ls(self._address(path), detail=True)
         except Exception as error:
             raise RemoteError(
-                f"{self._address(inner)}: cannot be read: {_error_line(error)}"
+                f"{self._address(path)}: cannot be read: {_error_line(error)}"
             ) from None
         return [str(row["name"]).rpartition("/")[2] for row in rows if row["type"] == "file"]
 
-    def lists(self, inner: str) -> bool:
-        """Return True: the files of any folder of these file systems can be listed.
-
-        `inner`, the name of a folder, is not used.
-        """
+    def lists(self, path: str) -> bool:
+        """Return True: the files of any folder of these file systems can be listed."""
         return True
 
-    def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return (facts, first bytes) of a file; RemoteError where it does not exist.
-
-        `inner` is the name within the file system.
-        """
-        facts = self.facts(inner)
+    def first(self, path: str) -> tuple[FileFacts, bytes]:
+        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
+        facts = self.facts(path)
         if facts is None:
-            raise not_found_error(self._address(inner))
-        return facts, bytes(self.fetch(inner, facts, 0, min(FIRST, facts.size)))
+            raise not_found_error(self._address(path))
+        return facts, bytes(self.fetch(path, facts, 0, min(FIRST, facts.size)))
 
-    def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
+    def fetch(self, path: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of a file; RemoteError where fewer come.
 
-        `facts` are not used: fsspec gives no version with an answer. `inner` is the name within the
-        file system.
+        `facts` are not used: fsspec gives no version with an answer.
         """
-        where = self._address(inner)
+        where = self._address(path)
         try:
             with TRAFFIC.request():
                 (data,) = (
@@ -172,13 +152,12 @@ class FsspecSite:
             raise RemoteError(f"{where}: {len(data)} bytes came of {start}..{stop}; try again")
         return memoryview(data)
 
-    def one_pass(self, inner: str, facts: FileFacts) -> str:
+    def one_pass(self, path: str, facts: FileFacts) -> str:
         """Return the SHA-256 of the file, read from its beginning to its end once more.
 
-        `facts` are not used, as in `fetch`. `inner` is the name within the file system. Raises
-        RemoteError where it cannot be read.
+        `facts` are not used, as in `fetch`. Raises RemoteError where it cannot be read.
         """
-        where, digest = self._address(inner), hashlib.sha256()
+        where, digest = self._address(path), hashlib.sha256()
         try:
             with TRAFFIC.request(), self._files.open(where, "rb") as file:
                 while piece := file.read(_PIECE):

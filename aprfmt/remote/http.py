@@ -32,17 +32,17 @@ def _parse_address(text: str) -> Sequence[str]:
     if parts is None:
         raise UsageError(f"{bare}: is no address; expected https://HOST/FILE")
     host = parts.netloc.rpartition("@")[2].lower()
-    key, inner = (f"{parts.scheme}:", host), parts.path.strip("/")
-    if not host or ".." in inner.split("/"):
+    key, path = (f"{parts.scheme}:", host), parts.path.strip("/")
+    if not host or ".." in path.split("/"):
         raise UsageError(f"{parts.scheme}://{host}{parts.path}: is no address of a file")
     parse_target(f"{key[0]}//{host}/", bare)  # raises where no request could be made of it
-    _store_secret(_QUERIES.setdefault(key, {}), inner, parts.query, bare, "query")
+    _store_secret(_QUERIES.setdefault(key, {}), path, parts.query, bare, "query")
     if "@" in parts.netloc:
         login = unquote(parts.netloc.rpartition("@")[0])
         _store_secret(_PASSWORDS, key, login, bare, "name and password")
-    if parts.path.endswith("/") or not inner:
-        _FOLDERS.setdefault(key, set()).add(inner)
-    return [*key, *(part for part in inner.split("/") if part)]
+    if parts.path.endswith("/") or not path:
+        _FOLDERS.setdefault(key, set()).add(path)
+    return [*key, *(part for part in path.split("/") if part)]
 
 
 def _without_secrets(text: str) -> str:
@@ -82,89 +82,61 @@ class HttpSite:
             self._headers["Authorization"] = f"Basic {login}"
         self._first: dict[str, tuple[FileFacts, bytes] | None] = {}
 
-    def _url(self, inner: str) -> str:
-        """Return the URL of a file, with the query that the user's address had.
+    def _url(self, path: str) -> str:
+        """Return the URL of a file, with the query that the user's address had."""
+        query = _QUERIES.get(self._key, {}).get(path, "")
+        return urlunsplit((self._key[0][:-1], self._key[1], "/" + path, query, ""))
 
-        `inner` is the path of the file on the host.
-        """
-        query = _QUERIES.get(self._key, {}).get(inner, "")
-        return urlunsplit((self._key[0][:-1], self._key[1], "/" + inner, query, ""))
+    def _address(self, path: str) -> str:
+        """Return the address of a file without secrets, for messages."""
+        return f"{self._key[0]}//{self._key[1]}/{path}"
 
-    def _address(self, inner: str) -> str:
-        """Return the address of a file without secrets, for messages.
-
-        `inner` is the path of the file on the host.
-        """
-        return f"{self._key[0]}//{self._key[1]}/{inner}"
-
-    def _first_answer(self, inner: str) -> tuple[FileFacts, bytes] | None:
-        """Return (facts, first bytes) of a file, requested once; None where it does not exist.
-
-        `inner` is the path of the file on the host.
-        """
-        if inner not in self._first:
+    def _first_answer(self, path: str) -> tuple[FileFacts, bytes] | None:
+        """Return (facts, first bytes) of a file, requested once; None where it does not exist."""
+        if path not in self._first:
             try:
-                found = self._ranges.first(self._url(inner), self._address(inner), self._headers)
+                found = self._ranges.first(self._url(path), self._address(path), self._headers)
             except NotFoundError:
-                self._first[inner] = None
+                self._first[path] = None
             except AccessDenied as error:
                 raise type(error)(f"{error}; give an address that may be read", {}) from None
             else:
-                self._first[inner] = found
-        return self._first[inner]
+                self._first[path] = found
+        return self._first[path]
 
-    def facts(self, inner: str) -> FileFacts | None:
+    def facts(self, path: str) -> FileFacts | None:
         """Return a file's size, version tag and identity; None if it is a folder or missing.
 
-        They come with its first bytes, which opening it will need anyway. `inner` is the path of
-        the file on the host.
+        They come with its first bytes, which opening it will need anyway.
         """
-        found = None if self.is_folder(inner) else self._first_answer(inner)
+        found = None if self.is_folder(path) else self._first_answer(path)
         return None if found is None else found[0]
 
-    def is_folder(self, inner: str) -> bool:
-        """Return whether the user gave this address as a folder's, with a slash at its end.
+    def is_folder(self, path: str) -> bool:
+        """Return whether the user gave this address as a folder's, with a slash at its end."""
+        return path in _FOLDERS.get(self._key, ())
 
-        `inner` is the path on the host.
-        """
-        return inner in _FOLDERS.get(self._key, ())
-
-    def names(self, inner: str) -> list[str]:
-        """Return []: hosts do not list their files.
-
-        `inner`, the path of a folder, is not used.
-        """
+    def names(self, path: str) -> list[str]:
+        """Return []: hosts do not list their files."""
         return []
 
-    def lists(self, inner: str) -> bool:
-        """Return whether the user gave this folder's address: its files are asked for by name.
+    def lists(self, path: str) -> bool:
+        """Return whether the user gave this folder's address: its files are asked for by name."""
+        return self.is_folder(path)
 
-        `inner` is the path on the host.
-        """
-        return self.is_folder(inner)
+    def first(self, path: str) -> tuple[FileFacts, bytes]:
+        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
+        return require_answer(self._first_answer(path), self._address(path))
 
-    def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return (facts, first bytes) of a file; RemoteError where it does not exist.
-
-        `inner` is the path of the file on the host.
-        """
-        return require_answer(self._first_answer(inner), self._address(inner))
-
-    def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`.
-
-        `inner` is the path of the file on the host.
-        """
+    def fetch(self, path: str, facts: FileFacts, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
         return self._ranges.fetch(
-            self._url(inner), self._address(inner), self._headers, facts, start, stop
+            self._url(path), self._address(path), self._headers, facts, start, stop
         )
 
-    def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file, read whole by one request.
-
-        `inner` is the path of the file on the host.
-        """
-        return self._ranges.one_pass(self._url(inner), self._address(inner), self._headers, facts)
+    def one_pass(self, path: str, facts: FileFacts) -> str:
+        """Return the SHA-256 of the file, read whole by one request."""
+        return self._ranges.one_pass(self._url(path), self._address(path), self._headers, facts)
 
 
 SITE = SiteSpec(1, HttpSite, _parse_address, first="host")

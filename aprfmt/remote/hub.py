@@ -208,10 +208,10 @@ class HubSite:
             name, size = sibling.get("rfilename"), sibling.get("size")
             lfs = sibling.get("lfs")
             if isinstance(name, str) and type(size) is int and size >= 0:
-                apart = isinstance(lfs, dict)
+                in_lfs = isinstance(lfs, dict)
                 digest = _hex_digest(lfs.get("sha256") if isinstance(lfs, dict) else None, 64)
-                blob = "" if apart else _hex_digest(sibling.get("blobId"), 40)
-                rows[name] = _Row(size, digest, blob, apart)
+                blob = "" if in_lfs else _hex_digest(sibling.get("blobId"), 40)
+                rows[name] = _Row(size, digest, blob, in_lfs)
         return commit, rows
 
     def _denied_error(self, headers: Headers) -> RemoteError:
@@ -230,153 +230,122 @@ class HubSite:
             )
         return RemoteError(f"{self._shown}: does not exist, or is private: {login}")
 
-    def _find_row(self, inner: str) -> _Row | None:
-        """Return the row of a file in the hub's listing, None where it does not exist.
+    def _find_row(self, path: str) -> _Row | None:
+        """Return the row of a file in the hub's listing, None where it does not exist."""
+        return self._get_listing()[1].get(path)
 
-        `inner` is the path of the file in the repository.
-        """
-        return self._get_listing()[1].get(inner)
-
-    def facts(self, inner: str) -> FileFacts | None:
-        """Return a file's size, identity and SHA-256 from the listing; None if it is missing.
-
-        `inner` is the path of the file in the repository.
-        """
-        row = self._find_row(inner)
+    def facts(self, path: str) -> FileFacts | None:
+        """Return a file's size, identity and SHA-256 from the listing; None if it is missing."""
+        row = self._find_row(path)
         if row is None:
             return None
-        return FileFacts(row.size, "", self._file_identity(inner, row), row.sha256)
+        return FileFacts(row.size, "", self._file_identity(path, row), row.sha256)
 
-    def _file_identity(self, inner: str, row: _Row, tag: str = "") -> str:
+    def _file_identity(self, path: str, row: _Row, tag: str = "") -> str:
         """Return a digest that identifies a file's bytes at this hub; "" where nothing does.
 
         It is made of the digest that the hub publishes, or of a strong ETag `tag`. Another hub may
-        have other bytes under the same name and commit, so the endpoint is part of it. `inner` is
-        the path of the file in the repository.
+        have other bytes under the same name and commit, so the endpoint is part of it.
         """
         named = row.sha256 or row.blob or (tag if is_strong(tag) else "")
-        place = self._endpoint, self._owner, self._name, self.commit, inner
+        place = self._endpoint, self._owner, self._name, self.commit, path
         return hash_identity("hf", *place, named, row.size) if named else ""
 
-    def is_folder(self, inner: str) -> bool:
-        """Return whether there are files below a name.
+    def is_folder(self, path: str) -> bool:
+        """Return whether there are files below a path."""
+        return not path or any(name.startswith(f"{path}/") for name in self._get_listing()[1])
 
-        `inner` is the path in the repository.
-        """
-        return not inner or any(name.startswith(f"{inner}/") for name in self._get_listing()[1])
-
-    def names(self, inner: str) -> list[str]:
-        """Return the names of the files directly in a folder, without the folder's name.
-
-        `inner` is the path in the repository.
-        """
-        below = f"{inner}/" if inner else ""
+    def names(self, path: str) -> list[str]:
+        """Return the names of the files directly in a folder, without the folder's name."""
+        below = f"{path}/" if path else ""
         cut = (
             name.removeprefix(below) for name in self._get_listing()[1] if name.startswith(below)
         )
         return [name for name in cut if "/" not in name]
 
-    def lists(self, inner: str) -> bool:
-        """Return True: the hub's listing has the files of all folders.
-
-        `inner`, the path of a folder, is not used.
-        """
+    def lists(self, path: str) -> bool:
+        """Return True: the hub's listing has the files of all folders."""
         return True
 
-    def _address(self, inner: str) -> str:
-        """Return the address of a file, for messages.
+    def _address(self, path: str) -> str:
+        """Return the address of a file, for messages."""
+        return f"{self._shown}/{path}"
 
-        `inner` is the path of the file in the repository.
-        """
-        return f"{self._shown}/{inner}"
-
-    def _url(self, inner: str) -> str:
-        """Return the URL of a file at the pinned commit.
-
-        `inner` is the path of the file in the repository.
-        """
-        where = f"{self._owner}/{self._name}/resolve/{self.commit}/{quote(inner)}"
+    def _url(self, path: str) -> str:
+        """Return the URL of a file at the pinned commit."""
+        where = f"{self._owner}/{self._name}/resolve/{self.commit}/{quote(path)}"
         return f"{self._endpoint}/{where}"
 
-    def first(self, inner: str) -> tuple[FileFacts, bytes]:
+    def first(self, path: str) -> tuple[FileFacts, bytes]:
         """Return (facts, first bytes) of a file; RemoteError if it is missing or denied.
 
-        RemoteError too if its size is not that of the hub's listing. `inner` is the path of the
-        file in the repository.
+        RemoteError too if its size is not that of the hub's listing.
         """
-        row, told = self._find_row(inner), self.facts(inner)
-        if row is None or told is None:
-            raise not_found_error(self._address(inner))
+        row, listed = self._find_row(path), self.facts(path)
+        if row is None or listed is None:
+            raise not_found_error(self._address(path))
         if not row.apart:
-            return told, self._fetch_whole(inner, row)[:FIRST]
+            return listed, self._fetch_whole(path, row)[:FIRST]
         try:
             seen, head = self._ranges.first(
-                self._url(inner), self._address(inner), self._auth_headers
+                self._url(path), self._address(path), self._auth_headers
             )
         except AccessDenied as error:
             raise self._denied_error(error.headers) from None
         if seen.size != row.size:
             raise RemoteError(
-                f"{self._address(inner)}: has {seen.size} bytes, the hub's list says {row.size}; "
+                f"{self._address(path)}: has {seen.size} bytes, the hub's list says {row.size}; "
                 "try again later"
             )
-        identity = self._file_identity(inner, row, seen.tag)
-        return FileFacts(seen.size, seen.tag, identity, told.sha256), head
+        identity = self._file_identity(path, row, seen.tag)
+        return FileFacts(seen.size, seen.tag, identity, listed.sha256), head
 
-    def _fetch_whole(self, inner: str, row: _Row) -> bytes:
+    def _fetch_whole(self, path: str, row: _Row) -> bytes:
         """Return a small file whole, checked against its size and git's SHA-1; requested once.
 
-        `inner` is the path of the file in the repository. Raises RemoteError where access is
-        denied, or where size or SHA-1 are others.
+        Raises RemoteError where access is denied, or where size or SHA-1 are others.
         """
-        if inner not in self._wholes:
+        if path not in self._wholes:
             most = min(row.size, MAX_PLAIN)
             try:
                 found = self._ranges.whole(
-                    self._url(inner), self._address(inner), self._auth_headers, most
+                    self._url(path), self._address(path), self._auth_headers, most
                 )
             except AccessDenied as error:
                 raise self._denied_error(error.headers) from None
             if len(found) != row.size:
                 raise RemoteError(
-                    f"{self._address(inner)}: has {len(found)} bytes, the hub's list says "
-                    f"{row.size}"
+                    f"{self._address(path)}: has {len(found)} bytes, the hub's list says {row.size}"
                 )
             blob = hashlib.sha1(b"blob %d\0" % len(found) + found, usedforsecurity=False)
             if row.blob and blob.hexdigest() != row.blob:
                 raise RemoteError(
-                    f"{self._address(inner)}: its bytes have git's SHA-1 {blob.hexdigest()}, the "
+                    f"{self._address(path)}: its bytes have git's SHA-1 {blob.hexdigest()}, the "
                     f"hub's list says {row.blob}; try again later"
                 )
-            self._wholes[inner] = found
-        return self._wholes[inner]
+            self._wholes[path] = found
+        return self._wholes[path]
 
-    def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`.
-
-        `inner` is the path of the file in the repository.
-        """
-        row = self._find_row(inner)
+    def fetch(self, path: str, facts: FileFacts, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
+        row = self._find_row(path)
         if row is not None and not row.apart:
-            return memoryview(self._fetch_whole(inner, row))[start:stop]
+            return memoryview(self._fetch_whole(path, row))[start:stop]
         try:
             return self._ranges.fetch(
-                self._url(inner), self._address(inner), self._auth_headers, facts, start, stop
+                self._url(path), self._address(path), self._auth_headers, facts, start, stop
             )
         except AccessDenied as error:
             raise self._denied_error(error.headers) from None
 
-    def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file, read whole by one request.
-
-        `inner` is the path of the file in the repository.
-        """
-        row = self._find_row(inner)
+    def one_pass(self, path: str, facts: FileFacts) -> str:
+        """Return the SHA-256 of the file, read whole by one request."""
+        row = self._find_row(path)
         if row is not None and not row.apart:
-            return hashlib.sha256(self._fetch_whole(inner, row)).hexdigest()
+            return hashlib.sha256(self._fetch_whole(path, row)).hexdigest()
         try:
             return self._ranges.one_pass(
-                self._url(inner), self._address(inner), self._auth_headers, facts
+                self._url(path), self._address(path), self._auth_headers, facts
             )
         except AccessDenied as error:
             raise self._denied_error(error.headers) from None

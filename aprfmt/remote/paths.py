@@ -133,12 +133,12 @@ def parse_location(location: Any) -> Path:
     """Return what a user gave as a path; an address becomes a RemotePath.
 
     An address whose file lies in the local hub cache is the path there. Raises UsageError for an
-    address that is not complete. `location` is a text or a path.
+    address that is not complete. `location` is a text, bytes of a path's name or a path.
     """
     if isinstance(location, RemotePath):
         return location
-    if not _ADDRESS.match(text := os.fspath(location)) or os.path.exists(text):
-        return Path(location)
+    if not _ADDRESS.match(text := os.fsdecode(location)) or os.path.exists(text):
+        return Path(text)
     from aprfmt.remote.sites import resolve_address
 
     parts = resolve_address(text)

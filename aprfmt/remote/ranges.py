@@ -56,9 +56,9 @@ class RangeReader:
         def check_first(status: int, found: Headers) -> int:
             """Return how many bytes to read; RemoteError if they are not the file's beginning."""
             nonlocal size
-            if status == 416 and _content_range(found)[2:] == (
+            if status == 416 and _content_range(found)[-1:] == (
                 0,
-            ):  # an empty file has no first byte
+            ):  # of an empty file: no first byte
                 return 0
             start, stop, size = _check_range_answer(status, found, where)
             if start != 0 or stop != min(count, size):
@@ -127,15 +127,15 @@ class RangeReader:
                 raise _range_error(where, found, f"bytes {start}-{stop - 1}/{size}")
             return stop - start
 
-        asked = {**headers, "Range": f"bytes={start}-{stop - 1}"}
+        sent = {**headers, "Range": f"bytes={start}-{stop - 1}"}
         final = self._final.get(url, url)
         if final != url:
             try:
-                safe = {name: value for name, value in asked.items() if name != "Authorization"}
+                safe = {name: value for name, value in sent.items() if name != "Authorization"}
                 return client.CLIENT.get(final, where, safe, check_range, hashed)
             except (AccessDenied, NotFoundError):
                 pass  # a signed address has run out: ask for a new one
-        answer = client.CLIENT.get(url, where, asked, check_range, hashed)
+        answer = client.CLIENT.get(url, where, sent, check_range, hashed)
         with self._lock:
             self._final[url] = answer.url
         return answer

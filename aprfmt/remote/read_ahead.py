@@ -94,7 +94,7 @@ class ReadAhead:
         self._lock = threading.Lock()
         self._next, self._streak, self._reads = -1, 0, 0
         self._expected: deque[_Expected] = deque()
-        self._told = False  # whoever says what comes next says it always: nothing is guessed
+        self._announced = False  # whoever says what comes next says it always: nothing is guessed
         self._parts: dict[int, tuple[int, Future[memoryview]]] = {}
 
     def expect(self, start: int, stop: int, first: int | None = None) -> None:
@@ -103,11 +103,11 @@ class ReadAhead:
         Fetching begins at `first` (None: at `start`), where the bytes before it are there already.
         """
         with self._lock:
-            if not self._told:
+            if not self._announced:
                 self._expected.clear()
-            self._told = True
-            said = any(one.start <= start and stop <= one.stop for one in self._expected)
-            if stop > start and not said and not self._join_expected(start, stop):
+            self._announced = True
+            announced = any(one.start <= start and stop <= one.stop for one in self._expected)
+            if stop > start and not announced and not self._join_expected(start, stop):
                 self._expected.append(_Expected(start, stop, start if first is None else first))
             while len(self._expected) > EXPECTED:
                 self._expected.popleft()
@@ -152,9 +152,9 @@ class ReadAhead:
         """
         if not self._next <= start < self._next + NEXT:
             self._streak = self._reads = 0
-            none = 0 if self._told else len(self._expected)
-            at = [i for i, one in enumerate(self._expected) if one.start <= start < one.stop]
-            passed = [self._expected.popleft() for _ in range(at[0] if at else none)]
+            holding = [i for i, one in enumerate(self._expected) if one.start <= start < one.stop]
+            guesses = 0 if self._announced else len(self._expected)
+            passed = [self._expected.popleft() for _ in range([*holding, guesses][0])]
             self._expected.extendleft(one for one in reversed(passed) if _is_short_rest(one))
         for begin, (end, part) in list(self._parts.items()):
             expected = any(begin < one.stop and one.position < end for one in self._expected)
@@ -170,7 +170,7 @@ class ReadAhead:
             one.position = max(one.position, stop)
             if one.position >= one.stop:
                 self._expected.remove(one)
-        if not self._told and self._reads > 1 and self._streak >= STREAK:
+        if not self._announced and self._reads > 1 and self._streak >= STREAK:
             self._expected = deque([_Expected(stop, min(self._size, stop + AHEAD * PART), stop)])
 
     def _next_piece(self, at: int, stop: int) -> memoryview:
@@ -200,16 +200,16 @@ class ReadAhead:
         for one in self._expected:
             begin = one.position
             while begin < min(one.stop, self._size) and len(self._parts) < AHEAD:
-                there = [e for b, (e, _) in self._parts.items() if b <= begin < e]
-                if there:
-                    begin = there[0]
+                covering = [e for b, (e, _) in self._parts.items() if b <= begin < e]
+                if covering:
+                    begin = covering[0]
                     continue
-                after = [b for b in self._parts if b > begin]
-                whole = one.start + ((begin - one.start) // PART + 1) * PART
-                if 0 < one.stop - whole < PART // 2:
-                    whole = one.stop  # a short rest comes with the part before it
-                end = min([whole, one.stop, self._size, *after])
-                if one is last and end == one.stop < whole and 2 * len(self._parts) >= AHEAD:
+                later = [b for b in self._parts if b > begin]
+                part_end = one.start + ((begin - one.start) // PART + 1) * PART
+                if 0 < one.stop - part_end < PART // 2:
+                    part_end = one.stop  # a short rest comes with the part before it
+                end = min([part_end, one.stop, self._size, *later])
+                if one is last and end == one.stop < part_end and 2 * len(self._parts) >= AHEAD:
                     return  # there is time: what is expected next may be a little that joins it
                 self._parts[begin] = end, _shared_pool().submit(self._fetch, begin, end)
                 begin = end

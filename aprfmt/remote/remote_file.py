@@ -48,10 +48,10 @@ class RemoteObject:
         self._lock = threading.Lock()
         self._pieces: OrderedDict[int, memoryview] = OrderedDict()
         self._level, self._last = 0, -PIECES[-1] - 1
-        self.told: Callable[[int, memoryview], None] | None = None  # of all bytes that come
+        self.observer: Callable[[int, memoryview], None] | None = None  # of all bytes that come
         self._remembered: TemporaryRanges | None = None
         self._remembering = 0  # how many ask for that
-        self._shelf = threading.Lock()  # of the pieces, which are looked up while others come
+        self._cache_lock = threading.Lock()  # of the pieces, which are looked up while others come
         # Of the first answers, where nothing proves their version: where they begin, and that.
         self._early: list[tuple[int, bytes]] = []
         self._unsure = False  # more than one answer came since these were read again
@@ -65,7 +65,7 @@ class RemoteObject:
         """
         if self.facts.proven or not len(data):
             return
-        with self._shelf:
+        with self._cache_lock:
             if self._early:
                 self._unsure = self.mixed = True
             if len(self._early) < AGAIN:
@@ -77,7 +77,7 @@ class RemoteObject:
         The beginnings of these answers are read again, unless a strong ETag or digest proves that
         all answers are of one version.
         """
-        with self._shelf:
+        with self._cache_lock:
             early, unsure, self._unsure = list(self._early), self._unsure, False
         if not unsure:
             return
@@ -110,7 +110,7 @@ class RemoteObject:
         self._unsure = self.mixed = False
         return found
 
-    def held(self, stop: int, wish: int) -> memoryview:
+    def head(self, stop: int, wish: int) -> memoryview:
         """Return the beginning of the file, at least `stop` bytes.
 
         If some of it is not held yet, up to `wish` bytes are fetched.
@@ -145,14 +145,14 @@ class RemoteObject:
 
     def _cache_piece(self, start: int, piece: memoryview) -> None:
         """Cache a piece that begins at `start`; the least recently used ones are dropped."""
-        with self._shelf:
+        with self._cache_lock:
             self._pieces.pop(start, None)
             self._pieces[start] = piece
             while sum(map(len, self._pieces.values())) > KEPT:
                 self._pieces.popitem(last=False)
 
     def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch the (start, stop) ranges that are not cached, several at once, and cache them."""
+        """Fetch and cache the (start, stop) ranges that are not cached yet, several at once."""
         missing = [
             (a, b) for a, b in ranges if b > len(self._held) and not len(self._cached_bytes(a, b))
         ]
@@ -164,7 +164,7 @@ class RemoteObject:
 
     def _cached_bytes(self, start: int, stop: int) -> memoryview:
         """Return the cached bytes from `start`, at most to `stop`; empty where there are none."""
-        with self._shelf:
+        with self._cache_lock:
             for begin, piece in self._pieces.items():
                 if begin <= start < begin + len(piece):
                     self._pieces.move_to_end(begin)
@@ -173,7 +173,7 @@ class RemoteObject:
 
     def gather(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop), taken from memory where they are cached, the rest fetched."""
-        with self._shelf:
+        with self._cache_lock:
             known = [(0, self._held), *self._pieces.items()]
         found, at = [], start
         while at < stop:
@@ -192,7 +192,7 @@ class RemoteObject:
     def fetch(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) from the temporary file, the disk cache, or by one request.
 
-        The callback `told`, if set, is called with `start` and the bytes.
+        The callback `observer`, if set, is called with `start` and the bytes.
         """
         remembered = self._remembered
         data = (
@@ -200,8 +200,8 @@ class RemoteObject:
             if remembered is not None
             else self._fetch_through_cache(start, stop)
         )
-        if self.told is not None:
-            self.told(start, data)
+        if self.observer is not None:
+            self.observer(start, data)
         return data
 
     def _fetch_through_cache(self, start: int, stop: int) -> memoryview:
@@ -254,9 +254,9 @@ class RemoteFile:
         self.sha256 = self._found.facts.sha256  # as the site publishes it
         self._stream = ReadAhead(self.size, self._found.gather)
 
-    def tell(self, whom: Callable[[int, memoryview], None] | None) -> None:
-        """Have `whom(start, data)` called with all bytes fetched from now on; None ends that."""
-        self._found.told = whom
+    def observe(self, observer: Callable[[int, memoryview], None] | None) -> None:
+        """Have `observer(start, data)` called with all bytes fetched from here on; None ends it."""
+        self._found.observer = observer
 
     @property
     def view(self) -> "RemoteFile":
@@ -269,7 +269,7 @@ class RemoteFile:
     def __getitem__(self, where: slice) -> memoryview:
         """Return the bytes of a slice with step 1, from memory or by fetching."""
         start, stop, _ = where.indices(self.size)
-        held = self._found.held(0, 0)
+        held = self._found.head(0, 0)
         if stop <= len(held) or start >= stop:
             return held[start : max(start, stop)]
         if self._stream.awaits(start, stop):
@@ -278,13 +278,13 @@ class RemoteFile:
             return self._found.small(start, stop)
         return self._stream.get(start, stop)
 
-    def held(self, stop: int, wish: int = 0) -> memoryview:
+    def head(self, stop: int, wish: int = 0) -> memoryview:
         """Return the beginning of the file, at least `stop` bytes.
 
         If some of it is not in memory yet, up to `wish` bytes are fetched. Raises RemoteError where
         more than MAX_HELD bytes are before the tensors.
         """
-        return self._found.held(stop, wish)
+        return self._found.head(stop, wish)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of every range, in order.
@@ -308,13 +308,13 @@ class RemoteFile:
     def _fetch_range(self, where: tuple[int, int]) -> memoryview:
         """Return the bytes of a (start, stop) range, from memory or by fetching."""
         start, stop = where
-        held = self._found.held(0, 0)
+        held = self._found.head(0, 0)
         return held[start:stop] if stop <= len(held) else self._found.fetch(start, stop)
 
     def windows(self, start: int, stop: int, size: int = PART) -> Iterator[memoryview]:
         """Yield the bytes of [start, stop), as far as the file goes, in windows of `size` bytes."""
         stop = min(stop, self.size)
-        held = self._found.held(0, 0)
+        held = self._found.head(0, 0)
         with closing(ReadAhead(stop, self._found.gather)) as stream:
             stream.expect(start, stop, max(start, len(held)))
             for first in range(start, stop, size):
@@ -328,7 +328,7 @@ class RemoteFile:
 
     def expect(self, start: int, stop: int) -> None:
         """Announce that bytes [start, stop) will be read, so that they are fetched ahead."""
-        if stop > len(self._found.held(0, 0)):
+        if stop > len(self._found.head(0, 0)):
             self._stream.expect(start, stop)
 
     @property

@@ -49,55 +49,37 @@ def hash_identity(*facts: str | int) -> str:
 
 
 class Site(Protocol):
-    """A place with files: their facts, listings and bytes by their names within it."""
+    """A place with files: their facts, listings and bytes.
 
-    def facts(self, inner: str) -> FileFacts | None:
-        """Return the facts of a file, None if the site has no file of that name.
+    `path` is that of a file or folder within the site, of parts joined by `/`; "" is the site.
+    """
 
-        `inner` is the name within the site.
-        """
+    def facts(self, path: str) -> FileFacts | None:
+        """Return the facts of a file, None if the site has no file at that path."""
         ...
 
-    def is_folder(self, inner: str) -> bool:
-        """Return whether there are files below a name.
-
-        `inner` is the name within the site.
-        """
+    def is_folder(self, path: str) -> bool:
+        """Return whether there are files below a path."""
         ...
 
-    def names(self, inner: str) -> list[str]:
-        """Return the names of the files in a folder; [] where the site cannot list.
-
-        `inner` is the name within the site.
-        """
+    def names(self, path: str) -> list[str]:
+        """Return the names of the files in a folder; [] where the site cannot list."""
         ...
 
-    def lists(self, inner: str) -> bool:
-        """Return whether a folder's files are known without requests, or the user named it.
-
-        `inner` is the name within the site.
-        """
+    def lists(self, path: str) -> bool:
+        """Return whether a folder's files are known without requests, or the user named it."""
         ...
 
-    def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return (facts, first FIRST bytes) of a file; RemoteError where it does not exist.
-
-        `inner` is the name within the site.
-        """
+    def first(self, path: str) -> tuple[FileFacts, bytes]:
+        """Return (facts, first FIRST bytes) of a file; RemoteError where it does not exist."""
         ...
 
-    def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) by one request; RemoteError where the file has changed.
-
-        `inner` is the name within the site.
-        """
+    def fetch(self, path: str, facts: FileFacts, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) by one request; RemoteError where the file has changed."""
         ...
 
-    def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file, read whole by one request, whatever came before.
-
-        `inner` is the name within the site.
-        """
+    def one_pass(self, path: str, facts: FileFacts) -> str:
+        """Return the SHA-256 of the file, read whole by one request, whatever came before."""
         ...
 
 

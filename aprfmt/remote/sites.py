@@ -67,7 +67,8 @@ def resolve_address(text: str) -> Sequence[str] | Path:
             f"{text}: names no {spec.first} between the second and the third slash; expected "
             f"{scheme.lower()}://{spec.first.upper()}/..."
         )
-    found = spec.settle(f"{scheme.lower()}://{rest.lstrip('/')}")
+    whole = f"//{rest.lstrip('/')}" if spec.depth else rest  # a path's slashes have a meaning
+    found = spec.settle(f"{scheme.lower()}:{whole}")
     if not isinstance(found, Path) and len(found) <= spec.depth:
         raise UsageError(
             f"{text}: is not a whole address; docs/reference/addresses.md has the forms"

@@ -30,8 +30,8 @@ class StreamHash:
         self._turn = threading.Lock()
         self._waiting: list[tuple[int, int, memoryview]] = []
         self._held = self._came = self._at = 0
-        file.tell(self.take)
-        self.take(0, file.held(0))
+        file.observe(self.take)
+        self.take(0, file.head(0))
 
     def take(self, start: int, data: memoryview) -> None:
         """Add bytes of the file from `start` on; any thread may add them, in any order, also twice.
@@ -77,14 +77,14 @@ class StreamHash:
         if self._judged:
             return self._judged
         self.complete()
-        found, said = self._digest.hexdigest(), self._file.sha256
-        if said and said != found:
+        found, published = self._digest.hexdigest(), self._file.sha256
+        if published and published != found:
             raise RemoteError(
                 f"{self._file.path}: its bytes as they were fetched have SHA-256 {found}, the site "
-                f"publishes {said}; try again"
+                f"publishes {published}; try again"
             )
-        if not said and not self._file.proven and (once := self._file.one_pass()) != found:
-            raise changed_error(str(self._file.path), "its SHA-256 by one answer", once, found)
+        if not published and not self._file.proven and (again := self._file.one_pass()) != found:
+            raise changed_error(str(self._file.path), "its SHA-256 by one answer", again, found)
         self._judged = found
         return found
 
@@ -95,5 +95,5 @@ class StreamHash:
 
     def stop(self) -> None:
         """Take no more bytes, and close the file."""
-        self._file.tell(None)
+        self._file.observe(None)
         self._file.close()

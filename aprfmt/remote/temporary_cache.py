@@ -61,11 +61,11 @@ class TemporaryRanges:
         self._coming: list[tuple[int, int]] = []
         self._taken, self._closed = 0, False
 
-    def get(self, start: int, stop: int, come: Callable[[int, int], memoryview]) -> memoryview:
+    def get(self, start: int, stop: int, fetch: Callable[[int, int], memoryview]) -> memoryview:
         """Return bytes [start, stop), from the temporary file or fetched and stored there.
 
-        `come(first, last)` is called to fetch what is missing. A range that another thread is
-        fetching is waited for.
+        `fetch(first, last)` is called for what is missing. A range that another thread is fetching
+        is waited for.
         """
         with self._turn:
             self._turn.wait_for(lambda: not any(b < stop and start < e for b, e in self._coming))
@@ -74,7 +74,7 @@ class TemporaryRanges:
         data = memoryview(b"")
         try:
             if first < last:
-                data = come(first, last)
+                data = fetch(first, last)
         finally:
             with self._turn:
                 self._store(first, data)
@@ -83,7 +83,7 @@ class TemporaryRanges:
         with self._turn:
             if self._map is not None and self._missing_range(start, stop) == (stop, stop):
                 return memoryview(self._map)[start:stop]
-        return data if gap == (start, stop) else come(start, stop)
+        return data if gap == (start, stop) else fetch(start, stop)
 
     def _missing_range(self, start: int, stop: int) -> tuple[int, int]:
         """Return the part (first, last) of [start, stop) not stored; (stop, stop) for none.

@@ -79,12 +79,12 @@ class TimedSocket:
         limits, took = self._limits, self._clock() - self._since
         if self._head:
             left = limits.head - took
-            said = f"no whole headers of an answer came in {limits.head:.0f} s"
+            broken = f"no whole headers of an answer came in {limits.head:.0f} s"
         else:
             left = limits.grace + self._came / limits.rate - took
-            said = f"{self._came} bytes came in {took:.0f} s, less than {limits.rate} a second"
+            broken = f"{self._came} bytes came in {took:.0f} s, less than {limits.rate} a second"
         if left <= 0:
-            raise BadAnswer(said)
+            raise BadAnswer(broken)
         return left
 
     def makefile(self, mode: str) -> io.BufferedReader:

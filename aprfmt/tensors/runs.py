@@ -123,10 +123,10 @@ class _ReorderedRows:
         import numpy as np
 
         which, starts, sizes = (np.frombuffer(column, np.int64) for column in runs.columns)
-        tensor = runs[0].tensor.held
+        tensor = runs[0].tensor.unwrapped
         width = int(np.gcd.reduce([np.gcd.reduce(starts), np.gcd.reduce(sizes)]))
-        lies = tensor.lies() if type(tensor) is StoredTensor else None
-        mapped = lies is not None and isinstance(lies[0], MappedFile)
+        location = tensor.location() if type(tensor) is StoredTensor else None
+        mapped = location is not None and isinstance(location[0], MappedFile)
         made = tensor.makes and width % (tensor.info.row_bytes or width + 1) == 0
         if not (mapped or made) or tensor.info.nbytes % width:
             return None
@@ -182,7 +182,7 @@ def published_equal(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> bool:
 
 def _is_same_place(a: ByteRun, b: ByteRun) -> bool:
     """Return whether two runs are the same bytes of files with one published SHA-256."""
-    mine, theirs = a.tensor.lies(a.start), b.tensor.lies(b.start)
+    mine, theirs = a.tensor.location(a.start), b.tensor.location(b.start)
     if mine is None or theirs is None or a.nbytes != b.nbytes or mine[1] != theirs[1]:
         return False
     return type(a.tensor) is type(b.tensor) and same_published_file(mine[0], theirs[0])

@@ -49,10 +49,10 @@ def absent_ids(carried: Carried) -> list[AbsentKey]:
         return []
     model, pre = carried.text_value(MODEL) or "", carried.text_value(PRE) or ""
     tokens: Any = carried.metadata_value(TOKENS)
-    taken = default_ids(model, pre, len(tokens))
+    defaults = default_ids(model, pre, len(tokens))
     found = []
-    for role, does in (("eos", "a generation ends there"), ("bos", "texts begin with it")):
-        i = taken.get(role)
+    for role, effect in (("eos", "a generation ends there"), ("bos", "texts begin with it")):
+        i = defaults.get(role)
         if role in stated or i is None or (role == "bos" and not _puts_bos(carried, model, pre)):
             continue
         token = str(tokens[i])
@@ -63,18 +63,18 @@ def absent_ids(carried: Carried) -> list[AbsentKey]:
         found.append(
             AbsentKey(
                 key,
-                f"{key} is missing: llama.cpp takes {i} ({token!r}), and {does}",
+                f"{key} is missing: llama.cpp takes {i} ({token!r}), and {effect}",
                 set_command(carried, f"{key}={'ID' if wanted is None else wanted}"),
             )
         )
     return found
 
 
-def set_command(carried: Carried, assigned: str) -> str:
-    """Return the command that sets one key (`assigned` is KEY=VALUE) in a copy of the file."""
+def set_command(carried: Carried, assignment: str) -> str:
+    """Return the shell command that sets a key (KEY=VALUE: `assignment`) in a copy of the file."""
     path = Path(carried.where)
     fixed = shlex.quote(f"{path.stem}-fixed{suffix_to_write(path)}")
-    return f"aprfmt set {shlex.quote(str(path))} {shlex.quote(assigned)} -o {fixed}"
+    return f"aprfmt set {shlex.quote(str(path))} {shlex.quote(assignment)} -o {fixed}"
 
 
 def _puts_bos(carried: Carried, model: str, pre: str) -> bool:
@@ -124,7 +124,7 @@ BOS_TEXTS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "<|bos|>", 
 
 
 def absent_types(carried: Carried) -> AbsentKey | None:
-    """Return the AbsentKey of token types where llama.cpp then splits control tokens; or None.
+    """Return the AbsentKey of the token types if llama.cpp cuts tokens without them; else None.
 
     None too if the file is no GGUF or has types. A byte-level token of several characters that no
     merge makes is only found if it is split off whole. Raises FormatError for lists that cannot be

@@ -117,8 +117,8 @@ class Tokenizer:
             return self.frame[0]
         framed, plain = (self.engine.encode("a", special, False) for special in (True, False))
         starts = range(len(framed) - len(plain) + 1)
-        at = next((n for n in starts if framed[n : n + len(plain)] == plain), 0)
-        return tuple(framed[:at])
+        count = next((n for n in starts if framed[n : n + len(plain)] == plain), 0)
+        return tuple(framed[:count])
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Return the text of ids; ids beyond the vocabulary are left out."""

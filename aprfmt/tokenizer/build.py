@@ -39,7 +39,7 @@ def tokenizer_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
 
 
 def ids_split_first(vocabulary: Vocabulary) -> list[int]:
-    """Return the ids of added tokens, without runs of blanks, which merging makes."""
+    """Return the ids of the added tokens that are split off before merging: all but blank runs."""
     return [i for i in vocabulary.added if not is_blank_run(vocabulary.tokens[i])]
 
 
@@ -88,7 +88,7 @@ def _byte_level_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
 def split_merges(
     vocabulary: Vocabulary, vocab: Mapping[str, int], where: str
 ) -> list[tuple[str, str]]:
-    """Return merges as (left, right) without duplicates; FormatError for unknown tokens.
+    """Return merges as (left, right), each once; FormatError for none or for unknown tokens.
 
     `vocab` is {token: id}; `where` begins messages. A pair is split at the first space that is not
     its first character, as llama.cpp does.

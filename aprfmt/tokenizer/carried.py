@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.model.carried_files import read_embedded_files
+from aprfmt.tokenizer.expense import MOST_FRAME, count_template_tokens
 from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, HF_JSON, IDS, Key
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Carried:
         return self._parsed[name]
 
     def parse_tokenizer_json(self) -> Mapping[str, Any] | None:
-        """Return tokenizer.json parsed; None without one. Raises FormatError.
+        """Return tokenizer.json parsed; None without one. FormatError for damaged JSON.
 
         It is parsed at each call, as 262,144 tokens take some 150 MB. What is made from it is
         cached: `model.tokenizer` and the tokenizer's facts.
@@ -170,6 +171,12 @@ class Carried:
         if text is None:
             return None
         found = self._parse_object(text, self.origin, MAX_JSON)
+        put = count_template_tokens(found)
+        if put > MOST_FRAME:
+            raise FormatError(
+                f"{self.origin}: its post_processor puts {put:,} tokens around a text; the limit "
+                f"is {MOST_FRAME:,}; it is broken or hostile"
+            )
         for key, value in found.items():
             self._beside[key] = None if key in ("model", "added_tokens") else value
         return found
@@ -199,7 +206,7 @@ class Carried:
         return self.parse_file("tokenizer_config.json")
 
     def chat_template(self) -> str | None:
-        """Return the chat template, None without one. Raises FormatError.
+        """Return the chat template, None without one. FormatError if it is no text or too long.
 
         From the metadata, chat_template.jinja or tokenizer_config.json. Of several named templates
         it is `default`, else the first.
@@ -226,7 +233,7 @@ class Carried:
     def template_and_origin(self) -> tuple[str | None, str]:
         """Return (chat template, `PATH: PLACE`); (None, "") without one.
 
-        Raises FormatError if it is not a text.
+        Raises FormatError if it is not a text, or is too long.
         """
         found, place = next(
             ((text, at) for text, at in self._stored_templates() if text), (None, "")

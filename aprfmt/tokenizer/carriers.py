@@ -5,7 +5,7 @@ other readers of the format understand it too.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import TypedValue, Value
@@ -44,11 +44,16 @@ def has_tokenizer(carried: Carried) -> bool:
     )
 
 
+Rowless = Callable[[Mapping[int, str]], None]  # called with tokens that lists leave out, if any
+
+
 # --- GGUF -----------------------------------------------------------------------------------
 
 
-def to_gguf(model: "Model") -> dict[str, Value | TypedValue]:
+def to_gguf(model: "Model", told: Rowless | None = None) -> dict[str, Value | TypedValue]:
     """Return the `tokenizer.*` keys of a GGUF, with their types; {} without a tokenizer.
+
+    `told` is called with {id: token} of tokens without a row of the embedding: they are left out.
 
     The keys of a GGUF are kept unchanged, also after a conversion to APR. Raises ConversionError
     if GGUF cannot express the tokenizer, FormatError if it is damaged.
@@ -56,19 +61,21 @@ def to_gguf(model: "Model") -> dict[str, Value | TypedValue]:
     carried = model.carried
     if model.key_style == "gguf":
         return {key: value for key, value in model.typed.items() if key.startswith(_PREFIX)}
-    back = _gguf_keys_from_apr(carried)
-    if back or not has_tokenizer(carried):
-        return back
+    recorded = _gguf_keys_from_apr(carried)
+    if recorded or not has_tokenizer(carried):
+        return recorded
     data = carried.parse_tokenizer_json()
     found: dict[str, Value | TypedValue] = {}
     if data is not None:
         vocabulary = vocabulary_from_json(carried, data)
+        if vocabulary.rowless and told is not None:
+            told(vocabulary.rowless)
         found.update(_gguf_vocabulary(carried, vocabulary, data))
         found[keys.HF_JSON] = carried.tokenizer_json()
     else:
-        own = vocabulary_from_metadata(carried)
-        assert own is not None
-        found.update(_gguf_vocabulary(carried, own, None))
+        listed = vocabulary_from_metadata(carried)
+        assert listed is not None
+        found.update(_gguf_vocabulary(carried, listed, None))
     template = carried.chat_template()
     if template is not None:
         found[keys.CHAT_TEMPLATE] = template
@@ -127,9 +134,10 @@ def _gguf_vocabulary(
 
 
 def _frame_keys(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
-    """Return the GGUF keys of bos and eos that a post-processor puts around every text.
+    """Return the GGUF keys of the one id before and the one after every text, as bos and eos.
 
-    `data` is the parsed tokenizer.json or None.
+    They are the post-processor's in the tokenizer.json `data`; a side of no or several ids has no
+    key.
     """
     found: dict[str, Value | TypedValue] = {}
     for role, ids in zip(("bos", "eos"), post_processor_ids(data or {}), strict=True):
@@ -152,9 +160,8 @@ def _pre_name_of(carried: Carried, data: Mapping[str, Any] | None) -> str:
     """
     if data is None:
         raise ConversionError(
-            f"{carried.key_text(keys.PRE)}: missing; GGUF readers refuse a vocabulary that "
-            f"does not "
-            "say how its text is split; set it, or give the original tokenizer.json"
+            f"{carried.key_text(keys.PRE)}: missing; GGUF readers refuse a vocabulary that does "
+            "not say how its text is split; set it, or give the original tokenizer.json"
         )
     return pre_name_of(data, carried.origin)
 
@@ -189,19 +196,21 @@ def scores_from_merges(vocabulary: Vocabulary) -> list[float]:
 # --- APR ------------------------------------------------------------------------------------
 
 
-def to_apr(model: "Model") -> dict[str, Value]:
+def to_apr(model: "Model", told: Rowless | None = None) -> dict[str, Value]:
     """Return the `tokenizer.*` keys and chat template of an APR; {} without a tokenizer.
 
-    Raises FormatError for a damaged tokenizer.
+    `told` is called as by `to_gguf`. Raises FormatError for a damaged tokenizer.
     """
     carried = model.carried
     if model.key_style == "apr":
         kept = (_PREFIX, keys.APR_CHAT_TEMPLATE, "special_tokens", keys.APR_GGUF)
         return {key: value for key, value in model.metadata.items() if key.startswith(kept)}
-    own = model.key_style == "gguf" and any(key.startswith(_PREFIX) for key in model.metadata)
-    if not own and not has_tokenizer(carried):
+    has_gguf_keys = model.key_style == "gguf" and any(
+        key.startswith(_PREFIX) for key in model.metadata
+    )
+    if not has_gguf_keys and not has_tokenizer(carried):
         return {}
-    found = _apr_keys_from_gguf(model) if own else _apr_keys_from_json(carried)
+    found = _apr_keys_from_gguf(model) if has_gguf_keys else _apr_keys_from_json(carried, told)
     template = carried.chat_template()
     if template is not None:
         found[keys.CHAT_TEMPLATE] = found[keys.APR_CHAT_TEMPLATE] = template
@@ -211,20 +220,20 @@ def to_apr(model: "Model") -> dict[str, Value]:
 def _apr_keys_from_gguf(model: "Model") -> dict[str, Value]:
     """Return a GGUF's tokenizer keys under APR's names, with a record to convert them back."""
     found: dict[str, Value] = {}
-    back: dict[str, list[Value]] = {}
+    recorded: dict[str, list[Value]] = {}
     for key, value in model.metadata.items():
         if not key.startswith(_PREFIX):
             continue
         row = _BY_GGUF.get(key)
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
-        plain = list(value) if is_list else value
+        as_json = list(value) if is_list else value
         if row is not None:
-            found[row.apr] = plain
-        back[key] = [model.source.types.get(key, ""), None if row is not None else plain]
+            found[row.apr] = as_json
+        recorded[key] = [model.source.types.get(key, ""), None if row is not None else as_json]
     tokens = found.get(keys.TOKENS.apr)
     if isinstance(tokens, list):
         found["tokenizer.vocab_size"] = len(tokens)
-    found[keys.APR_GGUF] = json.dumps(back, ensure_ascii=True, separators=(",", ":"))
+    found[keys.APR_GGUF] = json.dumps(recorded, ensure_ascii=True, separators=(",", ":"))
     return found
 
 
@@ -253,12 +262,14 @@ def _gguf_keys_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
     return found
 
 
-def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
+def _apr_keys_from_json(carried: Carried, told: Rowless | None) -> dict[str, Value]:
     """Return the APR keys of a tokenizer that is given by a tokenizer.json."""
     # The vocabulary itself.
     data = carried.parse_tokenizer_json()
     assert data is not None
     vocabulary = vocabulary_from_json(carried, data)
+    if vocabulary.rowless and told is not None:
+        told(vocabulary.rowless)
     found: dict[str, Value] = {
         keys.TOKENS.apr: list(vocabulary.tokens),
         "tokenizer.vocab_size": len(vocabulary.tokens),

@@ -102,10 +102,10 @@ def render_conversations(
 def answer_end(
     template: str, variables: Mapping[str, str], tokens: Iterable[str], where: str
 ) -> str | None:
-    """Return which of `tokens` the template writes directly after a final answer; or None.
+    """Return the longest of `tokens` that the template writes directly after a final answer.
 
-    `variables` are bos_token and the like; `where` begins messages. None if it writes another text
-    or nothing there. The longest token counts. Raises FormatError as `render_several` does.
+    None if it writes another text or nothing there. `variables` are bos_token and the like; `where`
+    begins messages. Raises FormatError as `render_several` does.
     """
     conversation = CONVERSATIONS["an answer, no prompt"]
     ((status, text),) = render_several(template, [conversation], variables, where)
@@ -119,10 +119,10 @@ def answer_end(
 def turn_tokens(
     template: str, variables: Mapping[str, str], tokens: Iterable[str], where: str
 ) -> tuple[str | None, frozenset[str]]:
-    """Return (the token of `tokens` that ends an answer, those that begin it) of a template.
+    """Return (which of `tokens` ends an answer, those that begin it) in a rendered conversation.
 
-    What ends the question before the answer begins nothing. (None, none) where the template writes
-    no token behind an answer. Raises FormatError as `render_several` does.
+    The token that ends the question before the answer is none of them. (None, empty) where the
+    template writes no token after an answer. Raises FormatError as `render_several` does.
     """
     special = list(tokens)
     end = answer_end(template, variables, special, where)
@@ -131,23 +131,25 @@ def turn_tokens(
     conversation = CONVERSATIONS["an answer, no prompt"]
     ((_, text),) = render_several(template, [conversation], variables, where)
     between = text.rpartition(_ANSWER["content"])[0].rpartition(_USER["content"])[2]
-    asked = between.lstrip()
-    closing = {t for t in special if t and asked.startswith(t)} if end in between else set()
+    after_question = between.lstrip()
+    closing = (
+        {t for t in special if t and after_question.startswith(t)} if end in between else set()
+    )
     return end, frozenset(t for t in special if t and t in between) - closing - {end}
 
 
 def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return texts that look like control tokens in rendered conversations, each once.
+    """Return the texts like control tokens that a template adds to the conversations, each once.
 
     `texts` is what `render_conversations` returns.
     """
-    said = json.dumps(list(CONVERSATIONS.values()))
+    inputs = json.dumps(list(CONVERSATIONS.values()))
     found: dict[str, None] = {}
     for status, text in texts.values():
         if status == "ok":
             found.update(dict.fromkeys(_MARKED.findall(text)))
             found.update(dict.fromkeys(word for word in _PLAIN if word in text))
-    return [token for token in found if token not in said]
+    return [token for token in found if token not in inputs]
 
 
 def missing_template_tokens(side: "StatedTokenizer") -> list[str]:

@@ -39,15 +39,19 @@ def _list_warnings(carried: Carried) -> Iterator[str]:
     kinds: Any = carried.metadata_value(TYPES)
     template = carried.chat_template() or ""
     mark = _MARK.search(template)
-    whole = kinds is not None and {CONTROL, USER_DEFINED} & set(kinds)
-    if mark and not whole:
+    has_control = kinds is not None and {CONTROL, USER_DEFINED} & set(kinds)
+    if mark and not has_control:
         why = "is missing" if kinds is None else "has no control token"
         yield f"{TYPES.gguf} {why}, though the chat template writes {mark[0]!r}"
-    said = {model: kind for kind, model in GGUF_MODELS.items()}.get(carried.text_value(MODEL) or "")
-    some = list(tokens[:_SEEN])
-    own = kind_of_pieces(some, [NORMAL] * len(some) if kinds is None else kinds[:_SEEN])
-    if said and own and own != said:
-        yield (f"{MODEL.gguf} says {KIND_NAMES[said]}, the pieces are those of {KIND_NAMES[own]}")
+    stated = {model: kind for kind, model in GGUF_MODELS.items()}.get(
+        carried.text_value(MODEL) or ""
+    )
+    sample = list(tokens[:_SEEN])
+    spelled = kind_of_pieces(sample, [NORMAL] * len(sample) if kinds is None else kinds[:_SEEN])
+    if stated and spelled and spelled != stated:
+        yield (
+            f"{MODEL.gguf} says {KIND_NAMES[stated]}, the pieces are those of {KIND_NAMES[spelled]}"
+        )
 
 
 def _file_warnings(carried: Carried) -> Iterator[str]:
@@ -70,11 +74,11 @@ PLACEHOLDER = re.compile("image|audio|video|vision|img|soft_token", re.IGNORECAS
 
 
 def _post_processor(carried: Carried) -> Any:
-    """Return the post_processor object of tokenizer.json, without parsing the rest; or None."""
+    """Return the post_processor of tokenizer.json without parsing the rest; None if it is none."""
     text = carried.tokenizer_json() or ""
-    at = text.find('"post_processor"')
-    start = text.find("{", at) if at >= 0 else -1
-    if start < 0 or text[at + len('"post_processor"') : start].strip(" :\n\t\r"):
+    found_at = text.find('"post_processor"')
+    start = text.find("{", found_at) if found_at >= 0 else -1
+    if start < 0 or text[found_at + len('"post_processor"') : start].strip(" :\n\t\r"):
         return None
     try:
         found = json.JSONDecoder().raw_decode(text, start)[0]

@@ -13,6 +13,7 @@ MOST_STEPS = 64  # in one part
 MOST_REPEATS = 4  # without bound in one alternative of a regex; those in use have 3
 MOST_PATTERN = 20_000  # characters of a regex; DeepSeek's list of cased letters has 1,500
 MOST_TOKEN = 10_000  # characters of one added token
+MOST_FRAME = 1 << 12  # tokens that templates put around texts; those in use put three
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _KEYS = (*PARTS, "added_tokens")
@@ -58,6 +59,33 @@ def unbounded_reason(text: str) -> str:
 def unbounded_reason_of_parts(parts: Mapping[str, Any]) -> str:
     """Return why a parsed tokenizer.json may need unbounded memory or time; "" if it cannot."""
     return next(_unbounded_reasons(parts), "")
+
+
+def count_template_tokens(parts: Mapping[str, Any]) -> int:
+    """Return how many tokens the templates of a parsed tokenizer.json put around its texts.
+
+    Each piece of a template stands for all ids of its special token, so that a short file can ask
+    for any number of them.
+    """
+    return sum(map(_template_tokens, _leaf_steps(parts.get("post_processor"))))
+
+
+def _template_tokens(step: Mapping[str, Any]) -> int:
+    """Return how many ids a TemplateProcessing puts around one text and around a pair."""
+    named = step.get("special_tokens")
+    sizes = {
+        name: len(_as_list(entry.get("ids")))
+        for name, entry in (named.items() if isinstance(named, Mapping) else ())
+        if isinstance(entry, Mapping)
+    }
+    pieces = (
+        piece.get("SpecialToken")
+        for name in ("single", "pair")
+        for piece in _as_list(step.get(name))
+        if isinstance(piece, Mapping)
+    )
+    names = (piece.get("id") for piece in pieces if isinstance(piece, Mapping))
+    return sum(sizes.get(name, 0) for name in names if isinstance(name, str))
 
 
 def _parse_parts(text: str) -> Mapping[str, Any]:
@@ -164,7 +192,7 @@ def _growth_factor(step: Mapping[str, Any]) -> int:
         return max(
             1,
             sum(isinstance(row, Mapping) and "Sequence" in row for row in rows) // 3,
-            len(rows) // MOST_STEPS,
+            max(len(rows), _template_tokens(step)) // MOST_STEPS,
         )
     return _GROWTH.get(str(kind), 1)
 

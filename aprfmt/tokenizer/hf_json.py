@@ -61,6 +61,7 @@ def vocabulary_from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabular
         ids.get("bos") in begins,
         ids.get("eos") in ends,
         kind == "spm" and _prepends_blank(data),
+        rowless={i: by_id[i] for i in sorted(i for i in by_id if i >= size)},
     )
 
 
@@ -169,8 +170,8 @@ def effective_added_tokens(
     for extra in config_added_tokens(carried, found):
         known = found.get(extra["content"], {}).get("id", vocab.get(extra["content"]))
         if known is None:
-            taken = max((token["id"] for token in found.values()), default=-1)
-            known = max(taken, max(vocab.values(), default=-1)) + 1
+            last = max((token["id"] for token in found.values()), default=-1)
+            known = max(last, max(vocab.values(), default=-1)) + 1
         found[extra["content"]] = {**extra, "id": known}
     return sorted(found.values(), key=lambda token: int(token["id"]))
 
@@ -284,12 +285,12 @@ def transformers_stop_ids(carried: Carried) -> frozenset[int]:
     stated = configured_stop_ids(carried)
     config = carried.model.config or {}
     text = config.get("text_config")
-    said = [source for source in (config, text) if isinstance(source, Mapping)]
-    if stated or any("eos_token_id" in source for source in said):
+    configs = [source for source in (config, text) if isinstance(source, Mapping)]
+    if stated or any("eos_token_id" in source for source in configs):
         return stated
     if "generation_config.json" in carried.files:  # it replaces what the configuration has
         return frozenset()
-    types = [source.get("model_type") for source in reversed(said)]
+    types = [source.get("model_type") for source in reversed(configs)]
     names = [name for name in types if isinstance(name, str)]
     return next((CLASS_EOS[name] for name in names if name in CLASS_EOS), frozenset())
 
@@ -319,12 +320,12 @@ def post_processor_ids(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[
         single = step.get("single")
         if isinstance(single, list) and not templated:
             templated = True
-            at = 0
+            place = 0
             for piece in single:
                 if not isinstance(piece, Mapping) or "SpecialToken" not in piece:
-                    at = 1
+                    place = 1
                     continue
-                sides[at].extend(_special_token_ids(step, piece))
+                sides[place].extend(_special_token_ids(step, piece))
         for key, side in zip(("cls", "sep"), sides, strict=True):  # Bert and Roberta: [text, id]
             one = _id_of_pair(step.get(key))
             side += [] if one is None else [one]

@@ -74,9 +74,9 @@ class IsolatedEngine(HfEngine):
         if status == "error":
             raise FormatError(str(value))
         end_child(child)
-        raise self._too_much()
+        raise self._limit_error()
 
-    def _too_much(self) -> FormatError:
+    def _limit_error(self) -> FormatError:
         """Return the error of a tokenizer that reached its limits."""
         return FormatError(
             f"{self._where}: the tokenizer needs more than {self._memory >> 20} MiB of memory, "
@@ -93,7 +93,7 @@ class IsolatedEngine(HfEngine):
         if name not in _COSTLY:
             return self._send_request([name, arguments])
         if self._digest in _ended:
-            raise self._too_much()
+            raise self._limit_error()
         try:
             return self._send_request([name, arguments])
         except FormatError:

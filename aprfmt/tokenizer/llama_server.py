@@ -87,7 +87,7 @@ def render_by_llama_cpp(
             "model": str(model),
             "bodies": [_request_body(one) for one in conversations],
         }
-        answer = _ask_child(json.dumps(request).encode())
+        answer = _run_child(json.dumps(request).encode())
     if "failed" in answer:
         raise BackendUnavailableError(f"engine 'llama.cpp': {answer['failed']}")
     return ServerAnswers(
@@ -171,7 +171,7 @@ _SIZES: Mapping[str, int] = {
 }  # fmt: skip
 
 
-def _ask_child(payload: bytes) -> dict[str, Any]:
+def _run_child(payload: bytes) -> dict[str, Any]:
     """Run the child on a request and return its answer; {"failed": why} if there is none.
 
     The child's process group ends with it. Raises BackendUnavailableError where the child cannot be

@@ -45,16 +45,16 @@ def _start_server(program: str | None, model: str) -> tuple[str, int]:
         return _start_program(program, model)
     import xllamacpp
 
-    wishes = xllamacpp.CommonParams()
-    wishes.model.path = model
-    wishes.n_ctx = wishes.n_batch = 256
-    wishes.n_parallel = 1
-    wishes.warmup = False
-    wishes.use_jinja = True
-    wishes.prefill_assistant = False  # an assistant's turn that ends a chat is ended
-    wishes.verbosity = -1
-    wishes.port = 0
-    server = xllamacpp.Server(wishes)
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.n_ctx = params.n_batch = 256
+    params.n_parallel = 1
+    params.warmup = False
+    params.use_jinja = True
+    params.prefill_assistant = False  # an assistant's turn that ends a chat is ended
+    params.verbosity = -1
+    params.port = 0
+    server = xllamacpp.Server(params)
     _KEPT.append(server)
     port = int(server.listening_address.rpartition(":")[2])
     return f"llama.cpp of xllamacpp {xllamacpp.__version__}", port

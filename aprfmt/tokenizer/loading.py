@@ -59,7 +59,7 @@ def render_messages(
     template, where = carried.template_and_origin()
     if template is None:
         return None
-    texts = special_texts(carried) or _special_texts(carried)
+    texts = special_texts(carried) or _metadata_special_texts(carried)
     return render(
         template,
         messages,
@@ -69,7 +69,7 @@ def render_messages(
     )
 
 
-def _special_texts(carried: Carried) -> dict[str, str]:
+def _metadata_special_texts(carried: Carried) -> dict[str, str]:
     """Return {role: text} of the special ids in the metadata.
 
     {} where the metadata has no list of tokens.
@@ -90,7 +90,10 @@ def try_load_tokenizer(model: "Model") -> Tokenizer | None:
 
 
 def refuse_other_tokens(model: "Model", other: "Model", ids: Iterable[int]) -> None:
-    """Raise UsageError where some ids mean other tokens in the other model."""
+    """Raise UsageError where vocabulary sizes differ, or one of `ids` is another token in `other`.
+
+    Tokens are compared only where both models have a tokenizer.
+    """
     sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
     if sizes[0] != sizes[1]:
         raise UsageError(
@@ -114,11 +117,11 @@ def metadata_stop_ids(model: "Model") -> frozenset[int]:
     Raises FormatError if a value is not a token id.
     """
     carried = model.carried
-    taken: Mapping[str, int] = {}
+    defaults: Mapping[str, int] = {}
     if carried.model.key_style == "gguf" and not carried.origin:
         pre, count = carried.text_value(PRE) or "", carried.list_length(TOKENS) or 0
-        taken = default_ids(carried.text_value(MODEL) or "", pre, count)
-    return _stop_ids(carried, {**taken, **carried.token_ids()}, lambda text: None)
+        defaults = default_ids(carried.text_value(MODEL) or "", pre, count)
+    return _stop_ids(carried, {**defaults, **carried.token_ids()}, lambda text: None)
 
 
 def _stop_ids(

@@ -102,11 +102,11 @@ class StatedTokenizer:
         the classes of transformers. `processed` is whether the post-processor, or a GGUF's
         vocabulary lists, add it. Without a tokenizer.json (`data`) flags are not read.
         """
-        said = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
-        given = self.carried.flag_value(f"add_{role}_token") if self.data else None
-        if isinstance(given, bool):
-            return given
-        return said if isinstance(said, bool) else processed
+        config_flag = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
+        metadata_flag = self.carried.flag_value(f"add_{role}_token") if self.data else None
+        if isinstance(metadata_flag, bool):
+            return metadata_flag
+        return config_flag if isinstance(config_flag, bool) else processed
 
     @cached_property
     def post_processor_ids(self) -> Frame:
@@ -133,6 +133,19 @@ class StatedTokenizer:
         """Whether config.json names a class that is given pairs of texts, such as a reranker."""
         names = (self.carried.model.config or {}).get("architectures")
         return isinstance(names, list) and any(str(each).endswith(_OF_PAIRS) for each in names)
+
+    @property
+    def chat_begins_as_text(self) -> bool:
+        """Whether the chat template writes BOS and the tokenizer puts it before a text, too.
+
+        Nothing is wrong with it: who tokenizes a rendered chat has to leave one of them out.
+        """
+        bos = self.vocabulary.engine_ids.get("bos")
+        if bos is None or self.frame[0][:1] != (bos,) or not self.template:
+            return False
+        tokens = self.vocabulary.tokens
+        own = tokens[bos] if bos < len(tokens) else ""
+        return "bos_token" in self.template or bool(own and own in self.template)
 
     @cached_property
     def frame(self) -> Frame:
@@ -230,13 +243,13 @@ def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
     """Return the lists as a Vocabulary, for a kind that aprfmt does not encode with."""
     tokens = carried.list_value(TOKENS, str) or []
     count = count_without_fillers(tokens)
-    engine = carried.model.key_style == "gguf"
+    is_gguf = carried.model.key_style == "gguf"
     model, pre = carried.text_value(MODEL) or "", carried.text_value(PRE) or ""
-    row = DEFAULTS.get(model, EngineDefaults()) if engine else EngineDefaults()
+    row = DEFAULTS.get(model, EngineDefaults()) if is_gguf else EngineDefaults()
     stated_ids = carried.token_ids()
-    taken = default_ids(model, pre, count) if engine else {}
+    defaults = default_ids(model, pre, count) if is_gguf else {}
     add_bos, add_eos = carried.flag_value("add_bos_token"), carried.flag_value("add_eos_token")
-    types = carried.list_value(TYPES, int) or (default_types(tokens[:count]) if engine else [])
+    types = carried.list_value(TYPES, int) or (default_types(tokens[:count]) if is_gguf else [])
     types += [NORMAL] * (count - len(types))
     scores = carried.list_value(SCORES, (float, int))
     return Vocabulary(
@@ -250,5 +263,5 @@ def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
         row.add_bos if add_bos is None else add_bos,
         row.add_eos if add_eos is None else add_eos,
         bool(carried.flag_value("add_space_prefix")),
-        engine_defaults={role: i for role, i in taken.items() if role not in stated_ids},
+        engine_defaults={role: i for role, i in defaults.items() if role not in stated_ids},
     )

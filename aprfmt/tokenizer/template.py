@@ -85,12 +85,12 @@ def render_several(
         {**variables, "tools": None, "documents": None, **conversation}
         for conversation in conversations
     ]
-    asked = {"template": template, "contexts": contexts}
+    request = {"template": template, "contexts": contexts}
     try:
-        key = json.dumps(asked, sort_keys=True)
+        key = json.dumps(request, sort_keys=True)
     except (TypeError, ValueError, RecursionError):
         key = ""  # the child's caller says what is wrong with it
-    answer = _rendered.get(key) or _run_child("several", asked, where)
+    answer = _rendered.get(key) or _run_child("several", request, where)
     if key and len(_rendered) < _KEPT:
         _rendered[key] = answer
     return [(str(status), str(text)) for status, text in json.loads(answer)]

@@ -89,9 +89,9 @@ def compare_engines(template: str, variables: Mapping[str, str], where: str) -> 
     `variables` are the special tokens that a template can write. Raises BackendUnavailableError
     without a llama.cpp that renders templates, FormatError for what is no template.
     """
-    asked: list[Mapping[str, Any]] = list(ENGINE_CONVERSATIONS.values())
-    ours = render_several(template, asked, variables, where)
-    engine, theirs = render_by_llama_cpp(template, variables, asked, where)
+    conversations: list[Mapping[str, Any]] = list(ENGINE_CONVERSATIONS.values())
+    ours = render_several(template, conversations, variables, where)
+    engine, theirs = render_by_llama_cpp(template, variables, conversations, where)
     rows = [
         _make_rendering(name, one, other)
         for name, one, other in zip(ENGINE_CONVERSATIONS, ours, theirs, strict=True)
@@ -99,10 +99,12 @@ def compare_engines(template: str, variables: Mapping[str, str], where: str) -> 
     apart = [at for at, row in enumerate(rows) if not row.same and row.llama_cpp is not None]
     given = {name: value for name, value in _llama_cpp_variables().items() if name in template}
     if apart and given:
-        again = render_several(template, [{**given, **asked[at]} for at in apart], variables, where)
+        again = render_several(
+            template, [{**given, **conversations[at]} for at in apart], variables, where
+        )
         for at, (status, text) in zip(apart, again, strict=True):
             if status == "ok" and text == rows[at].llama_cpp:
-                names = tuple(name for name in given if name not in asked[at])
+                names = tuple(name for name in given if name not in conversations[at])
                 rows[at] = replace(rows[at], given=names)
     return TemplateEngines(engine, tuple(rows))
 

@@ -77,14 +77,14 @@ def template_marks(side: StatedTokenizer) -> list[Mark]:
     ]
 
 
-def turn_end_of(side: StatedTokenizer, found: list[Mark]) -> int | None:
+def turn_end_of(side: StatedTokenizer, marks: list[Mark]) -> int | None:
     """Return the id of the mark that the template writes after an answer; None without one.
 
-    `found` are the template's marks.
+    `marks` are the template's marks.
     """
-    if side.template is None or not found:
+    if side.template is None or not marks:
         return None
-    ids = {mark.text: mark.id for mark in found}
+    ids = {mark.text: mark.id for mark in marks}
     try:
         end = answer_end(side.template, side.special_token_texts, ids, side.carried.where)
     except AprfmtError:
@@ -100,13 +100,13 @@ def _tokens_split_off(side: StatedTokenizer) -> set[str]:
     return {token for token, kind in rows if kind in _WHOLE}
 
 
-def cut_marks(side: StatedTokenizer, found: list[Mark]) -> Iterator[CutMark]:
-    """Yield those of the template's marks (`found`) that the tokenizer does not keep whole.
+def cut_marks(side: StatedTokenizer, marks: list[Mark]) -> Iterator[CutMark]:
+    """Yield those of the template's marks (`marks`) that the tokenizer does not keep whole.
 
     Only marks that may be split are encoded; one whose own id is among the result is whole. Where
     no engine can encode the text, every mark that may be split is yielded, with () as its ids.
     """
-    doubtful = [mark for mark in found if not mark.split_whole]
+    doubtful = [mark for mark in marks if not mark.split_whole]
     if not doubtful:
         return
     engine = _reader_engine(side)

@@ -83,7 +83,7 @@ class UnstoppedTurn:
 
 
 def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | None:
-    """Return the token that ends a turn and no generation; None if a generation stops there.
+    """Return the token that ends a turn where no generation stops at it; None if one does.
 
     None, too, where there is no template, or the end is no token that is split off whole. `quick`
     renders nothing where the template names a token that stops, which nearly every one does.
@@ -92,20 +92,20 @@ def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTu
     template, _ = carried.template_and_origin()
     if template is None:
         return None
-    marks = _read_marks(carried)
-    lists = marks.lists
-    if quick and lists and any(text in template for text in ("eos_token", *END_TEXTS)):
+    special = _read_special_tokens(carried)
+    listed = special.listed
+    if quick and listed and any(text in template for text in ("eos_token", *END_TEXTS)):
         return None
-    tokens, roles = marks.tokens, marks.roles
+    tokens, roles = special.tokens, special.roles
     texts = {i: text for text, i in tokens.items()}
-    stops, place = _stop_ids_of_readers(carried, tokens, roles, lists)
+    stops, place = _stop_ids_of_readers(carried, tokens, roles, listed)
     if not stops and place != NOWHERE:
         return None
     named = {texts[i] for i in stops if i in texts}
     eos = roles.get("eos") in named and "eos_token" in template
     if quick and (eos or any(text in template for text in named)):
         return None
-    end = _rendered_end(carried, marks)
+    end = _rendered_end(carried, special)
     if end is None or tokens[end] in stops:
         return None
     return UnstoppedTurn(tokens[end], end, tuple(sorted(stops)), place, roles.get("eos") == end)
@@ -118,50 +118,50 @@ def find_turn_end(carried: Carried) -> int | None:
     """
     if carried.template_and_origin()[0] is None:
         return None
-    marks = _read_marks(carried)
-    end = _rendered_end(carried, marks)
-    return None if end is None else marks.tokens[end]
+    special = _read_special_tokens(carried)
+    end = _rendered_end(carried, special)
+    return None if end is None else special.tokens[end]
 
 
 @dataclass(frozen=True)
-class _Marks:
+class _SpecialTokens:
     """Ids by text of the tokens that are split off whole, and texts by role such as eos.
 
-    `lists`: they are of the metadata's lists.
+    `listed`: whether they are of the metadata's lists.
     """
 
     tokens: Mapping[str, int]
     roles: Mapping[str, str]
-    lists: bool
+    listed: bool
 
 
-def _read_marks(carried: Carried) -> _Marks:
-    """Return the marks of a tokenizer: of its lists where it is a GGUF that has them."""
-    lists = carried.model.key_style == "gguf" and bool(carried.list_length(TOKENS))
-    tokens = _listed_control_ids(carried) if lists or not carried.origin else added_ids(carried)
+def _read_special_tokens(carried: Carried) -> _SpecialTokens:
+    """Return the special tokens of a tokenizer, from the lists of a GGUF that has them."""
+    listed = carried.model.key_style == "gguf" and bool(carried.list_length(TOKENS))
+    tokens = _listed_control_ids(carried) if listed or not carried.origin else added_ids(carried)
     texts = {i: text for text, i in tokens.items()}
     roles = {role: texts[i] for role, i in carried.token_ids().items() if i in texts}
-    return _Marks(tokens, roles if lists else special_texts(carried) or roles, lists)
+    return _SpecialTokens(tokens, roles if listed else special_texts(carried) or roles, listed)
 
 
-def _rendered_end(carried: Carried, marks: _Marks) -> str | None:
+def _rendered_end(carried: Carried, special: _SpecialTokens) -> str | None:
     """Return the text of the token that ends a rendered answer; None if there is none."""
     template, where = carried.template_and_origin()
-    variables = {f"{role}_token": text for role, text in marks.roles.items()}
+    variables = {f"{role}_token": text for role, text in special.roles.items()}
     try:
-        return None if template is None else answer_end(template, variables, marks.tokens, where)
+        return None if template is None else answer_end(template, variables, special.tokens, where)
     except AprfmtError:
         return None  # the check of the template says it
 
 
 def _stop_ids_of_readers(
-    carried: Carried, tokens: Mapping[str, int], roles: Mapping[str, str], lists: bool
+    carried: Carried, tokens: Mapping[str, int], roles: Mapping[str, str], listed: bool
 ) -> tuple[frozenset[int], str]:
     """Return (ids at which the usual programs stop, the file and key that set them).
 
-    `tokens` are ids by text, `roles` texts by role. `lists`: the metadata's lists are used.
+    `tokens` are ids by text, `roles` texts by role, `listed` whether lists of the metadata count.
     """
-    if lists:
+    if listed:
         pre, count = carried.text_value(PRE) or "", carried.list_length(TOKENS) or 0
         ids = {**default_ids(carried.text_value(MODEL) or "", pre, count), **carried.token_ids()}
         return collect_stop_ids(ids, tokens.get, frozenset()), "tokenizer.ggml.eos_token_id"
@@ -199,9 +199,9 @@ def added_ids(carried: Carried) -> dict[str, int]:
         ]
     found: dict[str, int] = {}
     for row in rows:
-        said = row.get("content") if isinstance(row, Mapping) else None
-        if isinstance(said, str) and said and type(row.get("id")) is int:
-            found.setdefault(said, row["id"])
+        content = row.get("content") if isinstance(row, Mapping) else None
+        if isinstance(content, str) and content and type(row.get("id")) is int:
+            found.setdefault(content, row["id"])
     return found
 
 

@@ -38,7 +38,9 @@ class Vocabulary:
     `merges` are `"left right"`, best first; `scores` of SentencePiece, higher is better. Fillers
     at the end (`[PAD151666]`) are not part of it. `added` are the ids that are split off the text
     first: control and user-defined tokens; those in `rstrip` also remove blanks after them.
-    `engine_defaults` are the ids that llama.cpp uses for roles which a GGUF does not set.
+    `engine_defaults` are the ids that llama.cpp uses for roles which a GGUF does not set. `rowless`
+    are {id: token} of a tokenizer.json's tokens behind the embedding's rows, which are not in
+    `tokens`: loaders that go by the rows drop them, others fail when a text has one.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class Vocabulary:
     add_space_prefix: bool = False
     rstrip: frozenset[int] = frozenset()
     engine_defaults: Mapping[str, int] = field(default_factory=dict)
+    rowless: Mapping[int, str] = field(default_factory=dict, compare=False)
 
     @property
     def engine_ids(self) -> dict[str, int]:
@@ -89,22 +92,22 @@ def vocabulary_from_metadata(carried: Carried) -> Vocabulary | None:
                 "the file is damaged"
             )
     # Kind and types, with llama.cpp's defaults for a GGUF that lacks them.
-    given = carried.token_ids()
-    engine = carried.model.key_style == "gguf"
-    spelled = carried.text_value(keys.PRE) in BLANK_PRE if engine else "<0x00>" in tokens
-    kind = "spm" if kind == "bpe" and merges is not None and spelled else kind
+    stated_ids = carried.token_ids()
+    is_gguf = carried.model.key_style == "gguf"
+    spells_blanks = carried.text_value(keys.PRE) in BLANK_PRE if is_gguf else "<0x00>" in tokens
+    kind = "spm" if kind == "bpe" and merges is not None and spells_blanks else kind
     if types is None:
-        types = _default_types(kind, tokens) if engine else []
-        types = types or _guess_types(kind, tokens, merges, given.values())
+        types = _default_types(kind, tokens) if is_gguf else []
+        types = types or _guess_types(kind, tokens, merges, stated_ids.values())
     del types[count:]
     # Special ids: those of the keys, and llama.cpp's for absent keys.
     pre = _pre_name(carried, kind)
-    taken: dict[str, int] = {}
-    if engine:
-        own = default_ids(carried.text_value(keys.MODEL) or "", pre, count)
-        taken = {role: i for role, i in own.items() if role not in given}
+    engine_ids: dict[str, int] = {}
+    if is_gguf:
+        defaults = default_ids(carried.text_value(keys.MODEL) or "", pre, count)
+        engine_ids = {role: i for role, i in defaults.items() if role not in stated_ids}
     if kind == "spm":
-        given = {**_SPM_IDS, **given}
+        stated_ids = {**_SPM_IDS, **stated_ids}
         _spell_blanks_as_u2581(tokens, types)
     # Flags: those of the keys, else the defaults of kind and pre-tokenizer.
     row = PRE_TOKENIZERS.get(pre)
@@ -118,12 +121,12 @@ def vocabulary_from_metadata(carried: Carried) -> Vocabulary | None:
         merges,
         None if scores is None else scores[:count],
         pre,
-        {role: i for role, i in given.items() if i < count},
+        {role: i for role, i in stated_ids.items() if i < count},
         default_bos if add_bos is None else add_bos,
         bool(add_eos),
         (kind == "spm" and merges is None) if prefix is None else prefix,
         _blank_removing_ids(carried, tokens, types) if kind == "spm" else frozenset(),
-        taken,
+        engine_ids,
     )
 
 
@@ -230,7 +233,7 @@ def collect_stop_ids(
 ) -> frozenset[int]:
     """Return the ids that end a generation: those in `configured`, eos, eot and eom.
 
-    If `configured` is empty, the control tokens of END_TEXTS too: a GGUF of others names only one
+    If `configured` is empty, the control tokens of END_TEXTS too, since most GGUFs name only one
     end. `ids` are special ids by role, `control` returns the id of a control token by its text.
     """
     found = {ids[role] for role in ("eos", "eot", "eom") if role in ids} | configured

@@ -58,7 +58,7 @@ def find_wrong_ends(side: StatedTokenizer) -> list[WrongEnd]:
             elif end is not None and tokens[i] in openings and special[end] not in ids:
                 wrong[i] = f"{i} is {tokens[i]!r}, which begins a turn; {end!r} ends one"
         if wrong:
-            command = _set_end(side, place, ids, wrong, special, end)
+            command = _set_end_command(side, place, ids, wrong, special, end)
             found.append(WrongEnd(place, "; ".join(wrong.values()), command))
     return found
 
@@ -80,7 +80,7 @@ def _recorded_ends(side: StatedTokenizer) -> Iterator[tuple[str, list[int]]]:
             yield f"{file}:eos_token_id", ids
 
 
-def _set_end(
+def _set_end_command(
     side: StatedTokenizer,
     place: str,
     ids: list[int],
@@ -93,9 +93,9 @@ def _set_end(
     The right one is the token that ends a turn, else the tokenizer's own end, else one of a known
     text.
     """
-    own = side.vocabulary.ids.get("eos")
+    eos = side.vocabulary.ids.get("eos")
     known = next((special[text] for text in END_TEXTS if text in special), None)
-    right = special[end] if end is not None else known if own in wrong or own is None else own
+    right = special[end] if end is not None else known if eos in wrong or eos is None else eos
     if right is None:
         return ""
     kept = [i for i in ids if i not in wrong]

@@ -7,7 +7,7 @@ update is what the optimizer makes of them. What a mistake looks like stands in 
 Where gradients are computed: this package computes none. It takes an object with the methods of
 `ComputedGradients`, which `aprfmt.inference` makes of a model and a batch, and holds the trainer's
 gradients against it. Both are looked up by the same key: the role of a weight (`L3.attn_q.weight`),
-and for the factors of an adapter the role with `.lora_a` or `.lora_b` behind it. Values are
+and for the factors of an adapter the role with `.lora_a` or `.lora_b` after it. Values are
 float64, laid out as the role is: [out, in], joined projections apart, nothing transposed.
 """
 

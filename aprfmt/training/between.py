@@ -116,7 +116,7 @@ class RunsReport:
         }
 
 
-def gradient_run(text: str) -> tuple[str, str]:
+def parse_gradient_run(text: str) -> tuple[str, str]:
     """Return (device, dtype) of a run such as `cuda:0:bfloat16`; float32 where it names no dtype.
 
     Raises UsageError for an unknown device or dtype, and for a backend that computes no gradients.
@@ -133,11 +133,11 @@ def gradient_run(text: str) -> tuple[str, str]:
     return choice.device, choice.dtype
 
 
-def first_step(recipe: Recipe) -> Callable[[NDArray[Any], float], NDArray[Any]]:
-    """Return what makes a recipe's first step of (a gradient, the norm of all gradients).
+def first_step_function(recipe: Recipe) -> Callable[[NDArray[Any], float], NDArray[Any]]:
+    """Return a function from (a gradient, the norm of all gradients) to the optimizer's first step.
 
-    Without weight decay, which is the same whatever the gradient. Raises UsageError for a later
-    step.
+    It leaves out weight decay, which is the same whatever the gradient. Raises UsageError for a
+    recipe of a later step.
     """
     if recipe.step not in (None, 1):
         raise UsageError(
@@ -176,8 +176,8 @@ def compare_runs(
     `accept` are patterns of what may stay uncompared. Raises UsageError for a text that is no run,
     and BackendUnavailableError without torch.
     """
-    step_of = None if optimizer is None else first_step(parse_recipe(optimizer))
-    parsed = [gradient_run(text) for text in runs]
+    step_of = None if optimizer is None else first_step_function(parse_recipe(optimizer))
+    parsed = [parse_gradient_run(text) for text in runs]
     with explaining_missing_torch():
         from aprfmt.inference.gradients.between import GradientRun, gradients_between
     from aprfmt.adapters.trained_pairs import open_trained_pairs

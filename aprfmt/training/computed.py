@@ -101,6 +101,7 @@ class BatchNumbers:
     them. `packed` says that a row holds several documents. `routers` are the factors of routers'
     auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
     are the tokens that occur more than once. `experts`: the model, or the base, has experts.
+    `unread` are arrays of the file that nothing reads. `padded_first`: a row begins with padding.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -112,6 +113,8 @@ class BatchNumbers:
     router_note: str = ""
     repeated: frozenset[int] = frozenset()
     experts: bool = False
+    unread: tuple[str, ...] = ()
+    padded_first: bool = False
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -144,11 +147,13 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         routers(batch),
         router_text(batch),
         frozenset(int(i) for i in known[often > 1]),
+        unread=batch.unread,
+        padded_first=bool((~batch.mask[:, 0]).any()),
     )
 
 
 def doubtful_loss(loss: float, vocabulary: int) -> str:
-    """Return why a batch's loss in nats is hardly that of the model that was trained; "" if it is.
+    """Return why a loss in nats can hardly be that of the trained model; "" if it can.
 
     Above ln(vocabulary) it is worse than guessing, as random weights are, and above their bound too
     it is another fault. Near zero there is nothing left to learn, and gradients show nothing.
@@ -199,7 +204,7 @@ def compute_gradients(
     loaded = read_step_batch(batch, base)
     with ExitStack() as stack:
         pairs = open_trained_pairs(adapter, base, stack)
-        free = _free(device)
+        free = _free_device_memory(device)
         held: Activations = "all"
         if free is not None:
             for held in ("all", "layer"):
@@ -272,7 +277,7 @@ def dtype_of(base: Model) -> str:
     return elements.most_common(1)[0][0]
 
 
-def _free(device: str) -> int | None:
+def _free_device_memory(device: str) -> int | None:
     """Return the free memory of a device in bytes; None where it is not known."""
     if device == "cpu":
         return free_memory()

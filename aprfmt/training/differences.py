@@ -17,9 +17,10 @@ from aprfmt.inference.gradients.differences import (
     parts_of,
 )
 from aprfmt.inference.gradients.documents import routers
+from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.model import Model
 from aprfmt.training.computed import batch_numbers
-from aprfmt.training.judge import Judgement
+from aprfmt.training.judge import Judgement, judge_rounding
 from aprfmt.training.step_batch import read_step_batch, router_text
 
 # Causes by the mistake that all directions agree on.
@@ -35,31 +36,41 @@ CAUSES_OF: dict[Wrong, str] = {
 class DifferenceChecker:
     """The loss of a batch, whose derivatives along random directions judge given gradients.
 
-    `counts` are numbers of the batch that a factor may come of, by what they are.
+    `counts` are numbers of the batch that a factor may come of, by what they are, and `unread` are
+    arrays of its file that nothing reads.
     """
 
     model: Model
     batch: BatchLoss
     counts: Mapping[str, float] = field(default_factory=dict)
     how: str = "numpy:cpu:float64, by differences"
+    unread: tuple[str, ...] = ()
 
     @property
     def loss(self) -> float:
         """The mean loss of the batch, in nats per label."""
         return self.batch.loss
 
-    def judge(self, key: str, given: F64, coarse: bool) -> tuple[Judgement | None, float | None]:
+    def judge(
+        self, key: str, given: F64, coarse: bool, largest: float
+    ) -> tuple[Judgement | None, float | None]:
         """Return (verdict on a given gradient, its relative L2 distance from the true one).
 
         `key` is the parameter's role, `coarse` says that the trainer computes in a type of few
-        bits. (None, None) for a weight that the forward pass does not read.
+        bits, `largest` is the norm of the largest given gradient: a small one is a difference of
+        numbers as large as that, rounded in the trainer's type. (None, None) for a weight that the
+        forward pass does not read.
         """
         if key not in self.batch.first:
             return None, None
         parts = parts_of(self.model, key, given.shape) if given.ndim > 1 else {}
         tolerance = COARSE if coarse else FINE
         found = check_gradient(self.batch, key, given, tolerance=tolerance, parts=parts)
-        return judgement_of(found, self.counts), found.apart
+        judged = judgement_of(found, self.counts)
+        if judged.verdict == "differs" and not judged.guesses:
+            rounding = UNIT["BF16" if coarse else "F32"] * largest
+            judged = judge_rounding(found.apart * found.size, found.size, rounding) or judged
+        return judged, found.apart
 
 
 def judgement_of(found: GradientCheck, counts: Mapping[str, float]) -> Judgement:
@@ -98,6 +109,7 @@ def open_differences(model: Model, batch: Path) -> Iterator[DifferenceChecker]:
         )
     loss = BatchLoss(model, loaded)
     try:
-        yield DifferenceChecker(model, loss, batch_numbers(loaded).counts)
+        counts = batch_numbers(loaded).counts
+        yield DifferenceChecker(model, loss, counts, unread=loaded.unread)
     finally:
         loss.close()

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aprfmt.base.shapes import matrix_shape
-from aprfmt.causes.training.case import FEWEST, LONG, SIZES, USUAL, Fit, StepCase, StepGuess
+from aprfmt.causes.training.case import FEWEST, LONG, SIGMAS, SIZES, USUAL, Fit, StepCase, StepGuess
 from aprfmt.causes.training.clipping import CLIPS, VALUES, clip_factor
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
-from aprfmt.causes.training.lost_updates import CHANCE, arrived, decay_counts, swallowed
+from aprfmt.causes.training.lost_updates import CHANCE, decay_counts, is_swallowed, share_arrived
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
-from aprfmt.causes.training.step_size import measured_factor
+from aprfmt.causes.training.step_size import SLACK, measured_factor, simple_factor
 from aprfmt.causes.training.table import GRADIENTS, UPDATES
 from aprfmt.measure.encoding_noise import UNIT, float_spacing
 from aprfmt.training.parameters import Parameter
@@ -32,7 +32,7 @@ class RowReader:
 
 
 @dataclass(frozen=True)
-class Held:
+class StepInputs:
     """What the optimizer had for one parameter: its gradient and its moments, None if unknown.
 
     `step` is how many steps the moments are of, `after` says that this step is one of them.
@@ -94,7 +94,7 @@ class Judgement:
     decay_counts: tuple[int, int] = (0, 0)
 
 
-def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
+def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
     """Return the verdict on one parameter's update: whether a recipe gives it, in every element.
 
     Where it does not, the mistakes that do are in `guesses`. "not compared" where the recipe needs
@@ -107,9 +107,9 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
             return Judgement("not compared", f"{side.encoding} is no type that is trained in")
     # Without gradient and moments only a step of one size for all elements can be judged.
     signs = held.gradient is None and held.first is None and held.second is None
-    if signs and not _one_size(recipe):
-        return Judgement("not compared", _lacking(recipe))
-    sample = _sample(parameter, held, signs)
+    if signs and not _has_one_size(recipe):
+        return Judgement("not compared", _missing_input(recipe))
+    sample = _sample_case(parameter, held, signs)
     if not np.isfinite(sample.after).all():
         return Judgement("differs", "holds NaN or infinite numbers")
     kept = () if sample.moments is None else (sample.moments.first, sample.moments.second)
@@ -122,34 +122,38 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
     still = signs and not held.idle and not sample.coarse and not sample.change.any()
     if still and _is_unmoved(parameter):
         return Judgement("not compared", "did not move, and no gradient says whether it should")
-    recipe = _clipped(recipe, held)
+    recipe = _with_clipping(recipe, held)
     if signs and (fit := sample.fit(recipe)) is not None and fit.faint and not held.idle:
         return Judgement("not compared", FAINT_STEPS)
-    fits = [(one, fit) for one in _meanings(recipe, sample) if (fit := sample.fit(one)) is not None]
+    fits = [
+        (one, fit)
+        for one in _possible_recipes(recipe, sample)
+        if (fit := sample.fit(one)) is not None
+    ]
     if not fits:
-        return Judgement("not compared", _lacking(recipe))
+        return Judgement("not compared", _missing_input(recipe))
     if signs and recipe.step is None and not recipe.row.sizes == "every step":
-        if sample.coarse or not _concentrated(sample, fits[0][1]):
-            return Judgement("not compared", _lacking(recipe))
-    if signs and not _steps(sample, fits) and not held.idle:
+        if sample.coarse or not _has_common_size(sample, fits[0][1]):
+            return Judgement("not compared", _missing_input(recipe))
+    if signs and not _makes_step(sample, fits) and not held.idle:
         return Judgement("not compared", "makes no step, and no gradient says whether it should")
     # A recipe that fits the sample is then tried on all elements.
     right = [(one, fit) for one, fit in fits if fit.right]
-    tried = [] if right else [each for one, _ in fits for each in _clippings(one, held, sample)]
+    tried = [] if right else [each for one, _ in fits for each in _fit_clippings(one, held, sample)]
     for one, fit in (*right, *tried):
-        if swallowed(sample, fit.update.whole):
-            return _explained(parameter, one, held, sample, fit)
-        found = _judged_whole(parameter, one, held, signs, fit)
+        if is_swallowed(sample, fit.update.whole):
+            return _explain_difference(parameter, one, held, sample, fit)
+        found = _judge_all(parameter, one, held, signs, fit)
         every = _decays_all(recipe, one, fits)
         clipped = None
         if tried:
             by_value = one.clip_value is not None and recipe.clip_value is None
             clipped = ("value", one.clip_value) if by_value else ("norm", one.clip)
         return replace(found, decays_all=every, clipped=clipped, signs=signs)
-    found = _explained(parameter, fits[0][0], held, sample, fits[0][1])
+    found = _explain_difference(parameter, fits[0][0], held, sample, fits[0][1])
     for one, fit in fits[1:]:  # another meaning of what was stated
         if not found.guesses:
-            other = _explained(parameter, one, held, sample, fit)
+            other = _explain_difference(parameter, one, held, sample, fit)
             found = other if other.guesses else found
     return found
 
@@ -162,7 +166,9 @@ FAINT_STEPS = (
 )
 
 
-def moved_without_gradient(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement | None:
+def moved_without_gradient(
+    parameter: Parameter, recipe: Recipe, held: StepInputs
+) -> Judgement | None:
     """Return the verdict on a parameter that moved as one whose gradient is zero; None for others.
 
     It moved by its weight decay, by its old moments, or by both, in every element. Moments of after
@@ -171,19 +177,16 @@ def moved_without_gradient(parameter: Parameter, recipe: Recipe, held: Held) -> 
     columns = matrix_shape(parameter.before.shape)[1]
     none = RowReader(lambda start, stop: np.zeros((stop - start, columns)))
     zero = replace(held, gradient=none)
-    case = _sample(parameter, zero, False)
+    case = _sample_case(parameter, zero, False)
     kept = None if case.moments is None else case.moments.first
     if held.after and kept is not None and kept.any():
         return None
-    for one in _meanings(recipe, case):
+    for one in _possible_recipes(recipe, case):
         fit = case.fit(one)
         if fit is None or not fit.right:
             continue
         seen = np.abs(fit.update.whole) > 2 * case.rounding
-        if (
-            seen.mean() < SEEN
-            or _judged_whole(parameter, one, zero, False, fit).verdict != "agrees"
-        ):
+        if seen.mean() < SEEN or _judge_all(parameter, one, zero, False, fit).verdict != "agrees":
             continue
         by_moments = bool(fit.update.step.any())
         decays = bool(np.any(fit.update.decay))
@@ -194,14 +197,111 @@ def moved_without_gradient(parameter: Parameter, recipe: Recipe, held: Held) -> 
     return None
 
 
+def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement | None:
+    """Return whether a given gradient is the one in the moments of after the step.
+
+    Moments of one step are that gradient, and may have it clipped or times another factor. Those
+    of more steps can only contradict it: no square of it is above the second moment, and what it
+    leaves of both moments has to be moments of the steps before; that takes a stated clipping. None
+    where they do neither, where one of them is not there, and for a rule whose step has the
+    gradient beside the moments.
+    """
+    if held.gradient is None or held.first is None or not held.after or held.step < 1:
+        return None
+    if recipe.nesterov or recipe.name not in _AVERAGED:
+        return None
+    if held.step == 1:
+        return _first_moment(parameter, recipe, held)
+    if held.second is None:
+        return None
+    norm = held.others.get("norm")
+    if recipe.clip is None or norm is None:
+        return None  # it may have been clipped to any bound
+    recipe = changed(recipe, scale=recipe.scale * clip_factor(recipe.clip, norm))
+    wrong = every = 0
+    for case in _all_cases(parameter, held, False):
+        every += case.before.size
+        wrong += _contradicted(case, recipe)
+    if wrong < FEWEST or wrong < CONTRADICTED * every:
+        return None
+    why = f"its gradient is not in the optimizer's moments: {wrong} elements leave none for before"
+    return Judgement("differs", why, whole=True)
+
+
+_AVERAGED = ("adam", "adamw", "sgd")  # rules whose stored moments alone make the step
+CONTRADICTED = 1e-3  # of the elements: fewer are what other roundings leave
+MOMENT = 2.0**-18  # of a moment: what float32 loses of it in a few steps
+
+
+def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
+    """Return whether the first moment of one step is the given gradient, or a factor of it."""
+    whole = 1 - recipe.b1 if recipe.row.second else 1.0
+
+    def pairs() -> Iterator[tuple[F64, F64, F64]]:
+        """Yield (gradient given, gradient in the moment, what rounding may leave of it)."""
+        for case in _all_cases(parameter, held, False):
+            assert case.gradient is not None and case.moments is not None
+            assert case.moments.first is not None
+            there, room = case.moments.first / whole, MOMENT * np.abs(case.moments.first / whole)
+            if recipe.adds_decay_to_gradient and recipe.decays(case.vector):
+                added = recipe.wd * case.before
+                there, room = there - added, room + MOMENT * np.abs(added)
+            yield case.gradient, there, room
+
+    squares = products = 0.0
+    for given, there, _ in pairs():
+        squares += float(given @ given)
+        products += float(given @ there)
+    factor = products / squares if squares else 1.0
+    wrong = apart = size = 0.0
+    for given, there, room in pairs():
+        off = np.abs(there - factor * given)
+        near = off <= room + (2 * held.noise + MOMENT) * np.abs(factor * given)
+        wrong += float(np.count_nonzero(~near))
+        apart, size = apart + float(off @ off), size + float(there @ there)
+    if wrong:
+        share = (apart / size) ** 0.5 if size else float("inf")
+        why = f"its gradient is {share:.3g} from the one in the optimizer's moments"
+        return Judgement("differs", why, whole=True)
+    if abs(factor - 1) <= SLACK + held.noise:
+        return Judgement("agrees", whole=True)
+    norm = held.others.get("norm")
+    if norm is not None and 0 < factor < 1:
+        bounds = (*CLIPS, *(() if recipe.clip is None else (recipe.clip,)))
+        for bound in bounds:
+            if abs(factor - clip_factor(bound, norm)) <= SLACK * factor:
+                return Judgement("agrees", whole=True, clipped=("norm", bound))
+    times = simple_factor(factor, SLACK * abs(factor)) or f"{factor:.3g} times"
+    says = f"the optimizer had {times} the gradient that was given"
+    return Judgement("differs", says, (StepGuess("gradient_scaled", says),), whole=True)
+
+
+def _contradicted(case: StepCase, recipe: Recipe) -> int:
+    """Return how many elements have moments that no gradients before this one can have made."""
+    assert case.gradient is not None and case.moments is not None
+    first, second = case.moments.first, case.moments.second
+    assert first is not None and second is not None
+    g = recipe.scale * case.gradient
+    if recipe.adds_decay_to_gradient and recipe.decays(case.vector):
+        g = g + recipe.wd * case.before
+    room = MOMENT + 2 * case.noise
+    left = (second * (1 + room) - (1 - recipe.b2) * g * g * (1 - room)) / recipe.b2
+    before = np.abs(first - (1 - recipe.b1) * g) - room * (np.abs(first) + np.abs(g))
+    # Cauchy and Schwarz: a mean of gradients by the weights of both moments.
+    ratio, steps = recipe.b1 * recipe.b1 / recipe.b2, case.moments.step - 1
+    most = (1 - recipe.b1) ** 2 / (1 - recipe.b2) * sum(ratio**k for k in range(min(steps, 1000)))
+    bound = recipe.b1 * np.sqrt(np.maximum(left, 0.0) * most)
+    return int(np.count_nonzero((left < 0) | (before > bound * (1 + room))))
+
+
 def _is_unmoved(parameter: Parameter) -> bool:
     """Return whether no element of a parameter changed, not even by decay, as if it were frozen."""
     sides = pieces(parameter.before, parameter.after)
     return all(w1 is not None and bool(np.array_equal(w0, w1)) for _, _, w0, w1 in sides)
 
 
-def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
-    """Return whether any element did more than decay, or none can be expected to show it.
+def _makes_step(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
+    """Return whether the weight made a step besides its decay, or is too coarse to show one.
 
     `fits` are (recipe, its fit) of what the recipe may mean.
     """
@@ -214,14 +314,14 @@ def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
     )
 
 
-def _one_size(recipe: Recipe) -> bool:
+def _has_one_size(recipe: Recipe) -> bool:
     """Return whether all elements make steps of one size here, whatever the gradient."""
     sizes = recipe.row.sizes
     return sizes == "every step" or (sizes == "first step" and recipe.step in (None, 1))
 
 
-def _lacking(recipe: Recipe) -> str:
-    """Return a sentence that says which input is missing to compute a recipe's step."""
+def _missing_input(recipe: Recipe) -> str:
+    """Return a sentence on which input is missing to compute a recipe's step."""
     if recipe.row.sizes == "first step":
         return (
             "the step of a later number needs the optimizer's state (--optimizer-state), or it is "
@@ -230,7 +330,7 @@ def _lacking(recipe: Recipe) -> str:
     return "the step needs the gradient (--grads) or the optimizer's state (--optimizer-state)"
 
 
-def _clipped(recipe: Recipe, held: Held) -> Recipe:
+def _with_clipping(recipe: Recipe, held: StepInputs) -> Recipe:
     """Return the recipe with its clipping factor in `scale`.
 
     Unchanged if it does not clip, or the gradients' norm is not known.
@@ -241,7 +341,7 @@ def _clipped(recipe: Recipe, held: Held) -> Recipe:
     return changed(recipe, scale=recipe.scale * clip_factor(recipe.clip, norm))
 
 
-def _clippings(recipe: Recipe, held: Held, case: StepCase) -> list[tuple[Recipe, Fit]]:
+def _fit_clippings(recipe: Recipe, held: StepInputs, case: StepCase) -> list[tuple[Recipe, Fit]]:
     """Return (recipe, fit) for each usual clipping, by norm or by value, that gives the step.
 
     [] if a norm was stated, or no gradient is known.
@@ -264,8 +364,8 @@ def _clippings(recipe: Recipe, held: Held, case: StepCase) -> list[tuple[Recipe,
     return [(one, fit) for one in tried if (fit := case.fit(one)) is not None and fit.right]
 
 
-def _meanings(recipe: Recipe, case: StepCase) -> list[Recipe]:
-    """Return the recipes that a stated one may mean: whether vectors decay is not always said."""
+def _possible_recipes(recipe: Recipe, case: StepCase) -> list[Recipe]:
+    """Return the recipes that a stated one may mean: of a vector, with decay and without it."""
     if case.vector and recipe.wd and not recipe.decay_on:
         return [changed(recipe, decay_on="matrices"), changed(recipe, decay_on="all")]
     return [recipe]
@@ -279,8 +379,8 @@ def _decays_all(recipe: Recipe, one: Recipe, fits: Sequence[tuple[Recipe, Fit]])
     return not recipe.decay_on and one.decay_on == "all" and not fits[0][1].right
 
 
-def _concentrated(case: StepCase, fit: Fit) -> bool:
-    """Return whether a share USUAL of the elements that moved did so by one size.
+def _has_common_size(case: StepCase, fit: Fit) -> bool:
+    """Return whether at least the share USUAL of the moved elements moved by the same size.
 
     That is so in a first step. True where too few moved to tell.
     """
@@ -293,8 +393,8 @@ def _concentrated(case: StepCase, fit: Fit) -> bool:
     return bool((np.abs(rest[moved] - size) <= slack).mean() >= USUAL)
 
 
-def _sample(parameter: Parameter, held: Held, signs: bool) -> StepCase:
-    """Return all elements of a parameter, or about SAMPLE of them, spread over its rows.
+def _sample_case(parameter: Parameter, held: StepInputs, signs: bool) -> StepCase:
+    """Return a case of all elements of a parameter, or of about SAMPLE, spread over its rows.
 
     `signs`: only the signs of the gradient are known, from the change.
     """
@@ -302,24 +402,30 @@ def _sample(parameter: Parameter, held: Held, signs: bool) -> StepCase:
     columns = max(1, parameter.before.shape[-1] if parameter.before.shape else 1)
     rows = size // columns
     if size <= SAMPLE:
-        case = _case(parameter, held, signs, 0, rows)
+        case = _case_of_rows(parameter, held, signs, 0, rows)
         return replace(case, shape=(rows, columns))
     block = max(1, min(64, SAMPLE // columns // 16))
     starts = np.linspace(0, rows - block, max(2, SAMPLE // columns // block)).astype(int)
-    parts = [_case(parameter, held, signs, int(at), int(at) + block) for at in np.unique(starts)]
-    return _joined(parts)
+    parts = [
+        _case_of_rows(parameter, held, signs, int(at), int(at) + block) for at in np.unique(starts)
+    ]
+    return _join_cases(parts)
 
 
-def _case(parameter: Parameter, held: Held, signs: bool, start: int, stop: int) -> StepCase:
-    """Return the elements of rows [start, stop) as a case; `signs`: see `_sample`."""
+def _case_of_rows(
+    parameter: Parameter, held: StepInputs, signs: bool, start: int, stop: int
+) -> StepCase:
+    """Return the elements of rows [start, stop) as a case; `signs`: see `_sample_case`."""
     before, after = parameter.before, parameter.after
     assert after is not None
     w0 = before.rows(start, stop).astype(np.float64)
     w1 = after.rows(start, stop).astype(np.float64)
-    return _made(parameter, held, signs, start, w0, w1)
+    return _case_of_weights(parameter, held, signs, start, w0, w1)
 
 
-def _made(parameter: Parameter, held: Held, signs: bool, start: int, w0: F64, w1: F64) -> StepCase:
+def _case_of_weights(
+    parameter: Parameter, held: StepInputs, signs: bool, start: int, w0: F64, w1: F64
+) -> StepCase:
     """Return a case of the weights `w0` before and `w1` after the step, from row `start` on.
 
     The gradient and the moments of these rows are added.
@@ -346,7 +452,7 @@ def _made(parameter: Parameter, held: Held, signs: bool, start: int, w0: F64, w1
     )
 
 
-def _joined(parts: list[StepCase]) -> StepCase:
+def _join_cases(parts: list[StepCase]) -> StepCase:
     """Return one case of the rows of several cases of one parameter, which are joined in order.
 
     A gradient or moment that only some of the cases have is joined of these.
@@ -375,22 +481,22 @@ def _joined(parts: list[StepCase]) -> StepCase:
     )
 
 
-def _cases(parameter: Parameter, held: Held, signs: bool) -> Iterator[StepCase]:
-    """Yield cases of all elements of a parameter, piece by piece; `signs`: see `_sample`."""
+def _all_cases(parameter: Parameter, held: StepInputs, signs: bool) -> Iterator[StepCase]:
+    """Yield cases of all elements of a parameter, piece by piece; `signs`: see `_sample_case`."""
     for start, _, w0, w1 in pieces(parameter.before, parameter.after):
         assert w1 is not None
-        yield _made(parameter, held, signs, start, w0, w1)
+        yield _case_of_weights(parameter, held, signs, start, w0, w1)
 
 
-def _judged_whole(
-    parameter: Parameter, recipe: Recipe, held: Held, signs: bool, sample: Fit
+def _judge_all(
+    parameter: Parameter, recipe: Recipe, held: StepInputs, signs: bool, sample: Fit
 ) -> Judgement:
     """Return the verdict on all elements of a parameter whose sample is right.
 
     "differs" where an element outside the sample is not what the recipe gives, or is not finite.
     """
-    size, rate = _facts(sample, recipe)
-    share = None if signs else arrived(sample.case, sample.update.whole)
+    size, rate = _measure_step(sample, recipe)
+    share = None if signs else share_arrived(sample.case, sample.update.whole)
     found = Judgement(
         "agrees",
         step=size,
@@ -403,7 +509,7 @@ def _judged_whole(
         return found
     wrong: list[int] = []
     count = 0
-    for case in _cases(parameter, held, signs):
+    for case in _all_cases(parameter, held, signs):
         if not np.isfinite(case.after).all():
             return replace(found, verdict="differs", why="holds NaN or infinite numbers")
         fit = case.fit(recipe)
@@ -417,8 +523,8 @@ def _judged_whole(
     return replace(found, verdict="differs", why=why)
 
 
-def _facts(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
-    """Return (size of the usual element's step, share of the weight that decayed).
+def _measure_step(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
+    """Return (median size of an element's step, share of the weight that decayed).
 
     Each is None where it cannot be measured.
     """
@@ -426,19 +532,19 @@ def _facts(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
     factor, off, decay, decay_off = fit.factors
     size = float(np.median(np.abs(fit.update.step))) if off < 0.25 else None
     rate = recipe.lr * recipe.wd * recipe.decay_factor * decay
-    known = decay_off < 0.25 and recipe.decays(case.vector)
+    known = (SIGMAS if case.signs else 1.0) * decay_off < 0.25 and recipe.decays(case.vector)
     return None if size is None else factor * size, rate if known else None
 
 
-def _explained(
-    parameter: Parameter, recipe: Recipe, held: Held, sample: StepCase, fit: Fit
+def _explain_difference(
+    parameter: Parameter, recipe: Recipe, held: StepInputs, sample: StepCase, fit: Fit
 ) -> Judgement:
     """Return the verdict "differs", with every mistake that gives the weights after the step.
 
     A mistake with a fitted number is found on half of the elements and judged on the other half.
     """
-    size, rate = _facts(fit, recipe)
-    share = None if sample.signs else arrived(sample, fit.update.whole)
+    size, rate = _measure_step(fit, recipe)
+    share = None if sample.signs else share_arrived(sample, fit.update.whole)
     half = np.arange(sample.before.size)
     first, second = sample.part(half % 2 == 0), sample.part(half % 2 == 1)
     found: list[StepGuess] = []
@@ -488,11 +594,8 @@ def judge_gradient(
         size = float(np.linalg.norm(case.computed))
         if size <= NOTHING * rounding and apart <= LEFT * rounding:
             return Judgement("agrees", whole=True)
-        if apart <= 2 * rounding:
-            if rounding <= size / 4:
-                return Judgement("agrees", whole=True)
-            why = f"the trainer's rounding is {rounding / size:.2g} of the gradient itself"
-            return Judgement("not compared", why, whole=True)
+        if (found_rounded := judge_rounding(apart, size, rounding)) is not None:
+            return found_rounded
     first, second = case.half(0), case.half(1)
     found: list[StepGuess | GradientGuess] = []
     for row in GRADIENTS:
@@ -508,10 +611,26 @@ def judge_gradient(
     return Judgement("differs", why, tuple(found), True)
 
 
-def share_given(parameter: Parameter, guess: StepGuess, held: Held, signs: bool) -> float:
+def judge_rounding(apart: float, size: float, rounding: float) -> Judgement | None:
+    """Return the verdict on a gradient that a trainer's rounding explains; None where it does not.
+
+    `apart` is how far it is from the right one, `size` the norm of that, `rounding` what the
+    trainer's arithmetic leaves; all L2. "not compared" where rounding may be all of the gradient.
+    """
+    if apart > 2 * rounding:
+        return None
+    if rounding <= size / 4:
+        return Judgement("agrees", whole=True)
+    share = f"{rounding / size:.2g} of the gradient itself" if size else "larger than the gradient"
+    return Judgement("not compared", f"the trainer's rounding is {share}", whole=True)
+
+
+def share_reproduced(
+    parameter: Parameter, guess: StepGuess, held: StepInputs, signs: bool
+) -> float:
     """Return the share of a parameter's elements that a guess gives, of all elements."""
     near = every = 0
-    for case in _cases(parameter, held, signs):
+    for case in _all_cases(parameter, held, signs):
         every += case.before.size
         if guess.recipe is None:
             near += case.before.size if guess.right(case) else 0

@@ -77,7 +77,7 @@ def estimate_step(
         elif batch is not None:
             backward = _backward_bytes(base, Path(batch), adapter, dtype)
             backward += POINT_COPIES * 8 * recorded
-    piece = max((_elements(row) for row in rows), default=0)
+    piece = max((_elements_in_memory(row) for row in rows), default=0)
     read = sum(side.nbytes for row in rows for side in (row.before, row.after) if side is not None)
     peak = PROGRAM + ARRAYS * 8 * piece
     if sizes:
@@ -115,7 +115,7 @@ def _forward_bytes(base: Model, batch: Path) -> int:
     return PROGRAM + 8 * (sum(sizes) + 3 * max(sizes, default=0) + entering + 2 * logits)
 
 
-def _elements(row: Parameter) -> int:
+def _elements_in_memory(row: Parameter) -> int:
     """Return how many elements of a parameter are in memory at once: a piece, or all of them.
 
     All where the rows of a side are not stored one by one.

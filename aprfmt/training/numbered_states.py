@@ -59,7 +59,10 @@ def sample_of(values: Array) -> Array:
 def recognize_numbers(
     numbered: Sequence[Numbered], candidates: Sequence[Candidate], groups: Sequence[Sequence[str]]
 ) -> tuple[dict[str, str], bool]:
-    """Return ({number: parameter name}, whether any was recognized by its values)."""
+    """Return ({number: parameter name}, whether any was recognized by its values).
+
+    `groups` are the numbers of each parameter group, in order.
+    """
     found: dict[str, Candidate] = {}
     looked = False
     for shape in dict.fromkeys(row.shape for row in numbered):
@@ -68,7 +71,7 @@ def recognize_numbers(
         if len(mine) == len(theirs) == 1:
             found[mine[0].number] = theirs[0]
         elif theirs:
-            alike = _alike(mine, theirs)
+            alike = _match_changes(mine, theirs)
             looked = looked or bool(alike)
             found |= alike
     for group in groups:
@@ -87,14 +90,14 @@ def recognize_numbers(
     return {number: row.name for number, row in found.items()}, looked
 
 
-def _alike(mine: Sequence[Numbered], theirs: Sequence[Candidate]) -> dict[str, Candidate]:
+def _match_changes(mine: Sequence[Numbered], theirs: Sequence[Candidate]) -> dict[str, Candidate]:
     """Return {number: parameter} where the moments' step is like one parameter's change.
 
     `mine` are the numbers, `theirs` the parameters, all of one shape. Like is an absolute cosine of
     at least LEAST, where that of any other is at most the share APART of it.
     """
-    steps = np.stack([_unit(row.step()) for row in mine])
-    changes = np.stack([_unit(row.change()) for row in theirs])
+    steps = np.stack([_normalize(row.step()) for row in mine])
+    changes = np.stack([_normalize(row.change()) for row in theirs])
     scores = np.abs(steps @ changes.T)
     found = {}
     for at, row in enumerate(mine):
@@ -109,7 +112,7 @@ def _alike(mine: Sequence[Numbered], theirs: Sequence[Candidate]) -> dict[str, C
     return found
 
 
-def _unit(values: Array) -> Array:
+def _normalize(values: Array) -> Array:
     """Return values divided by their norm; zeros where that is zero or not finite."""
     size = float(np.linalg.norm(values))
     return values / size if size and np.isfinite(size) else np.zeros_like(values)
@@ -189,11 +192,11 @@ def _settle_by_order(
 def _places_by_order(
     group: Sequence[str], at: int, found: Mapping[str, Candidate]
 ) -> list[tuple[int | None, str]]:
-    """Return the (layer, role) that the order of other layers gives for number `at` of a group.
+    """Return each (layer, role) that the order of other layers gives for number `at` of a group.
 
     For each known number near `at` the same role in another layer is looked up. What stands there
     at the same distance votes, moved into the layer of the known number. All places with the most
-    votes are returned; [] without any vote.
+    votes are returned, each with a layer of None outside layers; [] without any vote.
     """
     votes: Counter[tuple[int | None, str]] = Counter()
     places = {i: split_key(found[n].key) for i, n in enumerate(group) if n in found}

@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aprfmt.arch.binding import bind_names
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.errors import ArchError, UsageError
+from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.measure.alignment import align_models
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import adapter_parts, unwrap_module
+from aprfmt.model.kinds import peft_config
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tensors.view import View
 
@@ -27,7 +29,7 @@ FACTORS: Mapping[str, str] = {
 class Parameter:
     """One weight that training may change, before a step and after it.
 
-    `key` is its role, with `.lora_a` or `.lora_b` behind it for a factor of an adapter; `names`
+    `key` is its role, with `.lora_a` or `.lora_b` after it for a factor of an adapter; `names`
     are those in the file. `after` is None where no checkpoint of after the step is given.
     """
 
@@ -71,14 +73,14 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
 
     `after` None: the weights before alone. `base` is the model below an adapter, which names the
     roles of its factors. What is in one checkpoint only is in the result's `left`. Raises
-    UsageError where `after` is of another model: no name in common, other layers, or a shape that
-    differs.
+    UsageError where `after` is of another model: another architecture or hyperparameter, no name in
+    common, other layers, or a shape that differs.
     """
     if base is not None or _is_adapter(before):
-        return _of_adapter(before, after, base)
+        return _pair_adapter(before, after, base)
     if after is None:
         rows = [Parameter(key, view.names, view, None) for key, view in before.roles.items()]
-        return Parameters(tuple(_each_once(rows)), ())
+        return Parameters(tuple(_without_tied(rows)), ())
     if _is_adapter(after):
         raise UsageError(
             f"{after.path}: is an adapter, {before.path} is a whole model; give the adapter of "
@@ -96,14 +98,78 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
             alone.setdefault(split_key(pair.key)[0], words)
             continue
         rows.append(Parameter(pair.key, pair.a.names, pair.a, pair.b))
-    checked = tuple(_each_once(_checked(rows, before.path, after.path)))
+    checked = tuple(_without_tied(_check_shapes(rows, before.path, after.path)))
     whole = alone.keys() - {split_key(row.key)[0] for row in rows}
     if rows and (layers := sorted(each for each in whole if each is not None)):
         raise UsageError(
             f"{after.path}: is a checkpoint of another model: layer {layers[0]} is only in the one "
             f"{alone[layers[0]]}"
         )
+    _check_same_model(before, after)
     return Parameters(checked, tuple(left))
+
+
+# What a trainer may write otherwise and compute the same.
+_WRITTEN = ("context_length", "tied_embeddings")
+# Settings of an adapter that say what its factors mean.
+_SETTINGS = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "fan_in_fan_out")
+
+
+def _check_same_model(before: Model, after: Model) -> None:
+    """Raise UsageError if two checkpoints have another architecture or hyperparameter.
+
+    Nothing is compared where one of them does not say.
+    """
+    try:
+        specs, hypers = (before.spec, after.spec), (before.hyper, after.hyper)
+    except AprfmtError:
+        return
+    pairs: list[tuple[str, Any, Any]] = [("architecture", specs[0].name, specs[1].name)]
+    pairs += [(name, hypers[0][name], hypers[1].get(name)) for name in hypers[0]]
+    for name, first, second in pairs:
+        if name not in _WRITTEN and first != second:
+            raise UsageError(
+                f"{after.path}: is a checkpoint of another model: {name} is {second}; expected "
+                f"{first}, as in {before.path}"
+            )
+
+
+def _check_same_adapter(before: Model, after: Model) -> None:
+    """Raise UsageError if two adapters have other settings, or factors of other modules."""
+    first, second = peft_config(before), peft_config(after)
+    if first and second:
+        for name in _SETTINGS:
+            if first.get(name) != second.get(name):
+                raise UsageError(
+                    f"{after.path}: is another adapter: {name} of its adapter_config.json is "
+                    f"{second.get(name)}; expected {first.get(name)}, as of {before.path}"
+                )
+    alone = [name for name in (*before, *after) if name not in before or name not in after]
+    if alone:
+        side = "before" if alone[0] in before else "after"
+        raise UsageError(
+            f"{after.path}: is another adapter: {alone[0]} is only in the one {side} the step; "
+            "expected the tensors of the same modules"
+        )
+
+
+def _check_base(rows: Sequence[Parameter], adapter: Model, base: Model) -> None:
+    """Raise UsageError where a factor of an adapter does not fit the weight of its base."""
+    try:
+        roles = base.roles
+    except AprfmtError:
+        return
+    for row in rows:
+        role, _, factor = row.key.rpartition(".")
+        if role not in roles or factor not in ("lora_a", "lora_b") or "embd" in role:
+            continue
+        side = 1 if factor == "lora_a" else 0
+        found, wanted = row.before.shape, roles[role].shape
+        if len(found) == len(wanted) == 2 and found[side] != wanted[side]:
+            raise UsageError(
+                f"{adapter.path}: is an adapter of another base: {row.names[0]} is {list(found)}; "
+                f"expected {wanted[side]} in place of {found[side]}, as {base.path} has"
+            )
 
 
 def _is_adapter(model: Model) -> bool:
@@ -111,37 +177,32 @@ def _is_adapter(model: Model) -> bool:
     return model.kind is not None and model.kind.name == "adapter"
 
 
-def _of_adapter(before: Model, after: Model | None, base: Model | None) -> Parameters:
+def _pair_adapter(before: Model, after: Model | None, base: Model | None) -> Parameters:
     """Return the trained tensors of an adapter, each with its values before and after the step.
 
-    Tensors in one of the two only are in `left`. Raises UsageError where one is no adapter, or
-    shapes differ.
+    Raises UsageError where one is no adapter, where they are two adapters (other modules, settings
+    or shapes), and where `base` is not theirs.
     """
     for model in (before, after):
         if model is not None and not _is_adapter(model):
             raise UsageError(f"{model.path}: is no adapter; expected one, as {before.path} is")
     keys = adapter_keys(before, base)
-    there = {} if after is None else {name: after[name] for name in after}
-    rows = [
-        Parameter(key, (name,), before[name], there.get(name))
-        for name, key in keys.items()
-        if after is None or name in there
-    ]
-    left = []
     if after is not None:
-        for name in dict.fromkeys((*before, *after)):
-            if name not in there or name not in before:
-                side = "before the step" if name in before else "after the step"
-                state = "only in A" if name in before else "only in B"
-                left.append(NotCompared("adapter tensor", name, state, "", side))  # type: ignore[arg-type]
+        _check_same_adapter(before, after)
+    rows = [
+        Parameter(key, (name,), before[name], None if after is None else after[name])
+        for name, key in keys.items()
+    ]
+    if base is not None:
+        _check_base(rows, before, base)
     path = None if after is None else after.path
-    return Parameters(tuple(_checked(rows, before.path, path)), tuple(left))
+    return Parameters(tuple(_check_shapes(rows, before.path, path)), ())
 
 
 def adapter_keys(adapter: Model, base: Model | None) -> Mapping[str, str]:
     """Return {stored name: key} of an adapter's trained tensors, by the roles of its base.
 
-    A key is a role with the factor behind it, `L0.attn_q.weight.lora_a`. Without a base, or where
+    A key is a role with the factor after it, `L0.attn_q.weight.lora_a`. Without a base, or where
     it has no such module, the module's own name stands for the role.
     """
     parts = adapter_parts(adapter)
@@ -172,7 +233,7 @@ def role_of(base: Model | None, style: str, name: str) -> str:
     return groups[0].roles[0] if groups and len(groups[0].roles) == 1 else name
 
 
-def _each_once(rows: Sequence[Parameter]) -> Iterator[Parameter]:
+def _without_tied(rows: Sequence[Parameter]) -> Iterator[Parameter]:
     """Yield the parameters, each stored weight once: a tied head is left out."""
     seen: set[tuple[str, ...]] = set()
     for row in rows:
@@ -182,7 +243,9 @@ def _each_once(rows: Sequence[Parameter]) -> Iterator[Parameter]:
             yield row
 
 
-def _checked(rows: Sequence[Parameter], before: Path, after: Path | None) -> Sequence[Parameter]:
+def _check_shapes(
+    rows: Sequence[Parameter], before: Path, after: Path | None
+) -> Sequence[Parameter]:
     """Return `rows` as they are; UsageError if there are none or shapes differ before and after.
 
     `before` and `after` are the files, for the message.

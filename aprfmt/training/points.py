@@ -1,7 +1,7 @@
 """A trainer's gradients of capture points, compared backward from the loss with those of a batch.
 
-The first wrong one says which operation's backward is wrong: what is behind it is right, and what
-is before it was made of it.
+The first wrong one says which operation's backward is wrong: what comes after it
+in the forward pass is right, and what comes before was made of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ _SHOWN, _MOST = 3, 6  # points and operations that a sentence names
 class ComparedPoints:
     """The points that were compared, in backward order; what was not; and where it begins.
 
-    `first` are the wrong points behind which all that is made of them is right; `says` is the
+    `first` are the wrong points of which all that is made is right; `says` is the
     sentence about them, "" where none is wrong. `scale` is the factor that all points carry and the
     gradients of parameters do not (a loss scale), 1.0 for none.
     """
@@ -121,11 +121,11 @@ def compare_points(
     known = {row.key: row for row in rows if row.verdict != "not compared"}
     ways = {key: suspects(readers, key, known) for key in known if key in wrong}
     first = [key for key, way in ways.items() if not any(one.key in wrong for one in way)]
-    # Points of one layer are branches beside each other; another layer's come after them.
+    # Points of one layer are parallel branches; another layer's come after them.
     layer = first[0].rpartition(".")[0]
     first = [key for key in first if key.rpartition(".")[0] == layer]
     says = _sentence([known[key] for key in first], [ways[key] for key in first], known)
-    lacks = _lacking(first[0], pairs)
+    lacks = _missing_term(first[0], pairs)
     says += f"; it is the right one without that of {lacks}, which does not come back" * bool(lacks)
     return ComparedPoints(tuple(rows), tuple(left), tuple(first), says, scale)
 
@@ -147,7 +147,7 @@ def _size(case: GradientCase) -> float:
 
 
 def _loss_scale(pairs: Mapping[str, _Pair]) -> float:
-    """Return the factor of the point behind all others, if it gives that point's gradient."""
+    """Return the factor that the gradient nearest to the loss was given with; 1.0 for none."""
     pair = next(iter(pairs.values()), None)
     if pair is None or not np.isfinite(pair.case.given).all():
         return 1.0
@@ -157,8 +157,8 @@ def _loss_scale(pairs: Mapping[str, _Pair]) -> float:
     return factor if pair.case.near(pair.case.given, factor * pair.case.computed) else 1.0
 
 
-def _lacking(key: str, pairs: Mapping[str, _Pair]) -> str:
-    """Return the point whose gradient is all that the one of `key` lacks; "" for none."""
+def _missing_term(key: str, pairs: Mapping[str, _Pair]) -> str:
+    """Return the point whose gradient is all that is missing in that of `key`; "" for none."""
     case = pairs[key].case
     for other, pair in pairs.items():
         if other == key or pair.case.computed.shape != case.computed.shape:
@@ -175,7 +175,7 @@ def _sentence(
 ) -> str:
     """Return which operation's backward is wrong, where `rows` are the first wrong points.
 
-    `ways` are the operations behind each of them. Where several points are wrong, it is one that
+    `ways` are the operations that read each of them. Where several points are wrong, it is one that
     all of them are read by, if there is one.
     """
     says = ", ".join(f"{row.key}: {row.why}" for row in rows[:_SHOWN])

@@ -137,7 +137,7 @@ class StepReport:
         """
         counts = self.counts
         compared = counts["agrees"] + counts["differs"]
-        left = (*self.left, *self._open())
+        left = (*self.left, *self._not_compared())
         detail = f"{counts['differs']} differ" if counts["differs"] else ""
         held = {"tensors": (compared, len(self.tensors))}
         wrong = sum(row.verdict == "differs" for row in self.points)
@@ -154,7 +154,7 @@ class StepReport:
             accept,
         )
 
-    def _open(self) -> Collection[NotCompared]:
+    def _not_compared(self) -> Collection[NotCompared]:
         """Return an entry for each parameter that was not compared, with the reason."""
         return [
             NotCompared("parameter", row.key, "unreadable", row.why)

@@ -303,6 +303,7 @@ FIRST = ("exp_avg", "momentum_buffer", "state1", "mu", "m")
 SECOND = ("exp_avg_sq", "state2", "nu", "v", "variance")
 # Of Adafactor's matrices, by torch's names and transformers'.
 ROWS, COLUMNS = ("row_var", "exp_avg_sq_row"), ("col_var", "exp_avg_sq_col")
+FACTORED = "factored"  # what the moment made of them is called here
 LARGEST = ("max_exp_avg_sq",)  # of amsgrad, which divides by it in place of the second moment
 CODES = ("uint8", "int8")  # of states of 8 bits: places in a table, times the largest of a block
 _BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)  # elements of a block in bitsandbytes
@@ -332,6 +333,13 @@ class OptimizerState:
     coded: tuple[str, ...] = ()
     left: tuple[str, ...] = ()  # entries that belong to no parameter, or to none that is known
     factored: str = ""  # the name of the second moments by row, of Adafactor
+    # {stored name: name of an array of its size that no rule here uses}, as Kahan summation's rest.
+    unused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a schedule sets the rates: those of the groups may be the next step's."""
+        return any("initial_lr" in group for group in self.groups)
 
     def group_of(self, name: str) -> Mapping[str, Any]:
         """Return the settings of a parameter's group; {} where the file does not say."""
@@ -348,7 +356,7 @@ class OptimizerState:
 
     @property
     def kind(self) -> str:
-        """The optimizer, by the state's arrays and settings: adamw, adam, lion or sgd."""
+        """The optimizer, by the state: adamw, adam, adafactor, lion or sgd."""
         if self.factored:
             return "adafactor"
         settings = {name: value for group in self.groups for name, value in group.items()}
@@ -398,7 +406,7 @@ def open_state(
     rows, columns = parts.pop("rows"), parts.pop("columns")
     factored = next((name.rpartition(".")[2] for name in rows.values()), "")
     for owner in rows.keys() & columns.keys():
-        name = f"{owner}.factored"
+        name = f"{owner}.{FACTORED}"
         arrays[name] = _factored_moment(name, arrays[rows[owner]], arrays[columns[owner]]), name
         parts["second"][owner] = name
     for name, value in values.items():
@@ -460,7 +468,35 @@ def open_state(
         tuple(dict.fromkeys(coded)),
         tuple(unplaced),
         factored,
+        _unused(arrays, parts["first"] | parts["second"], order),
     )
+
+
+def _unused(
+    arrays: Mapping[str, tuple[Captures, str]], moments: Mapping[str, str], order: Mapping[str, str]
+) -> dict[str, str]:
+    """Return {stored name of a parameter: last name of an array of it that no rule here uses}.
+
+    Only arrays of the size of a moment count, of more than one element. `moments` are {entry: array
+    of a moment}, `order` {entry: stored name}.
+    """
+
+    def size(name: str) -> int:
+        """Return the number of elements of an array."""
+        held, own = arrays[name]
+        return int(np.prod(held.shapes[own], dtype=np.int64))
+
+    found = {}
+    for name in arrays:
+        parts = [part for part in name.split(".") if part not in _AROUND]
+        owner = ".".join(parts[:-1])
+        if _split_state(name)[1] or owner not in moments or owner not in order:
+            continue
+        if parts[-1] == FACTORED:
+            continue
+        if size(name) == size(moments[owner]) > 1:
+            found[order[owner]] = parts[-1]
+    return found
 
 
 def _factored_moment(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
@@ -22,7 +23,7 @@ from aprfmt.causes.training.clipping import (
     value_clipping,
 )
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
-from aprfmt.causes.training.lost_updates import CHANCE, lost_decay
+from aprfmt.causes.training.lost_updates import CHANCE, lost_decay_guess
 from aprfmt.causes.training.optimizers import (
     CALLED,
     OPTIMIZERS,
@@ -34,13 +35,14 @@ from aprfmt.causes.training.optimizers import (
 from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
-from aprfmt.inference.gradients.given_points import read_points
+from aprfmt.inference.gradients.given_points import ROLES_WITHOUT_GRADIENT, read_points
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, short_keys
 from aprfmt.measure.proofs import Proof, cap_proof
 from aprfmt.measure.verdicts import Level
 from aprfmt.model import Model, open_model
+from aprfmt.model.kinds import peft_config
 from aprfmt.model.ledger import NotCompared
 from aprfmt.model.renames import Rename
 from aprfmt.tensors.stats import compute_stats
@@ -50,13 +52,14 @@ from aprfmt.training.computed import BatchNumbers as BatchNumbers
 from aprfmt.training.computed import Computed, compute_gradients, doubtful_loss
 from aprfmt.training.differences import DifferenceChecker, open_differences
 from aprfmt.training.judge import (
-    Held,
     Judgement,
     RowReader,
+    StepInputs,
     judge_gradient,
+    judge_moments,
     judge_update,
     moved_without_gradient,
-    share_given,
+    share_reproduced,
 )
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.points import ZERO, ComparedPoints, compare_points
@@ -166,6 +169,7 @@ def explain_step(
             facts or BatchNumbers(),
             trained_in,
             checker,
+            None if adapter is None else base,
         )
         report = step.report(later is not None)
         if points is not None and loaded is not None and isinstance(computed, Computed):
@@ -197,7 +201,7 @@ def explain_step(
 
 
 def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
-    """Return a report with the gradients of capture points, and the operation that they name."""
+    """Return `report` with compared points: their rows, notes, and a cause for the first wrong."""
     notes, causes = list(report.notes), list(report.causes)
     if found.scale != 1.0:
         notes.append(
@@ -206,13 +210,14 @@ def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
         )
     if found.first:
         stored = {row.key: (row.name,) for row in found.points}
-        one = _named("backward_operation", found.says, found.first, stored, None)
+        one = _cause("backward_operation", found.says, found.first, stored, None)
         causes.append(one)
     return replace(
         report, points=found.points, left=found.left, causes=tuple(causes), notes=tuple(notes)
     )
 
 
+MOST_SHARED = 4  # mistakes of several parameters that are tried on all that differ
 BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
 
 
@@ -252,6 +257,7 @@ class _Step:
     facts: BatchNumbers
     trained_in: str | None
     checker: DifferenceChecker | None = None
+    base: Model | None = None  # below an adapter
 
     def __post_init__(self) -> None:
         """Find LoRA pairs and the recipe, and put arrays that have no parameter in `left`."""
@@ -259,9 +265,12 @@ class _Step:
         self.left: list[NotCompared] = []
         self.gradients: dict[str, ArrayFacts] = {}
         self.compared: dict[str, _Compared] = {}
-        # Keys of updates that a state without step counts gives as that of before the step.
-        self.made_again: set[str] = set()
-        self.pairs = pairs_of(self.parameters)
+        # Keys whose gradient made the step, or was compared with the moments of after it.
+        self.used: set[str] = set()
+        # What the rates that groups began with are multiplied by; None: the state's are taken.
+        self.schedule: float | None = None
+        self._leave_out_choices()
+        self.pairs = lora_pairs(self.parameters)
         self.recipe = self._recipe()
         why = "it is of no parameter of the model"
         names = () if self.given is None else self.given.unplaced
@@ -275,6 +284,30 @@ class _Step:
                 "order of layers"
             )
 
+    def _leave_out_choices(self) -> None:
+        """Take parameters without a gradient by their nature out of `parameters`, into `left`.
+
+        Those of which something was saved stay, and those that hold NaN or infinity.
+        """
+        kept = []
+        for row in self.parameters:
+            role = split_key(row.key)[1]
+            begin = next((each for each in ROLES_WITHOUT_GRADIENT if role.startswith(each)), None)
+            saved = any(
+                each is not None and row.key in each.placed
+                for each in (
+                    self.given,
+                    None if self.state is None else self.state.first,
+                    None if self.state is None else self.state.second,
+                )
+            )
+            if begin is None or saved or not _is_finite(row):
+                kept.append(row)
+                continue
+            why = ROLES_WITHOUT_GRADIENT[begin]
+            self.left.append(NotCompared("parameter", row.key, "no counterpart", why))
+        self.parameters = kept
+
     @property
     def right_parameters(self) -> bool:
         """Whether gradients of parameters were given, and all that were compared agree."""
@@ -282,27 +315,29 @@ class _Step:
         return bool(found) and all(one.verdict == "agrees" for one in found)
 
     def report(self, updates: bool) -> StepReport:
-        """Return the report; `updates`: there is a checkpoint after the step to compare with."""
+        """Return the report on all parameters; `updates`: there is a checkpoint after the step."""
         norm = self._measure_gradients()
         judged: dict[str, Judgement] = {}
         rows = []
         for number, parameter in enumerate(self.parameters, 1):
-            row, found = self._explained(parameter, updates, norm)
+            row, found = self._judge_parameter(parameter, updates, norm)
             rows.append(row)
             if found is not None:
                 judged[parameter.key] = found
             parameter.drop()
             if self.progress is not None:
                 self.progress(number, len(self.parameters))
+        rows, judged = self._judge_by_schedule(rows, judged, norm)
         rows = self._mark_lost_decay(rows, judged)
+        self._share_guesses(judged, norm)
         stored = {row.key: row.names for row in self.parameters}
         causes = [
-            *_nonfinite(rows, stored),
+            *_nonfinite_causes(rows, stored),
             *self._frozen_factors(rows, judged, stored),
             *self._causes(rows, judged, stored, norm),
-            *_unknown(rows, judged, stored),
+            *_unknown_cause(rows, judged, stored),
         ]
-        self._remark(rows, judged)
+        self._add_notes(rows, judged)
         return StepReport(
             "",
             None,
@@ -310,7 +345,7 @@ class _Step:
             None if self.recipe is None else self.recipe.text(),
             tuple(rows),
             tuple(causes),
-            norms=Norms(norm, self._computed_norm()),
+            norms=Norms(norm, self._size()),
             loss=self._loss()[0],
             computed_on=self._loss()[1],
             notes=tuple(self.notes),
@@ -319,7 +354,7 @@ class _Step:
     def _mark_lost_decay(
         self, rows: list[TensorStep], judged: dict[str, Judgement]
     ) -> list[TensorStep]:
-        """Return the rows, those whose decay the stored type rounded away as "differs".
+        """Return the rows, with "differs" for those whose decay the stored type rounded away.
 
         Their entries of `judged` are set to that mistake. A decay that is far below the type's
         spacing shows in few elements of one tensor, so those of all tensors are counted together.
@@ -336,11 +371,59 @@ class _Step:
         for row in rows:
             if row.key in counts:
                 recipe = self._recipe_of(next(p for p in self.parameters if p.key == row.key))
-                guess = lost_decay(recipe, row.encoding)
+                guess = lost_decay_guess(recipe, row.encoding)
                 judged[row.key] = Judgement("differs", guess.says, (guess,), whole=True)
                 row = replace(row, verdict="differs", why=guess.says)
             made.append(row)
         return made
+
+    def _judge_by_schedule(
+        self, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
+    ) -> tuple[list[TensorStep], dict[str, Judgement]]:
+        """Return rows and verdicts, by the rate that most parameters show if a schedule sets it.
+
+        A trainer saves the state after its schedule has set the next rate. So where the state alone
+        says the rate and the steps are of another, that one is no difference: `left` has the rate,
+        and all parameters are held to it. `norm` is that of all given gradients.
+        """
+        stated = {} if self.optimizer is None else parse_settings(self.optimizer)
+        wrong = [key for key, one in judged.items() if one.verdict == "differs"]
+        if self.state is None or not self.state.scheduled or "lr" in stated or not wrong:
+            return rows, judged
+        found: Counter[float] = Counter()
+        self.schedule = 1.0
+        for row in self.parameters:
+            if row.key in wrong:
+                one = self._judge_update(row, self._recipe_of(row), self._inputs_of(row, norm))
+                row.drop()
+                factors = [
+                    guess.number[1]
+                    for guess in one.guesses
+                    if isinstance(guess, StepGuess) and guess.number and guess.number[0] == "factor"
+                ]
+                found[1.0 if one.verdict == "agrees" else factors[0] if factors else 0.0] += 1
+        near = {
+            factor: sum(n for other, n in found.items() if abs(other - factor) <= SLACK * factor)
+            for factor in found
+        }
+        self.schedule = max(near, key=lambda factor: (factor > 0, near[factor]))
+        if not self.schedule or near[self.schedule] <= len(wrong) / 2:
+            self.schedule = None
+            return rows, judged
+        why = (
+            f"the steps are those of {self.schedule:.4g} times the group's first rate; the state "
+            "has what the schedule set for the next step (lr=RATE states this one's)"
+        )
+        self.left.append(NotCompared("rate", "lr", "no counterpart", why))
+        made: list[TensorStep] = []
+        again: dict[str, Judgement] = {}
+        for parameter in self.parameters:
+            explained, verdict = self._judge_parameter(parameter, True, norm)
+            made.append(explained)
+            if verdict is not None:
+                again[parameter.key] = verdict
+            parameter.drop()
+        return made, again
 
     def _loss(self) -> tuple[float | None, str | None]:
         """Return (loss of the batch, where it was computed); (None, None) without a batch."""
@@ -360,7 +443,7 @@ class _Step:
         """
         if self.state is None:
             return None if self.optimizer is None else parse_recipe(self.optimizer)
-        settings = _settings(self.state)
+        settings = _state_settings(self.state)
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
         name = stated.get("name", self.state.kind)
         if bool(self.state.factored) != (name == "adafactor"):
@@ -371,23 +454,23 @@ class _Step:
             )
         if "lr" not in settings and "lr" not in stated:
             if self.optimizer is not None:
-                return self._counted(parse_recipe(self.optimizer))
+                return self._with_step_number(parse_recipe(self.optimizer))
             raise UsageError(
                 f"{self.state.path}: holds no settings of its optimizer (no param_groups with lr); "
                 "give them with --optimizer adamw:lr=..."
             )
         if "lr" in stated:  # a rule that states its rate is complete
             assert self.optimizer is not None
-            return self._counted(self._directed(parse_recipe(self.optimizer)))
+            return self._with_step_number(self._with_direction(parse_recipe(self.optimizer)))
         name = str(stated.get("name", self.state.kind))
         known = {"lr", "wd", *OPTIMIZERS[name].settings}
         held = {key: value for key, value in settings.items() if key in known}
         text = ",".join(f"{key}={value}" for key, value in held.items())
         self.notes.append(f"settings of the optimizer are those of its state: {name}:{text}")
         recipe = parse_recipe(f"{name}:{text}")
-        return self._counted(self._directed(changed(recipe, **stated)))
+        return self._with_step_number(self._with_direction(changed(recipe, **stated)))
 
-    def _directed(self, recipe: Recipe) -> Recipe:
+    def _with_direction(self, recipe: Recipe) -> Recipe:
         """Return the recipe, going up the gradient if the state's groups say maximize.
 
         A note then says so.
@@ -398,7 +481,7 @@ class _Step:
         self.notes.append("the state says maximize: the step goes up the gradient")
         return changed(recipe, scale=-1.0)  # torch turns the gradient before all else
 
-    def _counted(self, recipe: Recipe) -> Recipe:
+    def _with_step_number(self, recipe: Recipe) -> Recipe:
         """Return the recipe with its step number from the state, where --optimizer gives none.
 
         Raises UsageError where Adam's number is in neither, or where the state is of another step
@@ -437,7 +520,7 @@ class _Step:
         if self.state is None or ("lr" in stated and not self._has_rates(stated["lr"])):
             return recipe
         found = self.state.group_of(parameter.names[0])
-        values = _settings_of(found)
+        values = _group_settings(found)
         values = {
             field: value
             for field, value in values.items()
@@ -446,6 +529,9 @@ class _Step:
         }
         if "wd" in values and "decay_on" not in stated:
             values["decay_on"] = "all"
+        first = found.get("initial_lr")
+        if self.schedule is not None and isinstance(first, int | float):
+            values["lr"] = first * self.schedule
         return changed(recipe, **values)
 
     def _has_rates(self, stated: float) -> bool:
@@ -454,7 +540,7 @@ class _Step:
         rates = {group.get("lr") for group in self.state.groups}
         return len(rates) > 1 and stated in rates
 
-    def _held(self, parameter: Parameter, norm: float | None) -> Held:
+    def _inputs_of(self, parameter: Parameter, norm: float | None) -> StepInputs:
         """Return the gradient, the moments and the norms that the optimizer had for a parameter.
 
         `norm` is that of all given gradients. Without given gradients those computed of the batch
@@ -463,20 +549,23 @@ class _Step:
         gradient = None if self.given is None else self.given.reader(parameter)
         if self.given is None:
             gradient = self._computed_reader(parameter)
-            norm = self._computed_norm()
+            norm = self._size()
         others = {}
         facts = self.gradients.get(parameter.key)
         if facts is None and self.given is None and parameter.key in self.compared:
             facts = self.compared[parameter.key].facts
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
+        rate = {} if self.state is None else self.state.group_of(parameter.names[0])
+        if isinstance(rate.get("lr"), float):
+            others["rate"] = rate["lr"]
         ungiven = bool(self.gradients) and parameter.key not in self.gradients
-        bare = Held(gradient, others=others, ungiven=ungiven)
+        bare = StepInputs(gradient, others=others, ungiven=ungiven)
         if self.state is None or self.recipe is None:
-            return replace(bare, idle=self._idle(parameter.key))
+            return replace(bare, idle=self._is_idle(parameter.key))
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
         after = self._has_state_after()
-        if after and parameter.names[0] in self._coded():
+        if after and parameter.names[0] in self._names_in_8_bits():
             first = second = None  # rounded to 8 bits after the step was made of them
         # Without a count the rule has no use for one but that it is not the first step.
         steps = next((n for n in (self.state.steps, self.recipe.step) if n is not None), 2)
@@ -484,7 +573,7 @@ class _Step:
         if flags == {False}:
             others["decoupled"] = 0.0
         if first is None and second is None:
-            return replace(bare, idle=self._idle(parameter.key))
+            return replace(bare, idle=self._is_idle(parameter.key))
         return replace(bare, first=first, second=second, step=steps, after=after)
 
     def _computed_reader(self, parameter: Parameter) -> RowReader | None:
@@ -504,12 +593,12 @@ class _Step:
         noise = max(UNIT["F32"], BLUR * rounding / size if size else 0.0)
         return RowReader(lambda start, stop: values[start:stop], noise, max(blur, floor))
 
-    def _coded(self) -> Collection[str]:
+    def _names_in_8_bits(self) -> Collection[str]:
         """Return the stored names of parameters whose moments are kept in 8 bits."""
         assert self.state is not None
         return {self.state.names.get(owner, plain_name(owner)) for owner in self.state.coded}
 
-    def _judge_update(self, parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
+    def _judge_update(self, parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
         """Return the verdict on the update of one parameter.
 
         Where it differs and the state may be that of before the step, that is tried too.
@@ -522,6 +611,8 @@ class _Step:
             before = replace(held, step=max(1, held.step - 1), after=False)
             alone = moved_without_gradient(parameter, recipe, before)
             found = found if alone is None else alone
+        if found.verdict == "agrees":
+            found = self._with_moments(parameter, recipe, held, found)
         if found.verdict == "differs" and self._may_be_before(held):
             first = 1 if held.first is None else held.step
             step = first if self.state is None or self.state.steps is None else held.step + 1
@@ -529,11 +620,44 @@ class _Step:
             before = replace(held, step=held.step if counted else first - 1, after=False)
             other = judge_update(parameter, changed(recipe, step=step), before)
             if other.verdict == "agrees" or (other.guesses and not found.guesses):
-                self.made_again.add(parameter.key)
+                self.used.add(parameter.key)
                 found = other
-        return self._without_inputs(parameter, held, found)
+        return self._without_inputs(parameter, held, self._by_other_rule(parameter, found))
 
-    def _adafactor_recipe(self, parameter: Parameter, recipe: Recipe, held: Held) -> Recipe:
+    def _by_other_rule(self, parameter: Parameter, found: Judgement) -> Judgement:
+        """Return "not compared" for a step that differs, where the state has more than the rule.
+
+        Such as the rest that Kahan summation carries: then it is not the stated rule that steps.
+        """
+        names = {} if self.state is None else self.state.unused
+        name = names.get(parameter.names[0]) or names.get(parameter.key)
+        if found.verdict != "differs" or name is None:
+            return found
+        why = f"the state has {name}, which no rule here uses: the step may be that of another rule"
+        return replace(found, verdict="not compared", why=why, guesses=())
+
+    def _with_moments(
+        self, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
+    ) -> Judgement:
+        """Return `found`, the verdict on a right update, with that on its given gradient.
+
+        The moments of after the step make the step alone. Whether the gradient is in them is
+        another question; `used` has the parameter where it was answered.
+        """
+        if self.given is None or held.gradient is None:
+            return found
+        if held.first is None or not held.after or recipe.nesterov or recipe.name == "lion":
+            self.used.add(parameter.key)  # the step was made of it
+            return found
+        other = judge_moments(parameter, recipe, held)
+        if other is None:
+            return found
+        self.used.add(parameter.key)
+        if other.verdict == "agrees":
+            return replace(found, clipped=other.clipped or found.clipped)
+        return replace(found, verdict="differs", why=other.why, guesses=other.guesses, whole=True)
+
+    def _adafactor_recipe(self, parameter: Parameter, recipe: Recipe, held: StepInputs) -> Recipe:
         """Return the recipe with what Adafactor's norms make of the rate for one parameter.
 
         The rate is times the weight's root mean square where it is scaled by the parameter, and the
@@ -564,7 +688,7 @@ class _Step:
         over = max(1.0, (squares / count) ** 0.5 / float(threshold))
         return changed(recipe, relative=rate / over / recipe.lr, decay_factor=decay)
 
-    def _may_be_before(self, held: Held) -> bool:
+    def _may_be_before(self, held: StepInputs) -> bool:
         """Return whether the state may be that of before the step, not the one after it.
 
         Only where the gradient is given and the state or --optimizer does not say the step's
@@ -575,7 +699,9 @@ class _Step:
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
         return (held.first is not None) and (self.state.steps is None or "step" not in stated)
 
-    def _without_inputs(self, parameter: Parameter, held: Held, found: Judgement) -> Judgement:
+    def _without_inputs(
+        self, parameter: Parameter, held: StepInputs, found: Judgement
+    ) -> Judgement:
         """Return the verdict `found`, or "not compared" where step sizes alone agree.
 
         Sizes alone do not show that a parameter is right where others have a gradient or moments
@@ -583,7 +709,7 @@ class _Step:
         """
         if found.verdict != "agrees" or not found.signs or held.idle:
             return found
-        if self.state is not None and parameter.names[0] in self._coded():
+        if self.state is not None and parameter.names[0] in self._names_in_8_bits():
             why = (
                 "its moments were rounded to 8 bits after the step; give those of before it and "
                 "--grads"
@@ -598,7 +724,7 @@ class _Step:
             return found
         return replace(found, verdict="not compared", why=why)
 
-    def _idle(self, key: str) -> bool:
+    def _is_idle(self, key: str) -> bool:
         """Return whether a parameter is A of a LoRA pair whose B is zero before the step.
 
         Its gradient is then zero: that of A is B times something, that of B is A times something.
@@ -617,11 +743,12 @@ class _Step:
         for parameter in self.parameters:
             place = None if self.given is None else self.given.placed.get(parameter.key)
             if self.given is not None and place is not None:
-                self.gradients[parameter.key] = facts_of(self.given.values(parameter, place))
+                self.gradients[parameter.key] = array_facts(self.given.values(parameter, place))
+        for parameter in self.parameters:
             if self.computed is not None:
-                self.compared[parameter.key] = self._compared(parameter, self.computed)
+                self.compared[parameter.key] = self._compare_computed(parameter, self.computed)
             elif self.checker is not None:
-                self.compared[parameter.key] = self._checked(parameter, self.checker)
+                self.compared[parameter.key] = self._compare_checked(parameter, self.checker)
         if self.given is None:
             return None
         norm = float(np.sqrt(sum(row.norm**2 for row in self.gradients.values())))
@@ -644,7 +771,7 @@ class _Step:
             if all(self._has_untied_guess(key) for key in unlike):
                 return
             for guess in row.find(case):
-                keys = self._given_by(guess, computed, case)
+                keys = self._keys_explained_by(guess, computed, case)
                 if keys:
                     self._accept_mistake(guess, keys, case.right)
                     break
@@ -670,11 +797,12 @@ class _Step:
             self.facts.labels,
             self.facts.row_length,
             self.facts.packed,
-            _dropout_rates(self.model),
+            _dropout_rates(self.model, self.base or self.model),
             frozenset(key for key, one in found.items() if one.verdict == "not compared"),
             computed.by_label,
             self.facts.routers,
             self.facts.experts,
+            self.facts.padded_first,
         )
 
     def _has_untied_guess(self, key: str) -> bool:
@@ -686,7 +814,7 @@ class _Step:
         found = self.compared[key].found
         return found is not None and any(g.cause != "gradient_tied" for g in found.guesses)
 
-    def _given_by(
+    def _keys_explained_by(
         self, guess: BackwardGuess, computed: Computed, case: BackwardCase
     ) -> frozenset[str]:
         """Return the keys of the gradients that a mistake explains; empty if it does not hold.
@@ -738,7 +866,7 @@ class _Step:
         are set to that mistake. Returns nothing.
         """
         held = [one.found for one in self.compared.values() if one.found is not None]
-        before = self._computed_norm()
+        before = self._size()
         if self.computed is not None and any(one.verdict == "differs" for one in held):
             by_key = {row.key: row for row in self.parameters}
             cases = {
@@ -791,7 +919,7 @@ class _Step:
             text = f"clipping each element to {clipping.bound:g}; the largest was {before:.4g}"
         self.notes.append(f"the gradients are those of after {text}")
 
-    def _explained(
+    def _judge_parameter(
         self, parameter: Parameter, updates: bool, norm: float | None
     ) -> tuple[TensorStep, Judgement | None]:
         """Return (the report's row of one parameter, the verdict in which causes are looked for).
@@ -837,7 +965,7 @@ class _Step:
             why = row.why or "no --optimizer says what the step was to do"
             return replace(row, verdict="not compared", why=why), wrong
         recipe = self._recipe_of(parameter)
-        found = self._judge_update(parameter, recipe, self._held(parameter, norm))
+        found = self._judge_update(parameter, recipe, self._inputs_of(parameter, norm))
         assert row.update is not None
         update = replace(row.update, step=found.step, decay=found.decay, arrived=found.arrived)
         row = replace(row, update=update)
@@ -849,7 +977,7 @@ class _Step:
         row = replace(row, verdict=found.verdict, why=found.why)
         return row, replace(found, guesses=guesses)
 
-    def _compared(self, parameter: Parameter, computed: ComputedGradients) -> "_Compared":
+    def _compare_computed(self, parameter: Parameter, computed: ComputedGradients) -> "_Compared":
         """Return how a parameter's given gradient compares with the one computed of the batch.
 
         Without a computed gradient, or a given one, its `why` says what is missing.
@@ -860,7 +988,7 @@ class _Step:
         values = computed.gradient(key)
         # Without any gradients the update alone is held to those computed here.
         why = "" if self.given is None else "no gradient of it was given"
-        found = _Compared(facts_of(values), why=why)
+        found = _Compared(array_facts(values), why=why)
         place = None if self.given is None else self.given.placed.get(key)
         if self.given is None or place is None:
             return found
@@ -889,21 +1017,25 @@ class _Step:
         rows = matrix_shape(parameter.before.shape)
         given = self.given.values(parameter, self.given.placed[parameter.key])
         values = computed.gradient(parameter.key)
-        noise = self.given.reader(parameter)
-        coarse = self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE
-        coarse = coarse or (noise is not None and noise.noise >= UNIT["F16"])
         return GradientCase(
             parameter.key,
             given.astype(np.float64).reshape(rows),
             values.astype(np.float64).reshape(rows),
-            coarse,
-            self._sizes(),
+            self._is_gradient_coarse(parameter, self.given),
+            self._cut_sizes(),
             self.facts.counts,
             self.facts.tokens,
             self.facts.repeated,
         )
 
-    def _checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
+    def _is_gradient_coarse(self, parameter: Parameter, given: SavedArrays) -> bool:
+        """Return whether the weight, its given gradient or the run has 16 bits or fewer."""
+        if self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE:
+            return True
+        reader = given.reader(parameter)
+        return reader is not None and reader.noise >= UNIT["F16"]
+
+    def _compare_checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
         """Return how a parameter's given gradient compares with differences of the batch's loss.
 
         Without a given gradient, or a pass that reads the weight, its `why` says so. Empty for a
@@ -912,28 +1044,27 @@ class _Step:
         place = None if self.given is None else self.given.placed.get(parameter.key)
         if self.given is None or place is None:
             return _Compared(why="no gradient of it was given")
-        reader = self.given.reader(parameter)
-        coarse = self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE
-        coarse = coarse or (reader is not None and reader.noise >= UNIT["F16"])
+        coarse = self._is_gradient_coarse(parameter, self.given)
         given = self.given.values(parameter, place).astype(np.float64)
         if not np.isfinite(given).all():
             return _Compared()
-        found, apart = checker.judge(parameter.key, given, coarse)
+        largest = max(one.norm for one in self.gradients.values())
+        found, apart = checker.judge(parameter.key, given, coarse, largest)
         if found is None:
             return _Compared(why="no pass of the batch reads it")
         return _Compared(None, apart, found)
 
-    def _computed_norm(self) -> float | None:
+    def _size(self) -> float | None:
         """Return the norm over all computed gradients, None without any."""
         known = [one.facts.norm for one in self.compared.values() if one.facts is not None]
         return float(np.sqrt(sum(each**2 for each in known))) if known else None
 
-    def _sizes(self) -> dict[str, int]:
-        """Return {hyperparameter: value} of those that cut a weight into heads and experts.
+    def _cut_sizes(self) -> dict[str, int]:
+        """Return {hyperparameter: value} of the counts that cut weights into heads and experts.
 
         `tied_embeddings` is among them, as 0 or 1. What the model does not have is left out.
         """
-        hyper = hyper_of(self.model)
+        hyper = hyper_of(self.base or self.model)
         names = ("n_heads", "n_kv_heads", "n_experts", "tied_embeddings")
         return {name: int(hyper[name]) for name in names if isinstance(hyper.get(name), int)}
 
@@ -950,7 +1081,7 @@ class _Step:
         """
         known = {row.key: row for row in self.parameters}
         at = {row.key: number for number, row in enumerate(rows)}
-        for one, also in _statements(judged):
+        for one, also in _fewest_mistakes(judged):
             given = every = 0.0
             for key in one.keys:
                 guess = next(
@@ -960,8 +1091,8 @@ class _Step:
                 )
                 share, size = 1.0, float(np.prod(known[key].before.shape))
                 if isinstance(guess, StepGuess) and not judged[key].whole:
-                    held = self._held(known[key], norm)
-                    share = share_given(known[key], guess, held, judged[key].signs)
+                    held = self._inputs_of(known[key], norm)
+                    share = share_reproduced(known[key], guess, held, judged[key].signs)
                     known[key].drop()
                 given, every = given + share * size, every + size
                 rows[at[key]] = replace(rows[at[key]], why=one.says)
@@ -970,17 +1101,51 @@ class _Step:
             proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
             cause = one.cause
             if (said := self._clipped_group(one, judged)) is not None:
-                cause, one = "clip_twice", replace(one, says=said)
+                cause, one = said[0], replace(one, says=said[1])
                 proof = None if proof is None else cap_proof(proof, "explained")
-            text = one.says + (f" (as well given by {', '.join(also)})" if also else "")
-            largest = _largest(rows, one.keys)
-            yield _named(cause, text, one.keys, stored, proof, size=largest, also=also)
+            text = one.says + _rivals(cause, also)
+            largest = _largest_update(rows, one.keys)
+            yield _cause(cause, text, one.keys, stored, proof, size=largest, also=also)
 
-    def _clipped_group(self, one: "_Statement", judged: Mapping[str, Judgement]) -> str | None:
-        """Return a sentence if a factor of some steps is that of clipping their group once more.
+    def _share_guesses(self, judged: dict[str, Judgement], norm: float | None) -> None:
+        """Add to each differing parameter of `judged` the guesses fitted to others that explain it.
 
-        The factor then is a usual bound over the norm of the group's gradients. None where it is
-        not, or where the step does not depend on the gradients' size.
+        A number that is fitted to a small parameter is inexact: there that of others is tried. At
+        most MOST_SHARED guesses, the commonest, are. `norm` is that of all given gradients.
+        """
+        wrong = {key: one for key, one in judged.items() if one.verdict == "differs"}
+        fitted = [
+            guess
+            for one in wrong.values()
+            for guess in one.guesses
+            if isinstance(guess, StepGuess) and guess.number is not None
+        ]
+        counts = Counter((guess.cause, guess.says) for guess in fitted)
+        numbers = {(guess.cause, guess.says): guess.number for guess in reversed(fitted)}
+        often = [said for said, count in counts.most_common(MOST_SHARED) if count > 1]
+        for parameter in self.parameters:
+            if parameter.key not in wrong:
+                continue
+            for cause, says in often:
+                one, number = judged[parameter.key], numbers[cause, says]
+                assert number is not None
+                if (cause, says) in {(guess.cause, guess.says) for guess in one.guesses}:
+                    continue
+                held = self._inputs_of(parameter, norm)
+                held = replace(held, others={**held.others, number[0]: number[1]})
+                found = self._judge_update(parameter, self._recipe_of(parameter), held)
+                same = [each for each in found.guesses if (each.cause, each.says) == (cause, says)]
+                judged[parameter.key] = replace(one, guesses=(*one.guesses, *same))
+            parameter.drop()
+
+    def _clipped_group(
+        self, one: "_Statement", judged: Mapping[str, Judgement]
+    ) -> tuple[str, str] | None:
+        """Return (cause, sentence) if a factor of some steps is that of clipping their group alone.
+
+        Once more, to a usual bound over the norm of the group's gradients, or to the stated bound
+        by that norm, as a rank does that knows its own shard. None where it is neither, or where
+        the step does not depend on the gradients' size.
         """
         recipe = self.recipe
         if one.cause != "step_factor" or recipe is None or recipe.row.sizes:
@@ -994,10 +1159,18 @@ class _Step:
         once = 1.0 if recipe.clip is None else clip_factor(recipe.clip, every)
         norm = once * float(np.sqrt(sum(each**2 for each in norms)))
         factor = guess.recipe.factor / recipe.factor
+        if recipe.clip is not None and every > recipe.clip:
+            alone = float(np.sqrt(sum(each**2 for each in norms)))
+            own = clip_factor(recipe.clip, alone)
+            if abs(factor * once - own) <= SLACK * own and own > once:
+                return "clip_by_tensor", (
+                    f"the gradients of these were clipped by the norm {alone:.4g} that they have "
+                    f"together to {recipe.clip:g}, not by that of all, {every:.4g}"
+                )
         bound = next((each for each in CLIPS if abs(factor * norm - each) <= SLACK * each), None)
         if bound is None or factor >= 1:
             return None
-        return (
+        return "clip_twice", (
             f"the gradients of these were clipped once more, from the norm {norm:.4g} that they "
             f"have together to {bound:g}"
         )
@@ -1023,7 +1196,7 @@ class _Step:
                 continue
             if moved[other]:
                 # A beside a B of zero has no gradient. Where no A moves, that may be meant so.
-                if not self._idle(key) and (key.endswith(".lora_b") or ".lora_a" in some):
+                if not self._is_idle(key) and (key.endswith(".lora_b") or ".lora_a" in some):
                     half.append(key)
             elif some:
                 whole.append(key)
@@ -1036,7 +1209,7 @@ class _Step:
                 at = {row.key: number for number, row in enumerate(rows)}
                 for key in keys:
                     rows[at[key]] = replace(rows[at[key]], verdict="differs", why=says)
-                yield _named(cause, says, keys, stored, proof)
+                yield _cause(cause, says, keys, stored, proof)
 
     def _has_state_after(self) -> bool:
         """Return whether the given state is the one after the step; True if it does not say."""
@@ -1044,7 +1217,7 @@ class _Step:
             return False
         return self.state.steps is None or self.state.steps == self.recipe.step
 
-    def _remark(self, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]) -> None:
+    def _add_notes(self, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]) -> None:
         """Add notes about what is no fault, and to `left` what the files did not let us compare.
 
         That is steps below the stored type's resolution, rounding to a coarser type, directions
@@ -1080,16 +1253,20 @@ class _Step:
         if signs:
             why = "no gradient was given: sizes are compared, not signs"
             self.left += [NotCompared("direction", key, "no counterpart", why) for key in signs]
+        unseen = [key for key in signs if judged[key].decay is None and self._must_decay(key)]
+        why = "no gradient was given, and the sizes do not show the decay"
+        self.left += [NotCompared("decay", key, "no counterpart", why) for key in unseen]
         if self.given is not None and self.computed is None and self._has_state_after():
-            why = "the optimizer's state after the step says what it was; --batch compares them"
+            why = (
+                "the moments of after the step do not say what it was; give --batch, the state of "
+                "before the step, or clip=BOUND"
+            )
             self.left += [
-                NotCompared("gradient", key, "no counterpart", why)
+                NotCompared("gradient", key, "unreadable", why)
                 for key, one in judged.items()
-                if one.verdict == "agrees"
-                and key in self.given.placed
-                and key not in self.made_again
+                if one.verdict == "agrees" and key in self.given.placed and key not in self.used
             ]
-        self._remark_doubtful()
+        self._add_doubts()
         every = [key for key, one in judged.items() if one.decays_all]
         if every:
             self.notes.append(
@@ -1103,19 +1280,30 @@ class _Step:
                 what = "each element of the gradients given was clipped to"
             self.notes.append(f"{what} {bound:g} in the step")
 
-    def _remark_doubtful(self) -> None:
+    def _must_decay(self, key: str) -> bool:
+        """Return whether a parameter surely decays by what was stated; vectors often do not."""
+        parameter = next(each for each in self.parameters if each.key == key)
+        recipe = self._recipe_of(parameter)
+        if recipe.adds_decay_to_gradient or (parameter.vector and recipe.decay_on != "all"):
+            return False
+        return recipe.decays(parameter.vector)
+
+    def _add_doubts(self) -> None:
         """Add notes about a batch or gradients that compare well and are hardly a trainer's.
 
         That is a loss that no trained model has, and gradients equal to the bit to those of another
         arithmetic than the trainer's.
         """
-        loss, vocabulary = self._loss()[0], hyper_of(self.model).get("vocab_size")
+        loss, vocabulary = self._loss()[0], hyper_of(self.base or self.model).get("vocab_size")
         if loss is not None and isinstance(vocabulary, int):
             doubt = doubtful_loss(loss, vocabulary)
             self.notes += [doubt] if doubt else []
         computed = self.computed
         if self.facts.router_note:
             self.notes.append(self.facts.router_note)
+        unread = self.facts.unread if self.checker is None else self.checker.unread
+        if unread:
+            self.notes.append(f"arrays of the batch that nothing reads: {', '.join(unread[:8])}")
         if computed is None or self.given is None:
             return
         rounded = [
@@ -1147,11 +1335,17 @@ def _is_of_backward(guess: StepGuess | GradientGuess) -> bool:
     return isinstance(guess, BackwardFound)
 
 
-def _dropout_rates(model: Model) -> dict[str, float]:
-    """Return {key of the configuration: rate} of the rates of dropout that are not zero."""
-    config = model.config if isinstance(model.config, Mapping) else {}
+def _dropout_rates(*models: Model) -> dict[str, float]:
+    """Return {key of a configuration: rate} of the rates of dropout that are not zero.
+
+    The configuration of an adapter is its adapter_config.json.
+    """
+    configs: list[Mapping[str, Any]] = [
+        each.config if isinstance(each.config, Mapping) else peft_config(each) for each in models
+    ]
     return {
         str(key): float(value)
+        for config in configs
         for key, value in config.items()
         if "drop" in str(key) and isinstance(value, int | float) and 0 < value < 1
     }
@@ -1165,7 +1359,15 @@ def _is_stored_coarser(parameter: Parameter) -> bool:
     return UNIT[after.encoding] > UNIT[parameter.before.encoding]
 
 
-def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
+def _is_finite(parameter: Parameter) -> bool:
+    """Return whether a parameter holds no NaN and no infinity after the step, if that is given."""
+    if parameter.after is None or parameter.after.encoding not in UNIT:
+        return True
+    sides = pieces(parameter.before, parameter.after)
+    return all(after is not None and bool(np.isfinite(after).all()) for _, _, _, after in sides)
+
+
+def lora_pairs(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
     """Return {key of a LoRA factor: the other factor of its pair}."""
     known = {row.key: row for row in parameters}
     found = {}
@@ -1177,19 +1379,19 @@ def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
     return found
 
 
-def _settings(state: OptimizerState) -> dict[str, float]:
+def _state_settings(state: OptimizerState) -> dict[str, float]:
     """Return {field of Recipe: value} of all groups of a state; the weight decay is the largest.
 
     Values of zero are left out, but for a rate of zero.
     """
     found: dict[str, float] = {}
     for group in state.groups:
-        for name, value in _settings_of(group).items():
+        for name, value in _group_settings(group).items():
             found[name] = max(found.get(name, 0.0), value) if name == "wd" else value
     return {name: value for name, value in found.items() if value or name == "lr"}
 
 
-def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+def _group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return {field of Recipe: value} of one parameter group of a state.
 
     `step`, `clip` and settings that a recipe does not have are left out.
@@ -1207,7 +1409,7 @@ def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> ArrayFacts:
+def array_facts(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> ArrayFacts:
     """Return an array's norm, its largest value, and its counts of zeros and non-finite numbers."""
     found = compute_stats(values)
     return ArrayFacts(found.l2 or 0.0, found.absmax or 0.0, found.zeros, found.nan + found.inf)
@@ -1216,7 +1418,7 @@ def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> Ar
 # --- causes -------------------------------------------------------------------------------------
 
 
-def _named(
+def _cause(
     cause: str,
     says: str,
     keys: Sequence[str],
@@ -1240,7 +1442,7 @@ def _named(
     return found.to_named_cause({key: tuple(names) for key, names in stored.items()})
 
 
-def _nonfinite(
+def _nonfinite_causes(
     rows: Sequence[TensorStep], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
     """Yield a cause for weights, and one for gradients, that hold NaN or infinity, if any."""
@@ -1249,7 +1451,18 @@ def _nonfinite(
         ("the gradient", [r.key for r in rows if r.gradient and r.gradient.nonfinite]),
     ):
         if keys:
-            yield _named("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
+            yield _cause("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
+
+
+def _rivals(cause: str, also: Sequence[str]) -> str:
+    """Return, for a sentence, other causes that explain the same and the option that tells which.
+
+    "" without other causes.
+    """
+    if not also:
+        return ""
+    tells = next((CAUSES[one].told_by for one in (cause, *also) if CAUSES[one].told_by), "")
+    return f" (as well given by {', '.join(also)}" + (f"; {tells}, tells which)" if tells else ")")
 
 
 @dataclass(frozen=True)
@@ -1262,7 +1475,7 @@ class _Statement:
     keys: tuple[str, ...]
 
 
-def _statements(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple[str, ...]]]:
+def _fewest_mistakes(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple[str, ...]]]:
     """Return [(mistake with its parameters, other causes that explain the same)].
 
     The mistakes are as few as explain all parameters, chosen one after the other: the one that
@@ -1289,7 +1502,7 @@ def _statements(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple
     return found
 
 
-def _unknown(
+def _unknown_cause(
     rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
     """Yield one cause without a name for all updates that differ and that no guess explains."""
@@ -1307,10 +1520,10 @@ def _unknown(
         right = [row.key for row in compared if row.verdict == "agrees"]
         if right and len(keys) > 1 and {row.key for row in compared}.issuperset(keys):
             says += f"; backward from the loss it begins {first_place(keys, right)}"
-        yield _named("", says, keys, stored, None, size=_largest(rows, keys))
+        yield _cause("", says, keys, stored, None, size=_largest_update(rows, keys))
 
 
-def _largest(rows: Sequence[TensorStep], keys: Collection[str]) -> float | None:
+def _largest_update(rows: Sequence[TensorStep], keys: Collection[str]) -> float | None:
     """Return the largest update of the parameters `keys`, relative to the weight, or None."""
     sizes = [
         row.update.norm / row.norm for row in rows if row.key in keys and row.update and row.norm

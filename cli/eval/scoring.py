@@ -77,8 +77,10 @@ def evaluate_texts(model: str, request: EvalRequest, where: run_options.WhereOpt
         if request.against is not None:
             other = stack.enter_context(open_compared_model(request.against, run, found, where))
         with render.ProgressLine("evaluating") as progress:
-            twin = None if other is None else other.session
-            measured = score_windows(run.session, planned, skipped, twin, progress, draft=draft)
+            other_session = None if other is None else other.session
+            measured = score_windows(
+                run.session, planned, skipped, other_session, progress, draft=draft
+            )
         # Judge the losses, then what was asked for besides: the draft head, the other model.
         kind: Literal["trained", "random"] = "random" if request.random_weights else "trained"
         checks = assess_loss(measured.loss, kind, str(run.model.path))

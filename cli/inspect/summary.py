@@ -51,10 +51,10 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
 
 
 def _astray_clause(opened: Model) -> str:
-    """Return "; " and what modules of an adapter its base has not, where the base is a folder here.
+    """Return "; " and which modules an adapter changes that its base lacks; "" for anything else.
 
-    The base is the one that adapter_config.json names, from here or from beside the adapter. "" for
-    anything else.
+    The base is the folder that adapter_config.json names, from here or next to the adapter. "" too
+    where it is not on this machine.
     """
     if opened.kind is None or opened.kind.name != "adapter":
         return ""

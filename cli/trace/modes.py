@@ -210,7 +210,7 @@ def show_run(
 
 
 def pronounce_recorded(done: int, every: int, late: "Sequence[NotCompared]") -> "Pronounced":
-    """Return the verdict on a run that a budget ended: `done` of `every` point is recorded.
+    """Return the verdict on a run that a budget ended: `done` of `every` points are recorded.
 
     `late` are the points that it left.
     """

@@ -1,9 +1,10 @@
 """Prints a trace for `aprfmt trace`, and makes its JSON."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import Any, TypedDict
 
+from aprfmt.base.number_ranges import number_ranges
 from aprfmt.base.protocols import Value
 from aprfmt.cli import render, run_options
 from aprfmt.inference.capture import BESIDE, ENTERING, SLOTS
@@ -201,20 +202,11 @@ def _scope_lines(trace: Trace) -> list[str]:
     for (positions, dtype, device), points in sorted(scopes.items(), key=lambda s: -len(s[1])):
         names = list(dict.fromkeys(points))
         what = "rows" if len(said) < 2 else ", ".join(names[:4]) + (" ..." if names[4:] else "")
-        where = "unknown positions" if positions is None else f"at {format_positions(positions)}"
-        said.append(f"{what}: {where}, {dtype}{f' on {device}' if device else ''}")
+        at = (
+            "unknown positions" if positions is None else f"at {number_ranges(positions) or 'none'}"
+        )
+        said.append(f"{what}: {at}, {dtype}{f' on {device}' if device else ''}")
     return said
-
-
-def format_positions(positions: Iterable[int]) -> str:
-    """Return positions as `0-4, 7`; "none" for none."""
-    runs: list[list[int]] = []
-    for position in positions:
-        if runs and runs[-1][1] + 1 == position:
-            runs[-1][1] = position
-        else:
-            runs.append([position, position])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
 
 
 def _model_row(trace: Trace, key: str) -> list[list[str]]:

@@ -161,13 +161,14 @@ def render_page(
         "command": _diagnose_command(trace, reference),
         "top": (body["logits"] or {}).get("top") or [],
         "heats": [
-            _heat_section(
-                what, label, *heat_maps(found, {key: spots.get(key, ()) for key in found}, held)
-            )
+            {"what": what, "label": label, "heats": maps, "positions": positions}
             for what, label, found, held in (
                 ("distance from the reference", "relative L2", apart, bounds),
                 ("size of the values", "root mean square", known, {}),
             )
+            for maps, positions in [
+                heat_maps(found, {key: spots.get(key, ()) for key in found}, held)
+            ]
         ],
     }
     name = str(trace.run.get("model") or trace.run.get("path") or "a saved trace")
@@ -184,13 +185,6 @@ def _diagnose_command(trace: Trace, reference: Mapping[str, Value] | None) -> st
     if reference is None or name is None:
         return None
     return shlex.join(["aprfmt", "diagnose", str(reference["against"]), str(name)])
-
-
-def _heat_section(
-    what: str, label: str, maps: list[dict[str, object]], positions: list[str]
-) -> dict[str, object]:
-    """Return a section of heat maps for the page: what they show, its unit, maps, columns."""
-    return {"what": what, "label": label, "heats": maps, "positions": positions}
 
 
 def run_identity(trace: Trace, body: Mapping[str, Value]) -> dict[str, object]:

@@ -106,7 +106,7 @@ class WatchedKeeper:
         """Set the store of values, whether all are stored, and who is called with them.
 
         `watch` is called with each record's key and values, unless it is None. The pass ends at the
-        first point behind the time of `budget`.
+        first point after the time of `budget`.
         """
         self._place, self._every, self._watch, self._budget = place, store_all, watch, budget
         self.fetch = place.fetch
@@ -132,7 +132,7 @@ def record_trace(
 
     With `values` they are spooled to disk as they come, else only those printed are kept. `watch`
     is called with each record's key and values. If a NaN appears, the pass runs again over all
-    points, to name the first. `budget` ends the pass, which then lacks the points behind.
+    points, to name the first. `budget` ends the pass, which then lacks the later points.
     Raises BudgetSpent where it has no room for the weights that a pass reads.
     """
     check_room(run, budget)

@@ -108,14 +108,14 @@ class Backend(Recurrent, Hosted, ABC):
             "deterministic": self.deterministic,
         }
 
-    def at(self, position: int) -> None:
+    def set_position(self, position: int) -> None:
         """Set the position in the text of the first row of the following activations.
 
         Deterministic products need it: a row's place in its block of ROWS follows from it.
         """
         self._origin = position
 
-    def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
+    def to_layer_device(self, layer: int, n_layers: int, x: Array) -> Array:
         """Return x on the device of a layer; later results are placed there too. Here x itself."""
         return x
 
@@ -206,9 +206,9 @@ class Backend(Recurrent, Hosted, ABC):
 
         Only these rows are decoded, unless the table is on the device already.
         """
-        held = table.placed_for_lookup(self)
-        if held is not None:
-            return self.take(held, ids)
+        placed = table.placed_for_lookup(self)
+        if placed is not None:
+            return self.take(placed, ids)
         return self.array(np.concatenate([table.rows(int(i), int(i) + 1) for i in ids]))
 
     @abstractmethod
@@ -417,7 +417,7 @@ class Backend(Recurrent, Hosted, ABC):
 
     # attention
 
-    def seen(
+    def attention_mask(
         self, tokens: int, keys: int, cached: int, window: int | None, *, causal: bool
     ) -> Mask:
         """Return the mask [tokens, keys] of the keys that the last tokens may see.
@@ -429,7 +429,7 @@ class Backend(Recurrent, Hosted, ABC):
             return causal_mask(cached, tokens, keys, window)
         return window_mask(keys, window)
 
-    def chunked(self, tokens: int, keys: int, cached: int, chunk: int) -> Mask:
+    def chunked_mask(self, tokens: int, keys: int, cached: int, chunk: int) -> Mask:
         """Return the mask [tokens, keys] of the keys that the last tokens may see.
 
         These are the earlier keys of the token's chunk of `chunk` positions.

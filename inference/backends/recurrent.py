@@ -152,9 +152,9 @@ class Recurrent:
         x is float32 at least. RMSNorm runs over each group's width, times weight [width]. It comes
         before the gate if `first`, else after it; there is none where weight is None.
         """
-        held = None if weight is None else self.to_numpy(weight)
+        factors = None if weight is None else self.to_numpy(weight)
         y = gate_and_norm(
-            self.to_numpy(x), self.to_numpy(gate), held, groups=groups, eps=eps, first=first
+            self.to_numpy(x), self.to_numpy(gate), factors, groups=groups, eps=eps, first=first
         )
         return self.array(y)
 

@@ -88,12 +88,12 @@ class TorchBackend(TorchRecurrent):
             "versions": {"torch": torch.__version__, "numpy": np.__version__},
         }
 
-    def at(self, position: int) -> None:
+    def set_position(self, position: int) -> None:
         """Set the position in the text of the first of the rows that are computed next.
 
         torch's matmul precision holds for the whole process, so it is set again for this backend.
         """
-        super().at(position)
+        super().set_position(position)
         wanted = "high" if self._tf32 else "highest"
         if torch.get_float32_matmul_precision() != wanted:
             torch.set_float32_matmul_precision(wanted)

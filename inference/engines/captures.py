@@ -24,7 +24,7 @@ from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import open_source
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.formats.mapped_file import in_mapped_file, open_regular, read_in_windows
-from aprfmt.formats.pytorch.layout import is_zip, recognise
+from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
 from aprfmt.inference.engines.tiles import StoredRows, Tiles
@@ -147,9 +147,7 @@ def is_folder_of_arrays(path: Path) -> bool:
 
 
 def is_pickled_captures(path: Path) -> bool:
-    """Return whether a path is a file of torch.save that has the token ids of a pass."""
-    if not path.is_file() or not recognise(_first_bytes(path), path.stat().st_size):
-        return False
+    """Return whether a file of torch.save has the token ids of a pass."""
     try:
         with open_source(path) as source:
             return IDS in source.tensors or _token_ids(source.metadata) is not None
@@ -457,7 +455,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
 
         def windows() -> Generator[memoryview, None, None]:
             """Yield the tensor's bytes, read into one buffer: mapping pages costs more."""
-            place = tensor.lies() if in_mapped_file(tensor) else None
+            place = tensor.location() if in_mapped_file(tensor) else None
             if place is not None:
                 yield from read_in_windows(place[0], place[1], tensor.info.nbytes, WINDOW)
                 return

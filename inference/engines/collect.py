@@ -227,9 +227,9 @@ class Collector:
         self._spool.keep(self.records[key], np.empty(0, np.float32))
 
     def _take(self, point: str, layer: int, rank: int) -> str | None:
-        """Return the key under which a value is recorded, noting where it is from.
+        """Return the key under which a value is recorded, and store its rank as the key's.
 
-        None for a point that is not wanted, and for values of a worse source than others.
+        None for a point that is not wanted, and where values of a lower rank are recorded already.
         """
         own = key_name(point, layer)
         key = self.record_key(own)

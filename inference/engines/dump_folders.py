@@ -247,7 +247,7 @@ def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[
         if not values or (len(values) == 1 and size <= 1 and values[0] == 0):
             continue
         # Two numbers that always go together are one axis.
-        twin = next(
+        same = next(
             (
                 other
                 for other in found
@@ -257,8 +257,8 @@ def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[
             ),
             None,
         )
-        if twin is not None:
-            alias[axis] = twin
+        if same is not None:
+            alias[axis] = same
             continue
         if (
             axis == RANK

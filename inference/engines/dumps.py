@@ -1,4 +1,4 @@
-"""Opens whatever an engine dumped as one sequence's arrays: the place that all commands ask."""
+"""Opens whatever an engine dumped as one sequence's arrays, for all commands."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -108,10 +108,10 @@ def hidden_state_index(key: str) -> int | None:
 def hidden_state_points(keys: Iterable[str], n_layers: int | None) -> dict[str, tuple[str, int]]:
     """Return {key: (point, layer)} of the entries of transformers' tuple `hidden_states`.
 
-    Entry 0 is what enters layer 0, entry N the output of layer N - 1. The last one is behind the
-    final norm (modeling_llama.LlamaModel and its kin return it so). Where `n_layers` is None, the
-    last is that of the entries that are there if they are all of a tuple; else the largest is not
-    read, which may be the last, and entry 0 is taken for the embedding.
+    Entry 0 is what enters layer 0, entry N the output of layer N - 1. The last one comes after the
+    final norm (modeling_llama.LlamaModel and its kin return it so). Where `n_layers` is None, entry
+    0 is taken for the embedding. Entries 0 to N without a gap are then the whole tuple; otherwise
+    the largest is left out, as it may be the last.
     """
     first = ("embd", WHOLE) if n_layers is None else ("in", 0)
     entries = {key: n for key in keys if (n := hidden_state_index(key)) is not None}
@@ -359,7 +359,10 @@ class ModuleReader:
         return any(self._collector.record_key(name) is not None for name in names)
 
     def _is_meant(self, reading: ModuleReading) -> bool:
-        """Return whether a reading is one that this model can mean."""
+        """Return whether the model has a reading's point, and its module is that point here.
+
+        Without a model only what the other modules show is asked.
+        """
         point, layer, name = reading.point.name, reading.layer, reading.name
         collector = self._collector
         if point in ("embd", "embd_scaled") and (name.part == "scaled") != bool(self._scaled):

@@ -80,7 +80,8 @@ class NpzFile:
                 raise FormatError(f"{path}: declares over {MAX_TOTAL} bytes of arrays")
             self._members[key] = member
             with self._open_member(member) as file:
-                self.arrays[key], self._fortran[key] = self._header(file, key, member)
+                where = f"{path}: {_short_text(key)!r}"
+                self.arrays[key], self._fortran[key] = read_header(file, where, member.file_size)
 
     def _member_key(self, member: zipfile.ZipInfo) -> str:
         """Return the array's name of a member; FormatError if it is no array or too large.
@@ -127,12 +128,6 @@ class NpzFile:
             if type(error).__module__ not in ("zlib", "lzma", "_lzma", "bz2"):
                 raise
             raise FormatError(f"{where}: {_short_text(error)}") from error
-
-    def _header(
-        self, file: Any, key: str, member: zipfile.ZipInfo
-    ) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], bool]:
-        """Return ((shape, dtype), whether the order is Fortran's) of a member."""
-        return read_header(file, f"{self.path}: {_short_text(key)!r}", member.file_size)
 
     def read(self, key: str) -> Numbers:
         """Return one array; FormatError if the stream does not fit its header.

@@ -41,7 +41,7 @@ def _holds_npz(folder: Path) -> bool:
     return len(captured_files(folder)) == 1
 
 
-def _load_held(
+def _load_only_npz(
     folder: Path, ids: Sequence[int] | None, model: Model | None
 ) -> AbstractContextManager[Trace]:
     """Return the trace of the one .npz file that a folder holds."""
@@ -156,7 +156,7 @@ TRACES: Mapping[str, TraceKind] = {
         (".csv", ".json"),
     ),
     "aprt": TraceKind(LazyFunction("aprfmt.inference.aprt:is_aprt"), _load_aprt, (), folder=True),
-    "folder of an npz": TraceKind(_holds_npz, _load_held, (), folder=True),
+    "folder of an npz": TraceKind(_holds_npz, _load_only_npz, (), folder=True),
     "npz": TraceKind(_is_npz, _load_npz),
     "pt": TraceKind(_is_pickled, LazyFunction(_ENGINES + "mapping:load_arrays")),
     "aprfmt": TraceKind(is_trace_file, lambda path, ids, model: load_trace(path)),

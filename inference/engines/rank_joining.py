@@ -20,7 +20,7 @@ from aprfmt.errors import FormatError
 from aprfmt.inference.engines.captures import StoredBytes
 from aprfmt.inference.engines.parts import finite_distance
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
-from aprfmt.inference.engines.tiles import Tiles, add_up, place_below, place_beside
+from aprfmt.inference.engines.tiles import Tiles, add_up, join_columns, join_rows
 from aprfmt.tensors.memory_compare import bytes_equal
 
 Numbers = NDArray[Any]
@@ -458,7 +458,7 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
     tiles, behind = _tiles_of(rows), len(shape) - 1 - at
     if not tiles or behind > 1:
         return JoinedArray(name, tuple(shape), rows[0].dtype, read, how)
-    whole = place_below(tiles) if behind else place_beside(tiles)
+    whole = join_rows(tiles) if behind else join_columns(tiles)
     return JoinedArray(name, tuple(shape), rows[0].dtype, whole.reader(shape), how, tiles=whole)
 
 
@@ -517,7 +517,7 @@ def _join_columns(
     if tiles and max(copies) == 1 and at == len(rows[0].shape) - 1:
         # Nothing is there twice: of each part the ranks' columns follow one another.
         own = list(zip(starts, sizes, strict=False))
-        joined = place_beside([one.columns(*share) for share in own for one in tiles])
+        joined = join_columns([one.columns(*share) for share in own for one in tiles])
         reader = joined.reader(shape)
         return JoinedArray(name, shape, rows[0].dtype, reader, "columns", tiles=joined)
     return JoinedArray(name, shape, rows[0].dtype, read, "columns", read_parts=read_parts)

@@ -19,7 +19,7 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.dump_folders import Dump, Pass
 from aprfmt.inference.engines.rank_joining import JoinedArray
-from aprfmt.inference.engines.tiles import Tiles, place_below
+from aprfmt.inference.engines.tiles import Tiles, join_rows
 
 Numbers = NDArray[Any]
 _SHOWN = 4  # sequences, tokens or names in a message
@@ -556,7 +556,7 @@ def _tiles_of_rows(taken: Sequence[_Taken]) -> Tiles | None:
         if found and found[0].width != whole.width:
             return None
         found.append(whole.row_range(int(one.rows[0]), one.rows.size))
-    return found[0] if len(found) == 1 else place_below(found)
+    return found[0] if len(found) == 1 else join_rows(found)
 
 
 def _pass_tokens(one: Pass) -> int:

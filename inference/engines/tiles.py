@@ -102,7 +102,7 @@ class Tiles:
         return compute_stats_of_parts(self._parts()) if found is None else found
 
     def _stats_where_stored(self) -> Stats | None:
-        """Return `stats` from the stored bytes, of which nothing decoded is kept; None if not so.
+        """Return the statistics, computed from the stored bytes; None where no kernel reads them.
 
         Parts are those of `_parts`: they begin and end inside of rows.
         """
@@ -164,8 +164,8 @@ def _cut_columns(pieces: Sequence[StoredRows], first: int, width: int) -> list[S
     return found
 
 
-def place_beside(parts: Sequence[Tiles]) -> Tiles:
-    """Return arrays of as many rows side by side."""
+def join_columns(parts: Sequence[Tiles]) -> Tiles:
+    """Return arrays of equally many rows as one, their columns side by side."""
     starts = list(accumulate((part.width for part in parts), initial=0))
 
     def fill(row: int, column: int, out: Numbers) -> None:
@@ -184,8 +184,8 @@ def place_beside(parts: Sequence[Tiles]) -> Tiles:
     return Tiles(parts[0].rows, starts[-1], fill, stored if len(held) == len(parts) else None)
 
 
-def place_below(parts: Sequence[Tiles]) -> Tiles:
-    """Return arrays of one width one below the other."""
+def join_rows(parts: Sequence[Tiles]) -> Tiles:
+    """Return arrays of one width as one, the rows of each after those of the one before."""
     starts = list(accumulate((part.rows for part in parts), initial=0))
 
     def fill(row: int, column: int, out: Numbers) -> None:

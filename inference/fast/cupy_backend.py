@@ -51,9 +51,9 @@ class CupyBackend(CupyExperts):
         self._tf32 = tf32
         self._names: dict[Any, str] = {}  # of arrays' dtypes
         self._attention = Attention(
-            self._ops, self._brought, dtype, deterministic=deterministic, tf32=tf32
+            self._ops, self._uploads, dtype, deterministic=deterministic, tf32=tf32
         )
-        self._placer = Placer(self, self._brought)
+        self._placer = Placer(self, self._uploads)
         self._workspace: Workspace | None = None
 
     def facts(self) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ class CupyBackend(CupyExperts):
 
     def array(self, x: Numbers) -> Array:
         """Return numbers as an array on the GPU, rounded to the dtype there."""
-        self._brought.refuse_in_recording("numbers are brought to the device")
+        self._uploads.refuse_in_recording("numbers are brought to the device")
         if x.dtype != np.float32 and x.dtype != np.float64:
             x = x.astype(np.float32)
         return self._rounded(memory.copy_to_gpu(np.ascontiguousarray(x)))
@@ -89,7 +89,7 @@ class CupyBackend(CupyExperts):
     def constant(self, x: Numbers) -> Array:
         """Return a small array on the GPU, rounded to the dtype; equal ones are placed once."""
         wide = self._wide if x.dtype == np.float64 else np.dtype("float32")
-        return self._rounded(self._brought.constant(x, wide))
+        return self._rounded(self._uploads.constant(x, wide))
 
     def _rounded(self, values: Array) -> Array:
         """Return float32 or float64 numbers on the GPU as an array of the dtype."""
@@ -109,9 +109,9 @@ class CupyBackend(CupyExperts):
         The first query is at position `start`. Multiplied in float64 on the GPU; a recorded step
         reads the position there.
         """
-        arrays, cached = memory.array_module(), self._brought.cached
+        arrays, cached = memory.array_module(), self._uploads.cached
         queries_at = arrays.arange(queries)[:, None] + (start if cached is None else cached)
-        exact = self._brought.constant(slopes, "float64")[:, None, None]
+        exact = self._uploads.constant(slopes, "float64")[:, None, None]
         return self._rounded(exact * (arrays.arange(keys) - queries_at))
 
     def to_numpy(self, x: Array) -> Numbers:
@@ -121,7 +121,7 @@ class CupyBackend(CupyExperts):
         """
         if not memory.is_on_gpu(x):
             return x  # type: ignore[no-any-return]
-        self._brought.refuse_in_recording("the host reads a value")
+        self._uploads.refuse_in_recording("the host reads a value")
         values: Numbers = memory.copy_to_host(x)
         if values.dtype != np.uint16:
             return values
@@ -140,7 +140,7 @@ class CupyBackend(CupyExperts):
     def _reduction_workspace(self) -> Workspace:
         """Return the workspace of statistics, allocated at the first call."""
         if self._workspace is None:
-            self._workspace = Workspace(self._brought)
+            self._workspace = Workspace(self._uploads)
         return self._workspace
 
     def stats(self, x: Array) -> Stats:
@@ -163,12 +163,12 @@ class CupyBackend(CupyExperts):
     @property
     def recording(self) -> PassInputs | None:
         """The inputs of the pass being recorded, or None."""
-        return self._brought.recording
+        return self._uploads.recording
 
     @recording.setter
     def recording(self, inputs: PassInputs | None) -> None:
         """Set the inputs of the pass being recorded, or None at its end."""
-        self._brought.recording = inputs
+        self._uploads.recording = inputs
 
     def graphs(self) -> PassGraphs | None:
         """Return a recorder of passes; None in deterministic mode."""
@@ -203,14 +203,14 @@ class CupyBackend(CupyExperts):
 
     def matrix(self, w: Weight) -> Array | None:
         """Return a weight [rows, columns] decoded in the dtype; None if it is not kept decoded."""
-        placed = self._placer.place_if_held(w)
+        placed = self._placer.place_within_budget(w)
         return placed.values if isinstance(placed, Dense) else None
 
     def ids_with_rows(self, ids: Numbers, count: int) -> Numbers | Array:
         """Return token ids to `embed` with a table of `count` rows: 0 for an id that has none."""
         if self.recording is None:
             return super().ids_with_rows(ids, count)
-        rows = self._brought.row_numbers(ids)
+        rows = self._uploads.row_numbers(ids)
         return rows * (rows < count)
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
@@ -288,8 +288,8 @@ class CupyBackend(CupyExperts):
         Both are multiplied by `factor`, and rounded to the dtype unless `cast` is `result`.
         """
         at, frequencies = (
-            self._brought.row_numbers(positions),
-            self._brought.constant(inv_freq, "float32"),
+            self._uploads.row_numbers(positions),
+            self._uploads.constant(inv_freq, "float32"),
         )
         shape, wide = (len(positions), len(inv_freq)), cast == "result"
         kind = self._wide if wide else self._stored
@@ -331,7 +331,7 @@ class CupyBackend(CupyExperts):
 
         A recorded step reads the position on the device and returns the whole buffers.
         """
-        cached = self._brought.cached
+        cached = self._uploads.cached
         if cached is None:
             return super().append(buffers, rows, start)
         for buffer, x in zip(buffers, rows, strict=True):

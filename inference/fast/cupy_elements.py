@@ -9,7 +9,7 @@ import numpy as np
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends.base import Array, Backend, NormCast, Numbers
 from aprfmt.inference.fast.cuda import memory
-from aprfmt.inference.fast.cuda.brought import Brought
+from aprfmt.inference.fast.cuda.host_uploads import HostUploads
 from aprfmt.inference.fast.cuda.ops import Ops
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
@@ -33,7 +33,7 @@ class CupyElements(Backend):
         self._stored = np.dtype(memory.STORED[dtype])
         self._wide = np.dtype("float64" if dtype == "float64" else "float32")
         self._ops = Ops(dtype)
-        self._brought = Brought()
+        self._uploads = HostUploads()
 
     def _empty(self, *shape: int) -> Array:
         """Return an array of the dtype on the GPU, to be written whole."""
@@ -199,7 +199,7 @@ class CupyElements(Backend):
 
     def take(self, x: Array, rows: Numbers | Array) -> Array:
         """Return a copy of rows `rows` of x, in that order."""
-        return x[self._brought.row_numbers(rows)]
+        return x[self._uploads.row_numbers(rows)]
 
     def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
         """Add y [n, width] times weights [n] to n rows of total in place; return total.
@@ -207,7 +207,7 @@ class CupyElements(Backend):
         `rows` are the numbers of these rows of total, each at most once.
         """
         if len(rows):
-            index = self._brought.row_numbers(rows)
+            index = self._uploads.row_numbers(rows)
             factors = memory.copy_to_gpu(np.ascontiguousarray(weights, self._wide))
             y = make_contiguous(y)
             self._ops.launch(

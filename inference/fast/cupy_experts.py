@@ -118,8 +118,8 @@ class CupyExperts(CupyRecurrent):
         dtype.
         """
         wide = self.wide(logits)
-        given = None if bias is None else self._brought.constant(bias, wide.dtype)
-        factors = None if scale is None else self._brought.constant(scale, wide.dtype)
+        given = None if bias is None else self._uploads.constant(bias, wide.dtype)
+        factors = None if scale is None else self._uploads.constant(scale, wide.dtype)
         routing = choose_experts(wide, given, hp, CupyMaths(self._ops), factors)
         weights = self.wide(self.narrow(routing.weights)) if rounds else routing.weights
         return self._lay_out_blocks(routing.experts, weights, logits.shape[-1])
@@ -127,7 +127,7 @@ class CupyExperts(CupyRecurrent):
     def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
         """Return the blocks of a choice [tokens, used] made on the host, copied to the device."""
         given = memory.copy_to_gpu(np.ascontiguousarray(weights, self._wide))
-        return self._lay_out_blocks(self._brought.row_numbers(experts), given, n_experts)
+        return self._lay_out_blocks(self._uploads.row_numbers(experts), given, n_experts)
 
     def _lay_out_blocks(self, experts: Array, weights: Array, n_experts: int) -> ExpertBlocks:
         """Return the blocks of rows that each chosen expert multiplies, on the device.
@@ -223,7 +223,7 @@ class CupyExperts(CupyRecurrent):
 
         None if one of them is not decoded in the dtype.
         """
-        self._brought.refuse_in_recording("addresses are brought to the device")
+        self._uploads.refuse_in_recording("addresses are brought to the device")
         found = []
         for each in range(stack.shape[0]):
             held = self.matrix(stack.expert(each))

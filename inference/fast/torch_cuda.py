@@ -88,13 +88,13 @@ class CudaBackend(TorchProducts):
             "versions": versions,
         }
 
-    def at(self, position: int) -> None:
+    def set_position(self, position: int) -> None:
         """Set the position of the next rows, the matmul precision and the current device."""
-        super().at(position)
+        super().set_position(position)
         if len(self._devices) == 1 and torch.cuda.current_device() != self._device.index:
             torch.cuda.set_device(self._device)
 
-    def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
+    def to_layer_device(self, layer: int, n_layers: int, x: Array) -> Array:
         """Return x on the layer's GPU; the first layers are on the first GPU."""
         if len(self._devices) == 1:
             return x

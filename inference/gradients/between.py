@@ -177,7 +177,7 @@ def gradients_between(
             left.append(key)
             continue
         # Each run may be as far from float64 as rounding in its dtype explains.
-        apart = tuple(_apart(x, truth, size) for x in found)
+        apart = tuple(_relative_distance(x, truth, size) for x in found)
         allowed = []
         for number, run in enumerate(runs):
             others = [
@@ -186,7 +186,7 @@ def gradients_between(
             reference = references.get(run.dtype)
             if reference is not None:
                 value = _value(reference, key, parameter)
-                others += [] if value is None else [_apart(value, truth, size)]
+                others += [] if value is None else [_relative_distance(value, truth, size)]
             one, alone = ROOM * UNIT[run.dtype], ROOM * UNIT[run.dtype] * len(order) ** 0.5
             # Two runs that are wrong alike do not excuse each other.
             allowed.append(max(one, min(MOST * min(others), MOST * alone)) if others else alone)
@@ -246,7 +246,7 @@ def _value(found: BatchGradients, key: str, parameter: bool) -> Array | None:
     return found.gradient(key) if key in found.keys else None
 
 
-def _apart(x: Array | None, truth: Array, size: float) -> float:
+def _relative_distance(x: Array | None, truth: Array, size: float) -> float:
     """Return |x - truth| over `size`, the norm of truth; NaN for no array or another shape."""
     if x is None or x.shape != truth.shape:
         return float("nan")

@@ -78,8 +78,9 @@ def label_gradients(
 
 
 def _of_rows(model: Model, found: BatchGradients) -> NDArray[np.float64] | None:
-    """Return the gradient of the last norm's weight by each row that the norm gives; None for none.
+    """Return each row's share [rows, elements] of the gradient of the last norm's weight.
 
+    None where the pass has no gradient of the norm's result, or a share is not finite.
     The norm gives x * (weight + constant) + bias, and the gradient is that of its result times x.
     """
     given, values = found.points.get(POINT), found.values.get(POINT)

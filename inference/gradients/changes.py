@@ -26,6 +26,7 @@ Operation = Literal[
 ]
 # How the documents of a packed row see each other, and how their positions count then.
 Joined = Literal["positions count on", "positions restart"]
+Padding = Literal["attended", "counted"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class RouterFactors:
 
     @property
     def any(self) -> bool:
-        """Whether there is one."""
+        """Whether a factor is not zero."""
         return bool(self.balance or self.by_layer or self.z)
 
 
@@ -61,6 +62,8 @@ class BackwardChange:
     rows and columns, 1.0 for right. `smoothing` is the share of a label that is spread over the
     vocabulary, `z_loss` the factor of the squared logarithm of the softmax's denominator in the
     loss. `router` are factors of auxiliary losses in place of those that the batch states.
+    `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
+    their positions count it.
     """
 
     operation: Operation | None = None
@@ -73,6 +76,7 @@ class BackwardChange:
     smoothing: float = 0.0
     z_loss: float = 0.0
     router: RouterFactors | None = None
+    padding: Padding | None = None
 
 
 RIGHT = BackwardChange()

@@ -123,7 +123,7 @@ class BatchLoss:
             )
         return np.asarray(self._weights[role].numpy(), np.float64)
 
-    def at(self, role: str, values: Array) -> float:
+    def loss_with(self, role: str, values: Array) -> float:
         """Return the loss in nats with `values` in place of one role's weight."""
         weights = self._weights.with_arrays({role: values})
         for key in self.first:
@@ -143,8 +143,8 @@ class BatchLoss:
             return 0.0
         typical = float(np.linalg.norm(values)) or math.sqrt(values.size) * 1e-2
         far = step * typical / size
-        higher = self.at(role, values + far * direction)
-        lower = self.at(role, values - far * direction)
+        higher = self.loss_with(role, values + far * direction)
+        lower = self.loss_with(role, values - far * direction)
         return (higher - lower) / (2 * far)
 
     def rounding(self, role: str, direction: Array, step: float = STEP) -> float:
@@ -174,9 +174,10 @@ class GradientCheck:
     """A given gradient of one weight against the loss's derivatives along random directions.
 
     `apart` is the estimate of |dL/dW - g| over the larger of |g| and what the derivatives say of
-    |dL/dW|, and `floor` how small it can be measured. `agrees` means nothing unless `measured`.
-    `wrong` names the mistake that all directions agree on: g is `factor` times the true gradient
-    (`sign`: -1; `transposed`: after transposing). `parts` are those that were checked one by one.
+    |dL/dW|, which is `size`, and `floor` how small it can be measured. `agrees` means nothing
+    unless `measured`. `wrong` names the mistake that all directions agree on: g is `factor` times
+    the true gradient (`sign`: -1; `transposed`: after transposing). `parts` are those that were
+    checked one by one.
     """
 
     role: str
@@ -188,6 +189,7 @@ class GradientCheck:
     wrong: Wrong = ""
     factor: float | None = None
     parts: tuple[PartCheck, ...] = ()
+    size: float = 0.0
 
     @property
     def measured(self) -> bool:
@@ -317,9 +319,9 @@ def check_gradient(
 
 
 def _holds(loss: BatchLoss, role: str, gradient: Array, step: float, most: float, rng: Any) -> bool:
-    """Return whether a gradient is the loss's along directions that it was not found by.
+    """Return whether a gradient gives the loss's derivatives along new random directions.
 
-    `most` is how far its derivatives may be off.
+    `most` is the largest root mean square of the differences.
     """
     lines = [rng.standard_normal(gradient.shape) for _ in range(DIRECTIONS)]
     rest = [loss.along(role, line, step) - float(np.vdot(gradient, line)) for line in lines]
@@ -354,6 +356,7 @@ def _checked(
         wrong,
         factor,
         parts,
+        size,
     )
 
 

@@ -5,9 +5,10 @@ them. The loss is the mean over the scored labels of the whole batch (reduction 
 transformers' and torch's), or the mean over rows of each row's mean (`rows`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,18 @@ from aprfmt.inference.batch import Batch
 from aprfmt.inference.gradients.changes import RIGHT, BackwardChange, RouterFactors
 
 Reduction = Literal["tokens", "rows"]
+
+
+def join_documents(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return the rows of all documents as one array.
+
+    Parts whose shapes differ after the first axis, as attention's do, are flattened.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if len({each.shape[1:] for each in parts}) == 1:
+        return np.concatenate(parts)
+    return np.concatenate([each.reshape(-1) for each in parts])
 
 
 @dataclass(frozen=True)
@@ -48,8 +61,9 @@ def documents(
 
     Documents packed into one row are sequences of their own. `reduction` says what the loss is the
     mean over: all labels (`tokens`) or rows (`rows`). `change` is a mistake in them: other weights
-    of rows or labels, documents that are joined, or padding that a backward without a mask attends
-    to. Raises UsageError where no label is scored.
+    of rows or labels, documents that are joined, padding that a backward without a mask attends to,
+    or padding at the beginning of a row that is attended to or counted. Raises UsageError where no
+    label is scored.
     """
     label, ahead = batch.label, change.shift
     if change.unmasked:
@@ -76,6 +90,10 @@ def documents(
         first, stop = int(inside[0]), int(inside[-1]) + 1
         starts = [int(at) for at in np.flatnonzero(batch.document_starts[row])]
         restart = None
+        if change.padding == "attended" and not starts:
+            first = 0
+        elif change.padding == "counted" and not starts:
+            restart = np.arange(first, stop)
         if change.joined and starts:
             if change.joined == "positions restart":
                 ends = pairwise([first, *starts, stop])

@@ -17,7 +17,7 @@ from aprfmt.inference.batch import Batch
 from aprfmt.inference.capture import POINTS, PointInstance, point_instances, resolve_alias
 from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.modules import ModuleMap, ModuleReader, stated_placement
-from aprfmt.inference.gradients.documents import Document, documents
+from aprfmt.inference.gradients.documents import Document, documents, join_documents
 from aprfmt.inference.trace import KeptValues
 from aprfmt.model import Model
 
@@ -48,6 +48,12 @@ WITHOUT_GRADIENT: Mapping[str, str] = {
         index_margin index_compress_kv index_compress_gate index_compressed_k""".split(),
         _INDEXER,
     ),
+}
+# The same of parameters, by the beginning of their role.
+ROLES_WITHOUT_GRADIENT: Mapping[str, str] = {
+    "exp_probs_b": "it chooses experts alone: the loss gives it no gradient, and a trainer moves "
+    "it by a rule of its own",
+    "indexer": _INDEXER,
 }
 _PARAMETERS = (".weight", ".bias")
 
@@ -122,7 +128,8 @@ def read_points(
             refused[name] = f"shape {list(shapes[name])}; expected [{rows}, {columns}, ...]"
             continue
         if name in known:
-            found[fresh[0]], names[fresh[0]] = _joined([x for x in cut if x is not None]), name
+            found[fresh[0]] = join_documents([x for x in cut if x is not None])
+            names[fresh[0]] = name
             continue
         for (collector, reader), x in zip(readers, cut, strict=True):
             assert x is not None
@@ -131,7 +138,8 @@ def read_points(
         for key in fresh:
             every = [each.fetch(key) for each in kept]
             if all(x is not None for x in every):
-                found[key], names[key] = _joined([x for x in every if x is not None]), name
+                found[key] = join_documents([x for x in every if x is not None])
+                names[key] = name
         if not set(fresh) & found.keys():
             left[name] = readers[0][0].unknown.get(name, "the model has no such point")
     return GivenPoints(found, names, refused, left)
@@ -194,7 +202,10 @@ def _is_neutral(value: object) -> bool:
 
 
 def _cut(values: Array, batch: Batch, part: Document, scores: bool) -> Array | None:
-    """Return the rows of one document in a batch's array; None where the shape is another."""
+    """Return the rows of one document in a batch's array; None where its shape does not fit.
+
+    `scores`: queries and keys are its last two axes, [heads, tokens, keys] of each row.
+    """
     rows, columns = batch.mask.shape
     if values.ndim and values.shape[0] == rows * columns and (rows > 1 or values.ndim < 3):
         values = values.reshape(rows, columns, *values.shape[1:])
@@ -209,12 +220,3 @@ def _cut(values: Array, batch: Batch, part: Document, scores: bool) -> Array | N
         return None
     found: Array = x[inside] if x.shape[0] == columns else x[:, inside]
     return found
-
-
-def _joined(parts: Sequence[Array]) -> Array:
-    """Return the parts of all documents as one array, as `PointGradients.joined` does."""
-    if len(parts) == 1:
-        return parts[0]
-    if len({each.shape[1:] for each in parts}) == 1:
-        return np.concatenate(parts)
-    return np.concatenate([each.reshape(-1) for each in parts])

@@ -80,16 +80,16 @@ def stored_gradients(
         roles = view.roles or (role,)
         done.update(roles)
         logical = [by_role.get(each, np.zeros(views[each].shape)) for each in roles]
-        yield from zip(view.names, stored_parts(view, logical), strict=True)
+        yield from zip(view.names, stored_tensor_gradients(view, logical), strict=True)
 
 
-def stored_parts(view: View, logical: Sequence[Array]) -> list[Array]:
+def stored_tensor_gradients(view: View, logical: Sequence[Array]) -> list[Array]:
     """Return the gradients of a weight's stored tensors from those of the roles in them.
 
     `logical` are the roles' gradients. The derivative of every layout step is applied backward. A
     step that moves elements gives each stored element the gradient of the place it went to. Of
-    GGUF's two steps that change values, an added constant changes no gradient, and for a stored
-    -exp(x) the gradient is divided by it.
+    GGUF's two steps that change values, an added constant changes no gradient, and where -exp(x) is
+    stored the gradient of x is divided by the stored value.
     """
     shapes = [[tuple(tensor.info.shape) for tensor in view.stored]]
     for step in view.layout:
@@ -99,11 +99,11 @@ def stored_parts(view: View, logical: Sequence[Array]) -> list[Array]:
         for x, shape in zip(logical, shapes[-1], strict=True)
     ]
     for at in range(len(view.layout) - 1, -1, -1):
-        arrays = _back(view, at, arrays, shapes[at])
+        arrays = _gradients_before_step(view, at, arrays, shapes[at])
     return list(arrays)
 
 
-def _back(
+def _gradients_before_step(
     view: View, at: int, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]]
 ) -> Sequence[Array]:
     """Return the gradients before layout step number `at` from those after it.

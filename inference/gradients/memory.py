@@ -17,7 +17,7 @@ from aprfmt.inference.gradients.of_batch import (
     Activations,
     Pass,
     PointGradients,
-    fresh,
+    as_new_leaves,
     prepare,
     tensors_of,
 )
@@ -138,7 +138,7 @@ def _stage_bytes(
         saved = _Saved(known)
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda x: x):
             out = made.run(document, rows, Span(stage, stage + 1, entering), record=True)
-        entering = fresh(out)
+        entering = as_new_leaves(out)
         streams += sum(x.untyped_storage().nbytes() for x in tensors_of(entering))
         if saved.bytes > most.bytes:
             most = saved

@@ -19,7 +19,13 @@ from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
 from aprfmt.inference.gradients.changed_backend import ChangedBackend
 from aprfmt.inference.gradients.changes import RIGHT, BackwardChange
-from aprfmt.inference.gradients.documents import Document, Reduction, documents, routers
+from aprfmt.inference.gradients.documents import (
+    Document,
+    Reduction,
+    documents,
+    join_documents,
+    routers,
+)
 from aprfmt.inference.gradients.leaves import Leaves, stored_gradients
 from aprfmt.inference.gradients.placed_pairs import place_pairs
 from aprfmt.inference.gradients.router_loss import RouterCounts, RouterTerms
@@ -146,24 +152,18 @@ class PointGradients:
         of several they are flattened, document by document.
         """
         return tuple(  # type: ignore[return-value]
-            {key: _joined(parts) for key, parts in found.items()}
+            {
+                key: join_documents([_to_host(part) for part in parts])
+                for key, parts in found.items()
+            }
             for found in (self.points, self.values)
         )
 
 
-def _joined(parts: Sequence[torch.Tensor]) -> Array:
-    """Return the parts of all documents as one numpy array, floats as float64.
-
-    Parts whose shapes differ after the first axis are flattened.
-    """
-    arrays: list[Array] = [
-        (part.double() if part.is_floating_point() else part).cpu().numpy() for part in parts
-    ]
-    if len(arrays) == 1:
-        return arrays[0]
-    if len({each.shape[1:] for each in arrays}) == 1:
-        return np.concatenate(arrays)
-    return np.concatenate([each.reshape(-1) for each in arrays])
+def _to_host(x: torch.Tensor) -> Array:
+    """Return a tensor as a numpy array, floats as float64."""
+    found: Array = (x.double() if x.is_floating_point() else x).cpu().numpy()
+    return found
 
 
 @dataclass
@@ -260,7 +260,7 @@ class Pass:
         total: torch.Tensor | None = None
         wanted: list[torch.Tensor | None] = []
         for stage in range(stages - 1, -1, -1):
-            given = fresh(entering.pop())
+            given = as_new_leaves(entering.pop())
             self.rebuild()
             out = self.run(document, rows, Span(stage, stage + 1, given), record=True)
             term = None if self.routers is None else self.routers.taken()
@@ -283,7 +283,7 @@ class Pass:
         return total
 
 
-def fresh(entering: Any) -> Any:
+def as_new_leaves(entering: Any) -> Any:
     """Return the tensors that enter a stage as new leaves, cut from the graph; None for None."""
 
     def leaf(x: torch.Tensor) -> torch.Tensor:

@@ -45,9 +45,9 @@ class _Readers(CallRecorder):
     """Notes of each point the earlier points that its operations read."""
 
     def __init__(self) -> None:
-        """Begin without points."""
+        """Begin without points; `readers` will have what reads each point, by its key."""
         super().__init__()
-        self.held: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
         self.readers: dict[str, list[PointReader]] = {}
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
@@ -56,7 +56,7 @@ class _Readers(CallRecorder):
         key = key_name(point, layer)
         calls = [call for call in self.take_calls(x) if call.op not in MOVES]
         inside = [call.result for call in calls]
-        for other, value in self.held.items():
+        for other, value in self._values.items():
             reads = [
                 call
                 for call in calls
@@ -69,7 +69,7 @@ class _Readers(CallRecorder):
                     dict.fromkeys(WORDS.get(call.op, call.op) for call in calls[first:])
                 )
                 self.readers.setdefault(other, []).append(PointReader(key, operations))
-        self.held[key] = x
+        self._values[key] = x
         return x
 
 

@@ -37,7 +37,7 @@ def run_single_operations(
     b: Trace,
     diff: TraceDiff,
     request: ParityRequest,
-    limit: int = MAX_OPERATIONS,
+    limit: int,
 ) -> tuple[list[Operation], OperationCell | None]:
     """Return (results of single operations, the cell of the first wrong one).
 

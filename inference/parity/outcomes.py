@@ -14,7 +14,7 @@ from aprfmt.inference.loss import cross_entropy, log_probabilities
 from aprfmt.inference.parity.cells import ExpertFlip, Flip, LogitsDiff, Outcomes
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.nonfinite import equal_or_both_nan
-from aprfmt.measure.tolerances import own_loss_bound
+from aprfmt.measure.tolerances import label_loss_bound
 from aprfmt.measure.traces import PointDiff
 
 Numbers = NDArray[Any]
@@ -151,7 +151,7 @@ def measure_backend_loss(
     pairs = [
         (
             abs(mine - true) if math.isfinite(mine - true) else math.inf,
-            own_loss_bound(true if math.isfinite(true) else 0.0, backend.dtype, vocab),
+            label_loss_bound(true if math.isfinite(true) else 0.0, backend.dtype, vocab),
         )
         for mine, true in zip(found.tolist(), expected.tolist(), strict=True)
     ]

@@ -301,3 +301,91 @@ def test_a_stray_tensor_is_named_and_left_out(name: str, tmp_path: Path) -> None
     mended = aprfmt(*words.split())
     assert mended.code == 0, mended.err
     assert aprfmt("validate", tmp_path / "new.gguf").code == 0
+
+
+def _changed(folder: Path, change: Any) -> Path:
+    """Write an adapter whose stored tensors are changed by a function of {name: tensor}."""
+    path = adapter_folder(folder) / "adapter_model.safetensors"
+    held = load_file(path)
+    change(held)
+    save_file({name: tensor.contiguous() for name, tensor in held.items()}, path)
+    return folder
+
+
+FIRST = f"{PREFIX}model.layers.0.self_attn.q_proj.lora_"
+NO_PAIRS: Mapping[str, tuple[Any, str]] = {
+    "placeholders of ZeRO stage 3": (
+        lambda held: held.update(dict.fromkeys(held, torch.zeros(0))),
+        "factors are [0] and [0]",
+    ),
+    "flat parts of FSDP": (
+        lambda held: held.update({name: one.reshape(-1)[:64] for name, one in held.items()}),
+        "a partitioned run (ZeRO stage 3, FSDP) was saved without gathering",
+    ),
+    "one rank's rows": (
+        lambda held: held.update({f"{FIRST}A.weight": held[f"{FIRST}A.weight"][:2]}),
+        "factors are [2, 64] and [64, 4]",
+    ),
+    "a factor alone": (lambda held: held.pop(f"{FIRST}B.weight"), "has no b beside a"),
+    "another rank than is said": (
+        lambda held: held.update(
+            {name: one[:2] if "lora_A" in name else one[:, :2] for name, one in held.items()}
+        ),
+        "adapter_config.json says rank 4, its factors have 2",
+    ),
+    "empty factors": (
+        lambda held: held.update(
+            {name: one[:0] if "lora_A" in name else one[:, :0] for name, one in held.items()}
+        ),
+        "factors are [0, 64] and [64, 0]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_PAIRS)
+def test_factors_that_are_no_pairs_promise_no_merge(case: str, tmp_path: Path) -> None:
+    """What a merge refuses, `inspect` does not promise and `validate` does not pass.
+
+    Seen red: "a LoRA adapter of rank 0; merge it into its base", and PASS.
+    """
+    change, says = NO_PAIRS[case]
+    adapter = _changed(tmp_path / "adapter", change)
+    shown = aprfmt("inspect", adapter).out
+    assert "it can be merged by no program" in shown and says in shown
+    assert "of rank 0" not in shown and "merge it into its base" not in shown
+    checked = aprfmt("validate", adapter)
+    assert checked.code == 1 and says in checked.out
+    refused = merge(base_folder(tmp_path / "base"), adapter, tmp_path / "out")
+    assert refused.code == 2 and says.partition(";")[0] in refused.err
+
+
+def test_a_right_adapter_passes(tmp_path: Path) -> None:
+    adapter = adapter_folder(tmp_path / "adapter")
+    assert aprfmt("validate", adapter).code == 0
+    assert "of rank 4" in aprfmt("inspect", adapter).out
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_weights_of_the_base_beside_the_factors_are_said(also: bool, tmp_path: Path) -> None:
+    """As where a state_dict of PEFT's model was saved for the adapter; a merge is the same.
+
+    Seen red: they were "whole", as if the adapter had trained them.
+    """
+    base = base_folder(tmp_path / "base")
+    adapter = adapter_folder(tmp_path / "adapter")
+    one = merge(base, adapter, tmp_path / "one")
+    file = adapter / "adapter_model.safetensors"
+    held = load_file(file)
+    for name, tensor in load_file(base / "model.safetensors").items():
+        if "q_proj" in name:
+            held[f"{PREFIX}{name.replace('.weight', '.base_layer.weight')}"] = tensor
+        elif also:
+            held[f"{PREFIX}{name}"] = tensor
+    save_file(held, file)
+    shown = aprfmt("inspect", adapter).out
+    assert "2 of them the base's own (model.layers.0.self_attn.q_proj.base_layer.weight" in shown
+    assert ("of them whole" in shown) is also
+    other = merge(base, adapter, tmp_path / "other")
+    assert (one.code, other.code) == (0, 0)
+    mine, theirs = (load_file(tmp_path / out / "model.safetensors") for out in ("one", "other"))
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.arch import ARCHS, arch_names, gemma3n, rope_sections
+from aprfmt.arch import ARCHS, arch_names, ernie_moe, gemma3n, gemma4, rope_sections
 from aprfmt.arch.carried_hyperparameters import CARRIED
 from aprfmt.arch.hyperparameters import (
     expected_losses,
@@ -20,6 +20,7 @@ from aprfmt.arch.hyperparameters import (
     read_hyper,
     write_hyper,
 )
+from aprfmt.arch.rope_gguf import UNTURNED
 from aprfmt.arch.rope_hf import HFRope, RopeDefaults
 from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES, Facts, HyperParam, HyperParams
 from aprfmt.arch.value_checks import inverse, nearest_float32, same_value, shortest_decimal
@@ -634,3 +635,30 @@ def test_a_switch_of_a_delta_net_is_read_by_its_value(said: bool | None, strengt
     if said is None:
         del config["linear_allow_neg_eigval"]
     assert hf("olmo_hybrid", config)["delta_strength"] == strength
+
+
+def test_a_gguf_of_gemma4_turns_all_pairs_where_nothing_is_said() -> None:
+    sizes = {"head_dim": 16, "global_head_dim": 16, "rope_scaling": None}
+    assert gemma4._rope_divisors(sizes) == (1.0,) * 8
+    scaled = sizes | {"rope_scaling": {"type": "linear", "factor": 8.0}}
+    assert gemma4._rope_divisors(scaled) == (1.0,) * 8
+    part = sizes | {"rope_scaling": {"type": "proportional", "rotated": 6, "factor": 8.0}}
+    assert gemma4._rope_divisors(part) == (8.0,) * 3 + (UNTURNED,) * 5
+
+
+@pytest.mark.parametrize("said", ["start", "end", "interval", ""])
+def test_the_key_of_layers_with_experts_is_the_one_that_is_there(said: str) -> None:
+    keys = {
+        name: f"moe_layer_{name}" + ("_index" if name != "interval" else "")
+        for name in ("start", "end", "interval")
+    }
+    values = {"start": 1, "end": 2, "interval": 2}
+    config = {keys[said]: values[said]} if said else {}
+    rule = ernie_moe._moe_layers_rule()
+    assert callable(rule.read["hf"])
+    found = rule.read["hf"](Facts("hf", config, {}), {"n_layers": 4})
+    layers = {
+        "start": (False, True, True, True), "end": (False, True, True, False),
+        "interval": (False, True, False, True), "": (False, True, True, True),
+    }  # fmt: skip
+    assert found == (layers[said], keys.get(said, ""))

@@ -3,16 +3,19 @@
 Seen red: each of the lines left out, and every condition of one turned around.
 """
 
+import contextlib
 import io
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import gguf
 import pytest
 
-from aprfmt import errors
+from aprfmt import codecs, errors
 from aprfmt.adapters.answers import ChangedWeight
 from aprfmt.cli import attest as attest_command
 from aprfmt.cli import check_output, demo, logprobs, output_format, render, tree
@@ -665,3 +668,78 @@ def test_an_address_is_itself_in_sarif_and_a_path_is_quoted(file: str, uri: str)
     log = sarif_log("validate", [ReportCase("shapes", file, "fail", "wrong")], 1)
     (place,) = log["runs"][0]["results"][0]["locations"]
     assert place == {"physicalLocation": {"artifactLocation": {"uri": uri}}}
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 50])
+def test_a_value_is_cut_at_the_width_and_says_that_it_was(
+    more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "x" * (render.WIDEST + more)
+    found = render.field_text("name", text)
+    assert found == (text if more <= 0 else text[: render.WIDEST - 3] + "...")
+    assert len(found) <= render.WIDEST
+    monkeypatch.setattr(output_format, "answer_format", lambda: "agent")
+    assert render.field_text("name", text) == text
+
+
+@pytest.mark.parametrize("returned", [0, 1, 2, None])
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_step_of_the_demo_ends_as_its_command_does(returned: int | None, silent: bool) -> None:
+    @click.group()
+    def group() -> None:
+        pass
+
+    @group.command()
+    def step() -> int | None:
+        print("shown")
+        return returned
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert demo.run_command(group, ["step"], silent) == (returned or 0)
+    assert out.getvalue() == ("" if silent else "shown\n")
+
+
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q8_0", "Q6_K"])
+def test_a_block_that_the_file_ends_in_has_its_fields_and_no_more(encoding: str) -> None:
+    """Bytes behind the block are another's: they are no field of it."""
+    layout = codecs.codec(encoding).layout
+    assert layout is not None
+    block = bytes(range(layout.itemsize))
+    alone = hex_command.block_row(encoding, block, 0, 0)
+    assert "".join(field["bytes"] for field in alone["fields"]) == block.hex()
+    more = hex_command.block_row(encoding, block + b"\xff" * layout.itemsize, 0, 0)
+    assert more["fields"] == alone["fields"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_what_no_cause_explains_is_named_once_and_counted(count: int) -> None:
+    rows = [
+        SimpleNamespace(key=f"L{i}.ffn_up.weight", name_a="", name_b=f"blk.{i}.up", verdict="BUG")
+        for i in range(count)
+    ]
+    report: Any = SimpleNamespace(
+        causes=(), worst=lambda: rows, hyperparameters=(), tokenizer=(), metadata=(), asked=(),
+        beside=None, tensors=(),
+    )  # fmt: skip
+    more = f", and {count - 1} more (-v)" if count > 1 else ""
+    lines = list(diff_command._other_difference_lines(report))
+    assert lines == [(f"  BUG: blk.0.up (L0.ffn_up.weight){more}", "bad")]
+
+
+def test_a_status_line_keeps_no_process_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "progress_wanted", lambda: True)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    made: list[threading.Thread] = []
+    started = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        made.append(thread)
+        started(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    status = render.StatusLine()
+    status.begin("diff", "reading")
+    status.end()
+    (thread,) = made
+    assert thread.daemon

@@ -41,6 +41,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "t.txt").write_text("hello there\n")
     (folder / "notes.json").write_text("[1, 2]")
     (folder / "dead.gguf").symlink_to("gone.gguf")
+    (folder / "loop.gguf").symlink_to("loop.gguf")
+    shutil.copy(folder / "m.gguf", folder / "-dash.gguf")
     return folder
 
 
@@ -80,8 +82,18 @@ LINES: tuple[tuple[str, str], ...] = (
     ("M.GGUF", "near names: m.gguf"),
     ("diff m.gguf ./n.gguf", "near names: m.gguf"),
     ("scan n.gguf", "near names: m.gguf"),
-    ("inspect zzzzzzzzzz", "zzzzzzzzzz: no such file or folder; models there: m.gguf"),
+    ("inspect zzzzzzzzzz", "zzzzzzzzzz: no such file or folder; models there: -dash.gguf, m.gguf"),
     ("inspect dead.gguf", "dead.gguf: is a link to gone.gguf, which is not there"),
+    ("inspect loop.gguf", "loop.gguf: is a link to loop.gguf, which leads back to it"),
+    ("convert - o.gguf", "-: a model is read from a file, not from standard input"),
+    (
+        "inspect -dash.gguf",
+        "-dash.gguf: begins as an option does; the file of that name is ./-dash",
+    ),
+    ("diff m.gguf m.gguf --budget soon", "'soon' is no limit; expected for example 90s or 2G"),
+    ("inspect m.gguf --arch Qwen2", "arch 'Qwen2' is not known; known: qwen2,"),
+    ("inspect m.gguf --arch Qwen2ForCausalLM", "is not known; known: qwen2"),
+    ("hash m.gguf --check t.txt", "t.txt: not JSON at byte 0: Expecting value; expected what `apr"),
     ("inspect huggingface.co/a/b", "an address begins with https:// or hf://"),
     ("split hf parts.gguf --max-shard-size 2", "'2' is 2 bytes; give the unit: 2G, 2M"),
     ("split hf parts.gguf --max-shard-size 2B", "'2B' is 2 bytes; expected for example 500M or 2G"),
@@ -99,6 +111,11 @@ LINES: tuple[tuple[str, str], ...] = (
         "none: gguf is one file; give it the extension .gguf (--to safetensors",
     ),
     ("quantize hf Q4_K_M", "Q4_K_M: is a type, and DST is missing"),
+    (
+        "quantize hf Q4_K_M o.gguf",
+        "Q4_K_M: is a type, which stands behind SRC and DST: hf o.gguf Q4_K_M",
+    ),
+    ("quantize q8_0 hf o.gguf", "q8_0: is a type, which stands behind SRC and DST: hf o.gguf q8_0"),
     ("quantize hf o.gguf", "give the type: --type Q4_K_M, or Q4_K_M behind DST"),
     ("quantize hf o.gguf Q4_K_M --type Q8_0", "give one of them"),
     ("quantize hf o.gguf Q4_K_X", "--type Q4_K_X: is not known; near names: "),

@@ -375,3 +375,42 @@ def test_a_change_runs_the_checks_of_stated_values_and_that_of_a_template_if_ask
     names = {"names of the architecture", "names of the tokenizer"}
     wanted = {*set_.DOUBTS, *names, *([set_.TEMPLATE] if template else [])}
     assert set(found) == wanted
+
+
+DOUBTFUL = {
+    "temperature=-1": "temperature", "top_p=7": "top_p", "top_k=-5": "top_k",
+    "repetition_penalty=0": "repetition_penalty", "max_new_tokens=0": "max_new_tokens",
+    "dtype=float77": "dtype", "bos_token_id=-1": "bos_token_id", "rms_norm_eps=5": "rms_norm_eps",
+    "rope_theta=0.5": "rope_theta", "model_max_length=-1": "model_max_length",
+    "padding_side=up": "padding_side",
+}  # fmt: skip
+USUAL = ("temperature=0.7", "temperature=0", "top_p=1.0", "top_k=-1", "dtype=float32",
+         "pad_token_id=-1", "rms_norm_eps=1e-5", "padding_side=left")  # fmt: skip
+DOUBTFUL_GGUF = {
+    "general.file_type=99": "file_type", "general.sampling.temp=-1": "temp",
+    "general.sampling.top_p=3.5": "top_p",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [*DOUBTFUL, *DOUBTFUL_GGUF])
+def test_a_value_outside_its_range_warns(change: str, demo_model: Path, tmp_path: Path) -> None:
+    """Seen red: values that every reader refuses were written without a word."""
+    model, out = demo_model, tmp_path / "out"
+    if change in DOUBTFUL_GGUF:
+        model, out = tmp_path / "m.gguf", tmp_path / "out.gguf"
+        assert aprfmt("convert", demo_model, model).code == 0
+    done = aprfmt("set", model, change, "-o", out)
+    warned = [line for line in done.err.splitlines() if "doubtful_value" in line]
+    assert done.code == 0 and warned, done.err
+    assert all((DOUBTFUL | DOUBTFUL_GGUF)[change] in line for line in warned), warned
+    again = aprfmt("set", out, "general.name=x" if model != demo_model else "use_cache=false",
+                   "-o", tmp_path / f"again{out.suffix}")  # fmt: skip
+    assert "doubtful_value" not in again.err, "it was so before"
+
+
+@pytest.mark.parametrize("change", USUAL)
+def test_a_usual_value_does_not(change: str, demo_model: Path, tmp_path: Path) -> None:
+    done = aprfmt("set", demo_model, change, "-o", tmp_path / "out")
+    warned = [line for line in done.err.splitlines() if "doubtful_value" in line]
+    assert done.code == 0
+    assert not warned or change == "dtype=float32", warned  # the weights are of another

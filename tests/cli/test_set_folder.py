@@ -74,6 +74,27 @@ CHANGES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("change", "written"),
+    [
+        ("rope_theta=5000", 5000.0),
+        ("rms_norm_eps=1", 1.0),
+        ("max_position_embeddings=2048.0", 2048),
+        ("max_position_embeddings=2e3", 2000),
+    ],
+)
+@pytest.mark.parametrize("kind", ["folder", "apr"])
+def test_a_number_keeps_its_type(
+    kind: str, change: str, written: float, files: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / files[kind].name
+    assert aprfmt("set", files[kind], change, "-o", out).code == 0
+    key, where = change.split("=")[0], out / "config.json" if kind == "folder" else None
+    config = json.loads(where.read_text()) if where else package.open(out).metadata
+    found = config[key] if key in config else config["rope_parameters"][key]
+    assert (type(found), found) == (type(written), written)
+
+
 @pytest.mark.parametrize(("change", "wanted"), CHANGES)
 def test_transformers_reads_what_was_set(
     change: str, wanted: dict[str, Any], demo: Path, tmp_path: Path

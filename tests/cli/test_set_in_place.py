@@ -15,7 +15,7 @@ import gguf
 import pytest
 import safetensors
 
-from aprfmt.conversion import in_place
+from aprfmt.conversion import folder_edits, in_place
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import open_source
 from aprfmt.formats.in_place_patch import (
@@ -29,10 +29,11 @@ from aprfmt.formats.mapped_file import file_identity
 from aprfmt.formats.signature import sign
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
+from tests.formats.writers import contents
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLS = ("open", "write", "pwrite", "replace", "unlink", "fsync")
+CALLS = ("open", "write", "pwrite", "replace", "unlink", "fsync", "link")
 
 
 @pytest.fixture
@@ -179,15 +180,17 @@ def killed_at(n: int, path: Path, change: str) -> int:
 
         return call
 
-    def patch(*of: Any) -> None:
+    where, what = (folder_edits, "write_in_place") if path.is_dir() else (in_place, "patch_file")
+    function = vars(where)[what]
+
+    def patch(*of: Any) -> Any:
         for name in CALLS:
             setattr(os, name, dying(name))
-        patch_file(*of)
+        return function(*of)
 
     code = 1
     try:
-        assert vars(in_place)["patch_file"] is patch_file  # a KeyError after a rename
-        vars(in_place)["patch_file"] = patch
+        vars(where)[what] = patch
         code = aprfmt("set", path, change, "--in-place").code
     finally:
         os._exit(code)
@@ -225,7 +228,12 @@ def kill_at_each_call(path: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change"), [("gguf", "llama.context_length=1000001"), ("apr", "note=ABCDEFGH")]
+    ("name", "change"),
+    [
+        ("gguf", "llama.context_length=1000001"),
+        ("apr", "note=ABCDEFGH"),
+        ("folder", "eos_token_id=7"),
+    ],
 )
 def test_a_kill_at_any_call_leaves_old_or_new_or_is_completed(
     name: str, change: str, files: dict[str, Path]
@@ -240,6 +248,41 @@ def test_a_kill_at_any_call_leaves_old_or_new_or_is_completed(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def kill_folder_at_each_call(folder: Path, change: str) -> None:
+    """Kill a change of two text files of a folder at each call: it is old, new, or refused.
+
+    The same command completes it, whatever the kill left. Needs a process with one thread.
+    """
+    config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": 5}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
+    old = contents(folder)
+    assert aprfmt("set", folder, change, "--in-place").code == 0
+    new = contents(folder)
+    changed = [name for name in new if new[name] != old[name]]
+    assert len(changed) == 2, "the two are published by a journal"
+    refused = linked = 0
+    for n in itertools.count(1):
+        for name in changed:
+            (folder / name).write_bytes(old[name])
+        code = killed_at(n, folder, change)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, f"call {n}: {code}"
+        linked += any((folder / name).stat().st_nlink > 1 for name in changed)
+        mixed = contents(folder) not in (old, new)
+        inspected = aprfmt("inspect", folder)
+        refused += inspected.code == 2
+        assert inspected.code == 2 or not mixed
+        assert inspected.code == 0 or "whose writing was interrupted" in inspected.err
+        done = aprfmt("set", folder, change, "--in-place")
+        assert done.code == 0, done.err
+        assert contents(folder) == new
+        assert not list(folder.glob(".*"))
+    assert n > len(CALLS), "the calls were not reached"
+    assert refused and linked
 
 
 def test_any_write_into_the_folder_completes_it(files: dict[str, Path], tmp_path: Path) -> None:
@@ -365,4 +408,5 @@ def test_a_patch_is_not_believed(data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    kill_at_each_call(Path(sys.argv[1]), sys.argv[2])
+    of = kill_folder_at_each_call if os.path.isdir(sys.argv[1]) else kill_at_each_call
+    of(Path(sys.argv[1]), sys.argv[2])

@@ -1,10 +1,12 @@
 """Streams that lack characters: every command prints to cp1252, latin-1 and cp437, none raises.
 
-Seen red: without `spell_missing` in `main`, `tree` and whatever prints the model's name.
+Seen red: without `spell_missing` in `main`, `tree` and whatever prints the model's name. And
+streams that are closed or full.
 """
 
 import io
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -105,3 +107,61 @@ def test_a_stream_that_replaces_already_or_is_no_file_stays() -> None:
     kept = io.TextIOWrapper(io.BytesIO(), "cp1252", "replace")
     spell_missing(kept, io.StringIO())
     assert kept.errors == "replace"
+
+
+def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command line of a POSIX shell, with `aprfmt` for this one."""
+    if line.startswith("aprfmt "):
+        line = f"{shlex.quote(sys.executable)} -m {line}"
+    return subprocess.run(
+        ["sh", "-c", line], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="NOT-RUN: a POSIX shell is needed")
+
+
+@POSIX
+@pytest.mark.parametrize("line", ["aprfmt inspect model", "aprfmt convert model new.gguf"])
+def test_a_closed_stdout_is_said_before_anything_is_done(line: str, folder: Path) -> None:
+    done = shell(f"{line} >&-", folder)
+    assert done.returncode == 2 and not (folder / "new.gguf").exists()
+    assert done.stderr.startswith("aprfmt: standard output is closed;")
+    assert done.stderr.count("\n") == 1
+
+
+@POSIX
+@pytest.mark.parametrize("closed", ["2>&-", "<&-", "<&- 2>&-"])
+def test_no_file_takes_the_number_of_a_closed_stream(closed: str, folder: Path) -> None:
+    """What a library prints to stderr would go into the file that has its number."""
+    script = (
+        "import os, sys; from aprfmt.cli.main import main; import aprfmt.formats.output_file as f; "
+        "real = f.OutputFile.write; "
+        "f.OutputFile.write = lambda self, data: (os.write(2, b'a warning'), real(self, data))[1]; "
+        "main(['convert', 'model', sys.argv[1]])"
+    )
+    run = f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}"
+    assert shell(f"{run} a.gguf", folder).returncode == 0
+    assert shell(f"{run} b.gguf {closed}", folder).returncode == 0
+    whole = [(folder / name) for name in ("a.gguf", "b.gguf")]
+    assert whole[0].read_bytes() == whole[1].read_bytes()
+    for path in whole:
+        path.unlink()
+    assert shell(f"aprfmt inspect no.gguf {closed}", folder).returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="NOT-RUN: there is no /dev/full")
+@pytest.mark.parametrize("form", ["", "--json", "--format junit", "--json --debug"])
+@pytest.mark.parametrize("line", ["validate model", "validate none.gguf"])
+def test_a_full_stdout_is_one_line(line: str, form: str, folder: Path) -> None:
+    done = shell(f"aprfmt {line} {form} > /dev/full", folder)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    if "none" in line:
+        assert last.startswith("aprfmt: none.gguf: no such file or folder")
+    else:
+        assert last == (
+            "aprfmt: standard output: cannot be written: No space left on device; free some space "
+            "or write elsewhere"
+        )
+    assert "--debug" in form or done.stderr.count("\n") == 1

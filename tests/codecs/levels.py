@@ -14,6 +14,7 @@ native = pytest.importorskip(
 )
 
 golden = pytest.importorskip("aprfmt.codecs.native.golden")
+moments = pytest.importorskip("aprfmt.codecs.native.moments")
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.codecs.code_recovery import count_lost_codes
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
-from aprfmt.codecs.way_back import count_lost_codes
 
 TILE = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 PLAIN = {"quant_method": "fp8"}

@@ -165,7 +165,8 @@ def state_with(**changes: Any) -> dict[str, bytes]:
     "changes",
     [
         {"quant_type": "fp4"}, {"dtype": "float64"}, {"dtype": ["float32"]}, {"blocksize": 0},
-        {"blocksize": True}, {"blocksize": 64.0}, {"blocksize": 1 << 40}, {"shape": None},
+        {"blocksize": True}, {"blocksize": 64.0}, {"blocksize": 1 << 40}, {"blocksize": 1 << 31},
+        {"shape": None},
         {"shape": [2, -64]}, {"shape": [2, 63]}, {"shape": [1] * 9}, {"shape": [1 << 70]},
         {"nested_blocksize": 0}, {"nested_offset": "x"}, {"nested_offset": 10**400},
         {"nested_dtype": "float16"}, {"blocksize": 32},

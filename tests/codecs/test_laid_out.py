@@ -158,12 +158,14 @@ def test_codes_that_do_not_lie_in_rows_are_decoded_where_they_lie(
     for change in ACROSS.values():
         weight = change(made)
         expected = by_numpy(weight, monkeypatch)
-        taken = [weight._across(first, rows) for first, rows in ((0, TALL), (4, 8), (0, 9))]
+        taken = [weight._decodes_across(first, rows) for first, rows in ((0, TALL), (4, 8), (0, 9))]
         assert taken == [weight.group is not None, False, False]
         same_bits(weight.decode(threads=2), expected)  # turned first, but for groups of columns
         with monkeypatch.context() as patch:
             patch.setattr(
-                WeightLayout, "_across", lambda self, first, rows: not (first % 8 or rows % 8)
+                WeightLayout,
+                "_decodes_across",
+                lambda self, first, rows: not (first % 8 or rows % 8),
             )
             same_bits(weight.decode(), expected)
             for start, stop in ((8, 24), (130, 200), (136, 280)):

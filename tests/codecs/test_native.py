@@ -14,7 +14,7 @@ from aprfmt import codecs
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.conversion.change_counts import ChangeCounts, is_block_encoding
 from aprfmt.errors import CodecError
-from tests.codecs.levels import golden, level, misaligned, native
+from tests.codecs.levels import golden, level, misaligned, moments, native
 from tests.patience import PATIENCE
 
 __all__ = ["level"]
@@ -249,7 +249,7 @@ def test_moments_of_rows_in_pieces_are_those_of_the_rows(
         pieces.append((name, raw, wide, first, taken))
         columns.append(codecs.decode(name, raw, (rows, wide))[:, first : first + taken])
     whole = np.ascontiguousarray(np.hstack(columns))
-    part = native.moments.PART
+    part = moments.PART
     for count in {whole.size - skip, max(whole.size - skip - 5, 1)}:
         flat = whole.reshape(-1)[skip : skip + count]
         here = pieces

@@ -71,7 +71,7 @@ def test_the_bytes_that_the_library_makes(library: str, case: str) -> None:
     weight = np.frombuffer(raw, FLOATS[encoding]).reshape(shape).astype(np.float32)
     if not writer.scales:
         how = how._replace(scales=encoding)
-    source = writer.rounded(weight, how)
+    source = writer.quantize(weight, how)
     theirs = {n.partition("|")[2]: row for n, row in held.items() if n.startswith(f"{case}|")}
     stored = writer.stored(shape, how)
     assert set(stored) == set(theirs) - {"<", "="}
@@ -118,7 +118,7 @@ def test_what_is_stored_decodes_to_the_grid(scheme: str, scales: str) -> None:
     how = Settings(row["size"] or COLUMNS, writer.scales or scales, row["version"])
     weight = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
     weight[3] = 0
-    source = writer.rounded(weight, how)
+    source = writer.quantize(weight, how)
     packed = stored(writer, source, how)
     values = source.values(0, ROWS)
     np.testing.assert_array_equal(packed.decode().reshape(values.shape), values)
@@ -141,7 +141,7 @@ def test_what_small_values_become_is_read(scheme: str, scales: str, size: float)
     writer = WRITERS[row["writer"]]
     how = Settings(row["size"] or COLUMNS, writer.scales or scales, row["version"])
     weight = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)) * size
-    source = writer.rounded(weight.astype(np.float32), how)
+    source = writer.quantize(weight.astype(np.float32), how)
     packed = stored(writer, source, how)
     laid = packed.laid_out()
     assert laid is not None
@@ -152,7 +152,7 @@ def test_what_small_values_become_is_read(scheme: str, scales: str, size: float)
 def test_a_scale_that_f16_rounds_to_nothing_is_its_smallest() -> None:
     writer, how = WRITERS["GPTQ"], Settings(32, "F16")
     weight = np.random.default_rng(0).uniform(-2e-7, 2e-7, (ROWS, COLUMNS)).astype(np.float32)
-    source = writer.rounded(weight, how)
+    source = writer.quantize(weight, how)
     assert (source.groups.scale == 2.0**-24).all()
     assert np.abs(source.values(0, ROWS) - weight).max() <= 2.0**-25
 
@@ -213,12 +213,12 @@ def anew(read: GridWeight, target: str) -> Iterator[tuple[GridWeight, Any, Packe
             continue
         if read.groups.codes == "e2m1" and (read.groups.size == 32) != ("MXFP4" in name):
             with pytest.raises(CodecError, match="no E2M1 in groups of"):
-                writer.taken(read, Settings(read.groups.size, "F16"))
+                writer.repack(read, Settings(read.groups.size, "F16"))
             continue
         for version in (1, 2) if target == "GPTQ" else (1,):
             how = Settings(read.groups.size, writer.scales or "F16", version)
             try:
-                held, said = writer.taken(read, how)
+                held, said = writer.repack(read, how)
             except CodecError as error:
                 if "would all be 0 in F16" not in str(error):
                     raise
@@ -364,23 +364,23 @@ def test_nibbles_go_both_ways() -> None:
 def test_what_cannot_be_written_is_said() -> None:
     writer, weight = WRITERS["GPTQ"], np.ones((8, 64), np.float32)
     with pytest.raises(CodecError, match="rows of 64 are no whole number of groups of 48"):
-        writer.rounded(weight, Settings(48, "F16"))
+        writer.quantize(weight, Settings(48, "F16"))
     weight[2, 3] = np.inf
     with pytest.raises(CodecError, match=r"holds inf at \[2, 3\]"):
-        writer.rounded(weight, Settings(32, "F16"))
+        writer.quantize(weight, Settings(32, "F16"))
     weight[2, 3] = 1e30
     with pytest.raises(CodecError, match=r"scale .* at \[2, 0\] is beyond F16"):
-        writer.rounded(weight, Settings(32, "F16"))
+        writer.quantize(weight, Settings(32, "F16"))
     read = GridWeight(
         (8, 64), Groups(32, np.ones((8, 2), np.float32)), lambda a, b: np.zeros((0, 32), np.uint8)
     )
     with pytest.raises(CodecError, match="groups are of 32 inputs, expected 64"):
-        writer.taken(read, Settings(64, "F16"))
+        writer.repack(read, Settings(64, "F16"))
     tiny = replace(read, groups=Groups(32, np.full((8, 2), 1e-9, np.float32)))
     with pytest.raises(CodecError, match="up to 1e-09, would all be 0 in F16"):
-        writer.taken(tiny, Settings(32, "F16"))
+        writer.repack(tiny, Settings(32, "F16"))
     with pytest.raises(CodecError, match="no E2M1 in groups of 16"):
-        WRITERS["MODELOPT-NVFP4"].taken(read, Settings(32, "F16"))
+        WRITERS["MODELOPT-NVFP4"].repack(read, Settings(32, "F16"))
 
 
 @pytest.mark.parametrize("encoding", ["Q4_0", "Q4_1", "MXFP4"])

@@ -108,7 +108,7 @@ def test_only_what_is_mapped_is_read_by_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "a.safetensors")
-    monkeypatch.setattr(StoredTensor, "lies", lambda self, start=0: None)
+    monkeypatch.setattr(StoredTensor, "location", lambda self, start=0: None)
     with open_model(path) as a, open_model(path) as b:
         pairs: tuple[TensorPair, ...] = align_models(a, b).pairs
         assert [prefetch._plain_bytes_of_pair(pair) for pair in pairs] == [None] * len(pairs)

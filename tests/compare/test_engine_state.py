@@ -495,3 +495,18 @@ def test_states_of_sglang(
     assert done.code == (1 if differ else 0), done.out[:2000] + done.err
     found = {one["key"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"}
     assert found == differ
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("other", [False, True], ids=["the same bytes", "other bytes"])
+def test_a_module_that_two_ways_lead_to_is_in_a_state_twice(
+    other: bool, ranks: int, tmp_path: Path
+) -> None:
+    """What was read already under a published name is no tensor of its own; other bytes are."""
+    held = states("llama", ranks)
+    name = "model.layers.1.mlp.down_proj.weight"
+    for state in held:
+        state["drafter.down.weight"] = state[name] + 1 if other else state[name].clone()
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    alone = [row["name_b"] for row in done.json["tensors"] if row["verdict"] == "ONLY_IN_B"]
+    assert (alone, done.code) == ((["drafter.down.weight"], 1) if other else ([], 0))

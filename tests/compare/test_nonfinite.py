@@ -77,7 +77,7 @@ def tensor(done: Done, key: str = KEY) -> Any:
     ("encodings", "wrong"),
     [
         ("F32 F32", "nan"), ("F16 F16", "inf"), ("BF16 BF16", "-inf"), ("F32 F16", "nan"),
-        ("F32 BF16", "inf"), ("BF16 BF16", "nan"),
+        ("F32 BF16", "inf"), ("BF16 BF16", "nan"), ("F16 BF16", "-inf"), ("F32 F16", "inf"),
     ],
 )  # fmt: skip
 def test_one_element_of_one_side(encodings: str, wrong: str) -> None:
@@ -309,3 +309,32 @@ def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged() -> No
         assert ("rounding, amplified" in found.says) == (beyond and sure)
         assert ("no operation was judged" in found.says) == (not sure and shadow is None)
         assert ("L0.q is wrong on its own input" in found.says) == (not sure and shadow == 1e-3)
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
+def test_the_finite_rest_beside_is_measured_as_numpy_measures_it(wrong: float, dtype: Any) -> None:
+    """One element that is no number, on both sides, leaves how far the others are apart."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(8, 16)).astype(dtype)
+    y = (x.astype(np.float64) * 1.01).astype(dtype)
+    x[2, 3] = y[2, 3] = wrong
+    sums = PairSums(x.shape)
+    sums.add(x, y)
+    rest = np.isfinite(x.astype(np.float64))
+    a, b = x[rest].astype(np.float64), y[rest].astype(np.float64)
+    assert sums.dd == pytest.approx(np.sum((a - b) ** 2), rel=1e-12)
+    assert (sums.aa, sums.bb, sums.ab) == pytest.approx((a @ a, b @ b, a @ b), rel=1e-12)
+
+
+def test_one_operation_that_was_judged_does_not_stand_for_another() -> None:
+    """Every point that is beyond its bound has to be judged. Seen red: "rounding, amplified"."""
+    rows = [
+        PointRow("L0.q", "q", 0, 3e-3, 1e-7, 2e-5, beyond=True, apart=True),
+        PointRow("L0.k", "k", 0, 3e-3, None, 2e-5, beyond=True, apart=True),
+    ]
+    judged = OperationResiduals({"L0.q": (1e-7, 2e-5)})
+    for some, verdict in ((rows, "bug"), (rows[1:], "bug"), (rows[:1], "precision")):
+        found = rounding_finding(some, [], [], judged)
+        assert found is not None and found.verdict == verdict
+        assert found.confirmed == (verdict == "precision")

@@ -19,6 +19,7 @@ from aprfmt.causes.tensor import (
     coarse_groups,
     coarse_rounding,
     code_orders,
+    flat_shards,
     lost_bits,
     other_tensors,
     outliers,
@@ -239,4 +240,5 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     # by tests/compare/test_block_signs.py
     tried |= {block_signs.guess_block_signs, block_signs.guess_lost_signs}
     tried.add(coarse_groups.explain_coarse_groups)  # by tests/compare/test_wide_steps.py
+    tried.add(flat_shards.explain_flat_shard)  # by tests/compare/test_flat_shards.py
     assert tried == {load_function(row.find) for row in table.TABLE}

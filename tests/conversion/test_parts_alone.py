@@ -91,7 +91,7 @@ def test_a_text_is_taken_as_it_stands_in_a_file_and_without_quotes_on_a_line() -
 class Lies:
     def __init__(self, file: object, at: int, nbytes: int) -> None:
         self.info = SimpleNamespace(nbytes=nbytes)
-        self.lies = lambda: (file, at)
+        self.location = lambda: (file, at)
 
 
 def test_small_tensors_are_brought_as_far_as_half_of_what_is_kept(
@@ -278,7 +278,7 @@ def test_a_run_that_waits_for_the_folders_lock_sleeps(
 )  # fmt: skip
 def test_only_a_file_that_readers_have_begins_a_place(key: str, file: str | None) -> None:
     edits: Any = SimpleNamespace(
-        _texts={folder_edits.CONFIG: "{}"}, folder="m", _path=lambda file, rest: [rest],
+        _texts={folder_edits.CONFIG: "{}"}, folder="m", _json=lambda file: {},
         _existing_locations=lambda key: [], _home=lambda key: None, _near=lambda key: "near",
     )  # fmt: skip
     if file is None:

@@ -197,6 +197,33 @@ def test_functions_cannot_be_recognised(source: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "x.gguf", resume=True, choose=lambda *of: None)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": 60_000}])
+def test_a_run_that_another_forestalls_takes_its_files_back(
+    options: dict[str, Any], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, whole = tmp_path / "place", tmp_path / "whole"
+    for folder in (place, whole):
+        folder.mkdir()
+    convert(source, whole / "x.gguf", **options)
+    theirs = place / max(os.listdir(whole))
+    real = ResumableFileSet._move_into_target
+
+    def forestalled(files: ResumableFileSet, target: Path, names: Any) -> None:
+        real(files, target, names)
+        theirs.write_bytes(b"theirs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableFileSet, "_move_into_target", forestalled)
+        with pytest.raises(OutputError, match="somebody else"):
+            convert(source, place / "x.gguf", resume=True, **options)
+    hidden = staging_folder(place / "x.gguf")
+    assert set(os.listdir(place)) == {theirs.name, hidden.name, f"{hidden.name}.jsonl"}
+    assert theirs.read_bytes() == b"theirs"
+    assert contents(hidden) == contents(whole)
+    convert(source, place / "x.gguf", resume=True, force=True, **options)
+    assert contents(place) == contents(whole)
+
+
 def test_two_runs_at_once_are_refused(source: Path, tmp_path: Path) -> None:
     files = ResumableFileSet(tmp_path / "x.gguf")
     files.begin({"a": "1"}, "plan")

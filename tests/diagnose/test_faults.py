@@ -109,6 +109,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
 # of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered).
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "architecture_key",
+    "flat_shard",
     "quant_signs",
     "ranks_differ",
     "shard_order",

@@ -33,6 +33,7 @@ from aprfmt.diagnosis import (
 )
 from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis.answers import Solution, layer_scopes
+from aprfmt.diagnosis.dumped_ranks import differing_ranks
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.nextstep import missing_points
 from aprfmt.diagnosis.probes import DifferingRows
@@ -92,13 +93,18 @@ def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
     monkeypatch.setattr(tensors, "_undecoded_text", lambda model, keys: "")
     rows: Any = [SimpleNamespace(key=f"L{i}.ffn_up.weight", verdict=label) for i in range(3)]
     evidence: list[Any] = []
-    found: Any = SimpleNamespace(evidence=evidence, runs=True, reason="", add=lambda *_: None)
-    model: Any = SimpleNamespace()
+    found: Any = SimpleNamespace(
+        evidence=evidence, reason="", add=lambda *_: None, ended=False, not_checked=[], stated=[]
+    )
+    model: Any = SimpleNamespace(unread=None)
     tensors._add_missing_tensors(model, model, rows, found)
     side = "B" if label == "ONLY_IN_A" else "A"
     assert [one.says for one in evidence] == [f"{side} lacks 3 tensors"]
     assert evidence[0].where == tuple(row.key for row in rows)
-    assert not found.runs and found.reason.startswith(f"{side} lacks 3 of the tensors: L0.ffn_up")
+    (cause,) = found.stated
+    assert found.ended and cause.cause == "missing_tensors" and cause.side == side
+    assert cause.says.startswith(f"{side} lacks 3 of the tensors: L0.ffn_up")
+    assert found.not_checked == [f"forward pass: {side} lacks tensors that it reads"]
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 5])
@@ -363,6 +369,7 @@ def test_keys_that_do_not_matter_are_left_out_up_to_so_many(
 
     def mends(a: Any, b: Any, changes: Any, names: Any) -> bool:
         tried.append(set(changes))
+        assert (a, b) == (right, model)
         return ("k5",) in changes
 
     monkeypatch.setattr(configuration_keys, "_MOST", most)
@@ -373,7 +380,8 @@ def test_keys_that_do_not_matter_are_left_out_up_to_so_many(
     model: Any = SimpleNamespace(
         key_style="gguf", resolution=SimpleNamespace(report=SimpleNamespace(read={}))
     )
-    words = configuration_keys.repair_arguments(model, model, ["x"])
+    right: Any = SimpleNamespace(resolution=model.resolution)
+    words = configuration_keys.repair_arguments(right, model, ["x"])
     assert words == [f"k{i}={i}" for i in range(min(most, 5), 6)]
     assert len(tried) == 1 + min(most, 5)
 
@@ -463,7 +471,7 @@ def test_ids_that_reach_experts_become_probes_while_there_is_time(
             parts=[],
             probes=["first"],
             known={1: 1},
-            measure_shares=lambda still: "again",
+            measure_shares=lambda neutral: "again",
         )
         monkeypatch.setattr(model_pair, "BUDGET", budget)
         side: Any = SimpleNamespace(hyper={"vocab_size": 100})
@@ -736,7 +744,7 @@ def test_a_bias_that_went_with_its_weight_is_no_loss_of_its_own(
     monkeypatch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: True)
     monkeypatch.setattr(tensors, "_undecoded_text", lambda model, names: "")
     levels = Levels()
-    model: Any = SimpleNamespace()
+    model: Any = SimpleNamespace(unread=None)
     rows: Any = [SimpleNamespace(verdict=label, key=key) for key in lost]
     tensors._add_missing_tensors(model, model, rows, levels)
     side = "B" if label == "ONLY_IN_A" else "A"
@@ -776,3 +784,43 @@ def test_a_part_is_the_wrong_one_where_the_weight_is_right_with_the_references(
     own: Any = {"": part(codes), "scale": part(ONES[::-1]), "input_scale": part(inputs)}
     weight: Any = SimpleNamespace(info=SimpleNamespace(encoding="NF4", shape=(2,)))
     assert block_scales._is_right_with_part(weight, own, "scale") is right
+
+
+@pytest.mark.parametrize("sides", ["A", "B", "AB", ""])
+def test_every_dump_is_asked_whether_its_ranks_differ(sides: str) -> None:
+    row = {"name": "norm", "pass": 3, "says": "rank 1 differs", "apart": 0.5, "axis": "tp",
+           "ranks": (0, 1)}  # fmt: skip
+    traces: Any = {
+        side: SimpleNamespace(run={"dump": {"unequal": (row,) if side in sides else ()}})
+        for side in "AB"
+    }
+    found = list(differing_ranks(traces))
+    assert [one.side for one in found] == list(sides)
+    assert all(one.says == "norm (pass 3): rank 1 differs" for one in found)
+
+
+@pytest.mark.parametrize("lacks", ["A", "B", "both"])
+def test_a_point_without_numbers_on_a_side_is_said_not_to_be_compared(lacks: str) -> None:
+    def trace(side: str) -> Any:
+        record = SimpleNamespace(
+            point="ffn_norm", positions=None, dtype="float32", shape=(2, 3), stats=None, digest="",
+            values=None, seen=None,
+        )  # fmt: skip
+        values = None if lacks in (side, "both") else np.ones((2, 3))
+        return SimpleNamespace(
+            run={}, resolution=0.0, records={"L0.ffn_norm": record},
+            find_record=lambda key: record, recorded_values=lambda key: values,
+            values_mask=lambda key: None,
+        )  # fmt: skip
+
+    asked: list[str] = []
+
+    def compare(key: str, *_: Any) -> str:
+        asked.append(key)
+        return "not compared"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct, "compare_point", compare)
+        between: Any = SimpleNamespace()
+        found: Any = direct.compare_shared_rows("L0.ffn_norm", trace("A"), trace("B"), between)
+    assert (found, asked) == ("not compared", ["L0.ffn_norm"])

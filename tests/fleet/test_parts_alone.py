@@ -5,14 +5,15 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
 
-from aprfmt.errors import BackendUnavailableError, OutputError
-from aprfmt.fleet import questions, ray_tasks
+from aprfmt.errors import BackendUnavailableError, FormatError, OutputError
+from aprfmt.fleet import questions, ray_tasks, results
 from aprfmt.fleet import workers as workers_module
 from aprfmt.fleet.answer_lines import RowFacts, encode_answer
 from aprfmt.fleet.model_search import FleetModel, file_identity
@@ -312,3 +313,41 @@ def test_what_is_asked_again_is_what_has_no_answer_of_this_version(tmp_path: Pat
     assert [row["check"] for row in latest_rows(path)] == ["y", "x", "z", OPEN, "w"]
     assert [row["outcome"] for row in latest_rows(path)][2] == ERROR
     assert list(read_rows(path)) == rows
+
+
+@pytest.mark.parametrize("damage", ["no table", "cut short", "a list that is no JSON"])
+def test_a_file_that_is_no_table_of_a_scan_is_named(damage: str, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    tables = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    path = tmp_path / "rows.parquet"
+    rows = [{"model": "m", "findings": "[" if damage.startswith("a list") else "[]"}]
+    tables.write_table(pyarrow.Table.from_pylist(rows), path)
+    data = path.read_bytes()
+    if damage == "no table":
+        path.write_bytes(b"not a table of anything")
+    elif damage == "cut short":
+        path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(FormatError, match=r"rows\.parquet: no Parquet file of a scan: "):
+        list(read_rows(path))
+
+
+class Arrow:
+    """pyarrow as reading a table uses it, where it is not installed: it reads nothing."""
+
+    class ArrowException(Exception):
+        """The library's own."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.parquet = SimpleNamespace(ParquetFile=partial(self.fail, error))
+
+    def fail(self, error: type[Exception], path: Path) -> None:
+        raise error("Parquet magic bytes not found")
+
+
+@pytest.mark.parametrize("error", [Arrow.ArrowException, ValueError])
+def test_what_the_library_of_tables_says_is_one_line(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "_import_pyarrow", lambda: Arrow(error))
+    with pytest.raises(FormatError, match="no Parquet file of a scan: Parquet magic bytes not"):
+        list(read_parquet(tmp_path / "rows.parquet"))

@@ -111,3 +111,31 @@ def test_files_of_the_formats_library_are_read_by_the_expression(
             for name, tensor in source.tensors.items():
                 assert tensor.info.shape == arrays[name].shape
                 assert bytes(tensor.raw()) == arrays[name].tobytes()
+
+
+class CountedReads:
+    """The bytes of a header, with a count of how often they are asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.reads = data, 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, where: Any) -> Any:
+        self.reads += 1
+        return memoryview(self.data)[where]
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b'{"a":1}', b"{} {"])
+@pytest.mark.parametrize("blanks", [0, 1, 9, 10, 11, 100_000])
+def test_padding_is_not_looked_at_byte_by_byte(
+    text: bytes, blanks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WINDOW", 1000)
+    raw = CountedReads(text + b" " * blanks)
+    assert module._end_of_text(raw) == len(text)
+    assert raw.reads <= 1 + (len(text) + blanks) / 1000
+    raw.reads = 0
+    list(module._entry_windows(raw, 0))
+    assert raw.reads <= 5 + (len(text) + blanks) / 1000

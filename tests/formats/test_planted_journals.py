@@ -272,6 +272,15 @@ def test_a_key_that_others_may_know_is_none(fault: str, home: Path) -> None:
     assert fault != "home" or not home.exists(), "a key of root's would be of no use to its owner"
 
 
+@pytest.mark.parametrize(
+    "there", ["..", ".", "aprfmt"], ids=["nothing", "its parent", "the folder"]
+)
+def test_a_key_is_made_in_the_folders_that_are_there(home: Path, there: str) -> None:
+    signature._keys.clear()
+    (home.parent.parent / there).mkdir(parents=True, exist_ok=True)
+    assert len(sign("kind", b"data")) == 64 and home.is_file()
+
+
 def test_a_relative_state_folder_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -299,3 +299,23 @@ def test_a_view_of_the_oldest_form_lies_in_its_storage(
         storages._TarReader.read_storages(reader)
     view = reader.storages[str(key)]
     assert (view.key, view.start, view.nbytes) == ("0", 4 * offset, 4 * count)
+
+
+@pytest.mark.parametrize("form", files.FORMS)
+@pytest.mark.parametrize(
+    ("layout", "make"),
+    [
+        ("sparse_coo", lambda: torch.eye(4).to_sparse()),
+        ("sparse_csr", lambda: torch.eye(4).to_sparse_csr()),
+        ("sparse_csc", lambda: torch.eye(4).to_sparse_csc()),
+        ("sparse_bsr", lambda: torch.eye(4).to_sparse_bsr((2, 2))),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_shape_that_the_parts_of_a_sparse_tensor_make_is_kept(
+    layout: str, make: Any, form: str, tmp_path: Path
+) -> None:
+    path = files.save({"x": make()}, tmp_path / "x.pt", form, 2)
+    with open_source(path) as source:
+        assert source.metadata["x.layout"] == f"torch.{layout}"
+        assert source.metadata["x.shape"] == [4, 4]

@@ -93,7 +93,7 @@ def test_products_have_the_precision_that_was_asked_for(before: str, tf32: bool)
         backend = TorchBackend("cpu", "float32", tf32=tf32)
         for _ in range(2):
             torch.set_float32_matmul_precision(before)
-            backend.at(0)
+            backend.set_position(0)
             assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
         assert backend.facts()["tf32"] is tf32
     finally:

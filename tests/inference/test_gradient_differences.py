@@ -156,7 +156,7 @@ def test_a_weight_is_moved_by_a_share_of_its_norm(values: Any, moved: float) -> 
         asked.append(x - np.array(values))
         return float(2 * x[0] - x[3])
 
-    loss: Any = SimpleNamespace(values=lambda role: np.array(values), at=at, loss=1.0)
+    loss: Any = SimpleNamespace(values=lambda role: np.array(values), loss_with=at, loss=1.0)
     direction = np.array([0.0, 0.0, 0.0, 10.0])
     assert BatchLoss.along(loss, "w", direction, 1e-3) == pytest.approx(-10.0)
     assert np.allclose(asked, [[0, 0, 0, moved * 1e-3], [0, 0, 0, -moved * 1e-3]])

@@ -5,6 +5,7 @@ the last layer's output, entry N for the output of layer N, an entry lost withou
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis.direct import equal_neighbour
 from aprfmt.inference.engines.modules import hidden_state_index, hidden_state_points
 from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.trace_file import load_trace
@@ -248,3 +250,21 @@ def test_a_buffer_of_zeros_is_no_other_point(point: str, tmp_path: Path) -> None
     path = saved(tmp_path / "b.npz", held | {key: np.zeros_like(held[key])})
     found = diagnose(str(tiny_folder("llama")), str(path))
     assert found.exit_code and found.verdict != "same", found.sentence
+
+
+@pytest.mark.parametrize("fill", [0.0, 1.5])
+def test_one_value_throughout_is_no_other_point(fill: float) -> None:
+    """It equals any point that has that value throughout, which says nothing of where it is from.
+
+    Seen red: "the values of attn_out", of a buffer that was never filled.
+    """
+    with load_trace(trace(tiny_folder("llama"), "whole")) as base:
+        right = np.array(base.recorded_values("L0.attn_out"))
+        for theirs, expected in ((np.full_like(right, fill), ""), (right, "attn_out")):
+            mine = {key: base.recorded_values(key) for key in base.records} | {
+                "L0.attn_out": theirs
+            }
+            a = replace(base, fetch=mine.get)
+            b = replace(base, fetch={"L0.ffn_out": theirs}.get)
+            found = equal_neighbour("L0.ffn_out", a, b, 1e-5)
+            assert found.endswith(expected) and bool(found) == bool(expected)

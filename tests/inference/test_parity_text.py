@@ -22,7 +22,7 @@ from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.outcomes import measure_backend_loss
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.measure import tolerances
-from aprfmt.measure.tolerances import BASE, ROUNDOFF, loss_bound, own_loss_bound
+from aprfmt.measure.tolerances import BASE, ROUNDOFF, label_loss_bound, loss_bound
 from aprfmt.model import open_model
 from tests.inference.crooked import Tf32, WrongLoss
 from tests.inference.judge import judged
@@ -195,7 +195,7 @@ def test_rounding_stays_inside_the_bound_and_a_shift_of_labels_does_not(
             assert found.off <= found.bound
             wide = torch.from_numpy(np.asarray(stored[:-1], np.float64))
             true = torch.nn.functional.cross_entropy(wide, torch.tensor(ids[1:])).item()
-            assert abs(found.nats - true) <= own_loss_bound(true, backend.dtype, vocab)
+            assert abs(found.nats - true) <= label_loss_bound(true, backend.dtype, vocab)
             # Roundings are not lost in it: ten thousand times the unit roundoff, not a constant.
             assert found.bound < ROUNDOFF[backend.dtype] * 3e3 + 1e-3
             with monkeypatch.context() as patch:
@@ -223,9 +223,9 @@ def test_a_loss_that_is_no_number_is_beyond_every_bound(
 
 def test_the_bounds_grow_with_dtype_and_size() -> None:
     order = ("float64", "float32", "float16", "bfloat16")
-    bounds = [own_loss_bound(3.0, dtype, 50_000) for dtype in order]
+    bounds = [label_loss_bound(3.0, dtype, 50_000) for dtype in order]
     assert bounds == sorted(bounds) and bounds[0] < 1e-9 and bounds[1] < 1e-3
-    assert own_loss_bound(14.0, "bfloat16", 100) > own_loss_bound(1.0, "bfloat16", 100)
+    assert label_loss_bound(14.0, "bfloat16", 100) > label_loss_bound(1.0, "bfloat16", 100)
     for dtype in BASE:
         tolerance = BASE[dtype].rel_l2
         assert loss_bound(tolerance, 8.0) == pytest.approx(2 * loss_bound(tolerance, 4.0))

@@ -28,8 +28,18 @@ from aprfmt.inference.aprt import load_aprt
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _align_labels
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.engines import dump_folders, dumps, parts, sequences, statistics
+from aprfmt.inference.engines import (
+    captures,
+    dump_folders,
+    dumps,
+    modules,
+    parts,
+    proposing,
+    sequences,
+    statistics,
+)
 from aprfmt.inference.engines.captures import Captures
+from aprfmt.inference.engines.collect import split_heads
 from aprfmt.inference.engines.graph import GraphReader, NodePoint
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
@@ -37,17 +47,19 @@ from aprfmt.inference.engines.rank_joining import JoinedArray, _join_by_dims
 from aprfmt.inference.evaluation import Sample, no_label_reason, plan_windows
 from aprfmt.inference.fast.cuda import loader, memory
 from aprfmt.inference.fast.cuda.attend import Attention
-from aprfmt.inference.fast.cuda.brought import Brought
+from aprfmt.inference.fast.cuda.host_uploads import HostUploads
 from aprfmt.inference.fast.encoded import EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
-from aprfmt.inference.parity import operations, outer
+from aprfmt.inference.parity import between, operations, outcomes, outer
 from aprfmt.inference.parity.bundle import HEADER, choose_bundle, parse_bundle, run_cell
 from aprfmt.inference.parity.matched import ThroughRows
+from aprfmt.inference.parity.outcomes import compare_logits
 from aprfmt.inference.replay import shadow
 from aprfmt.inference.replay.recorded_trace import layer_keys
 from aprfmt.inference.rows import ArrayRows, StoredRows
 from aprfmt.inference.weights import Weights
+from aprfmt.measure import tolerances
 from aprfmt.measure.traces import PointDiff
 from aprfmt.model import open_model
 from tests.conftest import not_run
@@ -185,22 +197,22 @@ def test_a_recorded_pass_brings_nothing_new_to_the_device(monkeypatch: pytest.Mo
     """A replay would read what the host had when it was recorded."""
     monkeypatch.setattr(memory, "copy_to_gpu", lambda x: ("put", x.tobytes()))
     monkeypatch.setattr(memory, "is_on_gpu", lambda x: isinstance(x, tuple))
-    brought = Brought()
+    uploads = HostUploads()
     known, ids = np.array([1.0, 2.0]), np.arange(3)
-    first = brought.constant(known, "float32")
+    first = uploads.constant(known, "float32")
     inputs = PassInputs(ids, ids.copy(), np.arange(10, 16), cached=None)
-    brought.recording = inputs
-    assert brought.constant(known, "float32") is first
-    assert np.array_equal(brought.row_numbers(ids), [10, 11, 12])
+    uploads.recording = inputs
+    assert uploads.constant(known, "float32") is first
+    assert np.array_equal(uploads.row_numbers(ids), [10, 11, 12])
     news: tuple[Callable[[], Any], ...] = (
-        lambda: brought.constant(np.array([3.0]), "float32"),
-        lambda: brought.row_numbers(np.array([2, 1, 0])),
-        lambda: brought.refuse_in_recording("x"),
+        lambda: uploads.constant(np.array([3.0]), "float32"),
+        lambda: uploads.row_numbers(np.array([2, 1, 0])),
+        lambda: uploads.refuse_in_recording("x"),
     )
     for new in news:
         with pytest.raises(NotRecordable):
             new()
-    attention = Attention(None, brought, "float32", deterministic=False, tf32=False)  # type: ignore[arg-type]
+    attention = Attention(None, uploads, "float32", deterministic=False, tf32=False)  # type: ignore[arg-type]
     heads = Heads(np.tri(3, dtype=bool), 1.0, None, None, "float32")
     mask = attention.mask(heads)
     assert mask == ("put", heads.mask.tobytes())
@@ -580,6 +592,8 @@ def test_a_statistic_that_is_missing_or_not_finite_is_open(
     )
     assert (found.mean, found.nan, found.count) == (value, bad, 12)
     assert (found.min, found.max, found.std) == (-3.0, 2.0, None)
+    for count in ("", None, "many", -1, 1.5):  # how many is not known: of none
+        assert statistics._row_stats({"mean": "1", "count": count}, "t: row 1").count == 0
     with pytest.raises(FormatError, match="t: row 1: mean is 'x'; expected a number"):
         statistics._row_stats({"mean": "x"}, "t: row 1")
 
@@ -877,3 +891,112 @@ def test_an_array_that_does_not_fit_a_sequence_is_left_out_with_the_reason(
     assert found.left["odd"] == "[2, 3] in pass 0, which has 4 tokens of 1 requests"
     assert np.array_equal(found.arrays["hidden"].read(), hidden[:length])
     assert (found.ids, found.notes) == ((5, 6, 7, 8)[:length], ("a note",))
+
+
+@pytest.mark.parametrize("kept", [0, 4, 15])
+def test_an_array_whose_file_was_cut_is_said_and_not_waited_for(kept: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(np.arange(4, dtype=np.float32).tobytes()[:kept])
+    array = captures._FileArray(path, (4,), "<f4")
+    with pytest.raises(FormatError, match=r"x\.bin: was cut off while it was read"):
+        next(part for part in array._windows() if not len(part))
+    path.write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    assert b"".join(map(bytes, array._windows())) == path.read_bytes()
+
+
+def test_of_points_that_fit_alike_arrays_take_those_in_their_own_order() -> None:
+    keys, names = ["L0.a", "L0.b", "L0.c"], ["x", "y", "z"]
+    fits = {name: [proposing.PointFit(key, (), "all", 0.5) for key in keys] for name in names}
+    found: dict[str, list[tuple[float, str]]] = {}
+    for fit, name in proposing._best_pairs(fits, names, keys):
+        assert 0.5 <= fit.distance <= 0.5 + 1e-9
+        found.setdefault(name, []).append((fit.distance, fit.key))
+    assert [min(found[name])[1] for name in names] == keys
+
+
+@pytest.mark.parametrize("heads", [None, 3])
+@pytest.mark.parametrize("first", [False, True])
+def test_of_as_many_heads_as_tokens_the_likeness_says_which_axis_is_which(
+    heads: int | None, first: bool
+) -> None:
+    x = np.random.default_rng(2).normal(size=(3, 3, 4))
+    swapped = x.swapaxes(0, 1)
+    for given in (x, swapped):
+        assert np.array_equal(split_heads(given, heads, 3, x, first=first), x)
+        expected = given.swapaxes(0, 1) if first else given
+        assert np.array_equal(split_heads(given, heads, 3, None, first=first), expected)
+
+
+def test_of_three_axes_of_positions_the_first_counts() -> None:
+    """A multimodal rope has positions in time, height and width; tokens go by time."""
+    positions = np.array([[[0, 1, 2, 3]], [[0, 1, 1, 1]], [[0, 1, 2, 2]]])
+
+    def array(name: str, values: Any) -> JoinedArray:
+        return JoinedArray(name, values.shape, "I64", lambda: values)
+
+    one = dump_folders.Pass(0, 0, {"hidden": array("hidden", np.zeros((4, 2)))})
+    one.batch["ids"] = array("ids", np.array([[5, 6, 7, 8]]))
+    one.batch["positions"] = array("positions", positions)
+    (segment,) = sequences._segments_of_pass(one, 0, ())
+    assert (segment.positions, segment.ids) == ((0, 1, 2, 3), (5, 6, 7, 8))
+
+
+def test_a_joined_projection_needs_the_models_sizes_to_be_cut() -> None:
+    """Of two key heads, each with q, k of 2 and v and a gate of 3 columns."""
+    reader: Any = SimpleNamespace(_collector=SimpleNamespace(hp=None))
+    values = np.arange(2 * 20, dtype=np.float32).reshape(2, 20)
+    cut = partial(modules.ModuleReader._delta_net_columns, reader)
+    assert cut("delta_qkv", values) is None
+    reader._collector.hp = {
+        "delta_key_heads": 2, "delta_key_dim": 2, "delta_value_heads": 2, "delta_value_dim": 3,
+    }  # fmt: skip
+    row = values[0].reshape(2, 10)
+    wanted = [row[:, :2], row[:, 2:4], row[:, 4:7]]
+    found = cut("delta_qkv", values)
+    assert found is not None
+    assert np.array_equal(found[0], np.concatenate([part.reshape(-1) for part in wanted]))
+    gate = cut("delta_gate", values)
+    assert gate is not None and np.array_equal(gate[0], row[:, 7:].reshape(-1))
+
+
+@pytest.mark.parametrize("through", [None, "Q8_0"])
+def test_a_report_says_through_which_encoding_a_run_went(through: str | None) -> None:
+    choice: Any = SimpleNamespace(requested="cpu", why="")
+    trace: Any = SimpleNamespace(run={}, records={}, nonfinite=0)
+    facts = between._run_facts(choice, trace, cast(Any, SimpleNamespace(through=through)))
+    assert facts.weights == ("as stored" if through is None else f"through {through} and back")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_logits_that_agree_in_every_row_agree_wholly(rows: int) -> None:
+    logits = np.random.default_rng(1).normal(size=(rows, 40))
+    found = compare_logits(logits, logits * 1.5, list(range(rows)), within=True)
+    assert (found.argmax, found.top_k, found.flips) == (1.0, 1.0, ())
+
+
+@pytest.mark.parametrize("vocab", [5, 90])
+def test_a_loss_is_bounded_by_the_vocabulary_that_its_softmax_sums(
+    vocab: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def bound(*given: Any) -> float:
+        asked.append(given)
+        return 1.0
+
+    monkeypatch.setattr(outcomes, "own_loss_bound", bound)
+    logits = np.random.default_rng(1).normal(size=(3, vocab)).astype(np.float32)
+    outcomes.measure_backend_loss(backend("numpy:float32"), logits, [1, 2, 3])
+    assert [given[1:] for given in asked] == [("float32", vocab)] * 2
+
+
+@pytest.mark.parametrize("width", [64, 4096])
+def test_a_model_without_layers_has_the_roundings_of_its_head_alone(width: int) -> None:
+    """One product of `width` terms; each layer more has its own."""
+    u = tolerances.ROUNDOFF["float32"]
+    whole = tolerances.DEVIATIONS * tolerances.RMS_ROUNDING * u
+    alone = tolerances.logit_bound("float32", 0, width, 1.0)
+    assert alone == pytest.approx(whole * math.sqrt(tolerances.ROUNDINGS_OUTSIDE + 1 + width))
+    each = tolerances.ROUNDINGS_OF_LAYER + tolerances.PRODUCTS_OF_LAYER * width
+    more = tolerances.logit_bound("float32", 3, width, 1.0)
+    assert more**2 - alone**2 == pytest.approx(whole**2 * 3 * each)

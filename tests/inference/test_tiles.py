@@ -15,7 +15,7 @@ from aprfmt.errors import FormatError
 from aprfmt.inference.engines.dump_folders import Dump, Pass
 from aprfmt.inference.engines.rank_joining import JoinedArray
 from aprfmt.inference.engines.sequences import align
-from aprfmt.inference.engines.tiles import StoredRows, Tiles, add_up, place_below, place_beside
+from aprfmt.inference.engines.tiles import StoredRows, Tiles, add_up, join_columns, join_rows
 from aprfmt.tensors.stats import PART, compute_stats
 
 F32 = NDArray[np.float32]
@@ -45,16 +45,16 @@ def drawn(rows: int, width: int, seed: int = 0) -> F32:
 A, B, C = drawn(7, 5), drawn(7, 5, 1), drawn(7, 5, 2)
 WIDE, LONG = drawn(7, 11, 3), drawn(4, 5, 4)
 MADE: dict[str, tuple[Tiles, F32]] = {
-    "beside": (place_beside([tiles_of(A), tiles_of(WIDE)]), np.hstack([A, WIDE])),
-    "below": (place_below([tiles_of(A), tiles_of(LONG), tiles_of(B)]), np.vstack([A, LONG, B])),
+    "beside": (join_columns([tiles_of(A), tiles_of(WIDE)]), np.hstack([A, WIDE])),
+    "below": (join_rows([tiles_of(A), tiles_of(LONG), tiles_of(B)]), np.vstack([A, LONG, B])),
     "sum": (add_up([tiles_of(A), tiles_of(B), tiles_of(C)]), A + B + C),
     "columns": (tiles_of(WIDE).columns(3, 6), WIDE[:, 3:9]),
     "rows": (tiles_of(WIDE).row_range(2, 4), WIDE[2:6]),
     "columns of both": (
-        place_beside([tiles_of(A), tiles_of(WIDE)]).columns(4, 3), np.hstack([A, WIDE])[:, 4:7]
+        join_columns([tiles_of(A), tiles_of(WIDE)]).columns(4, 3), np.hstack([A, WIDE])[:, 4:7]
     ),
     "parts beside each other, interleaved": (
-        place_beside([tiles_of(A).columns(0, 2), tiles_of(B).columns(0, 2),
+        join_columns([tiles_of(A).columns(0, 2), tiles_of(B).columns(0, 2),
                       tiles_of(A).columns(2, 3), tiles_of(B).columns(2, 3)]),
         np.hstack([A[:, :2], B[:, :2], A[:, 2:], B[:, 2:]]),
     ),
@@ -92,20 +92,20 @@ def test_statistics_of_stored_rows_are_those_of_the_whole(rows: int) -> None:
     """Parts side by side, columns and rows of them; a sum and rows below are computed."""
     x, y = (drawn(rows, width, width) for width in (1000, 37))
     x[rows // 2, 7] = np.nan
-    beside = place_beside([tiles_of(x, True), tiles_of(y, True)])
+    beside = join_columns([tiles_of(x, True), tiles_of(y, True)])
     whole = np.hstack([x, y])
     for tiles, expected in (
         (beside, whole),
         (beside.columns(990, 30), whole[:, 990:1020]),
         (beside.columns(1000, 37).row_range(rows // 3, rows - rows // 3), y[rows // 3 :]),
-        (place_beside([beside.columns(5, 3), beside.columns(1, 1)]), whole[:, [5, 6, 7, 1]]),
+        (join_columns([beside.columns(5, 3), beside.columns(1, 1)]), whole[:, [5, 6, 7, 1]]),
     ):
         assert tiles.stored is not None
         assert repr(tiles.stats()) == repr(compute_stats(np.ascontiguousarray(expected)))
     for tiles, expected in (
         (add_up([tiles_of(x, True), tiles_of(x, True)]), x + x),
-        (place_below([tiles_of(x, True), tiles_of(x, True)]), np.vstack([x, x])),
-        (place_beside([tiles_of(x, True), tiles_of(y)]), whole),
+        (join_rows([tiles_of(x, True), tiles_of(x, True)]), np.vstack([x, x])),
+        (join_columns([tiles_of(x, True), tiles_of(y)]), whole),
     ):
         assert tiles.stored is None
         assert repr(tiles.stats()) == repr(compute_stats(expected))

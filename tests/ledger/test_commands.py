@@ -270,6 +270,29 @@ def test_captured_arrays(form: str, tmp_path: Path) -> None:
         assert f"not compared: {MANY} captured arrays: planted-0" in shown
 
 
+def test_arrays_beside_the_records_of_a_trace(tmp_path: Path) -> None:
+    """In a trace of aprfmt's own. Seen red: "same", and no word of any."""
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    arrays, model = _arrays(tmp_path), tmp_path / "m"
+    saved, more = tmp_path / "t.safetensors", tmp_path / "more.safetensors"
+    with safe_open(saved, "np") as opened:
+        header = opened.metadata()
+    planted = {f"planted-{i}": np.full(7, float(i), np.float32) for i in range(MANY)}
+    save_file({**arrays, **planted}, more, header)
+    for args in (
+        ("diagnose", model, more),
+        ("diagnose", saved, more, "--model", model),
+        ("trace", model, "--payload", "--points", "all", "--ids", IDS, "--reference", more),
+    ):
+        done = command(*args, "--json")
+        said = done.json.get("pronounced", done.json)["not_compared"]
+        rows = [row for row in said if row["kind"] == "captured array"]
+        assert (done.code, len(rows)) == (0, MANY), args
+    assert command("diagnose", model, saved, "--json").json["not_compared"] == []
+
+
 def test_arrays_of_a_batch(tmp_path: Path) -> None:
     make, _, _ = CASES["folder tensors"]
     model = make(tmp_path / "m")

@@ -53,6 +53,32 @@ def users(names: Iterable[str], sources: Mapping[str, Source]) -> set[int]:
     return blocks
 
 
+def run_at_import(source: Source) -> set[str]:
+    """Return the functions of a file that run while it is imported, by their qualified names.
+
+    They are those that statements outside functions call, and what these call in turn.
+    """
+    calls: dict[str, set[str]] = {}
+    for place, name in _called(source):
+        block = source.block_at(place)
+        calls.setdefault("" if block is None else block.function, set()).add(name)
+    own = {each.function for each in source.blocks}
+    found, wanted = set[str](), calls.get("", set())
+    while wanted:
+        found |= wanted
+        wanted = set().union(*(calls.get(name, set()) for name in wanted & own)) - found
+    return found & own
+
+
+def _called(source: Source) -> list[tuple[int, str]]:
+    """Return (place, name) of every call of a plain name."""
+    return [
+        (source.span(node)[0], node.func.id)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+
+
 def mentioned(names: Iterable[str], texts: Mapping[str, str]) -> set[str]:
     """Return the test files that mention a name."""
     return {path for path, text in texts.items() if _places(set(names), text)}

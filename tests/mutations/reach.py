@@ -10,7 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.mutations.mutation import Mutation
-from tests.mutations.names import bound, mentioned, users
+from tests.mutations.names import bound, mentioned, run_at_import, users
 from tests.mutations.product import STATE, product, test_key, tests
 from tests.mutations.source import Source
 from tests.mutations.work import in_parallel
@@ -155,6 +155,8 @@ class Reach:
         if block is not None:
             same = {each.number for each in source.blocks if each.function == block.function}
             found = self._reaching({block.number}) or self._reaching(same)
+            if block.function in run_at_import(source):  # by whichever test imports it first
+                return self._reaching(every)
         else:
             names = bound(source, mutation.start)
             by_name = mentioned(names, self.texts)

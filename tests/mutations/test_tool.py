@@ -12,9 +12,12 @@ import pytest
 
 from tests.mutations import __main__ as tool
 from tests.mutations import judge, tiny
-from tests.mutations.mutation import Row
+from tests.mutations.mutation import Mutation, Row
+from tests.mutations.names import run_at_import
 from tests.mutations.product import STATE, digest, files_of_tests
+from tests.mutations.reach import Known, Reach
 from tests.mutations.results import PAGE
+from tests.mutations.source import Source
 
 ROWS = (
     Row("total-wrong", "aprfmt/sums.py", "found += number", "found -= number", "sums are wrong"),
@@ -171,3 +174,42 @@ def test_no_such_mutation_is_said_on_one_line(
 ) -> None:
     assert tool.main(["--only", "nothing"], tried.root) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_runs_at_import_is_judged_by_all_that_reach_the_file() -> None:
+    """The test that imports a file first runs its tables; others see what is wrong in them."""
+    text = """
+def rule(name):
+    def read(facts):
+        return facts[name]
+    return read, doubled(name)
+
+def doubled(name):
+    return name * 2
+
+def apply(x):
+    return [f(x) for f in TABLE]
+
+def unused():
+    return rule("x")
+
+TABLE = (*(rule(each) for each in "ab"),)
+"""
+    source = Source("aprfmt/table.py", text)
+    assert run_at_import(source) == {"rule", "doubled"}
+    numbers = {block.function: block.number for block in source.blocks if block.function}
+    reach = Reach.__new__(Reach)
+    reach.sources, reach.texts = {source.path: source}, {}
+    reach.tests = {
+        name: Known(name, 1.0, frozenset(numbers[function] for function in functions))
+        for name, functions in {
+            "first": ["rule", "doubled"], "reads": ["rule.read"], "applies": ["apply"],
+        }.items()
+    }  # fmt: skip
+
+    def judged_by(old: str) -> set[str]:
+        mutation = Mutation("x", source.path, text.index(old), old, "", "")
+        return {test.id for test in reach.covering(mutation)}
+
+    assert judged_by("name * 2") == {"first", "reads", "applies"}
+    assert judged_by("facts[name]") == {"reads"}

@@ -71,7 +71,7 @@ def test_matrices_are_rounded_and_the_rest_is_as_it_was(
         for name in names:
             values = before[name].numpy()
             how = Settings(row["size"] or values.shape[1], writer.scales or "BF16", row["version"])
-            expected = writer.rounded(values, how).values(0, len(values))
+            expected = writer.quantize(values, how).values(0, len(values))
             np.testing.assert_array_equal(after[name].numpy(), expected)
     assert command("validate", tmp_path / "q").code == 0
     assert command("diff", source, tmp_path / "q", "--accept", "within").code == 0
@@ -322,6 +322,20 @@ def test_groups_that_fit_hardly_any_matrix_are_refused_with_those_that_do(
         "quantize", source, tmp_path / "n", "--to", "safetensors", "--type", scheme, *named
     )
     assert (done.code, done.err) == (0, "")  # the user said so
+
+
+@pytest.mark.parametrize("kept", ["Q8_0", "Q4_0"])
+def test_groups_that_do_not_fit_are_the_reason_of_a_quantized_source_too(
+    kept: str, tmp_path: Path
+) -> None:
+    """What stays has an encoding that safetensors has no code for: the groups are why it stays."""
+    source = odd_source(tmp_path / "source", 192, 256)
+    aprfmt.convert(source, tmp_path / "m.gguf", encoding=kept)
+    done = command(
+        "quantize", tmp_path / "m.gguf", tmp_path / "q", "--to", "safetensors", "--type",
+        "AWQ-g128", "--allow-requantize",
+    )  # fmt: skip
+    assert done.code == 2 and "AWQ-g32 fits all" in done.err and done.err.count("\n") == 1
 
 
 def test_few_matrices_that_do_not_fit_are_counted_in_a_warning(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ not applied to the modules that a quantization names.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,16 @@ def test_a_prefix_that_one_loader_takes_off_is_said_for_the_others(tmp_path: Pat
         assert "--rename model.language_model.=model." in note.text
     assert aprfmt.diff(good, bad).equal
     assert "begin with 'model.language_model.'" in command("inspect", bad).out
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("h=", "--rename leaves nothing of the name 'h'"),
+        ("h=w", "--rename makes 'h' and 'w' the same name 'w'"),
+        ("x=y", "--rename 'x=y' changes no name; near names: "),
+    ],
+)
+def test_names_that_would_be_lost_are_refused(rule: str, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        rename_names(["h", "w"], [parse_rename(rule)], "m.gguf")

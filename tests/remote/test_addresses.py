@@ -27,6 +27,8 @@ LABEL = "a" * 64
     ("http://[fe80::1%25eth0]/x", "is no name of a host"), ("http://a%b/x", "no name of a host"),
     ("https://\u00fc.example/x", "characters beyond ASCII"), ("http://u:s3cret@[::1", "no address"),
     ("https://u:s3cret@h:x/y?sig=s3cret", "is no address"), ("https://:80/x", "leads to no whole"),
+    ("https://h:0/x", "is no address"), ("http://[::1]h/x", "is no address"),
+    ("file://h/x.gguf", "names the machine 'h'; expected file:///PATH"),
     ("foo://h/x", "no file system of fsspec has that name; expected https://"),
     ("magnet://x/y", "no file system of fsspec has that name"),
     ("memory://a::file:///etc/passwd", "names no file"), ("ftp://u:s3cret@h/x", "are not taken"),

@@ -1,5 +1,6 @@
 """Buckets: S3 by moto's server, other file systems by fsspec's own `memory://`."""
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,9 @@ def test_a_scheme_that_nobody_knows() -> None:
 
 def test_a_file_address_is_a_path(demo_model: Path) -> None:
     assert parse_location(f"file://{demo_model}") == demo_model
+    assert parse_location(f"file://localhost{demo_model}") == demo_model
+    assert parse_location(Path(f"file://{demo_model}")) == demo_model
+    assert parse_location(os.fsencode(demo_model)) == demo_model
 
 
 def test_a_file_that_no_file_system_has_is_said_whatever_is_asked_first() -> None:

@@ -355,7 +355,7 @@ def test_buckets_at_two_endpoints_are_two() -> None:
 def test_so_many_early_answers_are_read_again() -> None:
     """No fewer than AGAIN prove little, and no more are kept: they cost memory and requests."""
     made = RemoteObject.__new__(RemoteObject)
-    made._shelf, made._early, made._unsure, made.mixed = threading.Lock(), [], False, False
+    made._cache_lock, made._early, made._unsure, made.mixed = threading.Lock(), [], False, False
     made.facts = SimpleNamespace(proven=False)  # type: ignore[assignment]
     for start in range(2 * AGAIN):
         made._note(start, memoryview(b"x"))

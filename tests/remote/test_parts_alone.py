@@ -23,7 +23,7 @@ from aprfmt.remote.hub import HubSite
 from aprfmt.remote.paths import RemotePath
 from aprfmt.remote.ranges import AccessDenied
 from aprfmt.remote.read_ahead import ReadAhead
-from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
+from aprfmt.remote.remote_file import AGAIN, GAP, WINDOW, RemoteObject, coalesce_ranges
 from aprfmt.remote.response_body import ResponseBody
 from aprfmt.remote.site import FileFacts
 from aprfmt.remote.stream_hash import StreamHash
@@ -33,8 +33,8 @@ from aprfmt.remote.temporary_cache import TemporaryRanges
 @pytest.mark.parametrize("proven", [False, True])
 def test_so_many_early_answers_are_read_again(proven: bool) -> None:
     held: Any = SimpleNamespace(
-        facts=SimpleNamespace(proven=proven), _shelf=threading.Lock(), _early=[], _unsure=False,
-        mixed=False,
+        facts=SimpleNamespace(proven=proven), _cache_lock=threading.Lock(), _early=[],
+        _unsure=False, mixed=False,
     )  # fmt: skip
     RemoteObject._note(held, 0, memoryview(b""))
     assert held._early == []
@@ -144,7 +144,7 @@ def test_what_is_brought_is_brought_once() -> None:
         return memoryview(DATA)[start:stop]
 
     held: Any = SimpleNamespace(
-        _held=memoryview(DATA)[:8], _pieces=OrderedDict(), _shelf=threading.Lock(), fetch=fetch
+        _held=memoryview(DATA)[:8], _pieces=OrderedDict(), _cache_lock=threading.Lock(), fetch=fetch
     )
     for name in ("_cached_bytes", "_cache_piece"):
         setattr(held, name, MethodType(getattr(RemoteObject, name), held))
@@ -224,7 +224,7 @@ def test_what_comes_next_is_hashed_however_much_waits(monkeypatch: pytest.Monkey
 
     file: Any = SimpleNamespace(
         size=32, path="x", sha256="", proven=True, windows=windows,
-        tell=lambda take: None, held=lambda start: memoryview(b""),
+        observe=lambda take: None, head=lambda start: memoryview(b""),
     )  # fmt: skip
     stream = StreamHash(file)
     for start in (8, 16, 0):  # the second waits for room, the third is next
@@ -240,7 +240,7 @@ def test_a_file_of_another_size_or_date_is_refused(size: int, tag: str, says: st
     """A date may change while the first ranges stay: these are no proof of the others."""
     now = SimpleNamespace(size=size, tag=tag)
     held: Any = SimpleNamespace(
-        facts=SimpleNamespace(size=10, tag="then"), where="x", _shelf=threading.Lock(),
+        facts=SimpleNamespace(size=10, tag="then"), where="x", _cache_lock=threading.Lock(),
         _early=[], _unsure=True, _inner="x", _site=SimpleNamespace(facts=lambda inner: now),
     )  # fmt: skip
     if not says:
@@ -420,3 +420,13 @@ def test_a_short_range_joins_the_one_just_before_it(
         assert not ahead.awaits(begin, end + 40) and not ahead.awaits(end + 40, end + 41)
     ahead.close()
     assert not ahead._expected and not ahead._parts and not ahead.awaits(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("between", "joined"), [(-5, True), (0, True), (1, True), (GAP, True), (GAP + 1, False)]
+)
+def test_ranges_are_one_request_up_to_a_gap(between: int, joined: bool) -> None:
+    ranges = [(10 + between + 100, 10 + between + 150), (10, 110)]
+    found = coalesce_ranges(ranges)
+    assert found == ([(10, 160 + between)] if joined else [ranges[1], ranges[0]])
+    assert coalesce_ranges([(0, 100), (20, 50)]) == [(0, 100)]

@@ -68,6 +68,11 @@ TEMPLATE = {
     "pair": [],
     "special_tokens": {},
 }
+LONG_TOKEN = {
+    **TEMPLATE,
+    "single": [{"SpecialToken": {"id": "b", "type_id": 0}}] * 10,
+    "special_tokens": {"b": {"id": "b", "ids": [0] * 5_000, "tokens": ["b"] * 5_000}},
+}
 # What of each is not bounded.
 HOSTILE: Mapping[str, tuple[dict[str, Any], str]] = {
     "a chain of Replace": ({"normalizer": BOMB}, "normalizer may make a text"),
@@ -89,6 +94,7 @@ HOSTILE: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "sequences of sequences": ({"normalizer": nested(8)}, "steps"),
     "a template of many texts": ({"post_processor": TEMPLATE}, "post_processor may make a text"),
+    "a template of a token of many ids": ({"post_processor": LONG_TOKEN}, "781 times as long"),
     "a huge added token": ({"added_tokens": [token("x" * 20_000)]}, "20,000 characters"),
 }  # fmt: skip
 
@@ -282,6 +288,31 @@ def test_no_command_ends_without_a_word(
     if done.code == 2:
         assert len(done.err.splitlines()) == 1
         assert "tokenizer" in done.err
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"single": [], "pair": LONG_TOKEN["single"]},
+        {"single": TEMPLATE["single"], "pair": LONG_TOKEN["single"]},
+    ],
+    ids=["of one text", "of a pair", "beside texts"],
+)
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "in a sequence"])
+@pytest.mark.parametrize("args", [["diff", "M", "N"], ["convert", "M", "T"], ["validate", "M"]])
+def test_tokens_that_a_template_repeats_are_counted_before_they_are_listed(
+    args: list[str], nested: bool, changes: dict[str, Any], demo_model: Path, tmp_path: Path
+) -> None:
+    folder = copied(demo_model, tmp_path / "model")
+    data = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    step = {**LONG_TOKEN, **changes}
+    data["post_processor"] = {"type": "Sequence", "processors": [step]} if nested else step
+    (folder / "tokenizer.json").write_text(json.dumps(data), "utf-8")
+    inputs = {"M": folder, "N": demo_model, "T": tmp_path / "t.gguf"}
+    done: Done = process(*(inputs.get(arg, arg) for arg in args))
+    assert done.code == (1 if args[0] == "validate" else 2)
+    assert "puts 50,000 tokens around a text; the limit is 4,096" in done.err + done.out
 
 
 def test_a_child_that_ended_is_reaped_before_its_end_is_told() -> None:

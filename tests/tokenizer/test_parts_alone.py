@@ -14,7 +14,7 @@ from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import scores_from_merges
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.hf_json import FLAGS, config_added_tokens
-from aprfmt.tokenizer.loading import _special_texts
+from aprfmt.tokenizer.loading import _metadata_special_texts
 from aprfmt.tokenizer.stated import _plain_vocabulary
 from aprfmt.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer.fake import fake
@@ -157,9 +157,9 @@ def test_an_id_beyond_the_tokens_has_no_text() -> None:
         metadata_value=lambda key: ["a", "b", 3],
         token_ids=lambda: {"bos": 0, "eos": 1, "pad": 2, "unk": 3},
     )
-    assert _special_texts(carried) == {"bos": "a", "eos": "b"}
+    assert _metadata_special_texts(carried) == {"bos": "a", "eos": "b"}
     carried.metadata_value = lambda key: "ab"
-    assert _special_texts(carried) == {}
+    assert _metadata_special_texts(carried) == {}
 
 
 @pytest.mark.parametrize("bytes_too", [False, True])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.base.template_scan import find_suspicious
+from aprfmt.base.template_scan import ATTRIBUTE_FILTERS, find_suspicious
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer import scan_template, template
 from aprfmt.tokenizer.render_child import make_environment
@@ -288,3 +288,16 @@ def test_rows_of_a_list_that_are_no_templates_are_left_out(row: Any) -> None:
 )
 def test_a_filter_that_reads_members_by_name_is_named(text: str, members: bool) -> None:
     assert any("reads members by name" in line for line in scanned(text)) is members
+
+
+@pytest.mark.parametrize("filter_", sorted(ATTRIBUTE_FILTERS - {"sum", "min", "max"}))
+@pytest.mark.parametrize(
+    ("member", "internal"),
+    [("__class__", True), ("role.__class__", True), ("_private", True), ("role", False)],
+)
+def test_a_filter_on_an_internal_of_python_is_named(
+    filter_: str, member: str, internal: bool
+) -> None:
+    found = scanned("{{ xs | " + f"{filter_}(attribute='{member}')" + " | list }}")
+    says = f"uses the filter {filter_} on {member!r}, one of Python's internals"
+    assert any(line.endswith(says) for line in found) is internal

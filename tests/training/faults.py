@@ -347,7 +347,6 @@ INNOCENTS: dict[str, Callable[[], Made]] = {
     "AdamW over all parameters": lambda: given(torch_steps(adamw_all)[0][0]),
     "AdamW over all parameters, sizes": lambda: Made(torch_steps(adamw_all)[0][0]),
     "a third step by its state": later,
-    "a third step by its gradients and its state": lambda: later(grads=gradients(3)),
     "Adam": lambda: Made(
         torch_steps(l2)[0][0], STATED.replace("adamw", "adam"), grads=gradients(1)),
     "clipped, which Adam does not show": lambda: Made(

@@ -176,7 +176,7 @@ def test_gradients_are_checked_without_a_backward(
 def test_runs_of_a_batch_are_compared_backward(tmp_path: Path, monkeypatch: Any) -> None:
     """The run whose backward is wrong is named, and the first point where it is."""
     from aprfmt.inference.gradients import between, of_batch
-    from aprfmt.training.between import compare_runs, gradient_run
+    from aprfmt.training.between import compare_runs, parse_gradient_run
 
     model, batch, _ = made("qwen2")
     runs = ("--between", "cpu", "cpu:bfloat16", "--optimizer", "sgd:lr=0.1,clip=1")
@@ -203,11 +203,11 @@ def test_runs_of_a_batch_are_compared_backward(tmp_path: Path, monkeypatch: Any)
     report = compare_runs(model, batch, ("cpu", "cpu:bfloat16"))
     assert report.exit_code == 1
     assert [row.first_wrong for row in report.runs] == [None, "L1.q"]
-    assert gradient_run("cuda:0:bfloat16") == ("cuda:0", "bfloat16")
-    assert gradient_run("torch:cpu:float64") == ("cpu", "float64")
+    assert parse_gradient_run("cuda:0:bfloat16") == ("cuda:0", "bfloat16")
+    assert parse_gradient_run("torch:cpu:float64") == ("cpu", "float64")
     for run, says in (("tpu", "'tpu' is not known"), ("numpy", "computes no gradients")):
         with pytest.raises(UsageError, match=says):
-            gradient_run(run)
+            parse_gradient_run(run)
 
 
 def test_the_command_computes_and_a_wrong_batch_is_one_line(tmp_path: Path) -> None:
@@ -353,3 +353,16 @@ def test_a_loss_of_routers_of_a_model_without_them_is_one_line(tmp_path: Path) -
             explain_step(
                 model, grads=[tmp_path / "grads.safetensors"], batch=tmp_path / "batch.npz"
             )
+
+
+@pytest.mark.parametrize("differences", [False, True])
+def test_arrays_of_a_batch_that_nothing_reads_are_said(differences: bool, tmp_path: Path) -> None:
+    """Seen red: weights of labels passed over, and the factor of a router's loss said unread."""
+    model, batch, grads = made("qwen2")
+    save_file(dict(grads), tmp_path / "g.safetensors")
+    more = {"loss_weights": np.ones(3), "router_z_loss_coef": np.float32(0)}
+    own = save_arrays(tmp_path / "batch.npz", dict(np.load(batch)) | more)
+    assert read_batch(own, 10**6).unread == ("loss_weights",)
+    given = [tmp_path / "g.safetensors"]
+    report = explain_step(model, grads=given, batch=own, differences=differences)
+    assert report.exit_code == 0 and any("reads: loss_weights" in note for note in report.notes)

@@ -47,7 +47,7 @@ class Numbers:
 def test_moments_of_a_sample_are_those_of_its_elements(known: tuple[str, ...], rows: int) -> None:
     rng = np.random.default_rng(4)
     before, after, gradient, first, second = rng.normal(size=(5, rows, 64)).astype(np.float32)
-    held = judge.Held(
+    held = judge.StepInputs(
         gradient=judge.RowReader(Numbers(gradient).rows),
         first=judge.RowReader(Numbers(first).rows) if "first" in known else None,
         second=judge.RowReader(Numbers(second).rows) if "second" in known else None,
@@ -55,7 +55,7 @@ def test_moments_of_a_sample_are_those_of_its_elements(known: tuple[str, ...], r
     parameter: Any = SimpleNamespace(
         key="k", vector=False, before=Numbers(before), after=Numbers(after)
     )
-    case = judge._sample(parameter, held, False)
+    case = judge._sample_case(parameter, held, False)
     numbers = np.unique(case.rows)
     assert len(case.before) == (rows * 64 if rows == 40 else len(numbers) * 64)
     assert len(numbers) < rows or rows == 40
@@ -116,7 +116,7 @@ def test_the_rate_of_adafactor_is_what_its_norms_make_of_it(label: str, steps: i
         state=SimpleNamespace(group_of=lambda name: optimizer.param_groups[0])
     )
     parameter: Any = SimpleNamespace(names=("w",), before=Numbers(before), after=Numbers(before))
-    held = judge.Held(
+    held = judge.StepInputs(
         gradient=judge.RowReader(Numbers(gradient).rows),
         second=judge.RowReader(Numbers(second).rows),
     )
@@ -137,7 +137,7 @@ def test_gradients_of_a_usual_norm_are_clipped_ones_if_theirs_was_larger(
     differs = judge.Judgement("differs", guesses=(SimpleNamespace(cause=cause),))  # type: ignore[arg-type]
     stage: Any = SimpleNamespace(
         compared={"w": step_module._Compared(found=differs)}, notes=[], recipe=None,
-        computed=None, _computed_norm=lambda: before,
+        computed=None, _size=lambda: before,
     )  # fmt: skip
     stage._accept_clipped = partial(step_module._Step._accept_clipped, stage)
     step_module._Step._accept_clipping(stage, bound)
@@ -169,7 +169,7 @@ def test_the_rate_of_a_step_is_stated_or_held(
     stated: str | None, held: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What --optimizer states goes before what the state holds; without a rate nothing is known."""
-    monkeypatch.setattr(step_module, "_settings", lambda state: held)
+    monkeypatch.setattr(step_module, "_state_settings", lambda state: held)
     state = SimpleNamespace(factored=(), kind="adamw", path="state.npz")
     directed: list[Recipe] = []
 
@@ -178,7 +178,11 @@ def test_the_rate_of_a_step_is_stated_or_held(
         return recipe
 
     step: Any = SimpleNamespace(
-        state=state, optimizer=stated, notes=[], _counted=lambda recipe: recipe, _directed=direct
+        state=state,
+        optimizer=stated,
+        notes=[],
+        _with_step_number=lambda recipe: recipe,
+        _with_direction=direct,
     )
     find = step_module._Step._recipe
     if stated == "adamw:lr=0.25":
@@ -218,7 +222,9 @@ def test_a_number_is_like_one_parameter_and_no_other(
     monkeypatch.setattr(numbered_states, "LEAST", least)
     monkeypatch.setattr(numbered_states, "APART", apart)
     theirs = [candidate("L0.attn_q.weight", (4, 0)), candidate("L1.attn_q.weight", second)]
-    found = numbered_states._alike([number("0", (-2, 0))], theirs)  # a step against the change
+    found = numbered_states._match_changes(
+        [number("0", (-2, 0))], theirs
+    )  # a step against the change
     assert [row.name for row in found.values()] == ["L0.attn_q.weight"] * recognized
 
 

@@ -1,5 +1,6 @@
 """`aprfmt step`: forty mistakes are named and placed, and no step that is right is accused."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -19,8 +20,8 @@ from aprfmt.training.memory import estimate_step
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
-from tests.training import adapters, judged_steps, loop_steps, thread_steps
-from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer
+from tests.training import adapters, judged_steps, loop_steps, thread_steps, trainer_steps
+from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer, later
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
     GRADIENT_INNOCENTS,
@@ -112,7 +113,8 @@ def test_every_cause_of_a_step_has_its_fault() -> None:
     """Those of adapters and of points stand in tests of their own, others in the judged steps."""
     judged = (*judged_steps.FAULTS, *judged_steps.RELATIVES, *thread_steps.THREAD_FAULTS)
     loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
-    every = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops)
+    trainers = (*trainer_steps.TRAINER_FAULTS, *trainer_steps.TRAINER_RELATIVES)
+    every = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
     assert seeded | {"adapter_half_frozen", "adapter_frozen", "backward_operation"} == rows
@@ -541,10 +543,10 @@ def test_gradients_beside_the_state_after_a_step_are_said_not_to_be_compared(
     tmp_path: Path,
 ) -> None:
     """The state says what the step was; gradients of another step would go unnoticed."""
-    report = INNOCENTS["a third step by its gradients and its state"]().report(tmp_path)
+    report = later(grads=gradients(3)).report(tmp_path)
     kinds = {one.kind for one in report.left}
-    assert report.exit_code == 0 and "gradient" in kinds
-    assert "not compared: 21 gradients" in report.pronounced.says
+    assert report.exit_code == 2 and "gradient" in kinds and report.counts["agrees"] == 21
+    assert "could not be compared: 21 gradients" in report.pronounced.says
 
 
 def test_gradients_saved_in_float16_are_held_as_its_arithmetic_computes(tmp_path: Path) -> None:
@@ -576,9 +578,55 @@ def test_a_number_read_from_some_elements_is_judged_by_the_others(
     before = np.arange(200.0)
     case = StepCase("k", False, before, before + 1, ("F32", "F32"), np.arange(200), signs=True)
     nothing: Any = SimpleNamespace(right=False, share=0.0)
-    monkeypatch.setattr(judge, "_facts", lambda fit, recipe: (None, None))
+    monkeypatch.setattr(judge, "_measure_step", lambda fit, recipe: (None, None))
     monkeypatch.setattr(judge, "measured_factor", lambda case, recipe: (math.nan, 1.0))
-    found = judge._explained(nothing, Recipe("sgd"), nothing, case, nothing)
+    found = judge._explain_difference(nothing, Recipe("sgd"), nothing, case, nothing)
     assert [guess.cause for guess in found.guesses] == ["x"]
     assert [len(one) for one in asked] == [200, 100]
     assert asked[1] | shown[0] == set(before) and not asked[1] & shown[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"lora_alpha": 16}, "another adapter: lora_alpha of its adapter_config.json is 16"),
+        ({"use_rslora": True}, "another adapter: use_rslora of its adapter_config.json is True"),
+        ("modules", "another adapter: .*v_proj.lora_A.weight is only in the one before the step"),
+        ("base", r"an adapter of another base: .* is \[4, 64\]; expected 32 in place of 64"),
+    ],
+)
+def test_another_adapter_is_one_line(change: Any, says: str, tmp_path: Path) -> None:
+    """Seen red: the pairs that both have compared, and the others listed."""
+    values = adapters.adapter(False)
+    base = save(tmp_path / "base", weights(), "F32")
+    before = adapters.write(tmp_path / "before", values)
+    after = adapters.write(tmp_path / "after", values)
+    if change == "base":
+        base = llama_folder(tmp_path / "other", "F32", hidden=32, layers=LAYERS)
+    elif change == "modules":
+        some = {name: w for name, w in values.items() if "v_proj" not in name}
+        after = adapters.write(tmp_path / "some", some)
+    else:
+        config = json.loads((after / "adapter_config.json").read_text())
+        (after / "adapter_config.json").write_text(json.dumps(config | change))
+    with pytest.raises(AprfmtError, match=says):
+        explain_step(base, adapter=before, after=after, optimizer=f"adam:lr={LR},step=1")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rope_theta": 77.0}, "another model: rope_theta is 77.0"),
+        ({"rms_norm_eps": 0.5}, "another model: norm_eps is 0.5"),
+        ({"num_key_value_heads": 1, "head_dim": 32}, "another model: "),
+    ],
+)
+def test_a_checkpoint_of_another_configuration_is_one_line(
+    change: dict[str, Any], says: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """All names and shapes are the same. Seen red: `agrees`."""
+    after = save(tmp_path / "after", stepped(right), "F32")
+    config = json.loads((after / "config.json").read_text())
+    (after / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(AprfmtError, match=says):
+        explain_step(files["before"], after=after, optimizer=STATED)

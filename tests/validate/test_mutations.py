@@ -327,6 +327,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("quantization", "nf4", _drop_section, "nothing, but weights are packed (NF4)"),
     Mutation("quantization", "hf", _claim, "says NF4; the file holds no packed weight"),
     Mutation("dtype", "hf", _key("dtype", "float16"), "most float weights are BF16", True),
+    Mutation("ranges", "hf",
+             lambda p: text(p, "generation_config.json", lambda v: v.update(top_p=7)),
+             "7 a number from 0 to 1", True),
     Mutation("counts", "small", lambda p: sealed_swap(p, b'"param_count":71', b'"param_count":72'),
              "72", True),
 )  # fmt: skip

@@ -155,7 +155,6 @@ def beside(config: object, *encodings: str) -> Any:
         (check_dtype, beside(None, "F32"), "there is no config.json beside the weights"),
         (check_dtype, beside({}, "F32"), "config.json names no float dtype (None)"),
         (check_dtype, beside({"dtype": "int8"}, "F32"), "names no float dtype ('int8')"),
-        (check_dtype, beside({"torch_dtype": 3}, "F32"), "names no float dtype (3)"),
         (check_dtype, beside({"dtype": "float32"}), "the file holds no plain float matrices"),
         (check_dtype, beside({"dtype": "float32"}, "Q8_0"), "the file holds no plain float matr"),
         (check_quantization, beside(None), "there is no config.json"),

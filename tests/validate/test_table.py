@@ -262,3 +262,18 @@ def test_facts_that_decide_are_listed_or_equal(decisive: int) -> None:
         ("PASS", "equal") if not decisive
         else ("FAIL", list_names([f"n{i} {i} | 9" for i in range(decisive)]))
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [-20, -1, 0, 1, 30])
+@pytest.mark.parametrize("level", ["fail", "warning"])
+def test_findings_of_one_kind_that_are_not_shown_are_counted(more: int, level: Any) -> None:
+    most = vocabulary._MANY
+    every = [
+        Finding(f"token {i}", "is wrong", "right", "mend it", level) for i in range(most + more)
+    ]
+    shown = vocabulary._limit_findings(iter(every))
+    assert shown[:most] == every[:most]
+    assert [one.found for one in shown[most:]] == (
+        [f"{more} more of this kind"] if more > 0 else []
+    )
+    assert all(one.level == level for one in shown)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, change_head_fields
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch, change_head_fields
 from aprfmt.causes.row import Cause
 from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.masks import chunk_mask
@@ -197,23 +197,18 @@ def solve_cap(plain: Array, capped: Array) -> float | None:
 # --- which keys a query reads --------------------------------------------------------------------
 
 
-def map_query_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
+def map_query_heads(mapping: Array, keys: bool = True, values: bool = True) -> Patch:
     """Return a patch function: query head h reads key and value head mapping[h].
 
     `keys` and `values` say which of the two are read that way.
     """
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this mapping in `layers`."""
+    def read(what: str, layer: int, own: Any) -> Any:
+        """Return the mapped heads of keys ("k") or values; `own` if not chosen, or too few."""
+        chosen = keys if what == "k" else values
+        return own[:, mapping] if chosen and mapping.max() < own.shape[1] else own
 
-        def read(what: str, layer: int, own: Any) -> Any:
-            """Return the heads read; `own` if the layer has too few for the mapping."""
-            chosen = keys if what == "k" else values
-            return own[:, mapping] if chosen and mapping.max() < own.shape[1] else own
-
-        return patched.with_keys_and_values(read, layers)
-
-    return make
+    return lambda patched, layers: patched.with_keys_and_values(read, layers)
 
 
 def head_mapping_changes(
@@ -281,7 +276,7 @@ def _candidate_mappings(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
     return chosen
 
 
-def attend_with_mask(mask: Array) -> Any:
+def attend_with_mask(mask: Array) -> Patch:
     """Return a patch function: attention with another bool mask [tokens, keys]."""
     return lambda patched, layers: change_head_fields(patched, layers, mask=mask)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
 from aprfmt.causes.forward.product import replace_weights, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -38,8 +38,8 @@ _KEYS = "compressed_keys"
 _STREAMS = "hyper_connections"
 
 
-def _own_window(gate: Array) -> Array:
-    """Return gates [windows, slots, width] whose first half of slots, the window before, is out."""
+def _mask_window_before(gate: Array) -> Array:
+    """Return gates [windows, slots, width], -inf in the first half of slots (the window before)."""
     gate = np.array(gate)
     gate[:, : gate.shape[1] // 2] = -np.inf
     return gate
@@ -56,29 +56,24 @@ SUMS: Mapping[str, Callable[[Any, Array, Array], Array]] = {
 }
 
 
-def _patch_sum(summed: Callable[[Any, Array, Array], Array], point: str) -> Any:
+def _patch_sum(summed: Callable[[Any, Array, Array], Array], point: str) -> Patch:
     """Return a patch: a compressor whose gates are `point` sums by summed(op, values, gates).
 
     The op is the model's own.
     """
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose compressors in `layers` sum so."""
+    def override(op: Any, at: Any, kv: Any, gate: Any) -> Any:
+        """Return the sum of one compressor changed, that of the other as it is."""
+        return summed(op, kv, gate) if at.point == point else op(kv, gate)
 
-        def override(op: Any, at: Any, kv: Any, gate: Any) -> Any:
-            """Return the sum of one compressor changed, that of the other as it is."""
-            return summed(op, kv, gate) if at.point == point else op(kv, gate)
-
-        return patched.with_op("compress", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("compress", override, layers)
 
 
-def _rotated_result(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _keep_rotation(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model that does not undo the rotation of what attention reads."""
 
     def kept(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the values before that, in adjacent pairs as those after it."""
+        """Return what attention reads, still rotated, with its pairs made adjacent as in `x`."""
         read = np.array(held["attn_mixed"]).reshape(len(x), int(patched.hp["n_heads"]), -1)
         turned = int(patched.hp["rope_dim"])
         halves = read[..., -turned:].reshape(*read.shape[:2], 2, -1)
@@ -88,7 +83,7 @@ def _rotated_result(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_tap("attn", kept, layers)
 
 
-def _key_change(says: str, make: Any) -> Change:
+def _key_change(says: str, make: Patch) -> Change:
     """Return the change that patch `make` makes to compressed keys; `says` is the sentence."""
     return Change(_KEYS, says, ("attn_compressor",), make, {_KEYS: says})
 
@@ -103,14 +98,14 @@ def usual_compression_mistakes(patched: PatchedModel) -> Iterator[Change]:
     for point, whose in (("compress_gate", "compressed keys"), ("index_compress_gate", "indexers")):
         for words, summed in SUMS.items():
             yield _key_change(f"of {whose} {words}", _patch_sum(summed, point))
-        alone = _patch_sum(lambda op, kv, gate: op(kv, _own_window(gate)), point)
+        alone = _patch_sum(lambda op, kv, gate: op(kv, _mask_window_before(gate)), point)
         yield _key_change(f"of {whose} the window before does not count", alone)
     for role in ("attn_compressor_ape", "indexer.compressor_ape"):
         keys = [key for key in patched.weights if key.endswith(f".{role}.weight")]
         if keys:
             says = "gates have no bias by the position in the window"
             yield zero_weights_change(_KEYS, says, keys, patched)
-    yield _key_change("what attention reads keeps its rotation", _rotated_result)
+    yield _key_change("what attention reads keeps its rotation", _keep_rotation)
     tables = [key for key in patched.weights if key.endswith(".ffn_gate_tid2eid.weight")]
     if tables:
         arrays = {key: np.roll(patched.stored[key].numpy(), 1, axis=0) for key in tables}
@@ -136,7 +131,7 @@ MIXES: Mapping[str, tuple[tuple[str, Weights], ...]] = {
 }
 
 
-def _patch_weights(part: str, changed: Weights) -> Any:
+def _patch_weights(part: str, changed: Weights) -> Patch:
     """Return a patch: the weights `part` of both connections are changed(model's, streams)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:

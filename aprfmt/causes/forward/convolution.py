@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.placing import mixer_of_layer
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -118,70 +118,50 @@ def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
         yield Change("conv_state", says, WHERE, _begin_with_rows(before), general=True)
 
 
-def _patch_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
+def _patch_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Patch:
     """Return a patch function (model, layers) -> model: convolves taken(window, kernel)."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose convolutions in `layers` use the changed window and kernel."""
+    def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+        """Return the convolution of the changed window and kernel."""
+        return op(*taken(window, kernel), *bias)
 
-        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
-            """Return the convolution of the changed window and kernel."""
-            return op(*taken(window, kernel), *bias)
-
-        return patched.with_op("convolve", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("convolve", override, layers)
 
 
-def _without_gate(point: str) -> Any:
+def _without_gate(point: str) -> Patch:
     """Return a patch function: the convolution's gate at capture point `point` is left out."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model without this gate in `layers`."""
+    def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+        """Return `b` without its gate at this point, and the product a * b anywhere else."""
+        return b if at.point == point else op(a, b)
 
-        def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return `b` without its gate at this point, and the product a * b anywhere else."""
-            return b if at.point == point else op(a, b)
-
-        return patched.with_op("mul", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("mul", override, layers)
 
 
-def _restart_convolution_at(first: int) -> Any:
+def _restart_convolution_at(first: int) -> Patch:
     """Return a patch function (model, layers) -> model: convolutions begin anew at token `first`.
 
     Tokens from `first` on see zeros in place of the tokens before it. Those before are convolved as
     always.
     """
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose convolutions in `layers` are restarted at token `first`."""
+    def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+        """Return the convolution, restarted with zeros at token `first`."""
+        later = window[first:].copy()
+        later[: kernel.shape[1] - 1] = 0
+        return np.concatenate([op(window, kernel, *bias)[:first], op(later, kernel, *bias)])
 
-        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
-            """Return the convolution, restarted with zeros at token `first`."""
-            later = window[first:].copy()
-            later[: kernel.shape[1] - 1] = 0
-            return np.concatenate([op(window, kernel, *bias)[:first], op(later, kernel, *bias)])
-
-        return patched.with_op("convolve", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("convolve", override, layers)
 
 
-def _begin_with_rows(before: Array) -> Any:
+def _begin_with_rows(before: Array) -> Patch:
     """Return a patch function: the rows `before` are convolved before the first token."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose convolutions in `layers` begin with these rows."""
+    def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+        """Return the convolution of the window with its first rows replaced."""
+        return op(np.concatenate([before, window[len(before) :]]), kernel, *bias)
 
-        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
-            """Return the convolution of the window with its first rows replaced."""
-            return op(np.concatenate([before, window[len(before) :]]), kernel, *bias)
-
-        return patched.with_op("convolve", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("convolve", override, layers)
 
 
 def _solve_rows_before(case: Mismatch) -> Array | None:

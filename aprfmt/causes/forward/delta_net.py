@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixer_kinds
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.placing import mixer_of_layer
@@ -34,7 +34,6 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 Array = NDArray[Any]
-Make = Callable[[PatchedModel, Layers], PatchedModel]
 POINTS = ("conv", "beta", "decay", "delta", "delta_norm", "attn_out", "mid", "out")
 
 
@@ -233,7 +232,7 @@ def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
             yield from usual_delta_net_mistakes(case.patched)
 
 
-def _recurrence_change(says: str, point: str, make: Make) -> Change:
+def _recurrence_change(says: str, point: str, make: Patch) -> Change:
     """Return the change that patch `make` makes to the delta net.
 
     `point` is the part of it that changes, such as "decay". `says` completes the sentence "in the
@@ -242,7 +241,7 @@ def _recurrence_change(says: str, point: str, make: Make) -> Change:
     return Change("recurrence", f"in the delta net {says}", (point,), make, {point: says})
 
 
-def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
+def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Patch:
     """Return a patch: the log of the decay is how(product, A_log, dt_bias)."""
 
     def override(op: Any, at: Any, a: Any, rate: Any, shift: Any) -> Any:
@@ -252,8 +251,8 @@ def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
     return lambda patched, layers: patched.with_op("decay", override, layers)
 
 
-def _patch_channels(how: Callable[[Array], Array]) -> Make:
-    """Return a patch: the log of the decay by channel is `how` of the model's."""
+def _patch_channels(how: Callable[[Array], Array]) -> Patch:
+    """Return a patch: the delta rule takes how(decay), the log of its decay by channel."""
 
     def override(op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, *rest: Any) -> Any:
         """Return the delta rule with the changed decay."""
@@ -262,7 +261,7 @@ def _patch_channels(how: Callable[[Array], Array]) -> Make:
     return lambda patched, layers: patched.with_op("delta", override, layers)
 
 
-def _patch_rule(parts: Mapping[str, bool]) -> Make:
+def _patch_rule(parts: Mapping[str, bool]) -> Patch:
     """Return a patch: the delta rule runs with these options of `_delta_rule`."""
     ruled: Callable[..., Array] = partial(_delta_rule, **dict[str, Any](parts))
 
@@ -287,7 +286,7 @@ def _exchange_queries_and_keys(patched: PatchedModel, layers: Layers) -> Patched
     return patched.with_op("delta", override, layers)
 
 
-def _patch_strength(how: Callable[[Any, Array], Array]) -> Make:
+def _patch_strength(how: Callable[[Any, Array], Array]) -> Patch:
     """Return a patch: the strength (beta) of each write is how(sigmoid, product)."""
 
     def override(op: Any, at: Any, x: Any) -> Any:
@@ -297,7 +296,7 @@ def _patch_strength(how: Callable[[Any, Array], Array]) -> Make:
     return lambda patched, layers: patched.with_op("sigmoid", override, layers)
 
 
-def _patch_output_gate(how: Callable[[Array, Array, Array, float], Array]) -> Make:
+def _patch_output_gate(how: Callable[[Array, Array, Array, float], Array]) -> Patch:
     """Return a patch: the gated norm's result is how(values, weight, gate, epsilon)."""
 
     def override(op: Any, at: Any, x: Any, w: Any, gate: Any, kind: str, *, eps: float) -> Any:

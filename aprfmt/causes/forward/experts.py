@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch
 from aprfmt.causes.forward.residual_stream import EXPERTS
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -67,35 +67,25 @@ def usual_shared_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
             )
 
 
-def _scale_shared_expert(factor: float) -> Any:
+def _scale_shared_expert(factor: float) -> Patch:
     """Return a patch function: the shared expert's result is multiplied by `factor`."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose shared expert's result is multiplied by the factor in `layers`."""
+    def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+        """Return a + factor * b for the sum with the shared expert, else a + b."""
+        inside = at.point in EXPERTS and b.ndim > 1
+        return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
-        def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return a + factor * b for the sum with the shared expert, else a + b."""
-            inside = at.point in EXPERTS and b.ndim > 1
-            return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
-
-        return patched.with_op("add", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("add", override, layers)
 
 
-def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Any:
+def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Patch:
     """Return a patch function: sigmoids inside the experts are how(operation, input)."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose sigmoids inside the experts are `how` in `layers`."""
+    def override(op: Any, at: Any, x: Any) -> Any:
+        """Return how(op, x) inside the experts, else the sigmoid of `x`."""
+        return np.asarray(how(op, x), x.dtype) if at.point in EXPERTS else op(x)
 
-        def override(op: Any, at: Any, x: Any) -> Any:
-            """Return how(op, x) inside the experts, else the sigmoid of `x`."""
-            return np.asarray(how(op, x), x.dtype) if at.point in EXPERTS else op(x)
-
-        return patched.with_op("sigmoid", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("sigmoid", override, layers)
 
 
 # --- capacity ------------------------------------------------------------------------------------
@@ -133,19 +123,14 @@ def capacity_change(capacity: int, *, by_weight: bool) -> Change:
     )
 
 
-def _limit_capacity(capacity: int, by_weight: bool) -> Any:
+def _limit_capacity(capacity: int, by_weight: bool) -> Patch:
     """Return a patch function: every expert takes `capacity` tokens, the first or the heaviest."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this capacity in `layers`."""
+    def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return the weights `x` with zeros for dropped tokens."""
+        return drop_over_capacity(np.asarray(held["experts"]), x, capacity, by_weight=by_weight)
 
-        def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            """Return the weights `x` with zeros for dropped tokens."""
-            return drop_over_capacity(np.asarray(held["experts"]), x, capacity, by_weight=by_weight)
-
-        return patched.with_tap("expert_w", tap, layers)
-
-    return make
+    return lambda patched, layers: patched.with_tap("expert_w", tap, layers)
 
 
 def usual_capacities(patched: PatchedModel) -> Iterator[Change]:

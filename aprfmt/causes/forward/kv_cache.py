@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.attention import known_entries
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch
 from aprfmt.causes.row import Cause
-from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
+from aprfmt.inference.replay.patched_model import OperationCall
 from aprfmt.tensors.norms import exact_norm
 
 CAUSE_ROWS = (
@@ -27,7 +27,7 @@ Array = NDArray[Any]
 MOST = 64  # rows that are listed; those that are the tokens' own are no part of the change
 
 
-def _attend_to_rows(keys: Array | None, values: Array | None) -> Any:
+def _attend_to_rows(keys: Array | None, values: Array | None) -> Patch:
     """Return a patch function: attention reads row keys[j] for key j; -1 is a row of zeros.
 
     `values` says the same of values. None leaves keys or values unchanged.
@@ -37,17 +37,12 @@ def _attend_to_rows(keys: Array | None, values: Array | None) -> Any:
         """Return x [tokens, heads, d] at these rows, zeros for row -1."""
         return np.where((rows >= 0)[:, None, None], x[np.maximum(rows, 0)], 0).astype(x.dtype)
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model that reads these rows in `layers`."""
+    def read(what: str, layer: int, own: Any) -> Any:
+        """Return the picked keys (`what` is "k") or values."""
+        rows = keys if what == "k" else values
+        return own if rows is None else pick(own, rows)
 
-        def read(what: str, layer: int, own: Any) -> Any:
-            """Return the picked keys (`what` is "k") or values."""
-            rows = keys if what == "k" else values
-            return own if rows is None else pick(own, rows)
-
-        return patched.with_keys_and_values(read, layers)
-
-    return make
+    return lambda patched, layers: patched.with_keys_and_values(read, layers)
 
 
 def cache_change(keys: Array | None, values: Array | None) -> Change:

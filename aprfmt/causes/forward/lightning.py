@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixer_kinds
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
 from aprfmt.inference.lightning import decay_slopes
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -31,7 +31,7 @@ OPERANDS: Mapping[str, Callable[[Any, Any, Any], tuple[Any, Any, Any]]] = {
 }
 
 
-def _patch_rates(rates: Callable[[Array, int, int, int], Array]) -> Any:
+def _patch_rates(rates: Callable[[Array, int, int, int], Array]) -> Patch:
     """Return a patch function: decay rates are rates(model's, heads, layer, layers)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -47,22 +47,15 @@ def _patch_rates(rates: Callable[[Array, int, int, int], Array]) -> Any:
     return make
 
 
-def _patch_operands(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Any:
+def _patch_operands(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Patch:
     """Return a patch function: the scan reads taken(queries, keys, values)."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose scans in `layers` read the exchanged operands."""
+    def override(op: Any, at: Any, v: Any, step: Any, rate: Any, k: Any, q: Any, *rest: Any) -> Any:
+        """Return the scan of the exchanged operands."""
+        q, k, v = taken(q, k, v)
+        return op(v, step, rate, k, q, *rest)
 
-        def override(
-            op: Any, at: Any, v: Any, step: Any, rate: Any, k: Any, q: Any, *rest: Any
-        ) -> Any:
-            """Return the scan of the exchanged operands."""
-            q, k, v = taken(q, k, v)
-            return op(v, step, rate, k, q, *rest)
-
-        return patched.with_op("scan", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("scan", override, layers)
 
 
 def _without_state(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -125,7 +118,7 @@ def usual_lightning_mistakes(patched: PatchedModel) -> Iterator[Change]:
     )
 
 
-def _lightning_change(cause: str, says: str, point: str, make: Any) -> Change:
+def _lightning_change(cause: str, says: str, point: str, make: Patch) -> Change:
     """Return the change that patch `make` makes to lightning attention.
 
     `point` is the capture point it names; `says` completes "in lightning attention ...".

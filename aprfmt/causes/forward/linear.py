@@ -123,7 +123,7 @@ def try_other_weights(case: Mismatch) -> Iterator[Change]:
         if any(
             rel_l2(y + shift, found.theirs[:some]) <= 10 * case.view.tolerance for shift in shifts
         ):
-            yield exchange_weights_change(case, {found.key: other})
+            yield exchange_weights_change(case, found.key, other)
             return
 
 

@@ -25,6 +25,7 @@ from aprfmt.measure.verdicts import Certainty
 
 Array = NDArray[Any]
 Layers = frozenset[int] | None  # None: all
+Patch = Callable[[PatchedModel, Layers], PatchedModel]
 EXACT = BASE["float32"].rel_l2
 ROUNDER = 1.1  # a shorter number may fit this much worse than the best one
 PATIENCE = 8  # steps after which a number must have halved the distance
@@ -34,7 +35,7 @@ PATIENCE = 8  # steps after which a number must have halved the distance
 class Change:
     """A hypothesis with its values filled in: a change with which the reference may give the trace.
 
-    `make(world, layers)` applies it in these layers (None: all; ignored unless `scoped`). `where`
+    `make(patched, layers)` applies it in these layers (None: all; ignored unless `scoped`). `where`
     are tensor keys, hyperparameters or operations; scoped ones get a layer as prefix. `drop` are
     keys of the trace that, by the hypothesis, were taken at another point or on other rows.
     `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
@@ -47,7 +48,7 @@ class Change:
     cause: str
     says: str
     where: tuple[str, ...]
-    make: Callable[[PatchedModel, Layers], PatchedModel] = lambda patched, layers: patched
+    make: Patch = lambda patched, layers: patched
     values: Mapping[str, Any] = field(default_factory=dict)
     scoped: bool = True
     drop: frozenset[str] = frozenset()

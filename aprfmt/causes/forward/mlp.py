@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -39,19 +39,14 @@ def activation_changes(patched: PatchedModel) -> Iterator[Change]:
             )
 
 
-def use_activation(kind: str) -> Any:
+def use_activation(kind: str) -> Patch:
     """Return a patch function (model, layers) -> model: the activation is function `kind`."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this activation in `layers`."""
+    def override(op: Any, at: Any, x: Any, configured: str, **kwargs: Any) -> Any:
+        """Return function `kind` of `x`; the `configured` one is not used."""
+        return op(x, kind, **kwargs)
 
-        def override(op: Any, at: Any, x: Any, configured: str, **kwargs: Any) -> Any:
-            """Return function `kind` of `x`; the `configured` one is not used."""
-            return op(x, kind, **kwargs)
-
-        return patched.with_op("activate", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("activate", override, layers)
 
 
 def try_clamps(case: Mismatch) -> Iterator[Change]:
@@ -99,34 +94,24 @@ def try_xielu_numbers(case: Mismatch) -> Iterator[Change]:
         yield Change("activation", says, ("activation",), _change_xielu(change))
 
 
-def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ...]]) -> Any:
+def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ...]]) -> Patch:
     """Return a patch function (model, layers) -> model: xIELU with numbers change(its numbers)."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose xIELU in `layers` uses the changed numbers."""
+    def override(op: Any, at: Any, x: Any, *configured: float) -> Any:
+        """Return xIELU of `x` with the changed numbers."""
+        return op(x, *change(*configured))
 
-        def override(op: Any, at: Any, x: Any, *configured: float) -> Any:
-            """Return xIELU of `x` with the changed numbers."""
-            return op(x, *change(*configured))
-
-        return patched.with_op("xielu", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("xielu", override, layers)
 
 
-def _clamp_activation(limit: float, alpha: float) -> Any:
+def _clamp_activation(limit: float, alpha: float) -> Patch:
     """Return a patch function (model, layers) -> model: swiglu_oai with this clamp and gain."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this clamp and gain in `layers`."""
+    def override(op: Any, at: Any, gate: Any, up: Any, *configured: float) -> Any:
+        """Return gpt-oss's activation with this clamp and gain, not the `configured` ones."""
+        return op(gate, up, limit, alpha)
 
-        def override(op: Any, at: Any, gate: Any, up: Any, *configured: float) -> Any:
-            """Return gpt-oss's activation with this clamp and gain, not the `configured` ones."""
-            return op(gate, up, limit, alpha)
-
-        return patched.with_op("swiglu_oai", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("swiglu_oai", override, layers)
 
 
 # --- clamps and numbers added --------------------------------------------------------------------
@@ -172,24 +157,19 @@ def activation_number_change(
     )
 
 
-def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> Any:
+def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> Patch:
     """Return a patch function: the activation becomes how(its function, its input, value)."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this activation in `layers`."""
+    def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
+        """Return the changed activation of `x`; after a convolution the model's own."""
+        if at.point in ("delta_qkv", "ssm_conv_in"):
+            return op(x, kind, **kwargs)
+        return np.asarray(how(lambda y: op(y, kind, **kwargs), x, value), x.dtype)
 
-        def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
-            """Return the changed activation of `x`; after a convolution the model's own."""
-            if at.point in ("delta_qkv", "ssm_conv_in"):
-                return op(x, kind, **kwargs)
-            return np.asarray(how(lambda y: op(y, kind, **kwargs), x, value), x.dtype)
-
-        return patched.with_op("activate", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("activate", override, layers)
 
 
-def _patch_gated_product(how: Callable[[Any, Any, Any], Any]) -> Any:
+def _patch_gated_product(how: Callable[[Any, Any, Any], Any]) -> Patch:
     """Return a patch function (model, layers) -> model: act * up becomes how(product, act, up)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -278,19 +258,14 @@ def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
             )
 
 
-def _oss_activation(how: Callable[[Any, Any, float, float], Any]) -> Any:
+def _oss_activation(how: Callable[[Any, Any, float, float], Any]) -> Patch:
     """Return a patch function: gpt-oss's activation becomes how(gate, up, limit, alpha)."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this activation in `layers`."""
+    def override(op: Any, at: Any, gate: Any, up: Any, limit: float, alpha: float) -> Any:
+        """Return how(gate, up, limit, alpha) in the gate's dtype."""
+        return np.asarray(how(gate, up, limit, alpha), gate.dtype)
 
-        def override(op: Any, at: Any, gate: Any, up: Any, limit: float, alpha: float) -> Any:
-            """Return how(gate, up, limit, alpha) in the gate's dtype."""
-            return np.asarray(how(gate, up, limit, alpha), gate.dtype)
-
-        return patched.with_op("swiglu_oai", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("swiglu_oai", override, layers)
 
 
 def solve_activation_number(case: Mismatch) -> Iterator[Change]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.mismatch import Layers
+from aprfmt.causes.forward.mismatch import Layers, Patch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -24,11 +24,10 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-MakeWorld = Callable[[PatchedModel, Layers], PatchedModel]
 NORMS = ("rms_norm", "layer_norm")
 
 
-def use_eps(eps: float, point: str = "") -> MakeWorld:
+def use_eps(eps: float, point: str = "") -> Patch:
     """Return a patch: norms use epsilon `eps`; with `point`, only the norm that follows it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -44,7 +43,7 @@ def use_eps(eps: float, point: str = "") -> MakeWorld:
     return make
 
 
-def offset_norm_weights(plus: int, points: Collection[str] = ()) -> MakeWorld:
+def offset_norm_weights(plus: int, points: Collection[str] = ()) -> Patch:
     """Return a patch: `plus` is added to norm weights; with `points`, only after these points."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -74,7 +73,7 @@ def point_before_norm(patched: PatchedModel, at: Any) -> str:
     return str(at.point)
 
 
-def skip_norms(points: Collection[str]) -> MakeWorld:
+def skip_norms(points: Collection[str]) -> Patch:
     """Return a patch: norms that directly follow these capture points return their input."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -89,7 +88,7 @@ def skip_norms(points: Collection[str]) -> MakeWorld:
     return make
 
 
-def exchange_norm_kind(points: Collection[str] = ()) -> MakeWorld:
+def exchange_norm_kind(points: Collection[str] = ()) -> Patch:
     """Return a patch: RMS norms subtract the mean first, and layer norms no longer do.
 
     It acts on all norms, or only on those after the capture points `points`.
@@ -121,7 +120,7 @@ def exchange_norm_kind(points: Collection[str] = ()) -> MakeWorld:
     return make
 
 
-def divide_layer_norm_by(whole: bool) -> MakeWorld:
+def divide_layer_norm_by(whole: bool) -> Patch:
     """Return a patch: layer norms divide by another root of a mean square.
 
     `whole`: of the root mean square of `x` before the mean is subtracted. Otherwise: of the
@@ -166,7 +165,7 @@ def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_ops(NORMS, norm, layers).with_op("rope", rope, layers)
 
 
-def norm_heads_jointly(whole: bool) -> MakeWorld:
+def norm_heads_jointly(whole: bool) -> Patch:
     """Return a patch: q and k are normalised over all heads together, or head by head.
 
     `whole`: over all heads together.
@@ -211,7 +210,7 @@ def round_to_type(x: Any, dtype: str) -> Any:
     return kept.view(np.float32).reshape(values.shape)
 
 
-def round_operations(ops: Collection[str], dtype: str) -> MakeWorld:
+def round_operations(ops: Collection[str], dtype: str) -> Patch:
     """Return a patch: the results of operations `ops` are rounded to a shorter float type."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +221,7 @@ def round_operations(ops: Collection[str], dtype: str) -> MakeWorld:
     return lambda patched, layers: patched.with_ops(ops, override, layers)
 
 
-def round_rope_table(dtype: str) -> MakeWorld:
+def round_rope_table(dtype: str) -> Patch:
     """Return a patch: rope's cos and sin are rounded to a shorter float type."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
@@ -233,7 +232,7 @@ def round_rope_table(dtype: str) -> MakeWorld:
     return lambda patched, layers: patched.with_op("rope", override, layers)
 
 
-def round_keys_and_values(dtype: str) -> MakeWorld:
+def round_keys_and_values(dtype: str) -> Patch:
     """Return a patch: attention reads keys and values rounded to a shorter float type."""
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
@@ -249,7 +248,7 @@ def round_keys_and_values(dtype: str) -> MakeWorld:
     )
 
 
-def add_to_normed(sublayers: Collection[str]) -> MakeWorld:
+def add_to_normed(sublayers: Collection[str]) -> Patch:
     """Return a patch: sublayer results are added to the norm's output, not to the stream.
 
     `sublayers` are `attn`, `ffn` or both. The norm meant is the one right before the sublayer.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.layer_heads import head_dim_of_layer, key_value_layer, kv_head_count
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel
@@ -113,19 +113,16 @@ COPIES: Mapping[str, tuple[tuple[str, Altered], ...]] = {
 }  # fmt: skip
 
 
-def _alter_point(point: str, altered: Altered) -> Any:
+def _alter_point(point: str, altered: Altered) -> Patch:
     """Return a patch: the values of `point` become altered(values, earlier points, model)."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose values at this point are altered in `layers`."""
+    def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return the altered values of the point."""
+        return altered(x, held, patched)
 
-        def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            """Return the altered values of the point."""
-            return altered(x, held, patched)
-
-        return patched.with_tap(point, tap, None if point.startswith("per_layer_e") else layers)
-
-    return make
+    return lambda patched, layers: patched.with_tap(
+        point, tap, None if point.startswith("per_layer_e") else layers
+    )
 
 
 def _transpose_coefficients(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -194,7 +191,7 @@ def usual_stream_copy_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 def _changes_of_rows(
     cause: str, name: str, rows: Mapping[str, tuple[tuple[str, Altered], ...]]
-) -> Any:
+) -> Iterator[Change]:
     """Yield the change of each row of a table: {capture point: ((sentence, new values), ...)}.
 
     `name` is the hyperparameter that the changes name as their place.
@@ -231,7 +228,7 @@ def shared_key_changes(patched: PatchedModel) -> Iterator[Change]:
                 )
 
 
-def _read_keys_of(reader: int, owner: int) -> Any:
+def _read_keys_of(reader: int, owner: int) -> Patch:
     """Return a patch function: layer `reader` uses the keys and values of layer `owner`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.role_vocabulary import role_key, split_key
-from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Mismatch, Patch
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.measure.distances import rel_l2
 
@@ -118,7 +118,7 @@ def weights_of_same_shape(patched: PatchedModel, key: str) -> list[str]:
     return sorted(others, key=lambda k: (not k.startswith(f"{layer}."), not k.endswith(role)))
 
 
-def replace_weights(arrays: Mapping[str, Array]) -> Any:
+def replace_weights(arrays: Mapping[str, Array]) -> Patch:
     """Return a patch function that replaces weights by arrays, {tensor key: array}."""
     return lambda patched, layers: patched.with_weights(arrays)
 
@@ -144,14 +144,12 @@ def scale_weights_change(
     )
 
 
-def exchange_weights_change(case: Mismatch, moved: Mapping[str, str]) -> Change:
-    """Return the change that uses other tensors of the model in place of some.
+def exchange_weights_change(case: Mismatch, key: str, other: str) -> Change:
+    """Return the change that uses the tensor `other` of the model in place of the tensor `key`.
 
-    `moved` is {key: key that was used instead}; only its first entry is read. If both have one role
-    in two layers, all tensors of the first layer become those of the other. Otherwise the two
-    tensors are exchanged.
+    If both have one role in two layers, all tensors of the first layer become those of the other.
+    Otherwise the two tensors are exchanged.
     """
-    (key, other), *_ = moved.items()
     stored = case.patched.stored
     (layer, role), (from_layer, other_role) = split_key(key), split_key(other)
     if role == other_role and layer is not None and from_layer is not None:

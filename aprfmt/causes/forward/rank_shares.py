@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
-from aprfmt.causes.forward.product import product_of, weight_values
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.product import Product, product_of, weight_values
 from aprfmt.causes.forward.shards import COUNTS, ROLES, role_of
 from aprfmt.causes.row import Cause
-from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
 
 CAUSE_ROWS = (
@@ -112,10 +111,10 @@ def _find_row_share_order(
             return
 
 
-def _find_column_share_order(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
+def _find_column_share_order(case: Mismatch, found: Product, role: str) -> Iterator[Change]:
     """Yield the change to the order in which the input's shares are multiplied by the weight's.
 
-    `found` is the Product of the role.
+    `found` is the product of this role.
     """
     w = weight_values(case.patched, found.key)
     even = np.arange(len(found.x)) % 2 == 0
@@ -143,7 +142,9 @@ def _find_column_share_order(case: Mismatch, found: Any, role: str) -> Iterator[
             return
 
 
-def _share_order_change(name: str, roles: Sequence[str], order: Sequence[int], make: Any) -> Change:
+def _share_order_change(
+    name: str, roles: Sequence[str], order: Sequence[int], make: Patch
+) -> Change:
     """Return the change `make` with cause "shard_order"; order[rank] is the share it has."""
     return Change(
         "shard_order",
@@ -154,48 +155,38 @@ def _share_order_change(name: str, roles: Sequence[str], order: Sequence[int], m
     )
 
 
-def _patch_output_order(roles: Sequence[str], order: Sequence[int]) -> Any:
+def _patch_output_order(roles: Sequence[str], order: Sequence[int]) -> Patch:
     """Return a patch function: blocks of these products' outputs come in another order."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose products of these roles have reordered outputs in `layers`."""
+    def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+        """Return the product with its output blocks in the order."""
+        y = op(x, w, *rest)
+        if role_of(w.key) not in roles or y.shape[-1] % len(order):
+            return y
+        blocks = np.split(y, len(order), -1)
+        return np.concatenate([blocks[one] for one in order], -1)
 
-        def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
-            """Return the product with its output blocks in the order."""
-            y = op(x, w, *rest)
-            if role_of(w.key) not in roles or y.shape[-1] % len(order):
-                return y
-            blocks = np.split(y, len(order), -1)
-            return np.concatenate([blocks[one] for one in order], -1)
-
-        return patched.with_op("linear", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("linear", override, layers)
 
 
-def _patch_input_order(role: str, order: Sequence[int]) -> Any:
+def _patch_input_order(role: str, order: Sequence[int]) -> Patch:
     """Return a patch function: each share of the input is multiplied by another rank's columns.
 
     order[i] is the share of columns that share i of the input is multiplied by.
     """
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose product of this role reads a reordered input in `layers`."""
+    def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+        """Return the product of the input with its blocks reordered."""
+        if role_of(w.key) != role or x.shape[-1] % len(order):
+            return op(x, w, *rest)
+        blocks = np.split(x, len(order), -1)
+        place = [
+            blocks[list(order).index(one)] if one in order else np.zeros_like(blocks[0])
+            for one in range(len(order))
+        ]
+        return op(np.concatenate(place, -1), w, *rest)
 
-        def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
-            """Return the product of the input with its blocks reordered."""
-            if role_of(w.key) != role or x.shape[-1] % len(order):
-                return op(x, w, *rest)
-            blocks = np.split(x, len(order), -1)
-            place = [
-                blocks[list(order).index(one)] if one in order else np.zeros_like(blocks[0])
-                for one in range(len(order))
-            ]
-            return op(np.concatenate(place, -1), w, *rest)
-
-        return patched.with_op("linear", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("linear", override, layers)
 
 
 HYPOTHESES = (

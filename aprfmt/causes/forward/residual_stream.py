@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.attention import solve_cap
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
 from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
 from aprfmt.causes.forward.single_steps import BEHIND, share_norm_input
@@ -372,20 +372,15 @@ def usual_sublayer_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
             yield sublayer_factor_change(patched, sublayer, 1.0)
 
 
-def _scale_sublayer(sublayer: str, factor: float) -> Any:
+def _scale_sublayer(sublayer: str, factor: float) -> Patch:
     """Return a patch: what one `sublayer` (attn or ffn) adds to the stream is times `factor`."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this factor on the sublayer's result in `layers`."""
+    def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+        """Return a + factor * b for this sublayer's residual sum, else a + b."""
+        inside = at.point in BEHIND[sublayer] and b.ndim > 1
+        return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
-        def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return a + factor * b for this sublayer's residual sum, else a + b."""
-            inside = at.point in BEHIND[sublayer] and b.ndim > 1
-            return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
-
-        return patched.with_op("add", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("add", override, layers)
 
 
 def find_sublayer_factor(case: Mismatch) -> Iterator[Change]:
@@ -442,7 +437,7 @@ def _sum_number(adds: Any, index: int) -> int:
     return sum(call.location == adds[index].location for call in adds[:index])
 
 
-def keep_one_summand(point: str, keep: int, turn: int) -> Any:
+def keep_one_summand(point: str, keep: int, turn: int) -> Patch:
     """Return a patch function: the sum after `point` keeps one summand only.
 
     `keep`: 0 for the stream, 1 for what is added to it. `turn` is the number of the sum, from 0,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
 from aprfmt.causes.forward.rotations import (
     explaining_rotation,
     has_rope_between_points,
@@ -125,13 +125,13 @@ def _pairing_words(style: str) -> str:
     return "element i with i + d/2" if style == "half" else "elements 2i with 2i + 1"
 
 
-def use_rope_style(style: str, interleave: int) -> Any:
+def use_rope_style(style: str, interleave: int) -> Patch:
     """Return a patch function (model, layers) -> model: rope pairs elements by `style`.
 
     `interleave` is the number of pairs to write as adjacent elements in the result; 0 for none.
     """
 
-    def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this rope pairing in `layers`."""
 
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
@@ -147,7 +147,7 @@ def use_rope_style(style: str, interleave: int) -> Any:
 
         return patched.with_op("rope", override, layers)
 
-    return make_world
+    return make
 
 
 def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
@@ -172,26 +172,23 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
         for scope in scopes:
             rows = tuple(bool(x) or i in scope for i, x in enumerate(hp["rope_layers"]))
             yield _rope_change_in_layers(
-                scope,
-                "{} rotate{}; {} should not",
-                {"rotates": True},
-                lambda patched, _, rows=rows: patched.with_hyper(rope_layers=rows),
+                scope, "{} rotate{}; {} should not", {"rotates": True}, _use_rope_layers(rows)
             )
         return
     # The model has rope here: take the other kind's, or none.
     for other in rope_kinds(patched):
         if other != kind:
             rope = rope_frequencies(patched, other)
-            scaled = " and scaling" if other[1] else ""
+            scaled = " and scaling" if other.scaled else ""
             says = (
-                f"{{}} rotate{{}} with base {other[0]:g}{scaled}, which belongs to the other kind "
-                "of layer"
+                f"{{}} rotate{{}} with base {other.theta:g}{scaled}, which belongs to the "
+                "other kind of layer"
             )
             for scope in scopes:
                 yield _rope_change_in_layers(
                     scope,
                     says,
-                    {"rope_theta": other[0], "scaled": other[1]},
+                    {"rope_theta": other.theta, "scaled": other.scaled},
                     _bind_layers(rotate_with(rope.inv_freq, rope.factor), scope),
                 )
     found = solve_rotation(case)
@@ -206,10 +203,15 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
         )
 
 
+def _use_rope_layers(rotates: tuple[bool, ...]) -> Patch:
+    """Return a patch: the layers that are True rotate, whatever the layers it is called with."""
+    return lambda patched, layers: patched.with_hyper(rope_layers=rotates)
+
+
 def _rope_change_in_layers(
-    scope: frozenset[int], says: str, values: Mapping[str, Any], make_world: Any
+    scope: frozenset[int], says: str, values: Mapping[str, Any], make: Patch
 ) -> Change:
-    """Return a change of rope in the layers `scope`, made by patch `make_world`.
+    """Return a change of rope in the layers `scope`, made by patch `make`.
 
     `says` is a format of three places: the layers, the verb's ending, and "it" or "they".
     """
@@ -220,13 +222,13 @@ def _rope_change_in_layers(
         "rope_layers",
         says.format(f"layer{'' if one else 's'} {named}", ending, "it" if one else "they"),
         tuple(f"L{layer}.rope_layers" for layer in sorted(scope)),
-        make_world,
+        make,
         values,
         scoped=False,
     )
 
 
-def _bind_layers(patch: Any, scope: frozenset[int]) -> Any:
+def _bind_layers(patch: Patch, scope: frozenset[int]) -> Patch:
     """Return the patch function bound to the layers `scope`; layers passed later are ignored."""
     return lambda patched, layers: patch(patched, scope)
 
@@ -296,7 +298,7 @@ def try_rotated_counts(case: Mismatch) -> Iterator[Change]:
         return
     width = int(case.patched.hp["qk_rope_head_dim"] or case.patched.hp["head_dim"])
     configured = int(case.patched.hp["rope_dim"])
-    if case.patched.hp["rope_scaling"] is not None and kind[1]:
+    if case.patched.hp["rope_scaling"] is not None and kind.scaled:
         return  # the scaling's lists fit only the model's number of pairs
     chosen = [n for n in range(2, width + 1, 2) if n != configured]
     if hides_rope_angles(case) and len(chosen) > 8:
@@ -353,7 +355,7 @@ def head_width_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change
     that turn. The pairs are the model's, or those of a whole head: i with i + head_dim / 2.
     """
     n, width = int(patched.hp["rope_dim"]), int(patched.hp["head_dim"])
-    if patched.spec.block.attention != "gqa" or not 0 < n < width or kind[1]:
+    if patched.spec.block.attention != "gqa" or not 0 < n < width or kind.scaled:
         return
     wanted = kind if kind.dim is None else kind._replace(dim=width)
     rope = compute_frequencies(patched.hp.with_values(rope_dim=width), wanted, pass_length(patched))
@@ -392,21 +394,16 @@ def rotated_element_changes(patched: PatchedModel) -> Iterator[Change]:
             )
 
 
-def _rotate_elements(at: Array) -> Any:
+def _rotate_elements(at: Array) -> Patch:
     """Return a patch function: rope rotates only the elements `at` (int array) of a head."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model that rotates these elements in `layers`."""
+    def override(op: Any, at_: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        """Return `x` with only these elements rotated."""
+        y = np.array(x)
+        y[..., at] = op(np.ascontiguousarray(x[..., at]), table, **kwargs)
+        return y
 
-        def override(op: Any, at_: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-            """Return `x` with only these elements rotated."""
-            y = np.array(x)
-            y[..., at] = op(np.ascontiguousarray(x[..., at]), table, **kwargs)
-            return y
-
-        return patched.with_op("rope", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("rope", override, layers)
 
 
 def try_rotated_elements(case: Mismatch) -> Iterator[Change]:
@@ -417,14 +414,14 @@ def try_rotated_elements(case: Mismatch) -> Iterator[Change]:
 
 def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
     """Return the change that gives rope of one `kind` the base `theta`."""
-    local = kind[0] != patched.hp["rope_theta"]
+    local = kind.theta != patched.hp["rope_theta"]
     name = "rope_theta_local" if local else "rope_theta"
     rope = compute_frequencies(
         patched.hp.with_values(rope_theta=theta), kind._replace(theta=theta), pass_length(patched)
     )
     return Change(
         "rope_theta",
-        f"rope's base is {theta:g}; the model says {kind[0]:g}",
+        f"rope's base is {theta:g}; the model says {kind.theta:g}",
         (name,),
         rotate_with(rope.inv_freq, rope.factor),
         {name: theta},
@@ -443,7 +440,8 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
     if found is None:
         if hides_rope_angles(case):
             yield from case.best_number(
-                lambda t: theta_change(case.patched, kind, t), (t for t in THETAS if t != kind[0])
+                lambda t: theta_change(case.patched, kind, t),
+                (t for t in THETAS if t != kind.theta),
             )
         return
     if found.still or len(found.rows) < 2:
@@ -465,7 +463,7 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
     slopes = -np.log(bare[use]) / index[use]
     slope = float(np.sum(weights * slopes) / np.sum(weights))
     value = math.exp(slope * len(bare))
-    if not 1 < value < 1e12 or math.isclose(value, kind[0], rel_tol=1e-4):
+    if not 1 < value < 1e12 or math.isclose(value, kind.theta, rel_tol=1e-4):
         return
     yield from case.rounded_change(lambda t: theta_change(case.patched, kind, t), value)
 
@@ -475,7 +473,7 @@ def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[C
 
     `kind` is the kind of rope; nothing if it has no scaling.
     """
-    if not kind[1]:
+    if not kind.scaled:
         return
     length, configured = pass_length(patched), patched.hp["rope_scaling"]
     own, plain = (
@@ -504,7 +502,7 @@ def position_divisor_change(patched: PatchedModel, kind: RopeKind, factor: float
     plain = compute_frequencies(patched.hp, kind._replace(scaled=False), pass_length(patched))
     model = (
         f"; the model says {_scaling_text(patched.hp['rope_scaling'])}"
-        if kind[1]
+        if kind.scaled
         else (", which the model does not say")
     )
     return Change(
@@ -552,7 +550,7 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
         + (f", vectors grow by {found.length:.6g}" if abs(found.length - 1) > 1e-3 else "")
         + (
             f"; the model says {_scaling_text(configured)}"
-            if kind[1]
+            if kind.scaled
             else "; the model has no scaling"
         ),
         ("rope_scaling",),
@@ -596,7 +594,7 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
     rows = case.view.theirs - case.array(added.args[0])
     table = np.asarray(case.patched.weights["position_embd.weight"].numpy(), np.float64)
     ours = token_positions(case.patched)
-    if relative_norm(rows, case.view.theirs) <= case.view.tolerance:
+    if exact_norm(rows) <= case.view.tolerance * exact_norm(case.view.theirs):
         yield Change(
             "positions",
             "no position is added to the embedding",
@@ -617,11 +615,6 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
         first = int(theirs[0] - ours[0]) + configured
         says = f"position 0 takes row {first} of the table; the model says row {configured}"
         yield hyper_change("positions", says, position_offset=first)
-
-
-def relative_norm(x: Array, against: Array) -> float:
-    """Return the norm of `x` over the norm of `against`."""
-    return exact_norm(x) / max(exact_norm(against), 1e-300)
 
 
 HYPOTHESES = (

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Layers, Mismatch, Patch
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeFrequencies, RopeKind, compute_frequencies, rotation_of_layer
 from aprfmt.tensors.norms import exact_norm
@@ -57,13 +57,13 @@ def token_positions(patched: PatchedModel) -> Array:
     return np.arange(len(patched.ids)) if given is None else np.asarray(given, np.int64)
 
 
-def rotate_with(inv_freq: Array, factor: float) -> Any:
+def rotate_with(inv_freq: Array, factor: float) -> Patch:
     """Return a patch: rope turns by inverse frequencies `inv_freq` [pairs].
 
     `factor` multiplies cos and sin.
     """
 
-    def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this rotation in `layers`."""
         where = token_positions(patched)
 
@@ -76,7 +76,7 @@ def rotate_with(inv_freq: Array, factor: float) -> Any:
 
         return patched.with_op("rope", override, layers)
 
-    return make_world
+    return make
 
 
 def without_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:

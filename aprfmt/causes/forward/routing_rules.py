@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Layers
+from aprfmt.causes.forward.mismatch import Change, Layers, Patch
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.routing import Routing
 
@@ -207,7 +207,7 @@ def routing_rule_changes(patched: PatchedModel) -> Iterator[Change]:
         )
 
 
-def use_routing_rule(rule: RoutingRule) -> Any:
+def use_routing_rule(rule: RoutingRule) -> Patch:
     """Return a patch function: experts are chosen and weighted by another rule."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.score_bias import alibi_slopes, key_bias
 
@@ -20,19 +20,14 @@ def is_score_bias(call: Any) -> bool:
     return call.op == "add" and getattr(call.args[1], "ndim", 0) == 3
 
 
-def change_score_bias(how: Callable[[Any, Array], Any]) -> Any:
+def change_score_bias(how: Callable[[Any, Array], Any]) -> Patch:
     """Return a patch function: scores with their bias become how(scores, bias)."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose biased scores are how(scores, bias) in `layers`."""
+    def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+        """Return how(scores, bias) for a bias on scores, else a + b."""
+        return np.asarray(how(a, b), a.dtype) if b.ndim == 3 else op(a, b)
 
-        def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return how(scores, bias) for a bias on scores, else a + b."""
-            return np.asarray(how(a, b), a.dtype) if b.ndim == 3 else op(a, b)
-
-        return patched.with_op("add", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("add", override, layers)
 
 
 def no_score_bias_change() -> Change:
@@ -84,7 +79,7 @@ TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
 }  # fmt: skip
 
 
-def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Any:
+def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Patch:
     """Return a patch function: the heads' slopes are `slopes` in place of the model's `own`."""
     if patched.spec.block.score_bias == "alibi_keys":  # rounded at every step, so made anew
         scale = float(patched.hp["attn_scale"])
@@ -95,7 +90,7 @@ def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Any:
     return change_score_bias(lambda scores, bias: scores + bias * ratio)
 
 
-def _own_slopes(patched: PatchedModel) -> Array | None:
+def _model_slopes(patched: PatchedModel) -> Array | None:
     """Return the ALiBi slopes [heads] of the model; None if it has none."""
     most = patched.hp["alibi_max_bias"]
     if not patched.spec.block.score_bias.startswith("alibi") or most is None:
@@ -116,7 +111,7 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
         {"score_bias": "twice"},
     )
     # ALiBi's slopes by other rules.
-    own = _own_slopes(patched)
+    own = _model_slopes(patched)
     if own is None:
         return
     configured = float(patched.hp["alibi_max_bias"])
@@ -164,7 +159,7 @@ def find_score_bias(case: Mismatch) -> Iterator[Change]:
     if case.layer < 0 or not sums or case.view.point not in AFTER:
         return
     yield from usual_score_bias_mistakes(case.patched)
-    own = _own_slopes(case.patched)
+    own = _model_slopes(case.patched)
     theirs = case.recorded_result(sums[-1])
     if own is None or theirs is None or len(case.rows) != case.tokens:
         return

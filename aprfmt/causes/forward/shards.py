@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch
 from aprfmt.causes.forward.product import product_of, weight_values
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -51,27 +51,22 @@ def role_of(key: str) -> str:
     return rest if layer[:1] == "L" and layer[1:].isdigit() else name
 
 
-def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Any:
+def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Patch:
     """Return a patch: blocks of a weight's columns count `factors` times in a product.
 
     It acts on the products of `roles`. The columns are cut into as many equal blocks as there are
     factors.
     """
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model in which blocks of these products count by factors in `layers`."""
+    def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+        """Return the product in which each block of columns counts its factor."""
+        width = x.shape[-1]
+        if role_of(w.key) not in roles or width % len(factors):
+            return op(x, w, *rest)
+        each = np.repeat(np.asarray(factors, x.dtype), width // len(factors))
+        return op(x * each, w, *rest)
 
-        def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
-            """Return the product in which each block of columns counts its factor."""
-            width = x.shape[-1]
-            if role_of(w.key) not in roles or width % len(factors):
-                return op(x, w, *rest)
-            each = np.repeat(np.asarray(factors, x.dtype), width // len(factors))
-            return op(x * each, w, *rest)
-
-        return patched.with_op("linear", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("linear", override, layers)
 
 
 def _shard_count_text(factors: Sequence[float]) -> str:
@@ -140,7 +135,7 @@ def usual_shard_table_mistakes(patched: PatchedModel) -> Iterator[Change]:
                 )
 
 
-def _zero_half_table(key: str, alone: int) -> Any:
+def _zero_half_table(key: str, alone: int) -> Patch:
     """Return a patch function: one half of the table's rows counts as zero.
 
     `alone` is the half that is kept: 0 for the first rows, 1 for the last.

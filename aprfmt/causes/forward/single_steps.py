@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.mismatch import Layers, change_head_fields
-from aprfmt.causes.forward.norm_order import NORMS, MakeWorld
+from aprfmt.causes.forward.mismatch import Layers, Patch, change_head_fields
+from aprfmt.causes.forward.norm_order import NORMS
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel, Tap
 
 # Points of each sublayer after which its result is added to the stream.
@@ -24,7 +24,7 @@ Sum = Callable[[Any, Any], Any]
 # --- the stream ----------------------------------------------------------------------------------
 
 
-def change_sublayer_sum(sublayer: str, how: Sum) -> MakeWorld:
+def change_sublayer_sum(sublayer: str, how: Sum) -> Patch:
     """Return a patch: after a sublayer the residual stream becomes how(stream, result).
 
     `sublayer` is `attn` or `ffn`.
@@ -63,7 +63,7 @@ SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 }
 
 
-def norm_sum(sublayers: Collection[str]) -> MakeWorld:
+def norm_sum(sublayers: Collection[str]) -> Patch:
     """Return a patch: the norm after a sublayer is applied to stream plus result.
 
     Its result then replaces the stream. `sublayers` are `attn`, `ffn` or both.
@@ -107,7 +107,7 @@ def norm_sum(sublayers: Collection[str]) -> MakeWorld:
     return make
 
 
-def scale_sum_or_stream(scale: float, whole: bool) -> MakeWorld:
+def scale_sum_or_stream(scale: float, whole: bool) -> Patch:
     """Return a patch: the residual factor is on the sum (`whole`), or on the stream alone."""
 
     def scaled(op: Any, at: Any, x: Any, value: Any) -> Any:
@@ -160,7 +160,7 @@ def divide_by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
 # --- rope ----------------------------------------------------------------------------------------
 
 
-def rotate_times(keys: int, queries: int) -> MakeWorld:
+def rotate_times(keys: int, queries: int) -> Patch:
     """Return a patch: rope is applied to keys `keys` times and to queries `queries` times."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -201,7 +201,7 @@ def rotate_values(patched: PatchedModel, layers: Layers) -> PatchedModel:
 # --- attention -----------------------------------------------------------------------------------
 
 
-def cap_after_mask(cap: float) -> MakeWorld:
+def cap_after_mask(cap: float) -> Patch:
     """Return a patch: the softcap comes after the mask, so masked keys count with score -cap."""
 
     def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
@@ -217,7 +217,7 @@ def mask_with_zero(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return cap_after_mask(0.0)(patched, layers)
 
 
-def limit_window(size: int) -> MakeWorld:
+def limit_window(size: int) -> Patch:
     """Return a patch: a query sees the last `size` tokens, its own included."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -229,7 +229,7 @@ def limit_window(size: int) -> MakeWorld:
     return make
 
 
-def use_earlier_layer_cache(back: int) -> MakeWorld:
+def use_earlier_layer_cache(back: int) -> Patch:
     """Return a patch: attention reads the cache of the layer `back` before it (0: of layer 0)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -261,7 +261,7 @@ FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def use_activation_function(name: str) -> MakeWorld:
+def use_activation_function(name: str) -> Patch:
     """Return a patch: the MLP's activation is the function of this name in FUNCTIONS."""
 
     def override(op: Any, at: Any, x: Any, configured: str, **kwargs: Any) -> Any:

@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, change_head_fields
+from aprfmt.causes.forward.mismatch import (
+    Change,
+    Hypothesis,
+    Layers,
+    Mismatch,
+    Patch,
+    change_head_fields,
+)
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -24,7 +31,7 @@ Array = NDArray[Any]
 TILES = (32, 16, 64, 8, 128)
 
 
-def sum_over_keys(name: str, tile: int) -> Any:
+def sum_over_keys(name: str, tile: int) -> Patch:
     """Return a patch: probabilities are those of row `name` of SUMS, for tiles of `tile` keys."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:

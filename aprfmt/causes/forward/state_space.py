@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixer_kinds
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.forward.residual_stream import factor_change
 from aprfmt.causes.row import Cause
@@ -211,7 +211,7 @@ def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
     )
 
 
-def _scan_change(cause: str, says: str, make: Any, **how: Any) -> Change:
+def _scan_change(cause: str, says: str, make: Patch, **how: Any) -> Change:
     """Return a change of the scan: patch `make`, with the sentence `says` about it.
 
     Its place is what PLACES gives the cause. `how` are other fields of Change.
@@ -268,79 +268,54 @@ def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
         yield _scan_change("ssm_state", says, _begin_with_state(before), general=True)
 
 
-def _patch_operands(taken: Callable[[Operands], Operands]) -> Any:
+def _patch_operands(taken: Callable[[Operands], Operands]) -> Patch:
     """Return a patch function (model, layers) -> model: the scan reads taken(operands)."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose scans in `layers` read the changed operands."""
+    def override(op: Any, at: Any, *given: Any) -> Any:
+        """Return the scan of the changed operands."""
+        return op(*taken(given))
 
-        def override(op: Any, at: Any, *given: Any) -> Any:
-            """Return the scan of the changed operands."""
-            return op(*taken(given))
-
-        return patched.with_op("scan", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("scan", override, layers)
 
 
-def _patch_time_step(step: Steps) -> Any:
+def _patch_time_step(step: Steps) -> Patch:
     """Return a patch function (model, layers) -> model: time steps are computed by `step`."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose time steps in `layers` are computed by `step`."""
+    def override(op: Any, at: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
+        """Return the time steps that `step` computes from raw steps, bias and limits."""
+        return step(op, raw, bias, low, high)
 
-        def override(op: Any, at: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
-            """Return the time steps that `step` computes from raw steps, bias and limits."""
-            return step(op, raw, bias, low, high)
-
-        return patched.with_op("time_step", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("time_step", override, layers)
 
 
-def _patch_gate(change: Gate) -> Any:
+def _patch_gate(change: Gate) -> Patch:
     """Return a patch: the scan's gate and norm are computed by `change`."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose gates in `layers` are applied by `change`."""
+    def override(op: Any, at: Any, x: Any, gate: Any, weight: Any, **how: Any) -> Any:
+        """Return the gated and normalised `x` as `change` computes it."""
+        return change(op, x, gate, weight, how)
 
-        def override(op: Any, at: Any, x: Any, gate: Any, weight: Any, **how: Any) -> Any:
-            """Return the gated and normalised `x` as `change` computes it."""
-            return change(op, x, gate, weight, how)
-
-        return patched.with_op("gated_scan", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("gated_scan", override, layers)
 
 
-def _restart_every_tokens(count: int) -> Any:
+def _restart_every_tokens(count: int) -> Patch:
     """Return a patch function: the scan's state is set to zero before every `count`-th token."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose scans in `layers` forget their state every `count` tokens."""
+    def override(op: Any, at: Any, *given: Any) -> Any:
+        """Return (reads, last state) of a scan that is restarted every `count` tokens."""
+        return _scan_pieces(op, given, list(range(0, len(given[0]), count)))
 
-        def override(op: Any, at: Any, *given: Any) -> Any:
-            """Return (reads, last state) of a scan that is restarted every `count` tokens."""
-            return _scan_pieces(op, given, list(range(0, len(given[0]), count)))
-
-        return patched.with_op("scan", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("scan", override, layers)
 
 
-def _restart_scan_at(first: int) -> Any:
+def _restart_scan_at(first: int) -> Patch:
     """Return a patch function: the scan's state is set to zero before token `first`."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose scans in `layers` forget the tokens before `first`."""
+    def override(op: Any, at: Any, *given: Any) -> Any:
+        """Return (reads, last state) of a scan that is restarted at token `first`."""
+        return _scan_pieces(op, given, [0, first])
 
-        def override(op: Any, at: Any, *given: Any) -> Any:
-            """Return (reads, last state) of a scan that is restarted at token `first`."""
-            return _scan_pieces(op, given, [0, first])
-
-        return patched.with_op("scan", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("scan", override, layers)
 
 
 def _scan_pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, Any]:
@@ -357,19 +332,14 @@ def _scan_pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, An
     return np.concatenate(reads), state
 
 
-def _begin_with_state(before: Array) -> Any:
+def _begin_with_state(before: Array) -> Patch:
     """Return a patch function (model, layers) -> model: the scan begins with state `before`."""
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose scans in `layers` begin with this state."""
+    def override(op: Any, at: Any, *given: Any) -> Any:
+        """Return the scan of the operands with the other first state."""
+        return op(*given[:-1], before.astype(given[0].dtype))
 
-        def override(op: Any, at: Any, *given: Any) -> Any:
-            """Return the scan of the operands with the other first state."""
-            return op(*given[:-1], before.astype(given[0].dtype))
-
-        return patched.with_op("scan", override, layers)
-
-    return make
+    return lambda patched, layers: patched.with_op("scan", override, layers)
 
 
 def _solve_state_before(case: Mismatch) -> Array | None:

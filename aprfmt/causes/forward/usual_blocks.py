@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aprfmt.causes.forward.experts import usual_expert_mistakes
-from aprfmt.causes.forward.mismatch import Change, Layers, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Layers, Patch, hyper_change
 from aprfmt.causes.forward.moe import (
     routed_scale_change,
     usual_routing_rules,
@@ -323,9 +323,7 @@ def _weight_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
             )
 
 
-def _exchange_weights(
-    pairs: list[tuple[str, str]],
-) -> Callable[[PatchedModel, Layers], PatchedModel]:
+def _exchange_weights(pairs: list[tuple[str, str]]) -> Patch:
     """Return a patch: the weights of each pair of tensor keys are exchanged."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:

@@ -65,7 +65,7 @@ def _theta_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of another base of rope, for each kind of rope."""
     for kind, layers in layers_of_rope_kinds(patched).items():
         for theta in THETAS:
-            if theta != kind[0]:
+            if theta != kind.theta:
                 yield UsualMistake(theta_change(patched, kind, theta), layers)
 
 
@@ -91,7 +91,7 @@ def _partial_rotary_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     width = int(patched.hp["qk_rope_head_dim"] or patched.hp["head_dim"])
     configured = int(patched.hp["rope_dim"])
     for kind, layers in layers_of_rope_kinds(patched).items():
-        if kind[1]:
+        if kind.scaled:
             continue  # the scaling's lists fit only the model's number of pairs
         for n in (width, width // 2, width // 4, 3 * width // 4):
             if n != configured and n > 0 and n % 2 == 0:
@@ -111,12 +111,12 @@ def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                 yield UsualMistake(
                     Change(
                         "rope_layers",
-                        f"layers rotate with base {other[0]:g}"
-                        f"{' and scaling' if other[1] else ''}, which belongs to the other kind of "
-                        "layer",
+                        f"layers rotate with base {other.theta:g}"
+                        f"{' and scaling' if other.scaled else ''}, which belongs to the other "
+                        "kind of layer",
                         ("rope_layers",),
                         rotate_with(rope.inv_freq, rope.factor),
-                        {"rope_theta": other[0], "scaled": other[1]},
+                        {"rope_theta": other.theta, "scaled": other.scaled},
                     ),
                     layers,
                 )

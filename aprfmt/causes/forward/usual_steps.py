@@ -12,7 +12,7 @@ from aprfmt.causes.forward.delta_net import usual_delta_net_mistakes
 from aprfmt.causes.forward.indexer import usual_key_choice_mistakes
 from aprfmt.causes.forward.lightning import usual_lightning_mistakes as lightnings
 from aprfmt.causes.forward.linear import dropped_bias_change
-from aprfmt.causes.forward.mismatch import Change, Layers
+from aprfmt.causes.forward.mismatch import Change, Layers, Patch
 from aprfmt.causes.forward.mlp import usual_activation_numbers
 from aprfmt.causes.forward.norm_order import skip_norms
 from aprfmt.causes.forward.per_layer import (
@@ -267,9 +267,7 @@ def _split_halves_as_alternating(gate: Any, up: Any) -> tuple[Any, Any]:
             np.take(joined, range(1, joined.shape[axis], 2), axis))  # fmt: skip
 
 
-def _split_joined(
-    first: str, second: str, mix: Callable[[Any, Any], tuple[Any, Any]]
-) -> Callable[[PatchedModel, Layers], PatchedModel]:
+def _split_joined(first: str, second: str, mix: Callable[[Any, Any], tuple[Any, Any]]) -> Patch:
     """Return a patch: the weights and biases of two products become mix(first, second).
 
     `first` and `second` are roles without their ending, such as `ffn_gate` and `ffn_up`.

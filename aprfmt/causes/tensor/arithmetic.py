@@ -11,7 +11,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.packed_copies import packed_copies, scale_lattice
-from aprfmt.causes.tensor.proof import make_finding, prove_values, within_accused
+from aprfmt.causes.tensor.proof import accused_proof, make_finding, prove_values
 from aprfmt.codecs import codec, decode, encode
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.bounds import fit_errors
@@ -357,7 +357,7 @@ def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
             case, " of its row's largest value: sums in another order, or by another library"
         )
         # That the summands were as large as that is a guess, so it bounds and does not prove.
-        yield replace(found, proof=within_accused(case.before.changed))
+        yield replace(found, proof=accused_proof(case.before.changed))
 
 
 def all_within_last_place(case: DifferingPair, *, largest: bool) -> bool:
@@ -477,7 +477,7 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
             ),
             case.before.relative,
             None,
-            within_accused(case.before.changed),  # the steps are those of both
+            accused_proof(case.before.changed),  # the steps are those of both
         )
 
 

@@ -39,6 +39,8 @@ ALIKE = 0.75  # cosine of the magnitudes from which they are right
 AWAY = -0.5  # ... of the values at most, where all signs of a block are turned
 HALF = 0.5  # ... where they are lost or in another order
 SURE = 0.8  # share of the signs that an order must put right
+BLOCKS = 8  # by which it is judged which places of a block are turned
+SHOWN = 4
 ENOUGH = 64  # values that are not zero by which an order is judged
 
 
@@ -67,6 +69,8 @@ def guess_block_signs(case: DifferingPair) -> Iterator[Guess | Finding]:
             yield from _turned_blocks(case, reader, label, turned, x[turned], y[turned])
             return
         wrong = right & (values < HALF)
+        placed = wrong if wrong.any() else right
+        yield from _turned_places(case, reader, label, placed, x[placed], y[placed])
         if wrong.any():
             yield from _reordered(case, reader, label, wrong, x[wrong], y[wrong])
             return
@@ -83,22 +87,64 @@ def _turned_blocks(
 ) -> Iterator[Finding]:
     """Yield the finding that all signs of some blocks are turned, if that makes these right.
 
-    `turned` (bool [blocks]) are those blocks, `x` and `y` their right and stored values. So few may
-    be within the rounding of the whole tensor: they are judged by themselves.
+    `turned` (bool [blocks]) are those blocks, `x` and `y` their right and stored values.
+    """
+    first = np.argwhere(turned.reshape(reader.rows, -1))[0]
+    text = f"the signs of whole blocks of {label} are turned, their magnitudes are right"
+    where = (
+        f"{int(turned.sum())} of {turned.size} blocks of {reader.encoding}, the first in row "
+        f"{first[0]}, block {first[1]}"
+    )
+    yield from _turned_back(case, x, y, int(turned.sum()), (text, where))
+
+
+def _turned_places(
+    case: DifferingPair, reader: RowReader, label: str, wrong: "Array", x: "Array", y: "Array"
+) -> Iterator[Finding]:
+    """Yield the finding that signs at the same places of some blocks are turned.
+
+    `wrong` (bool [blocks]) are those blocks, `x` and `y` their right and stored values. The turned
+    places are judged by themselves, as whole turned blocks are.
+    """
+    length = np.linalg.norm(x, axis=0) * np.linalg.norm(y, axis=0)
+    agree = (x * y).sum(axis=0) / np.maximum(length, 1e-300)
+    turned = agree < AWAY
+    if len(x) < BLOCKS or not turned.any() or not (turned | (agree > -AWAY)).all():
+        return
+    edges = np.flatnonzero(np.diff(turned, prepend=False, append=False)).reshape(-1, 2)
+    shown = ", ".join(
+        f"{start}-{stop - 1}" if stop - start > 1 else str(start)
+        for start, stop in edges[:SHOWN].tolist()
+    )
+    more = f" and {len(edges) - SHOWN} more runs" if len(edges) > SHOWN else ""
+    text = f"the signs of {label} are turned at places {shown}{more} of every {turned.size} values"
+    where = f"{len(x)} of {wrong.size} blocks of {reader.encoding}"
+    yield from _turned_back(case, x[:, turned], y[:, turned], turned.size, (text, where))
+
+
+def _turned_back(
+    case: DifferingPair, x: "Array", y: "Array", free: int, says: tuple[str, str]
+) -> Iterator[Finding]:
+    """Yield the finding that stored values `y` are the right ones, `x`, with their signs turned.
+
+    Nothing unless -y is `x` within rounding: values so few are judged without the rest of the
+    tensor. `free` places were chosen by them; `says` is (what happened, where).
     """
     size = norms.exact_norm(x) or 1.0
     before, after = norms.exact_norm(y - x) / size, norms.exact_norm(-y - x) / size
     if after > case.slack():
         return
-    first = np.argwhere(turned.reshape(reader.rows, -1))[0]
-    says = (
-        f"the signs of whole blocks of {label} are turned, their magnitudes are right",
-        f"{int(turned.sum())} of {turned.size} blocks of {reader.encoding}, the first in row "
-        f"{first[0]}, block {first[1]}; relative distance {before:.3g} there, {after:.3g} with "
-        "them turned back",
+    text, where = says
+    distances = f"relative distance {before:.3g} there, {after:.3g} with them turned back"
+    proof = prove_values(y, y.size, free, case.slack())
+    yield make_finding(
+        "quant_signs",
+        (case.key,),
+        (text, f"{where}; {distances}"),
+        case.before.relative,
+        0.0,
+        proof,
     )
-    proof = prove_values(y, y.size, int(turned.sum()), case.slack())
-    yield make_finding("quant_signs", (case.key,), says, case.before.relative, 0.0, proof)
 
 
 def _reordered(

@@ -189,7 +189,7 @@ def _is_cyclic_head_move(
     True if B begins with the bytes that A ends with, or the reverse. `start` is the first byte that
     differs: heads or experts before it are at their place.
     """
-    row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
+    row, size, distance = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
     if len(case.shape) == 3:
         parts = [int(case.shape[1])]
@@ -197,11 +197,11 @@ def _is_cyclic_head_move(
         return False
     for rows in parts:
         block = row * rows
-        if far % block:
+        if distance % block:
             continue
         first = start // block * block
         left, right = (a, b) if shift > 0 else (b, a)
-        if copy_bytes(left, first, first + far) == copy_bytes(right, size - far, size):
+        if copy_bytes(left, first, first + distance) == copy_bytes(right, size - distance, size):
             return True
     return False
 

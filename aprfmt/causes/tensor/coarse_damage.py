@@ -7,7 +7,7 @@ import numpy as np
 
 from aprfmt.causes.tensor.differing_pair import STRAY, DifferingPair
 from aprfmt.causes.tensor.outliers import FINE, flipped_bit_text
-from aprfmt.causes.tensor.proof import made_on, make_finding
+from aprfmt.causes.tensor.proof import fitted_proof, make_finding
 from aprfmt.measure.byte_ranges import numbered_text
 from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.measure.findings import Finding
@@ -52,7 +52,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
         text = f"all other values are within the rounding of the coarser encoding: {many} flipped"
         lines = [f"flipping {flip} brings its block back within the bound" for flip in flips]
         yield make_finding(
-            "bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, made_on(count)
+            "bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, fitted_proof(count)
         )
         return
     width = case.a.columns
@@ -85,7 +85,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
         (general, f"{count} values in {len(found)} runs are not", *lines),
         case.before.relative,
         0.0,
-        made_on(count) if sure else None,
+        fitted_proof(count) if sure else None,
         confirmed=sure and len(found) <= SHOWN,
     )
 
@@ -130,14 +130,14 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
         kept = ~(holes[0] | holes[1])
         x, y = (np.where(kept, value, 0.0) for value in values)
         square[rows], away[rows] = (x * x).sum(1), ((x - y) ** 2).sum(1)
-    held = np.flatnonzero(lost.any(0))
-    if not len(held):
+    zeroed = np.flatnonzero(lost.any(0))
+    if not len(zeroed):
         return
     # Rows with zeros and their neighbours are not measured.
-    beside = np.clip(np.concatenate([held - 1, held, held + 1]), 0, case.a.rows - 1)
+    neighbours = np.clip(np.concatenate([zeroed - 1, zeroed, zeroed + 1]), 0, case.a.rows - 1)
     far = ~(away <= (STRAY * slack) ** 2 * square)
-    far[np.unique(beside)] = False
-    sure = np.setdiff1d(np.arange(case.a.rows), beside)
+    far[np.unique(neighbours)] = False
+    sure = np.setdiff1d(np.arange(case.a.rows), neighbours)
     total = float(square[sure].sum())
     if far.any() or not total or not float(away[sure].sum()) <= slack**2 * total:
         return
@@ -152,7 +152,7 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
             end = ", to the end: the data was cut short" if tail else ""
             lines.append(f"{label} holds zeros in {int(counts.sum())} values, in {name}{end}")
     text = "zeros stand where values should; all others are within the rounding of the coarser one"
-    proof = made_on(int(lost.sum()))
+    proof = fitted_proof(int(lost.sum()))
     yield make_finding("bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, proof)
 
 

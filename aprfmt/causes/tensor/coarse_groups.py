@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.packed_copies import packed_copies
-from aprfmt.causes.tensor.proof import make_finding, within_accused
+from aprfmt.causes.tensor.proof import accused_proof, make_finding
 from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.coarse_steps import WideSteps, wide_steps_of_cells
 from aprfmt.measure.findings import Finding
@@ -63,7 +63,7 @@ def _wide_steps_finding(
         ),
         case.before.relative,
         None,
-        within_accused(case.before.changed),
+        accused_proof(case.before.changed),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
-from aprfmt.causes.tensor.proof import make_finding, within_accused
+from aprfmt.causes.tensor.proof import accused_proof, make_finding
 from aprfmt.codecs import CODECS
 from aprfmt.measure.bounds import NMSE_SLACK
 from aprfmt.measure.encoding_noise import storage_noise
@@ -61,7 +61,7 @@ def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
             ),
             case.before.relative,
             0.0,
-            within_accused(case.before.changed),
+            accused_proof(case.before.changed),
         )
 
 

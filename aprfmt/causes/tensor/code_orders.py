@@ -31,7 +31,7 @@ UNITS = 512  # words or blocks whose codes are looked at
 MOST = 1 << 24  # elements of a packed weight that is decoded once for every code
 WORD = 4  # bytes of a word
 PARTS = (2, 4, 8)  # equal parts of the stored codes whose orders are looked for
-VAIN = 4  # tensors without a result, after which no other is asked
+FAILED = 4  # tensors without a result, after which no other is asked
 AGREE = 0.6  # share of the codes that must be in place in the order
 BETTER = 0.1  # by which more must be so than by any other
 LISTED = 32  # numbers of an order that are printed
@@ -48,8 +48,8 @@ MAPS: tuple[tuple[str, Callable[[int, int], int]], ...] = (
 class CodeUnits(NamedTuple):
     """Codes of a weight as stored: [units, places] of `bits` bits, and the values they stand for.
 
-    `decode` gives float64 values [units, places] of other codes of that shape, in an order of its
-    own; `wanted` are the other side's values in that order.
+    `decode` gives float64 values [units, places] of other codes of that shape, in the order of the
+    elements; `wanted` are the other side's values in that order.
     """
 
     codes: "Array"
@@ -66,7 +66,7 @@ class FoundOrder(NamedTuple):
     says: str
 
     def put_right(self, stored: "Array") -> "Array":
-        """Return codes [units, places] in their right places."""
+        """Return codes [units, places] in their right places, mapped by `codes`."""
         right: Array = self.codes[stored[:, self.order]]
         return right
 
@@ -84,10 +84,10 @@ def pack_codes(codes: "Array", bits: int) -> "Array":
     return found
 
 
-def find_order(units: CodeUnits) -> FoundOrder | None:
-    """Return the order, and the codes, in which the weight has the wanted values; None if none.
+def find_code_order(units: CodeUnits) -> FoundOrder | None:
+    """Return the order of places and the map of codes by which the weight has the wanted values.
 
-    None too for the order and codes it has.
+    None if there are none, or if they are those it has.
     """
     count, places = units.codes.shape
     most = (1 << units.bits) - 1
@@ -159,7 +159,7 @@ def order_text(order: "Array", bits: int) -> str:
 
 
 def _runs_of(numbers: list[int]) -> list[str]:
-    """Return numbers as runs, such as "0-3"."""
+    """Return numbers as texts, consecutive ones as a range such as "0-3"."""
     starts = [i for i, at in enumerate(numbers) if not i or at != numbers[i - 1] + 1]
     ends = [*starts[1:], len(numbers)]
     return [
@@ -198,7 +198,7 @@ def _named_orders(size: int, bits: int) -> Iterator[tuple[str, list[int]]]:
 def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
     """Yield the first guess that fits: codes of every block stand in another order."""
     schemes = case.context.schemes
-    if case.numbers is not None or case.a.shape != case.b.shape or schemes.vain_orders >= VAIN:
+    if case.numbers is not None or case.a.shape != case.b.shape or schemes.failed_orders >= FAILED:
         return
     for reader, other, whose in ((case.b, case.a, "B's"), (case.a, case.b, "A's")):
         for field, bits in _code_fields(reader):
@@ -225,11 +225,11 @@ def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
                 "packing_order", (says, reader.encoding), "B" if reader is case.b else "A", read
             )
             return
-    schemes.vain_orders += 1
+    schemes.failed_orders += 1
 
 
 def _code_fields(reader: RowReader) -> list[tuple[str, int]]:
-    """Return (name, bits) of each field of a block that has as many codes as the block elements."""
+    """Return (name, bits) of each field of a block with one code for each element; [] without."""
     row = encoding_row(reader.encoding.split("+")[0])
     codec = CODECS.get(reader.encoding)
     if row.block_size < 2 or row.row_header or not reader.decodes_rows or codec is None:
@@ -244,7 +244,7 @@ def _code_fields(reader: RowReader) -> list[tuple[str, int]]:
 
 
 def _blocks_of(reader: RowReader, raw: "Array") -> "Array":
-    """Return the blocks of rows of bytes, in the layout of the reader's encoding."""
+    """Return the blocks in rows of bytes: a structured array [blocks] by the encoding's layout."""
     layout = CODECS[reader.encoding].layout
     assert layout is not None, "a code field without a layout"
     found: Array = np.ascontiguousarray(raw).reshape(-1).view(layout)
@@ -259,7 +259,7 @@ def _field_bytes(blocks: "Array", field: str) -> "Array":
 
 
 def _with_field(blocks: "Array", field: str, codes: "Array", bits: int) -> "Array":
-    """Return the bytes of blocks with other codes in a field."""
+    """Return the bytes (uint8, 1-d) of blocks with other codes in a field."""
     made = blocks.copy()
     packed = np.ascontiguousarray(pack_codes(codes, bits))
     made[field] = packed.view(made[field].dtype).reshape(made[field].shape)
@@ -270,7 +270,7 @@ def _with_field(blocks: "Array", field: str, codes: "Array", bits: int) -> "Arra
 def _order_of_field(
     reader: RowReader, other: RowReader, field: str, bits: int
 ) -> FoundOrder | None:
-    """Return the order of the codes of a field by which some rows have the other side's values."""
+    """Return the order of a field's codes by which some rows have B's values; None if none."""
     size = encoding_row(reader.encoding).block_size
     count = min(reader.rows, max(1, UNITS * size // reader.columns))
     rows = np.linspace(0, reader.rows - 1, count).astype(np.int64)
@@ -285,13 +285,13 @@ def _order_of_field(
         )
 
     stored = unpack_whole(_field_bytes(blocks, field), bits)
-    return find_order(CodeUnits(stored, bits, decode, wanted))
+    return find_code_order(CodeUnits(stored, bits, decode, wanted))
 
 
 # --- words of a dialect ---------------------------------------------------------------------------
 
 
-class RightedWeight(NamedTuple):
+class ReorderedWeight(NamedTuple):
     """A packed weight with its codes put right, what was wrong, and how many numbers say so."""
 
     weight: PackedWeight
@@ -324,8 +324,8 @@ class WordCodes:
         """Return the decoded values of other codes (float64, 1-d), as `wanted` has them."""
         return np.asarray(self._restored(self.with_codes(codes).decode()), np.float64).reshape(-1)
 
-    def order_in_words(self, by_word: "Array") -> RightedWeight | None:
-        """Return the weight with the codes of every word in the order found; None without one."""
+    def order_in_words(self, by_word: "Array") -> ReorderedWeight | None:
+        """Return the weight with the codes of every word put in order; None if none is found."""
         count = len(self.stored)
         chosen = np.unique(np.linspace(0, count - 1, min(count, UNITS)).astype(np.int64))
 
@@ -337,14 +337,16 @@ class WordCodes:
             return values
 
         wanted = self.wanted[by_word[chosen]]
-        found = find_order(CodeUnits(self.stored[chosen], self.bits, decode_chosen, wanted))
+        found = find_code_order(CodeUnits(self.stored[chosen], self.bits, decode_chosen, wanted))
         if found is None or found.says == SIGNED:  # in no other order: `zero_point` says that
             return None
         says = f"words hold their codes in another order: {found.says}"
-        return RightedWeight(self.with_codes(found.put_right(self.stored)), says, len(found.order))
+        return ReorderedWeight(
+            self.with_codes(found.put_right(self.stored)), says, len(found.order)
+        )
 
-    def order_of_parts(self, by_word: "Array") -> RightedWeight | None:
-        """Return the weight with equal parts of its stored codes in order; None without one."""
+    def order_of_parts(self, by_word: "Array") -> ReorderedWeight | None:
+        """Return the weight with equal parts of its codes put in order; None if none is found."""
         shape = self.main.shape
         across = self.stored.size // (by_word.shape[1] * shape[0])
         codes = self.stored.reshape(shape[0], across, -1)
@@ -363,7 +365,7 @@ class WordCodes:
                     f"codes are stored with their {('rows', 'columns')[axis]} in another order, in "
                     f"{parts} equal parts: the right order of them is {order}"
                 )
-                return RightedWeight(self.with_codes(made), says, parts)
+                return ReorderedWeight(self.with_codes(made), says, parts)
         return None
 
     def _nearest_codes(self, by_word: "Array") -> "Array":
@@ -392,9 +394,9 @@ class WordCodes:
         return found
 
 
-def right_words(
+def reorder_codes(
     weight: PackedWeight, restored: "Callable[[Array], Array]", wanted: "Array"
-) -> RightedWeight | None:
+) -> ReorderedWeight | None:
     """Return a packed weight with its codes in the order in which it has the wanted values.
 
     `restored` gives decoded values in the layout of `wanted`, the other side's values (float64).

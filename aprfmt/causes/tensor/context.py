@@ -48,12 +48,12 @@ class NotTried:
 class SchemeCache:
     """Schemes of copies that were found in this comparison, and searches that found none.
 
-    `vain_orders` counts those for an order of codes.
+    `failed_orders` counts those for an order of codes.
     """
 
     found: list[Any] = field(default_factory=list)  # (code, grouping)
-    fruitless: int = 0
-    vain_orders: int = 0
+    failed_searches: int = 0
+    failed_orders: int = 0
 
 
 class PairContext:

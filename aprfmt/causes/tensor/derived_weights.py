@@ -115,7 +115,7 @@ class Removal:
 def whole_model(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that returns {tensor key: finding} of a training of the whole model."""
+    """Yield one function, which returns {tensor key: finding} of a training, merge or pruning."""
     yield partial(_explain_model, context, pairs, list(rows.values()))
 
 
@@ -159,9 +159,9 @@ def _explain_model(
 def _table_explanations(
     context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of tables of tokens of two lengths whose common rows belong.
+    """Return {tensor key: finding} of token tables of two lengths whose common rows correlate.
 
-    {} where one of them does not, or where rows were lost that ids reach.
+    {} where those of one table do not, or where rows were lost that ids reach.
     """
     found: dict[str, Finding] = {}
     for row in rows:
@@ -349,7 +349,7 @@ def _derived_explanations(
     found = _removal_explanations(changes)
     if found:
         return found
-    # One whose sign turned is a fault beside what was done to the others.
+    # One whose sign turned is a fault besides what was done to the others.
     turned = [change for change in changes if change.related < -AKIN]
     if turned and len(turned) < len(changes):
         rest = [change for change in changes if not change.related < -AKIN]
@@ -514,7 +514,7 @@ def _merge_explanations(
             return {change.key: _partial_merge_explanation(change, text, True) for change in low}
     # Some other part of the targets differs.
     left = sorted(targets - keys)
-    sure = _run_of_layers(targets, keys)
+    sure = _is_run_of_layers(targets, keys)
     text = (
         f"B - A has {rank}, {size}, in {short_keys(sorted(keys))}, and is zero in "
         f"{short_keys(left)}: an "
@@ -523,7 +523,7 @@ def _merge_explanations(
     return {change.key: _partial_merge_explanation(change, text, sure) for change in low}
 
 
-def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
+def _is_run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
     """Return whether `keys` are all targets of the first or the last layers, as a shard has them.
 
     `targets` are the keys of all tensors of the merged kinds.

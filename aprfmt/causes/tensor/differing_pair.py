@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
 SAMPLE_ROWS = 24  # rows that every guess is tried on first
+WIDE = 1 / 3  # a bound beyond which values may be others as well: then no factor may be left
+FACTOR = 0.15  # ... beyond 1 plus this
 STRAY = 4.0  # a row further apart than this many slacks is not equal
 STRAY_COLUMNS = 16  # with fewer columns, single values decide
 WINDOW = 1 << 20  # elements compared at a time
@@ -44,6 +46,18 @@ class Distance:
     rest: float = 0.0
     nonfinite: NonFinite | None = None
     constant: bool = False
+
+    def leaves_factor(self, slack: float) -> bool:
+        """Return whether l and r are equal within a bound only because it is as wide as they are.
+
+        Rounding to few levels leaves large errors, but none that are a multiple of the values.
+        """
+        left, right = self.norms
+        if slack <= WIDE or not (left and right and np.isfinite(self.rest)):
+            return False
+        product = (left**2 + right**2 - (self.rest * max(left, right)) ** 2) / 2
+        factor = product / right**2
+        return not 1 / (1 + FACTOR) <= factor <= 1 + FACTOR
 
     def equal(self, slack: float) -> bool:
         """Return whether nothing differs, or all of it is within `slack`, row by row."""
@@ -260,7 +274,9 @@ class DifferingPair:
             both = np.intersect1d(rows, guess.rows)
             rows = both if both.size else guess.rows[: len(rows)]
         found = self.distance(guess.left, guess.right, rows)
-        return found.relative <= 1.5 * guess.slack if guess.slack else not found.changed
+        if not guess.slack:
+            return not found.changed
+        return found.relative <= 1.5 * guess.slack and not found.leaves_factor(guess.slack)
 
     def row_name(self, row: int) -> str:
         """Return the number, in the whole tensor, of a row of this pair, as text."""

@@ -25,7 +25,7 @@ from aprfmt.causes.tensor.other_tensors import (
     explain_placeholder,
     explain_renamed,
 )
-from aprfmt.causes.tensor.proof import made_on, make_finding, prove_guess
+from aprfmt.causes.tensor.proof import fitted_proof, make_finding, prove_guess
 from aprfmt.causes.tensor.stored_bytes import SIXTEEN, take_byte_swapped
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
@@ -211,6 +211,8 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
         return None  # any function gives one number: that it is equal proves nothing
     if before is not None and after.relative > 0.5 * before and after.changed:
         return None
+    if equal and after.leaves_factor(guess.slack):
+        return None
     says = guess.says
     if not equal:
         says = (
@@ -268,7 +270,7 @@ def _explain_remainder(case: DifferingPair, found: Tried | None) -> Finding | No
         return None
     said = (*found[0].evidence, f"then {second[0].cause}:", *second[0].evidence)
     # Both together give all of it, and what judges the second judges them.
-    proof = replace(second[0].proof or made_on(case.before.changed), share=1.0)
+    proof = replace(second[0].proof or fitted_proof(case.before.changed), share=1.0)
     return replace(
         found[0],
         evidence=said,

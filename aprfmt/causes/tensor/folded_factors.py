@@ -134,8 +134,9 @@ class LayerTensors:
     def roundings_apart(self, role: str, value: "Array", *, of_gain: bool = False) -> float:
         """Return the distance of B from `value` in units of the role's slack; up to 1 is equal.
 
-        It is that of the whole tensor or of its worst column, whichever is larger. `of_gain`: what
-        the rounding of a norm makes of the columns is taken away first.
+        Infinite where A has no size, or a difference is not finite. It is that of the whole tensor
+        or of its worst column, whichever is larger. `of_gain`: what the rounding of a norm makes of
+        the columns is taken away first.
         """
         y = self.b[role].reshape(-1, self.b[role].shape[-1]).astype(np.float64)
         x = value.reshape(y.shape).astype(np.float64)

@@ -219,7 +219,7 @@ def _find_known_order(
         return None
     kv = next(iter(case.sizes("n_kv_heads")), 0) if family.heads else 0
     x, y = case.a.whole, case.b.whole
-    for text, at in fused_layouts.worded_orders(_part_sizes(case.a, family), kv, _stacks(case.a)):
+    for text, at in fused_layouts.worded_orders(_part_sizes(case.a, family), kv, _experts(case.a)):
         if np.array_equal(x[at], y):
             return RowOrder("fused_order", f"the rows of {text}", at, named=True)
     return None
@@ -231,7 +231,7 @@ def _part_sizes(joined: JoinedRows, family: FusedRoles) -> list[tuple[str, int]]
     return [(name, reader.rows) for (_, name), reader in named]
 
 
-def _stacks(joined: JoinedRows) -> int:
+def _experts(joined: JoinedRows) -> int:
     """Return how many experts are stacked, 1 without experts."""
     shape = joined.readers[0].side.shape
     lone = 1 if isinstance(joined.readers[0], ValueRows) else 2
@@ -244,7 +244,7 @@ def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> Row
     `at` holds the row of A at each place of B.
     """
     assert isinstance(case.a, JoinedRows)
-    parts, outer = _part_sizes(case.a, family), _stacks(case.a)
+    parts, outer = _part_sizes(case.a, family), _experts(case.a)
     kv = next(iter(case.sizes("n_kv_heads")), 0) if family.heads else 0
     whole = len(set(at.tolist())) == len(at)
     if whole:

@@ -61,8 +61,8 @@ class PairHypothesis:
     Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
     packages come after ours. `shapes` rows are for tensors of different shapes. `part` rows are
     also tried on only the rows that differ. `stored` rows compare bytes in pieces, and are all that
-    is tried on a vector of gigabytes. Only pairs are tried whose role begins
-    with one of `roles` (none: any) and that have all `facts` of FACTS.
+    is tried on a vector of gigabytes. Only pairs are tried whose role begins with one of `roles`
+    (none: any) and that have all `facts` of FACTS.
     """
 
     causes: tuple[str, ...]

@@ -48,7 +48,7 @@ SHOWN = 3  # kinds of numbers that a sentence lists
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
+class Initialiser:
     """A known initialisation: the size that it gives its numbers, and what it is called."""
 
     size: float
@@ -56,8 +56,8 @@ class Usual:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What one side of a differing tensor holds: drawn numbers, or one value (`constant`).
+class InitialNumbers:
+    """What an initialisation gave one side of a differing tensor: drawn numbers, or one `constant`.
 
     `usual` is the known initialisation that gives these numbers, and None for none.
     """
@@ -66,7 +66,7 @@ class Seen:
     side: str
     drawn: Drawn | None
     constant: float | None
-    usual: "Usual | None"
+    usual: "Initialiser | None"
     line: str
 
 
@@ -82,26 +82,26 @@ def _explain_side(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff], side: str
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of all differing tensors that this side never trained; or {}."""
-    seen: dict[str, Seen] = {}
-    short: dict[str, Seen] = {}
+    seen: dict[str, InitialNumbers] = {}
+    short: dict[str, InitialNumbers] = {}
     both: list[bool] = []
     for key, row in rows.items():
         pair = pairs[key]
         if not row.is_unexplained(WEAK) or pair.a is None or pair.b is None:
             continue
         try:
-            one = _look_at(context, pair, key, side, both)
+            one = _find_initial_numbers(context, pair, key, side, both)
         except AprfmtError as error:
             context.record_not_tried(("stale_tensor",), key, error)
             continue
         finally:
             pair.drop()
         if one is not None:
-            (seen if one.drawn and _elements(row) >= LEAST else short)[key] = one
+            (seen if one.drawn and _element_count(row) >= LEAST else short)[key] = one
     # Where both sides of most tensors, or equal matrices, are drawn, no training is missing here.
     if len(both) >= COMPARED and sum(both) * 2 > len(both):
         return {}
-    if (side == "A" or not all(one.usual for one in seen.values())) and _untrained(pairs, rows):
+    if (side == "A" or not all(one.usual for one in seen.values())) and _are_untrained(pairs, rows):
         seen = {key: one for key, one in seen.items() if side == "B" and one.usual}
     # Constants and short vectors show it beside a matrix of theirs, or where all else is equal.
     others = [row for key, row in rows.items() if key not in seen and key not in short]
@@ -122,12 +122,12 @@ def _explain_side(
     made: dict[str, Finding] = {}
     for key, one in found.items():
         told = (says, one.line)
-        finding = make_finding("stale_tensor", (key,), told, _before(rows[key]), None, None)
+        finding = make_finding("stale_tensor", (key,), told, _distance(rows[key]), None, None)
         made[key] = replace(finding, side=side)
     return made
 
 
-def _untrained(pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]) -> bool:
+def _are_untrained(pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]) -> bool:
     """Return whether the matrices that both sides share are those of an initialisation."""
     drawn = []
     for key, row in rows.items():
@@ -149,19 +149,19 @@ def _untrained(pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]) 
     return sum(map(bool, drawn)) * 2 > len(drawn)
 
 
-def _elements(row: TensorDiff) -> int:
+def _element_count(row: TensorDiff) -> int:
     """Return the number of values of B's tensor."""
     return math.prod(row.shape_b or ())
 
 
-def _before(row: TensorDiff) -> float | None:
+def _distance(row: TensorDiff) -> float | None:
     """Return the relative distance of a tensor's sides; None where it was not measured."""
     return None if row.stats is None else row.stats.rel_l2
 
 
-def _look_at(
+def _find_initial_numbers(
     context: PairContext, pair: TensorPair, key: str, label: str, both: list[bool]
-) -> Seen | None:
+) -> InitialNumbers | None:
     """Return what side `label` of a pair holds, if an initialisation gives it; None otherwise.
 
     Whether the other side's numbers look drawn as well is added to `both`.
@@ -179,7 +179,7 @@ def _look_at(
         first = 0.0 if key.endswith(".bias") else 1.0 if "norm" in key else None
         if value != first or np.ptp(theirs) == 0 or np.ptp(mine.whole) != 0:
             return None
-        return Seen(key, label, None, value, None, f"{value:g} everywhere")
+        return InitialNumbers(key, label, None, value, None, f"{value:g} everywhere")
     if np.ptp(theirs) == 0 or values.size < FEWEST or storage_noise(mine.encoding) > FINE:
         return None
     drawn = _drawn_throughout(values, mine)
@@ -206,7 +206,7 @@ def _look_at(
         f"{float(theirs.mean()):.2g}, deviation {float(theirs.std()):.3g}; correlation "
         f"{related:.2g}"
     )
-    return Seen(key, label, drawn, None, usual, line)
+    return InitialNumbers(key, label, drawn, None, usual, line)
 
 
 def _sample(reader: RowReader) -> "Array":
@@ -228,7 +228,7 @@ def _drawn_throughout(values: "Array", reader: RowReader) -> Drawn | None:
 
 def usual_initialiser(
     context: PairContext, label: str, key: str, shape: Sequence[int], drawn: Drawn
-) -> Usual | None:
+) -> Initialiser | None:
     """Return the initialisation that draws numbers of this distribution for a tensor, or None.
 
     `label` is the side ("A" or "B"); a configuration of the other counts where it has none. `shape`
@@ -245,7 +245,7 @@ def usual_initialiser(
 
 def _known_initialisers(
     context: PairContext, label: str, key: str, shape: Sequence[int], kind: str
-) -> Iterator[Usual]:
+) -> Iterator[Initialiser]:
     """Yield the known initialisations of a tensor with numbers of a kind (Drawn)."""
     model = context.models[label.lower()]
     config = model.config or context.models["b" if label == "A" else "a"].config or {}
@@ -253,25 +253,25 @@ def _known_initialisers(
     both = inputs + outputs
     if kind == "uniform":
         if inputs:
-            yield Usual(inputs**-0.5, f"1/sqrt({inputs}), as torch.nn.Linear")
-            yield Usual((6 / inputs) ** 0.5, f"as Kaiming's of {inputs} inputs")
+            yield Initialiser(inputs**-0.5, f"1/sqrt({inputs}), as torch.nn.Linear")
+            yield Initialiser((6 / inputs) ** 0.5, f"as Kaiming's of {inputs} inputs")
         if outputs:
-            yield Usual((6 / both) ** 0.5, f"as Xavier's of {inputs} and {outputs}")
+            yield Initialiser((6 / both) ** 0.5, f"as Xavier's of {inputs} and {outputs}")
         return
     stated = config.get("initializer_range")
     given = float(stated) if isinstance(stated, (int, float)) else USUAL_RANGE
     name = "initializer_range" if stated else "transformers' usual initializer_range"
-    yield Usual(given, f"the {name}" if stated else name)
+    yield Initialiser(given, f"the {name}" if stated else name)
     layers = next((int(str(one["n_layers"])) for one in context.hyper if one.get("n_layers")), 0)
     if layers:
-        yield Usual(given / (2 * layers) ** 0.5, f"{name} / sqrt(2 * {layers} layers)")
+        yield Initialiser(given / (2 * layers) ** 0.5, f"{name} / sqrt(2 * {layers} layers)")
     if kind == "normal" and inputs:
-        yield Usual((2 / inputs) ** 0.5, f"as Kaiming's of {inputs} inputs")
-        yield Usual(inputs**-0.5, f"as LeCun's of {inputs} inputs")
+        yield Initialiser((2 / inputs) ** 0.5, f"as Kaiming's of {inputs} inputs")
+        yield Initialiser(inputs**-0.5, f"as LeCun's of {inputs} inputs")
     if kind == "normal" and outputs:
-        yield Usual((2 / both) ** 0.5, f"as Xavier's of {inputs} and {outputs}")
+        yield Initialiser((2 / both) ** 0.5, f"as Xavier's of {inputs} and {outputs}")
     if key == "token_embd.weight":
-        yield Usual(1.0, "as torch.nn.Embedding")
+        yield Initialiser(1.0, "as torch.nn.Embedding")
 
 
 def _fans(context: PairContext, label: str, key: str, shape: Sequence[int]) -> tuple[int, int]:
@@ -284,7 +284,7 @@ def _fans(context: PairContext, label: str, key: str, shape: Sequence[int]) -> t
     return int(weight.shape[-1]), 0
 
 
-def _sentence(side: str, found: Sequence[Seen]) -> str:
+def _sentence(side: str, found: Sequence[InitialNumbers]) -> str:
     """Return what all these tensors of a side hold, in words that name none of them."""
     kinds: dict[str, int] = {}
     for one in found:

@@ -97,8 +97,8 @@ def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, 
     Exchanging them would then change nothing. False for a head that is a copy of the embedding, and
     where only B has them equal: these are other causes. `mine` is the side's tensor.
     """
-    twin = case.context.reader(label.lower(), key)
-    equal = twin is not None and twin.shape == mine.shape and _same_sample(twin, mine)
+    stored = case.context.reader(label.lower(), key)
+    equal = stored is not None and stored.shape == mine.shape and _same_sample(stored, mine)
     return equal and (case.key, key) != TIED and not _is_copy_of_other(case, label, key)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
-from aprfmt.causes.tensor.proof import make_finding, within_accused
+from aprfmt.causes.tensor.proof import accused_proof, make_finding
 from aprfmt.codecs import decode
 from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.measure.findings import Finding
@@ -46,7 +46,7 @@ def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
         if bit is not None:
             sure = storage_noise(other.encoding) <= FINE
             says = (*says, f"flipping {bit} of {label} brings it back within the bound")
-            proof = within_accused(len(found))
+            proof = accused_proof(len(found))
             yield make_finding(
                 "bit_rot", (case.key,), says, case.before.relative, None, proof, confirmed=sure
             )
@@ -92,6 +92,9 @@ def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | 
     raw = side.raw(index).reshape(-1, row.type_size)[column // row.block_size]
     whole = to_float64(other.take(index)).reshape(-1)
     theirs = whole[column : column + row.block_size]
+    if not np.isfinite(theirs).all():
+        return None  # from infinity everything is as far
+    whole = whole[np.isfinite(whole)]
     # Flip each of its bits in turn and decode all variants.
     count = 8 * row.type_size
     tried = np.repeat(raw[None, :], count, axis=0)

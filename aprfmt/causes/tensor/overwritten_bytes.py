@@ -16,7 +16,7 @@ from aprfmt.causes.tensor.coarse_damage import GAP, LEAST, SHARE, SHOWN, SPANS
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.foreign_values import judge_foreign
 from aprfmt.causes.tensor.guess import PairHypothesis
-from aprfmt.causes.tensor.proof import made_on, make_finding
+from aprfmt.causes.tensor.proof import fitted_proof, make_finding
 from aprfmt.causes.tensor.stored_bytes import ANCHOR, byte_layouts, copy_bytes
 from aprfmt.measure.byte_ranges import common_alignment, numbered_text, range_in_file, range_text
 from aprfmt.measure.findings import Finding
@@ -83,7 +83,7 @@ def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
         ("all other bytes are equal: damage or an edit, no transformation", text, *lines, *more),
         case.before.relative,
         0.0,
-        made_on(total) if len(known) == len(spans) else None,
+        fitted_proof(total) if len(known) == len(spans) else None,
         confirmed=sure,
     )
 
@@ -118,7 +118,7 @@ def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Findi
             text = f"{shown}: other values, as of another state of training: {judged.says}"
     if text:
         more = f"all {case.a.rows - len(rows)} other rows are equal to the byte"
-        proof = None if values.any() else made_on(values.size)
+        proof = None if values.any() else fitted_proof(values.size)
         yield make_finding(
             "stale_tensor", (case.key,), (text, more), case.before.relative, 0.0, proof
         )
@@ -160,7 +160,7 @@ def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
         (text, f"the other {columns - len(chosen)} columns are equal"),
         case.before.relative,
         0.0,
-        made_on(case.before.changed),
+        fitted_proof(case.before.changed),
     )
 
 

@@ -1,6 +1,7 @@
 """Faults of a packed copy's codes: zero points, signs, another 8-bit float, another order."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ from aprfmt.causes.tensor.packed_copies import (
     PackedCopy,
     copy_cells,
     reorder_lattice,
-    replace_copy_values,
     scale_lattice,
     spread_over_copy,
 )
@@ -283,7 +283,7 @@ def _explain_orders(
         what = "inputs" if axis else "outputs"
         says = f"{copy.whose} codes stand in another order along the {what}: {text}"
         found = _confirm_order(
-            replace_copy_values(copy, y, reorder_lattice(copy.lattice, rows, columns)), says
+            replace(copy, y=y, lattice=reorder_lattice(copy.lattice, rows, columns)), says
         )
         if found is not None:
             yield found

@@ -6,8 +6,10 @@ Errors are then judged in the copy's own steps (`measure.bounds`). For a wrong c
 made good in turn; the one after which the errors are usual is the cause.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +19,7 @@ from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.lattices import Grouping
 from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.codecs import decode
 from aprfmt.codecs.dialect import CodeTable
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.measure.bounds import Fit, fit_errors
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
 MOST = 1 << 21  # elements looked at; of larger tensors, that many in runs of TILE rows
 TILE = 128
 FLAT = 64  # elements of a block of bitsandbytes, which rows do not end
-FRUITLESS = 4  # searches for a scheme without result, after which no more are made
+FAILED = 4  # searches for a scheme without result, after which no more are made
+CODES_OF_BYTE = 8  # most values that a byte of codes has
 GONE = 0.8  # of the distance at most is left when the cause is put right
 SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its groups
 
@@ -180,6 +184,34 @@ def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
             )
 
 
+def holds_scale(reader: RowReader, columns: int) -> bool:
+    """Return whether `columns` neighbours are at least as many values as one stored scale is of.
+
+    True for what is no block type: other packed weights and plain floats do not show it.
+    """
+    row = encoding_row(reader.encoding.split("+")[0])
+    blocks = row.block_size > 1 and row.layout and not row.row_header
+    return not blocks or columns >= _block_values_of_scale(row.name)
+
+
+@cache
+def _block_values_of_scale(encoding: str) -> int:
+    """Return how many values of a block one scale is of, the least as a power of 2; 1 if unknown.
+
+    A byte of a random block that changes more than CODES_OF_BYTE values is taken for a scale's.
+    """
+    row = encoding_row(encoding)
+    raw = np.random.default_rng(0).integers(0, 256, row.type_size, np.uint8)
+    # One bit of every byte is turned, of each half: a half may be a scale of its own.
+    edits = np.concatenate([np.eye(row.type_size, dtype=np.uint8) << bit for bit in (0, 4)])
+    blocks = np.concatenate([raw[None], raw ^ edits])
+    with np.errstate(all="ignore"):
+        values = decode(encoding, blocks.tobytes(), (len(blocks), row.block_size))
+        changed = (values[1:] != values[0]).sum(axis=1)
+    wide = changed[changed > CODES_OF_BYTE]
+    return int(1 << math.ceil(math.log2(wide.min()))) if wide.size else 1
+
+
 def is_plain_float(reader: RowReader) -> bool:
     """Return whether a tensor is stored as plain floats."""
     return reader.encoding in UNIT
@@ -207,10 +239,10 @@ def _scheme_of_one_side(
     row = encoding_row(reader.encoding.split("+")[0])
     # What bitsandbytes decodes was rounded to its quant state's dtype: to BF16 at worst.
     stored = reader.encoding if is_plain_float(reader) else "BF16" if row.claim else "F32"
-    search = bool(known) or seen.fruitless < FRUITLESS or row.block_size > 1
+    search = bool(known) or seen.failed_searches < FAILED or row.block_size > 1
     made = lattices.find_scheme(y, stored, known, search)
     if made is None:
-        seen.fruitless += 1
+        seen.failed_searches += 1
         return None
     unit = lattices.StorageUnit.of_encoding(source.encoding if is_plain_float(source) else "F32")
     if lattices.share_of_fitting_cells(x, made.code, made.grouping, unit) > SAME_SCHEME:
@@ -273,8 +305,3 @@ def scale_lattice(
 def reorder_lattice(lattice: Lattice, rows: "Array | slice", columns: "Array | slice") -> Lattice:
     """Return a lattice with its rows and columns taken in this order."""
     return Lattice(*(part[rows][:, columns] for part in lattice))
-
-
-def replace_copy_values(copy: PackedCopy, y: "Array", lattice: Lattice) -> PackedCopy:
-    """Return the copy with other values and lattice."""
-    return replace(copy, y=y, lattice=lattice)

@@ -328,13 +328,13 @@ def _explain_word_order(copy: PackedCopy, weights: list[PackedWeight]) -> Iterat
 
     It is read from the values.
     """
-    from aprfmt.causes.tensor.code_orders import VAIN, right_words
+    from aprfmt.causes.tensor.code_orders import FAILED, reorder_codes
 
     schemes, view = copy.case.context.schemes, copy.reader.side
-    if copy.rows is not None or len(weights) != 1 or schemes.vain_orders >= VAIN:
+    if copy.rows is not None or len(weights) != 1 or schemes.failed_orders >= FAILED:
         return
-    made = right_words(weights[0], lambda one: view.undo_layout([one]), copy.x)
-    schemes.vain_orders += made is None
+    made = reorder_codes(weights[0], lambda one: view.undo_layout([one]), copy.x)
+    schemes.failed_orders += made is None
     if made is None:
         return
     reading = PartReading("packing_order", made.says, lambda w: w)

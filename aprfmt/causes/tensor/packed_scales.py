@@ -18,6 +18,7 @@ from aprfmt.causes.tensor.packed_copies import (
     PackedCopy,
     copy_cells,
     explain_copy,
+    holds_scale,
     scale_lattice,
     spread_over_copy,
 )
@@ -141,11 +142,14 @@ def _order_of_scales(copy: PackedCopy) -> str:
 
 
 def _cells_fit_inside(grouping: Grouping, copy: PackedCopy) -> bool:
-    """Return whether cells of this grouping are no larger than the copy's own."""
+    """Return whether cells of this grouping are no larger than the copy's own.
+
+    Nor smaller than what shares one stored scale: no fault of a scale reaches less.
+    """
     own = copy.grouping
     tall, wide = own.rows or copy.y.shape[0], own.columns or copy.y.shape[1]
     rows, columns = grouping.rows or copy.y.shape[0], grouping.columns or copy.y.shape[1]
-    return rows <= tall and columns <= wide
+    return rows <= tall and columns <= wide and holds_scale(copy.reader, columns)
 
 
 def _scales_of_cells(copy: PackedCopy, grouping: Grouping) -> "Array":

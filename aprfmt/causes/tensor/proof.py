@@ -93,12 +93,12 @@ def prove_bytes(data: bytes, count: int, free: int) -> Proof:
     return Proof(count, 1.0, free, math.log2(min(BYTE, max(1, len(set(data))))))
 
 
-def made_on(count: float) -> Proof:
+def fitted_proof(count: float) -> Proof:
     """Return the proof of a change found on all the values it explains, so that none judge it."""
     return Proof(count, 1.0, count, 0.0)
 
 
-def within_accused(count: float) -> Proof:
+def accused_proof(count: float) -> Proof:
     """Return the proof of a change that holds within quantization steps of the accused side."""
     return Proof(count, 1.0, 0, math.inf, accused=True)
 

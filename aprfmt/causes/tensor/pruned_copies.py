@@ -1,7 +1,7 @@
 """Matrices that were pruned and then quantized: two things at once, of which the first is named.
 
 Every value of a pruned matrix that is not zero is the other side's, so that a matrix whose small
-values are zeros is known. A quantization behind it changes the others too, and makes zeros of its
+values are zeros is known. A quantization after it changes the others too, and makes zeros of its
 own; but with B's zeros put into A, B is A within what its encoding rounds off.
 """
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,21 +81,30 @@ def _explain_parameter(
             return {}
         arrays += to_logical(part.steps, cells, hp)
     held = reading.rank_arrays()
-    said = _misplaced_pieces(reading, arrays, held) or _exchanged_matrices(reading, arrays, held)
-    if said is None:
+    moved = _misplaced_pieces(reading, arrays, held) or _exchanged_matrices(reading, arrays, held)
+    if moved is None:
         return {}
-    cause, text, data, count, free = said
-    proof = prove_bytes(data, count, free)
-    evidence = (text, f"{reading.tensor.name} of {layout.ranks} ranks")
+    proof = prove_bytes(moved.sample, moved.nbytes, moved.free)
+    evidence = (moved.says, f"{reading.tensor.name} of {layout.ranks} ranks")
     made = {}
     for key in keys:
         before = rows[key].explanation
         away = None if before is None else before.residual_before
-        made[key] = make_finding(cause, (key,), evidence, away, 0.0, proof)
+        made[key] = make_finding(moved.cause, (key,), evidence, away, 0.0, proof)
     return made
 
 
-Said = tuple[str, str, bytes, int, int]
+class MovedPieces(NamedTuple):
+    """The cause of pieces that are not where they belong, a sentence, and what they prove.
+
+    `sample` are bytes of them, `nbytes` is the size of all, `free` how many places were found.
+    """
+
+    cause: str
+    says: str
+    sample: bytes
+    nbytes: int
+    free: int
 
 
 def _pieces(
@@ -113,11 +122,8 @@ def _pieces(
 
 def _misplaced_pieces(
     reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
-) -> Said | None:
-    """Return the cause of pieces that stand in another's place; None unless all are found.
-
-    It is (cause, sentence, bytes of a moved piece, bytes moved, pieces moved).
-    """
+) -> MovedPieces | None:
+    """Return the cause of pieces that stand in another's place; None unless all are found."""
     layout = reading.layout
     right: dict[Piece, bytes] = {}
     for rank in range(layout.ranks):
@@ -134,16 +140,16 @@ def _misplaced_pieces(
             near = owners.get(data)
             if near is None or len(set(data[:4096])) < VARIED:
                 return None
-            moved[piece] = min(near, key=lambda one: _distance(piece, one))
+            moved[piece] = min(near, key=lambda one: _nearness(piece, one))
             sample, count = sample or data, count + len(data)
     if not moved:
         return None
     cause, text = _movement_text(reading, moved)
-    return cause, text, sample, count, len(moved)
+    return MovedPieces(cause, text, sample, count, len(moved))
 
 
-def _distance(piece: Piece, other: Piece) -> tuple[bool, bool, bool, int]:
-    """Return how far a piece's owner is: the same place but for one number comes first."""
+def _nearness(piece: Piece, other: Piece) -> tuple[bool, bool, bool, int]:
+    """Return the sort key of a piece's owners: first come those with one number unequal."""
     return (
         piece.matrix != other.matrix,
         piece.expert != other.expert,
@@ -213,7 +219,7 @@ def _matrix_names(reading: EngineReading) -> list[str]:
 
 def _exchanged_matrices(
     reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
-) -> Said | None:
+) -> MovedPieces | None:
     """Return the cause of matrices that are joined in another order, by size too; or None.
 
     It is one order on all ranks, in which every rank's array is the published model's.
@@ -235,7 +241,7 @@ def _exchanged_matrices(
         else:
             said = f"{', '.join(names[at] for at in order)} are joined in this order"
             text = f"{said}, where an engine has {', '.join(names)}"
-            return "fused_order", text, held[0].tobytes()[:4096], count, len(names)
+            return MovedPieces("fused_order", text, held[0].tobytes()[:4096], count, len(names))
     return None
 
 

@@ -12,7 +12,7 @@ from aprfmt.causes.tensor.arithmetic import all_within_last_place
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
-from aprfmt.causes.tensor.proof import make_finding, within_accused
+from aprfmt.causes.tensor.proof import accused_proof, make_finding
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT
@@ -27,13 +27,13 @@ def rounded_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
     """Yield a function that returns {tensor key: finding} of tensors that only look damaged."""
-    yield partial(_explain, context, pairs, rows)
+    yield partial(_explain_rounded, context, pairs, rows)
 
 
-def _explain(
+def _explain_rounded(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of those called damaged that are within rounding of a sum.
+    """Return {tensor key: finding} of tensors called damaged that differ by a sum's rounding only.
 
     {} where fewer than SEVERAL tensors differ by rounding at most.
     """
@@ -58,7 +58,7 @@ def _explain(
             "value, and other tensors by rounding alone: sums in another arithmetic"
         )
         found[key] = make_finding(
-            "rounding", (key,), (says,), case.before.relative, None, within_accused(1)
+            "rounding", (key,), (says,), case.before.relative, None, accused_proof(1)
         )
     return found if rounded + len(found) >= SEVERAL else {}
 

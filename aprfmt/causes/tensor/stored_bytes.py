@@ -11,7 +11,7 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
-from aprfmt.causes.tensor.proof import made_on, make_finding
+from aprfmt.causes.tensor.proof import fitted_proof, make_finding
 from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.measure.byte_ranges import range_text
 from aprfmt.measure.encoding_noise import UNIT, pair_noise
@@ -363,7 +363,7 @@ def _damage_explanation(
     """
     general = "all other bytes are equal: damage or an edit, no transformation"
     first = (text, "all other bytes are equal") if named else (general, text)
-    proof = made_on(case.before.changed) if confirmed else None
+    proof = fitted_proof(case.before.changed) if confirmed else None
     return make_finding(
         "bit_rot",
         (case.key,),

@@ -97,7 +97,7 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
 def rows_behind_text(
     context: PairContext, first: RowReader, second: RowReader
 ) -> tuple[int, str] | None:
-    """Return (rows that both tables have, in words what the longer one has behind them).
+    """Return (rows that both tables have, in words what the longer one has after them).
 
     None for tables of one length or of two widths, and where the shorter one lacks rows that ids of
     its own tokenizer reach: these were lost.

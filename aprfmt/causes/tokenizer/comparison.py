@@ -162,7 +162,7 @@ def _without_counterpart(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Not
     writers leave such tokens out.
     """
     for label, side, other in (("A", a, b), ("B", b, a)):
-        rowless = vocabulary_lists.tokens_without_row(side)
+        rowless = side.vocabulary.rowless
         if not rowless or not other.uses_lists:
             continue
         first = next(iter(rowless.items()))

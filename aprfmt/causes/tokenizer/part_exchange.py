@@ -34,7 +34,7 @@ def tokenizer_parts(
     elif side.data is not None:
         made = _parts_from_json(side)
     elif other.data is not None and side.vocabulary.kind == other.vocabulary.kind:
-        made = _parts_beside_json(side, other)
+        made = _parts_in_json_form(side, other)
     else:
         made = _parts_from_lists(side)
     return made | _end_parts(side, other)
@@ -152,7 +152,7 @@ def control_ids(parts: TokenizerParts) -> dict[str, int]:
 # --- lists compared with a tokenizer.json --------------------------------------------------------
 
 
-def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
+def _parts_in_json_form(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
     """Return the encoding parts of a GGUF's lists in the form of the other's tokenizer.json."""
     like = _parts_from_json(other)
     vocabulary = side.vocabulary

@@ -129,10 +129,12 @@ def _is_own_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
 
 
 def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return ids with their tokens as text: `1 (<s>), 2 (</s>)`."""
     return ", ".join(f"{i} ({tokenizer.token(i)})" for i in ids)
 
 
 def _times(many: int) -> str:
+    """Return how often in words: "twice", or "N times"."""
     return "twice" if many == 2 else f"{many} times"
 
 

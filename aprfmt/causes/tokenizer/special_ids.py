@@ -109,7 +109,7 @@ def _ends_elsewhere(
 def _is_frame_of_encoder(
     a: StatedTokenizer, b: StatedTokenizer, ids: AbstractSet[int | None]
 ) -> bool:
-    """Return whether both put these ids behind every text, and the model generates none.
+    """Return whether both put these ids after every text, and the model generates none.
 
     Writers of GGUF name the [SEP] of an encoder eos, which its Hugging Face files leave unsaid.
     """
@@ -300,6 +300,7 @@ def _pieces_text(side: StatedTokenizer, pieces: Sequence[int | str]) -> str:
 
 
 def _value(pieces: Sequence[int | str]) -> str:
+    """Return what a post-processor makes as a list in text, of at most 200 characters."""
     return shorten(str(list(pieces)), 200)
 
 

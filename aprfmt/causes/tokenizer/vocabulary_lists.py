@@ -9,7 +9,6 @@ from aprfmt.base.protocols import Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import part_place
-from aprfmt.tokenizer.hf_json import stored_vocab
 from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, TYPES, UNKNOWN, UNUSED, USER_DEFINED
 from aprfmt.tokenizer.stated import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK
@@ -184,20 +183,6 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
     )
 
 
-def tokens_without_row(side: StatedTokenizer) -> Mapping[int, str]:
-    """Return {id: token} of a tokenizer.json's tokens for which the embedding has no row.
-
-    Loaders that clip the vocabulary to the rows drop them; others fail when a text has one.
-    """
-    if side.data is None:
-        return {}
-    vocab, _ = stored_vocab(side.data["model"], side.carried.origin)
-    rows = len(side.vocabulary.tokens)
-    found = {i: token for token, i in vocab.items() if i >= rows}
-    found |= {row["id"]: row["content"] for row in side.added_tokens if row["id"] >= rows}
-    return dict(sorted(found.items()))
-
-
 def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of tokens without an embedding row, for two tokenizer.json.
 
@@ -209,7 +194,7 @@ def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
         row["content"] for row in (*a.added_tokens, *b.added_tokens)
     }  # `added_token_difference` compares those
     left, right = (
-        {i: token for i, token in tokens_without_row(side).items() if token not in stated}
+        {i: token for i, token in side.vocabulary.rowless.items() if token not in stated}
         for side in (a, b)
     )
     if left == right:

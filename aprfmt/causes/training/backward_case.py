@@ -14,7 +14,7 @@ from aprfmt.causes.training.optimizers import F64
 from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
 
 Ints = NDArray[np.int64]
-# Roles behind the layers and of a layer, in the order in which a backward pass reaches them.
+# Roles after the layers and of a layer, in the order in which a backward pass reaches them.
 _BACKWARD = (
     "output.",
     "output_norm",
@@ -92,6 +92,7 @@ class BackwardCase:
     difference arithmetic of few bits may leave. `by_label` computes what each label adds to the
     gradient of the last norm, None where that is not known. `routers` are the factors of routers'
     auxiliary losses that the computed gradients have. `experts`: the model has experts.
+    `padded_first`: a row of the batch begins with padding.
     """
 
     case: Callable[[str], GradientCase]
@@ -109,6 +110,7 @@ class BackwardCase:
     by_label: Callable[[], LabelParts | None] = lambda: None
     routers: RouterFactors = NO_ROUTER_LOSS
     experts: bool = False
+    padded_first: bool = False
 
     @property
     def first(self) -> tuple[str, ...]:
@@ -141,7 +143,7 @@ def backward_order(key: str) -> tuple[int, int, int, str]:
 def first_wrong(wrong: Collection[str]) -> tuple[str, ...]:
     """Return those of the wrong keys that are at the place a backward pass reaches first.
 
-    That is one layer, the tensors behind the layers, or the tables. () for none.
+    That is one layer, the tensors after the layers, or the tables. () for none.
     """
     ordered = sorted(wrong, key=backward_order)
     return tuple(

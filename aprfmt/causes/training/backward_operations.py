@@ -74,7 +74,7 @@ def _in_attention(case: BackwardCase) -> bool:
     return case.first_layer is not None and case.right_at(*_INSIDE)
 
 
-def key_groups(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_key_groups(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that the gradient of a key head is not the sum over its query heads."""
     if _in_attention(case) and case.right_at("attn_q."):
         yield from _guesses(
@@ -99,7 +99,7 @@ def key_groups(case: BackwardCase) -> Iterator[BackwardGuess]:
         )
 
 
-def rotations(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_rope(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that rope does not rotate gradients back."""
     if _in_attention(case) and case.right_at("attn_v") and not case.right_at("attn_q", "attn_k"):
         yield from _guesses(
@@ -112,14 +112,14 @@ def rotations(case: BackwardCase) -> Iterator[BackwardGuess]:
         )
 
 
-def masks(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_no_mask(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that attention is not masked in the backward."""
     if _in_attention(case):
         says = "the probabilities that the backward of attention computes again are not masked"
         yield from _guesses("backward_mask", (("mask_left_out", says),))
 
 
-def norms(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_norm_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that the scale or the mean of norms is a constant in the backward.
 
     Nothing unless all of the last layer is wrong, which is below the last norm.
@@ -138,7 +138,7 @@ def norms(case: BackwardCase) -> Iterator[BackwardGuess]:
         )
 
 
-def routers(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_router_cut(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that the router is cut off from the loss."""
     experts = ("ffn_down_exps", "ffn_up_exps", "ffn_gate_exps")
     if case.right_at("ffn_gate_inp") or not case.right_at(*experts):
@@ -147,7 +147,7 @@ def routers(case: BackwardCase) -> Iterator[BackwardGuess]:
     yield from _guesses("backward_router", (("router_cut", says),))
 
 
-def tied_tables(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_tied_part(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that a tied table has the gradient of one of its two uses."""
     if any(not key.startswith("token_embd") for key in case.wrong) or not case.wrong:
         return
@@ -161,10 +161,10 @@ def tied_tables(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 HYPOTHESES = (
-    BackwardHypothesis(("gradient_tied",), tied_tables, 300, "one table, nothing else"),
-    BackwardHypothesis(("backward_router",), routers, 302, "begins at the router"),
-    BackwardHypothesis(("backward_kv_group",), key_groups, 304, "queries are right"),
-    BackwardHypothesis(("backward_rope",), rotations, 306, "values are right"),
-    BackwardHypothesis(("backward_mask",), masks, 308, "the output of attention is right"),
-    BackwardHypothesis(("backward_norm",), norms, 310, "the head is right"),
+    BackwardHypothesis(("gradient_tied",), guess_tied_part, 300, "one table, nothing else"),
+    BackwardHypothesis(("backward_router",), guess_router_cut, 302, "begins at the router"),
+    BackwardHypothesis(("backward_kv_group",), guess_key_groups, 304, "queries are right"),
+    BackwardHypothesis(("backward_rope",), guess_rope, 306, "values are right"),
+    BackwardHypothesis(("backward_mask",), guess_no_mask, 308, "the output of attention is right"),
+    BackwardHypothesis(("backward_norm",), guess_norm_terms, 310, "the head is right"),
 )

@@ -13,7 +13,7 @@ from aprfmt.causes.training.backward_case import (
     BackwardHypothesis,
     LabelParts,
 )
-from aprfmt.causes.training.batch_samples import NEAR, all_differ, apart
+from aprfmt.causes.training.batch_samples import NEAR, all_differ, distance_to_given
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.inference.gradients.changes import BackwardChange
 
@@ -44,15 +44,15 @@ TRIED = 3  # of the guesses that give the last norm's gradient: how many are mad
 
 
 @dataclass(frozen=True)
-class _Way:
-    """How labels may count: a cause, a sentence, and the factor of each label, 1.0 for right."""
+class _LabelFactors:
+    """One way in which labels may count: a cause, a sentence, and the factor of each label."""
 
     cause: str
     says: str
     factors: F64
 
 
-def labels(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that labels are left out, or count by where they stand.
 
     They are held to the gradient of the last norm, to which what each label adds is known.
@@ -62,14 +62,19 @@ def labels(case: BackwardCase) -> Iterator[BackwardGuess]:
     parts = case.by_label()  # takes a pass backward
     if parts is None:
         return
-    found: list[tuple[float, _Way]] = []
+    found: list[tuple[float, _LabelFactors]] = []
     seen: set[bytes] = set()
-    for way in (*_cuts(parts), *_places(parts), *_tokens(parts), *_shares(case, parts)):
+    for way in (
+        *_cut_rows(parts),
+        *_first_or_last(parts),
+        *_unscored(parts),
+        *_means_of_parts(case, parts),
+    ):
         known = np.round(way.factors, 9).tobytes()
         if known in seen or np.all(way.factors == way.factors[0]):
             continue
         seen.add(known)
-        distance = apart(case, NORM, parts.mean(way.factors))
+        distance = distance_to_given(case, NORM, parts.mean(way.factors))
         if distance <= NEAR:
             found.append((distance, way))
     for _, way in sorted(found, key=lambda each: each[0])[:TRIED]:
@@ -77,45 +82,47 @@ def labels(case: BackwardCase) -> Iterator[BackwardGuess]:
         yield BackwardGuess(way.cause, way.says, change)
 
 
-def _left(
+def _kept_only(
     parts: LabelParts, kept: "np.ndarray[tuple[int], np.dtype[np.bool_]]", says: str
-) -> Iterator[_Way]:
+) -> Iterator[_LabelFactors]:
     """Yield the ways in which only the `kept` labels count: divided by their number, or by all."""
     many, of = int(kept.sum()), len(kept)
     if not 0 < many < of:
         return
     text = f"{says}: {of - many} of {of} labels are not in the gradient"
-    yield _Way("labels_left_out", text, np.where(kept, of / many, 0.0))
-    yield _Way("labels_left_out", f"{text}, and the sum is divided by all", kept.astype(np.float64))
+    yield _LabelFactors("labels_left_out", text, np.where(kept, of / many, 0.0))
+    yield _LabelFactors(
+        "labels_left_out", f"{text}, and the sum is divided by all", kept.astype(np.float64)
+    )
 
 
-def _cuts(parts: LabelParts) -> Iterator[_Way]:
-    """Yield rows that are cut after a number of tokens."""
+def _cut_rows(parts: LabelParts) -> Iterator[_LabelFactors]:
+    """Yield the ways in which rows are cut after a number of tokens."""
     columns = np.unique(parts.columns)
     for before, after in pairwise(columns):
         # Between two columns with labels nothing says where the row was cut.
         length = f"{after}" if after == before + 1 else f"{before + 1} to {after}"
-        yield from _left(parts, parts.columns <= before, f"rows are cut after {length} tokens")
+        yield from _kept_only(parts, parts.columns <= before, f"rows are cut after {length} tokens")
 
 
-def _places(parts: LabelParts) -> Iterator[_Way]:
-    """Yield labels of each row that are left out, or are the only ones, by their place in it."""
+def _first_or_last(parts: LabelParts) -> Iterator[_LabelFactors]:
+    """Yield the ways in which the first or last label of each row is lost, or the only one."""
     first = np.append(True, np.diff(parts.rows) != 0)
     last = np.append(np.diff(parts.rows) != 0, True)
-    yield from _left(parts, ~first, "the first label of each row is not scored")
-    yield from _left(parts, ~last, "the last label of each row is not scored")
-    yield from _left(parts, last, "only the last label of each row is scored")
-    yield from _left(parts, first, "only the first label of each row is scored")
+    yield from _kept_only(parts, ~first, "the first label of each row is not scored")
+    yield from _kept_only(parts, ~last, "the last label of each row is not scored")
+    yield from _kept_only(parts, last, "only the last label of each row is scored")
+    yield from _kept_only(parts, first, "only the first label of each row is scored")
 
 
-def _tokens(parts: LabelParts) -> Iterator[_Way]:
-    """Yield tokens that are never scored, as one that is taken for padding."""
+def _unscored(parts: LabelParts) -> Iterator[_LabelFactors]:
+    """Yield the ways in which one token is never scored, as if it were padding."""
     for token in np.unique(parts.tokens):
-        yield from _left(parts, parts.tokens != token, f"token {token} is never scored")
+        yield from _kept_only(parts, parts.tokens != token, f"token {token} is never scored")
 
 
-def _shares(case: BackwardCase, parts: LabelParts) -> Iterator[_Way]:
-    """Yield means of means over parts of the positions, which ranks or chunks of a loss make."""
+def _means_of_parts(case: BackwardCase, parts: LabelParts) -> Iterator[_LabelFactors]:
+    """Yield the ways in which the loss is a mean of means over ranks or chunks of positions."""
     of = len(parts.columns)
     for shares in SHARES:
         if shares > case.row_length:
@@ -128,14 +135,14 @@ def _shares(case: BackwardCase, parts: LabelParts) -> Iterator[_Way]:
             there = int((counts > 0).sum())
             factors = of / counts[part] / there
             says = f"the mean of the means of {shares} parts of the positions, by their {where}"
-            yield _Way("position_means", says, factors)
+            yield _LabelFactors("position_means", says, factors)
             if there < shares:
                 says += f", {shares - there} of which have none"
-                yield _Way("position_means", says, factors * there / shares)
+                yield _LabelFactors("position_means", says, factors * there / shares)
 
 
 HYPOTHESES = (
     BackwardHypothesis(
-        ("labels_left_out", "position_means"), labels, 323, "where labels stand is fitted"
+        ("labels_left_out", "position_means"), guess_labels, 323, "where labels stand is fitted"
     ),
 )

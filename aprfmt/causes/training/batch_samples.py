@@ -64,6 +64,15 @@ CAUSE_ROWS = (
         _MADE,
     ),
     Cause(
+        "padding_seen",
+        "gradient",
+        "bug",
+        "Tokens attend to the padding at the beginning of their row, or their positions count it: "
+        "the mask did not reach the model.",
+        "All gradients differ, those behind the layers too.",
+        _MADE,
+    ),
+    Cause(
         "other_labels",
         "gradient",
         "bug",
@@ -96,7 +105,7 @@ FEWEST = 32  # elements of a parameter that a number is solved on
 ENOUGH = 4  # elements for each factor that is solved
 
 
-def documents(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_documents(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that documents of one row see each other; nothing where none is packed."""
     ways: tuple[Joined, ...] = ("positions count on", "positions restart")
     if case.packed and all_differ(case):
@@ -105,13 +114,25 @@ def documents(case: BackwardCase) -> Iterator[BackwardGuess]:
             yield BackwardGuess("packed_attention", says, BackwardChange(joined=way))
 
 
-def samples(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_padding(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses on padding at the beginning of a row: it is attended to, or counted.
+
+    Nothing where no row begins with it.
+    """
+    if case.padded_first and all_differ(case):
+        says = "tokens attend to the padding at the beginning of their row"
+        yield BackwardGuess("padding_seen", says, BackwardChange(padding="attended"))
+        says = "positions count the padding at the beginning of a row"
+        yield BackwardGuess("padding_seen", says, BackwardChange(padding="counted"))
+
+
+def guess_samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that samples count otherwise, with their factors solved on one parameter.
 
     The factors are those of the sums of small parameters over the samples alone.
     """
     scored = [row for row, count in enumerate(case.labels) if count]
-    kind = "" if all_differ(case) else _kind(case)
+    kind = "" if all_differ(case) else _kind_of_wrong(case)
     if not (2 <= len(scored) <= SAMPLES and (kind or all_differ(case))):
         return
     key = _smallest(case, ENOUGH * len(scored))
@@ -122,7 +143,7 @@ def samples(case: BackwardCase) -> Iterator[BackwardGuess]:
         factors = tuple(float(other == row) for other in range(len(case.labels)))
         found = case.recompute(BackwardChange(rows=factors), case.names[key])
         alone.append(_flat(found.gradient(key)) if key in found.keys else None)
-    solved = _solve(case, key, alone)
+    solved = _solve_factors(case, key, alone)
     if solved is None:
         return
     counts = [case.labels[row] for row in scored]
@@ -135,8 +156,8 @@ def samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     yield BackwardGuess(cause, says, BackwardChange(rows=tuple(every)), alone=bool(kind))
 
 
-def _kind(case: BackwardCase) -> str:
-    """Return what the wrong parameters are, if none of that kind is right; "" for no one kind."""
+def _kind_of_wrong(case: BackwardCase) -> str:
+    """Return the kind, such as "biases", of all wrong parameters and no right one; or ""."""
     kinds = {
         "biases": lambda key: key.endswith(".bias"),
         "norms": lambda key: "norm" in key,
@@ -150,7 +171,7 @@ def _kind(case: BackwardCase) -> str:
     return ""
 
 
-def other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that other tokens are the labels: shifted twice, not at all, or unmasked."""
     key = _smallest(case, FEWEST) if all_differ(case) else None
     if key is None:
@@ -168,8 +189,8 @@ def other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
             yield BackwardGuess("other_labels", says, change)
 
 
-def loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that labels are smoothed, or that the loss has a z-loss beside cross-entropy.
+def guess_loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that labels are smoothed, or that the loss has a z-loss added to cross-entropy.
 
     How much is solved on one small parameter: the gradient is linear in it.
     """
@@ -202,10 +223,10 @@ def loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 def is_near(case: BackwardCase, key: str, wanted: F64) -> bool:
     """Return whether a given gradient is within NEAR of a wanted one [elements], relative L2."""
-    return apart(case, key, wanted) <= NEAR
+    return distance_to_given(case, key, wanted) <= NEAR
 
 
-def apart(case: BackwardCase, key: str, wanted: F64) -> float:
+def distance_to_given(case: BackwardCase, key: str, wanted: F64) -> float:
     """Return the relative L2 distance of a given gradient from a wanted one [elements]."""
     return distance(_flat(case.case(key).given), wanted)
 
@@ -222,7 +243,9 @@ def _named_factors(
     if not all(there) and any(there):
         lost = ", ".join(str(number) for number, one in zip(numbers, there, strict=True) if not one)
         part = sum(count for count, one in zip(counts, there, strict=True) if one)
-        shared = next((each for each in (1.0, total / part) if _fits(solved, there, each)), None)
+        shared = next(
+            (each for each in (1.0, total / part) if _are_near(solved, there, each)), None
+        )
         values = [
             0.0 if not one else (value if shared is None else shared)
             for value, one in zip(solved, there, strict=True)
@@ -246,14 +269,14 @@ def _named_factors(
     return "samples_weighted", f"samples count {shown}{more} times", [float(x) for x in solved]
 
 
-def _fits(solved: Sequence[float], there: Sequence[bool], value: float) -> bool:
-    """Return whether all factors that are `there` are near `value`."""
+def _are_near(solved: Sequence[float], there: Sequence[bool], value: float) -> bool:
+    """Return whether all solved factors marked in `there` are within NEAR of `value`, relative."""
     return all(
         abs(each - value) <= NEAR * value for each, one in zip(solved, there, strict=True) if one
     )
 
 
-def norm_tokens(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_norm_columns(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that norms have the gradient of some columns of the batch alone."""
     if not case.wrong or not case.right or case.missing or case.row_length < PARTS:
         return
@@ -267,7 +290,7 @@ def norm_tokens(case: BackwardCase) -> Iterator[BackwardGuess]:
     for start, stop in pairwise(ends):
         found = case.recompute(BackwardChange(norm_tokens=(start, stop)), case.names[key])
         alone.append(_flat(found.gradient(key)) if key in found.keys else None)
-    solved = _solve(case, key, alone)
+    solved = _solve_factors(case, key, alone)
     if solved is None:
         return
     none = [each is None or not each.any() for each in alone]  # columns of padding
@@ -289,7 +312,7 @@ def norm_tokens(case: BackwardCase) -> Iterator[BackwardGuess]:
     yield BackwardGuess("norm_tokens_left_out", says, BackwardChange(norm_tokens=columns))
 
 
-def dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that dropout was active, where nothing else gives the gradients."""
     if case.dropout and all_differ(case):
         key, rate = max(case.dropout.items(), key=lambda each: each[1])
@@ -301,26 +324,36 @@ def dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def all_differ(case: BackwardCase) -> bool:
-    """Return whether hardly a gradient agrees, those behind the layers among the wrong ones."""
+    """Return whether hardly a gradient agrees, the first ones behind the loss among the wrong.
+
+    Of a model these stand behind its layers, of an adapter in the last layer that it has.
+    """
     unlike = case.wrong | case.open
     first = first_wrong(unlike | case.missing)
-    behind = bool(first) and split_key(first[0])[0] is None
+    every = first_wrong(unlike | case.missing | case.right)
+    behind = bool(first) and split_key(first[0])[0] == split_key(every[0])[0]
     return behind and len(case.right) <= len(unlike) / 4
 
 
+def loss_differs(case: BackwardCase) -> bool:
+    """Return whether hardly a gradient agrees, those behind the layers among the wrong ones."""
+    first = first_wrong(case.wrong | case.open | case.missing)
+    return all_differ(case) and split_key(first[0])[0] is None
+
+
 def _smallest(case: BackwardCase, elements: int) -> str | None:
-    """Return the unlike key of the smallest gradient with so many elements; None for none."""
+    """Return the key of the smallest wrong gradient with at least `elements`; None for none."""
     sizes = {key: case.case(key).given.size for key in sorted(case.wrong or case.open)}
     enough = [key for key, size in sizes.items() if size >= elements]
     return min(enough, key=lambda key: sizes[key], default=None)
 
 
 def _flat(values: F64) -> F64:
-    """Return the elements as one row."""
+    """Return the elements of an array, float64 [n]."""
     return values.astype(np.float64).reshape(-1)
 
 
-def _solve(case: BackwardCase, key: str, alone: Sequence[F64 | None]) -> list[float] | None:
+def _solve_factors(case: BackwardCase, key: str, alone: Sequence[F64 | None]) -> list[float] | None:
     """Return factors of the parts `alone` that add up to a given gradient; None if none do.
 
     They are solved by least squares on every second element and judged on the others.
@@ -334,15 +367,18 @@ def _solve(case: BackwardCase, key: str, alone: Sequence[F64 | None]) -> list[fl
 
 
 HYPOTHESES = (
-    BackwardHypothesis(("norm_tokens_left_out",), norm_tokens, 312, "norms alone are wrong"),
-    BackwardHypothesis(("packed_attention",), documents, 320, "nothing is fitted"),
-    BackwardHypothesis(("other_labels",), other_labels, 321, "nothing is fitted"),
-    BackwardHypothesis(("loss_term",), loss_terms, 324, "one number is fitted"),
+    BackwardHypothesis(("norm_tokens_left_out",), guess_norm_columns, 312, "norms alone are wrong"),
+    BackwardHypothesis(("packed_attention",), guess_documents, 320, "nothing is fitted"),
+    BackwardHypothesis(("padding_seen",), guess_padding, 319, "nothing is fitted"),
+    BackwardHypothesis(("other_labels",), guess_other_labels, 321, "nothing is fitted"),
+    BackwardHypothesis(("loss_term",), guess_loss_terms, 324, "one number is fitted"),
     BackwardHypothesis(
         ("micro_batch_means", "samples_left_out", "samples_weighted"),
-        samples,
+        guess_samples,
         322,
         "one number for each sample is fitted",
     ),
-    BackwardHypothesis(("dropout_active",), dropout, 390, "it is not made again: after all others"),
+    BackwardHypothesis(
+        ("dropout_active",), guess_dropout, 390, "it is not made again: after all others"
+    ),
 )

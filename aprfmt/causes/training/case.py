@@ -15,6 +15,7 @@ from aprfmt.measure.encoding_noise import UNIT, float_spacing
 
 Mask = NDArray[np.bool_]
 ARITHMETIC = 2.0**-16  # of a step: a root, a quotient and two moments in float32
+SUMMED = 2.0**-24  # of each of two numbers that float32 adds
 CANCELLED = 2.0**-20  # of a rate: what is left where a gradient takes its moment away
 COARSE = ("BF16", "F16")  # types that trainers keep copies in: the weight may be held finer
 CONSTANT = 2.0**-24  # of a weight: 1 - lr * wd is a float32, and those below 1 are so far apart
@@ -28,7 +29,8 @@ FEWEST, LONG = 8, 0.9  # elements that say how long a step is; that part of them
 ONCE = 0.53  # of a step of the type: how far one rounding puts a number, and arithmetic in it
 FAINT = 0.05  # of the stated decay: less is none, as epsilon and weight are not independent
 SHORT = 5e-3  # what epsilon takes away from the longest steps
-CLEAN = 5e-3  # of a whole step: what those that measure the decay may lack
+CLEAN = 5e-3  # of the longest step: what those that measure its length may lack
+ENOUGH = 64  # rounds of a search that ends exactly, mostly after ten
 USUAL = 0.2  # share of elements whose step has the size of all others, in a first step
 
 
@@ -40,8 +42,9 @@ class StepCase:
     one whose elements have one size: their signs are read from the change itself. `noise` is the
     relative error of each number of gradient and moments, `blur` the absolute error of each of the
     gradient. `rows` [n] are the numbers of the rows that the elements are in. `shape` is that of
-    the whole parameter where all its elements are here, in order. `others` are numbers of all
-    parameters together, such as the norm of all gradients.
+    the whole parameter where all its elements are here, in order. `others` are numbers that are
+    not of these elements: `norm` of all gradients, `own_norm` of this one, `rate` of its group in
+    the state, `factor` and `decay_factor` that were measured on another parameter.
     """
 
     key: str
@@ -96,6 +99,44 @@ class StepCase:
         same = self.encodings[0] == self.encodings[1]
         return ROUNDED * UNIT[self.encodings[1]] if self.coarse and same else 0.0
 
+    @cached_property
+    def edge(self) -> tuple[float, float]:
+        """(length of the longest step, share of the weight that decayed) that fit the change best.
+
+        The share is the one with which the longest step is shortest, within rounding. An element
+        makes no longer step than the rate in a rule whose steps have one size.
+        """
+        weight, change, rounding = self.before, self.change, self.rounding
+        if not weight.size:
+            return 0.0, 0.0
+        largest = float(np.abs(weight).max())
+        end = 2 * float(np.abs(change).max()) / largest if largest else 0.0
+
+        def line(share: float) -> tuple[float, float]:
+            """Return (slope, value) at `share` of the element that steps furthest."""
+            rest = change + share * weight
+            length = np.abs(rest) - rounding
+            at = int(np.argmax(length))
+            return float(np.sign(rest[at]) * weight[at]), float(length[at])
+
+        left, right = (-end, *line(-end)), (end, *line(end))
+        share, length = 0.0, line(0.0)[1]
+        for _ in range(ENOUGH):  # two lines meet below the longest step of all: to a lower point
+            if not (left[1] < 0 < right[1]):
+                break
+            share = (left[2] - left[1] * left[0] - right[2] + right[1] * right[0]) / (
+                right[1] - left[1]
+            )
+            meets = left[2] + left[1] * (share - left[0])
+            slope, length = line(share)
+            if length <= meets + 2.0**-40 * abs(length) or not slope:
+                break
+            if slope < 0:
+                left = (share, slope, length)
+            else:
+                right = (share, slope, length)
+        return max(0.0, length), share
+
     def part(self, index: Any) -> "StepCase":
         """Return the elements at `index` (a mask or indices) as a case without `shape`."""
         moments = self.moments
@@ -128,11 +169,12 @@ class StepCase:
         )
 
     def of_rows(self, recipe: Recipe, update: Update | None) -> Update | None:
-        """Return an update without that of rows that a sparse rule leaves as they are.
+        """Return an update with zeros in rows that a sparse optimizer leaves unchanged.
 
         Those have no gradient in any element here. The optimizer also steps rows whose gradient is
         zero and that were read (padding): where fewer than half of the rows without a gradient
-        moved, those are of them. Unchanged for another rule, a vector, or without a gradient.
+        moved, those are of them. Unchanged for another rule, a vector, or without a gradient. None
+        for None.
         """
         if update is None or not recipe.sparse or self.vector or self.gradient is None:
             return update
@@ -188,12 +230,24 @@ class Fit:
 
     @cached_property
     def _blurred(self) -> F64 | float:
-        """How much the gradient's absolute error `blur` may change each step, [n]; 0.0 for none."""
-        case, gradient = self.case, self.case.gradient
-        if not case.blur or gradient is None or case.signs:
+        """How much an absolute error of the gradient may change each step, [n]; 0.0 for none.
+
+        That is `blur`, and what float32 loses where gradient and added decay take each other away:
+        Adam makes a step of any length of what is left.
+        """
+        case, gradient, recipe = self.case, self.case.gradient, self.recipe
+        if gradient is None or case.signs:
+            return 0.0
+        blur: F64 | float = case.blur
+        if recipe.adds_decay_to_gradient and recipe.decays(case.vector):
+            added = recipe.wd * recipe.decay_factor * case.before
+            blur = blur + SUMMED * (np.abs(recipe.scale * gradient) + np.abs(added))
+        if recipe.second_kept_in:  # a square between two numbers of the type becomes either
+            blur = blur + ARITHMETIC * np.abs(gradient)
+        if not np.any(blur):
             return 0.0
         found = np.zeros_like(gradient)
-        for side in (-case.blur, case.blur):
+        for side in (-blur, blur):
             moved = case.of_rows(
                 self.recipe,
                 update_of(self.recipe, case.before, gradient + side, case.moments, case.vector),
@@ -209,10 +263,12 @@ class Fit:
         A lower rate makes all of them shorter by one share, a gradient as small as epsilon each by
         another: then the longest steps do not say the rate. False where the gradient is known.
         """
-        case, size = self.case, float(np.abs(self.update.step).max(initial=0.0))
-        rest = np.abs(case.change - self.update.decay)
+        case, size = self.case, self._size
+        if not case.signs or case.coarse or not size:
+            return False
+        rest = np.abs(case.change + self._edge[1] * case.before)
         moved = rest > 2 * case.rounding
-        if not case.signs or case.coarse or not size or np.count_nonzero(moved) < FEWEST:
+        if np.count_nonzero(moved) < FEWEST:
             return False
         top = float(np.quantile(rest[moved], TOP))
         usual = float(np.quantile(rest[moved], LONG))
@@ -256,47 +312,59 @@ class Fit:
         weight = 1.0 / np.maximum(variance, 1e-300)
         return solve_factors(step, decay, case.change, weight)
 
+    @property
+    def _size(self) -> float:
+        """The length of the longest predicted step."""
+        return float(np.abs(self.update.step).max(initial=0.0))
+
+    @cached_property
+    def _edge(self) -> tuple[float, float]:
+        """(length of the longest step, share of decay), where signs are not known.
+
+        With the predicted decay, if the longest step then has the predicted length: a vector whose
+        elements are alike may show another pair as well. Else see `StepCase.edge`.
+        """
+        case, share = self.case, self.share_stated
+        length = float((np.abs(case.change + share * case.before) - case.rounding).max(initial=0.0))
+        if (1 - SHORT) * self._size <= length <= (1 + ARITHMETIC) * self._size:
+            return length, share
+        return case.edge
+
     @cached_property
     def _longest(self) -> tuple[float, float]:
         """(factor of the step, its deviation), measured on the elements that moved furthest.
 
         Epsilon makes a step shorter, but hardly the longest ones. (1.0, infinity) where too few
-        elements moved.
+        elements are as long.
         """
-        size = float(np.abs(self.update.step).max(initial=0.0))
-        rest = np.abs(self.case.change - self.update.decay)
+        size = self._size
+        length, share = self._edge
+        rest = np.abs(self.case.change + share * self.case.before)
+        at = rest + self.case.rounding > (1 - CLEAN) * length
         moved = rest > 2 * self.case.rounding
-        if not size or np.count_nonzero(moved) < FEWEST:
+        if not size or np.count_nonzero(at & moved) < FEWEST:
             return 1.0, float("inf")
-        found = float(np.quantile(rest[moved], LONG))
-        return found / size, float(np.median(self.case.rounding[moved])) / size
+        return length / size, float(np.median(self.case.rounding[at & moved])) / size
 
     @cached_property
     def shrunk(self) -> tuple[float, float]:
         """(share of the weight that decay took away, its deviation), where signs are not known.
 
-        Rows without a gradient make no step and show it best. Else it is measured on the elements
-        that made nearly a whole step, whose spread is that of the epsilon in each. (0.0, infinity)
-        where there are too few.
+        Rows that only shrink, all by one share, show it best. Else no element may have made a step
+        longer than the stated one, or than the longest: the shares with which none did are an
+        interval. A gradient near epsilon makes a step of any length and may follow the weight's
+        sign, so nothing is averaged. SIGMAS deviations are half of the interval. (0.0, infinity)
+        where it has no end.
         """
-        case, size = self.case, float(np.abs(self.update.step).max(initial=0.0))
-        length = self._longest[0] * size if np.isfinite(self._longest[1]) else size
-        order = np.unique(case.rows, return_inverse=True)[1]
-        short = np.abs(case.change) < length / 4
-        counts = np.bincount(order)
-        idle = (np.bincount(order, short) == counts)[order] & (counts[order] > 1)
-        if np.any(case.before[idle]):
-            weight = 1.0 / np.maximum(case.rounding[idle] ** 2 / 3, 1e-300)
-            none = np.zeros_like(weight)
-            return solve_factors(none, -case.before[idle], case.change[idle], weight)[2:]
-        rest = case.change - self.update.decay
-        full = (np.abs(rest) > (1 - CLEAN) * length) & (np.abs(rest) < (1 + CLEAN) * length)
-        if np.count_nonzero(full) < FEWEST:
+        case = self.case
+        found = _shares(case, np.zeros_like(case.change), case.rows if not case.vector else None)
+        if found is None:
+            length = max(self._size, self._edge[0]) * (1 + ARITHMETIC)
+            found = _shares(case, np.full_like(case.change, length))
+        if found is None:
             return 0.0, float("inf")
-        step, change, weights = np.sign(rest[full]), case.change[full], -case.before[full]
-        one, _, share, off = solve_factors(step, weights, change, np.ones_like(step))
-        spread = float(np.std(change - one * step - share * weights))
-        return share, off * spread
+        low, high = found
+        return (low + high) / 2, (high - low) / 2 / SIGMAS
 
     @cached_property
     def _decay(self) -> tuple[float, float]:
@@ -353,7 +421,7 @@ class Fit:
                 return False
         short = SHORT if self.case.signs and step < 1 else 0.0
         step_off += self.case.narrow / SIGMAS
-        return agrees(min(1.0, step + short), step_off) and agrees(decay, decay_off + self.constant)
+        return is_one(min(1.0, step + short), step_off) and is_one(decay, decay_off + self.constant)
 
     @property
     def constant(self) -> float:
@@ -384,7 +452,37 @@ class Fit:
         return self.factors[1] < 0.25
 
 
-def agrees(factor: float, deviation: float) -> bool:
+def _shares(
+    case: StepCase, length: F64, rows: NDArray[np.int64] | None = None
+) -> tuple[float, float] | None:
+    """Return (least, largest) share of decay with which no element steps further than `length` [n].
+
+    With `rows` [n] only those rows count for which there is such a share, and a step as small as
+    rounding is allowed to them: their share is no better known. None where no share will do.
+    """
+    some = case.before != 0
+    if not some.any():
+        return None
+    weight, room = case.before[some], (length + case.rounding)[some]
+    ends = np.sort(np.stack([(-case.change[some] - room), (-case.change[some] + room)]) / weight, 0)
+    low, high = ends[0], ends[1]
+    if rows is not None:
+        order = np.unique(rows[some], return_inverse=True)[1]
+        count = int(order.max()) + 1
+        lows, highs = np.full(count, -np.inf), np.full(count, np.inf)
+        np.maximum.at(lows, order, low)
+        np.minimum.at(highs, order, high)
+        idle = (lows <= highs) & (np.bincount(order) >= FEWEST)
+        if not idle.any():
+            return None
+        room_left = np.full(count, np.inf)
+        np.minimum.at(room_left, order, (case.rounding[some] / np.abs(weight)))
+        low, high = (lows - room_left)[idle], (highs + room_left)[idle]
+    least, most = float(low.max()), float(high.min())
+    return (least, most) if least <= most else None
+
+
+def is_one(factor: float, deviation: float) -> bool:
     """Return whether a measured factor is 1 within SIGMAS deviations and LEAST."""
     return abs(factor - 1) <= SIGMAS * deviation + LEAST
 
@@ -436,7 +534,8 @@ class StepGuess:
     """A mistake with its numbers filled in: the recipe that would have made this step.
 
     `recipe` None: the statement is not about the rule, and `holds` says whether it is true of some
-    elements. `free` numbers were read from the elements: others have to judge them.
+    elements. `free` numbers were read from the elements: others have to judge them. `number` is
+    (what was measured, its value), None if nothing was: other parameters may be held to it.
     """
 
     cause: str
@@ -444,6 +543,7 @@ class StepGuess:
     recipe: Recipe | None = None
     free: int = 0
     holds: Callable[[StepCase], bool] | None = None
+    number: tuple[str, float] | None = None
 
     def right(self, case: StepCase) -> bool:
         """Return whether the guess gives the elements of a case: by `holds`, else by its recipe."""

@@ -25,9 +25,10 @@ CAUSE_ROWS = (
         "clip_by_tensor",
         "update",
         "bug",
-        "Each tensor's gradient was clipped by its own norm, not by the norm of all.",
-        "The factor of each tensor is the bound over its own norm.",
-        "The step clipped by the tensor's own norm gives every weight.",
+        "The gradient of each tensor, or those of each shard, were clipped by their own norm, not "
+        "by the norm of all.",
+        "The factor of each tensor or shard is the bound over its own norm.",
+        "The step clipped by that norm gives every weight.",
     ),
     Cause(
         "clip_twice",
@@ -128,7 +129,7 @@ def clip_factor(bound: float, norm: float) -> float:
     return min(1.0, bound / (norm + 1e-6))
 
 
-def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that gradients were not clipped, clipped twice, or each by its own norm.
 
     Nothing where the recipe does not clip, a norm is not known, or the step does not depend on the
@@ -167,7 +168,7 @@ def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 HYPOTHESES = (
     StepHypothesis(
         ("clip_missing", "clip_by_tensor", "clip_twice", "clip_by_value"),
-        otherwise,
+        guess_clipping,
         40,
         "factors that follow from norms, before a fitted one",
     ),

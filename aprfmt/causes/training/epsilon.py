@@ -22,6 +22,7 @@ CAUSE_ROWS = (
         "Adam's epsilon is another number than the one that was stated.",
         "Elements with a small gradient move more or less than they should.",
         "The step made with another power of ten gives every weight.",
+        told_by="--optimizer-state, which has epsilon and the moments",
     ),
 )
 _WORDS: dict[Epsilon, str] = {
@@ -31,7 +32,7 @@ _WORDS: dict[Epsilon, str] = {
 _POWERS = (5, 6, 7, 8, 9, 10, 12, 15)
 
 
-def other_place(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_epsilon(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that epsilon is in another place of Adam's quotient, or another power of ten.
 
     Nothing where only the signs of the gradient are known: they do not show epsilon.
@@ -49,6 +50,6 @@ def other_place(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 HYPOTHESES = (
     StepHypothesis(
-        ("epsilon_place", "epsilon_value"), other_place, 30, "fixed forms, before a fitted factor"
+        ("epsilon_place", "epsilon_value"), guess_epsilon, 30, "fixed forms, before a fitted factor"
     ),
 )

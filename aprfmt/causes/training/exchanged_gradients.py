@@ -20,7 +20,7 @@ CAUSE_ROWS = (
 NEAR = 1e-2  # of a norm
 
 
-def exchanged(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_exchanged(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that wrong gradients are those of other wrong parameters."""
     source: dict[str, str] = {}
     for key in sorted(case.wrong):
@@ -45,5 +45,5 @@ def exchanged(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 HYPOTHESES = (
-    BackwardHypothesis(("gradient_exchanged",), exchanged, 290, "nothing is computed again"),
+    BackwardHypothesis(("gradient_exchanged",), guess_exchanged, 290, "nothing is computed again"),
 )

@@ -21,7 +21,7 @@ CAUSE_ROWS = (
 )
 
 
-def transposed(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_transposed(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the update was made of the transposed gradient and moments.
 
     Nothing unless all elements of a matrix are in the case, with its gradient or its moments.
@@ -51,6 +51,6 @@ def transposed(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 HYPOTHESES = (
     StepHypothesis(
-        ("update_transposed",), transposed, 34, "an order, before a fitted factor", whole=True
+        ("update_transposed",), guess_transposed, 34, "an order, before a fitted factor", whole=True
     ),
 )

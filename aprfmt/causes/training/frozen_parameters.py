@@ -70,7 +70,7 @@ CAUSE_ROWS = (
 SPARSE = "rows without a gradient did not move: a sparse or lazy optimizer (sparse=1 states it)"
 
 
-def still(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_frozen(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that a parameter is `frozen`, or some of its rows (`rows_frozen`).
 
     Nothing where the stored type is too coarse to show the expected step, or where only the signs
@@ -115,7 +115,7 @@ def still(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     yield StepGuess("rows_frozen", says, holds=holds)
 
 
-def sparse(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_sparse(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the optimizer is torch's SparseAdam, which leaves some rows as they are.
 
     Nothing where all rows have a gradient, or one without a gradient moved.
@@ -132,7 +132,7 @@ def sparse(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("rows_frozen", SPARSE, changed(recipe, sparse=True))
 
 
-def dense(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_dense(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that rows without a gradient moved too, where the rule is sparse."""
     if recipe.sparse:
         says = "rows without a gradient moved: the optimizer is dense, and sparse is stated"
@@ -140,7 +140,7 @@ def dense(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 HYPOTHESES = (
-    StepHypothesis(("rows_moved",), dense, 1, "the same rule over other rows"),
-    StepHypothesis(("rows_frozen",), sparse, 3, "another rule for rows without a gradient"),
-    StepHypothesis(("frozen", "rows_frozen"), still, 2, "nothing moved: before any rule"),
+    StepHypothesis(("rows_moved",), guess_dense, 1, "the same rule over other rows"),
+    StepHypothesis(("rows_frozen",), guess_sparse, 3, "another rule for rows without a gradient"),
+    StepHypothesis(("frozen", "rows_frozen"), guess_frozen, 2, "nothing moved: before any rule"),
 )

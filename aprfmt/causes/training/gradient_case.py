@@ -12,7 +12,7 @@ from aprfmt.tensors import norms
 
 FINE, COARSE = 1e-3, 5e-2  # relative L2: arithmetic in float32, and in types of few bits
 SIDES = 1e-3, 1e-2  # how far the factor of two gradients may be from 1, in these
-SURE = 1e-4  # and where what is left beside the factor is less than the factor's own deviation
+SURE = 1e-4  # and where what is left without the factor is less than the factor's own deviation
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class GradientCase:
 
 
 def distance(given: F64, computed: F64) -> float:
-    """Return |given - computed| / |computed|, L2; where computed is zero 0.0 or infinity."""
+    """Return |given - computed| / |computed|, L2; where computed is zero, 0.0 or infinity."""
     size = norms.exact_norm(computed)
     rest = norms.exact_norm(given - computed)
     return rest / size if size else (0.0 if not rest else float("inf"))

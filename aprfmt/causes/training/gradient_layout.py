@@ -72,7 +72,7 @@ NEAR = 1e-2  # of a block's squares: what two blocks that are one may be apart
 _BLOCKS = ("n_heads", "n_kv_heads", "n_experts")
 
 
-def turned(case: GradientCase) -> Iterator[GradientGuess]:
+def guess_transposed(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that the given gradient is transposed; nothing for vectors."""
     rows, columns = case.computed.shape
     if rows == 1 or columns == 1:
@@ -85,7 +85,7 @@ def turned(case: GradientCase) -> Iterator[GradientGuess]:
     yield GradientGuess("gradient_transposed", "the gradient is transposed", made)
 
 
-def in_order(case: GradientCase) -> Iterator[GradientGuess]:
+def guess_block_order(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that equal blocks of rows or columns stand in another order.
 
     The blocks are shards, heads or experts; or pairs of rotated rows within each head, which one
@@ -114,11 +114,11 @@ def in_order(case: GradientCase) -> Iterator[GradientGuess]:
                 pairs = np.arange(rows).reshape(count, -1, 2)
                 orders.append((says + "half a head apart", pairs.swapaxes(1, 2).reshape(-1)))
         for says, order in orders:
-            yield GradientGuess("gradient_order", says, _ordered(order, across))
+            yield GradientGuess("gradient_order", says, _take_in_order(order, across))
 
 
-def _ordered(order: Ints, across: bool) -> Callable[[GradientCase], F64]:
-    """Return what puts the rows, or the columns, of a computed gradient into an order."""
+def _take_in_order(order: Ints, across: bool) -> Callable[[GradientCase], F64]:
+    """Return a function that gives a computed gradient with its rows, or columns, in an order."""
 
     def made(part: GradientCase) -> F64:
         """Return the computed gradient in that order."""
@@ -144,7 +144,7 @@ def _block_order(given: F64, computed: F64, count: int) -> Ints | None:
     return found
 
 
-def in_parts(case: GradientCase) -> Iterator[GradientGuess]:
+def guess_wrong_blocks(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that some heads or experts have a gradient times a factor, or none."""
     rows, columns = case.computed.shape
     role = split_key(case.key)[1]
@@ -154,10 +154,12 @@ def in_parts(case: GradientCase) -> Iterator[GradientGuess]:
             axis = columns if across else rows
             if count < 2 or axis % count or across != ("attn_output" in role):
                 continue
-            yield from _by_block(case, name, count, across)
+            yield from _guess_blocks(case, name, count, across)
 
 
-def _by_block(case: GradientCase, name: str, count: int, across: bool) -> Iterator[GradientGuess]:
+def _guess_blocks(
+    case: GradientCase, name: str, count: int, across: bool
+) -> Iterator[GradientGuess]:
     """Yield the guess that some of `count` equal blocks of a gradient are missing or scaled.
 
     `name` is the hyperparameter that counts the blocks (`n_heads`, `n_kv_heads`, `n_experts`);
@@ -190,7 +192,7 @@ def _by_block(case: GradientCase, name: str, count: int, across: bool) -> Iterat
     yield GradientGuess("gradient_part", says, made)
 
 
-def without_rows(case: GradientCase) -> Iterator[GradientGuess]:
+def guess_missing_rows(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that some rows of the given gradient are zero and should not be.
 
     Nothing where whole heads or experts explain it.
@@ -200,7 +202,7 @@ def without_rows(case: GradientCase) -> Iterator[GradientGuess]:
     due = np.abs(case.computed).sum(axis=1) > 0
     there = np.abs(case.given).sum(axis=1) > 0
     lost = due & ~there
-    if not lost.any() or lost.all() or any(one.right(case) for one in in_parts(case)):
+    if not lost.any() or lost.all() or any(one.right(case) for one in guess_wrong_blocks(case)):
         return  # whole heads are said as heads
 
     def made(part: GradientCase) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -214,7 +216,7 @@ def without_rows(case: GradientCase) -> Iterator[GradientGuess]:
     yield GradientGuess("gradient_rows", says, made)
 
 
-def repeated_rows(case: GradientCase) -> Iterator[GradientGuess]:
+def guess_repeated_rows(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that a table's rows of tokens that occur several times are not added up.
 
     Only where just these rows differ, and rows of tokens that occur once are right.
@@ -237,7 +239,7 @@ def repeated_rows(case: GradientCase) -> Iterator[GradientGuess]:
     yield GradientGuess("gradient_repeated", says, lambda part: part.given)
 
 
-def of_one_part(case: GradientCase) -> Iterator[GradientGuess]:
+def guess_tied_part(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that a tied token table has the gradient of one of its two uses.
 
     It is the embedding and the head. Rows of tokens that are not in the batch have a gradient from
@@ -259,10 +261,16 @@ def of_one_part(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 HYPOTHESES = (
-    GradientHypothesis(("gradient_tied",), of_one_part, 204, "what a tied table has", True),
-    GradientHypothesis(("gradient_repeated",), repeated_rows, 205, "rows of tokens", True),
-    GradientHypothesis(("gradient_transposed",), turned, 206, "exact, nothing is fitted", True),
-    GradientHypothesis(("gradient_order",), in_order, 208, "a permutation, no factor", True),
-    GradientHypothesis(("gradient_part",), in_parts, 210, "blocks before single rows", True),
-    GradientHypothesis(("gradient_rows",), without_rows, 212, "rows before one factor", True),
+    GradientHypothesis(("gradient_tied",), guess_tied_part, 204, "what a tied table has", True),
+    GradientHypothesis(("gradient_repeated",), guess_repeated_rows, 205, "rows of tokens", True),
+    GradientHypothesis(
+        ("gradient_transposed",), guess_transposed, 206, "exact, nothing is fitted", True
+    ),
+    GradientHypothesis(
+        ("gradient_order",), guess_block_order, 208, "a permutation, no factor", True
+    ),
+    GradientHypothesis(
+        ("gradient_part",), guess_wrong_blocks, 210, "blocks before single rows", True
+    ),
+    GradientHypothesis(("gradient_rows",), guess_missing_rows, 212, "rows before one factor", True),
 )

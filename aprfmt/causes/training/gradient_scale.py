@@ -46,21 +46,21 @@ CAUSE_ROWS = (
 )
 
 
-def zero(case: GradientCase) -> Iterator[GradientGuess]:
+def guess_zero(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that the gradient is zero, where the computed one is not."""
     if not case.given.any() and case.computed.any():
         says = "the gradient is zero in every element; computed here it is not"
         yield GradientGuess("gradient_zero", says, lambda part: np.zeros_like(part.computed))
 
 
-def negative(case: GradientCase) -> Iterator[GradientGuess]:
+def guess_sign(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that the given gradient is the computed one with the other sign."""
     yield GradientGuess(
         "gradient_sign", "the gradient has the other sign", lambda part: -part.computed
     )
 
 
-def scaled(case: GradientCase) -> Iterator[GradientGuess]:
+def guess_factor(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that the given gradient is the computed one times a measured factor.
 
     Its text says what the factor equals (`named_factor`). Nothing for a factor that is not positive
@@ -104,7 +104,7 @@ def named_factor(factor: float, slack: float, counts: Mapping[str, float]) -> tu
 
 
 HYPOTHESES = (
-    GradientHypothesis(("gradient_zero",), zero, 200, "nothing is there: before any other"),
-    GradientHypothesis(("gradient_sign",), negative, 202, "exact, nothing is fitted"),
-    GradientHypothesis(("gradient_factor",), scaled, 230, "one number is fitted: last"),
+    GradientHypothesis(("gradient_zero",), guess_zero, 200, "nothing is there: before any other"),
+    GradientHypothesis(("gradient_sign",), guess_sign, 202, "exact, nothing is fitted"),
+    GradientHypothesis(("gradient_factor",), guess_factor, 230, "one number is fitted: last"),
 )

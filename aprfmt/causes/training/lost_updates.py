@@ -32,7 +32,7 @@ ROOM, NOISE = 0.1, 2.0**-6  # of a step of the type, and of the step: arithmetic
 CHANCE = 20.0  # elements that would have moved: that none does has a chance of e to the minus 20
 
 
-def rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the step was added in BF16 or F16, which rounded most of it away.
 
     Nothing unless both sides are stored in the same one of these types.
@@ -44,21 +44,21 @@ def rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         return
     encoding = case.encodings[1]
     if case.signs:
-        yield from _by_sizes(case, recipe, encoding)
+        yield from _guess_by_sizes(case, recipe, encoding)
         return
-    if not swallowed(case, update.whole):
+    if not is_swallowed(case, update.whole):
         return
     says = f"{encoding} rounds most of the step away"
 
     def holds(part: StepCase) -> bool:
         """Return whether the change of `part` is its step added in the stored type."""
         inner = part.predict(recipe)
-        return inner is not None and rounded_once(part, inner.step)
+        return inner is not None and is_rounded_once(part, inner.step)
 
     yield StepGuess("update_rounded_away", says, holds=holds)
 
 
-def rounded_once(case: StepCase, step: F64) -> bool:
+def is_rounded_once(case: StepCase, step: F64) -> bool:
     """Return whether the change is that of `step` [n] added in the stored type and rounded once.
 
     Elements whose step is too small for the type must not have moved.
@@ -74,7 +74,7 @@ def rounded_once(case: StepCase, step: F64) -> bool:
     )
 
 
-def swallowed(case: StepCase, whole: F64) -> bool:
+def is_swallowed(case: StepCase, whole: F64) -> bool:
     """Return whether less than half of the update `whole` [n] arrived.
 
     That counts only where a finer copy of the weight would have shown more. A weight that is held
@@ -86,16 +86,16 @@ def swallowed(case: StepCase, whole: F64) -> bool:
     width = float_spacing(case.before, case.encodings[1])
     small = np.abs(whole) < width / 2
     due = float((np.abs(whole) / width)[small].sum())
-    return due > CHANCE and arrived(case, whole) < 0.5
+    return due > CHANCE and share_arrived(case, whole) < 0.5
 
 
-def arrived(case: StepCase, whole: F64) -> float:
+def share_arrived(case: StepCase, whole: F64) -> float:
     """Return the share of the update `whole` [n] that is in the change; 1.0 for no update."""
     size = float((whole * whole).sum())
     return float((whole * case.change).sum()) / size if size else 1.0
 
 
-def _by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[StepGuess]:
+def _guess_by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[StepGuess]:
     """Yield the guess that the type rounded the step away, where only the step's size is known.
 
     Weights whose spacing is far above the rate must not have moved.
@@ -118,7 +118,7 @@ def _by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[StepGue
         yield StepGuess("update_rounded_away", says, holds=holds)
 
 
-def decay_lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_lost_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that BF16 or F16 rounded the weight decay away, and then the step was added.
 
     Nothing where the decay is in the gradient or would have changed a stored weight.
@@ -134,12 +134,12 @@ def decay_lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     def holds(part: StepCase) -> bool:
         """Return whether the change of `part` is its step alone, added in the stored type."""
         inner = part.predict(recipe)
-        return inner is not None and rounded_once(part, inner.step)
+        return inner is not None and is_rounded_once(part, inner.step)
 
-    yield lost_decay(recipe, case.encodings[1], holds)
+    yield lost_decay_guess(recipe, case.encodings[1], holds)
 
 
-def lost_decay(
+def lost_decay_guess(
     recipe: Recipe, encoding: str, holds: Callable[[StepCase], bool] | None = None
 ) -> StepGuess:
     """Return the guess that `encoding` rounded all of the weight decay away."""
@@ -181,9 +181,9 @@ def _loses_decay(case: StepCase, recipe: Recipe, decay: F64 | float) -> bool:
 
 HYPOTHESES = (
     StepHypothesis(
-        ("update_rounded_away",), rounded_away, 4, "of the type, before any rule", whole=True
+        ("update_rounded_away",), guess_rounded_away, 4, "of the type, before any rule", whole=True
     ),
     StepHypothesis(
-        ("decay_rounded_away",), decay_lost, 6, "of the type, before any rule", whole=True
+        ("decay_rounded_away",), guess_lost_decay, 6, "of the type, before any rule", whole=True
     ),
 )

@@ -37,6 +37,14 @@ CAUSE_ROWS = (
         "The step with that count gives every weight.",
     ),
     Cause(
+        "moment_rounded",
+        "update",
+        "bug",
+        "The second moment is kept in a type of few bits, in which small squares are zero.",
+        "Elements with a small gradient step far too long, others nearly right.",
+        "The step made with the second moment rounded to the type gives every weight.",
+    ),
+    Cause(
         "momentum",
         "update",
         "bug",
@@ -59,7 +67,7 @@ MICRO_BATCHES = 32  # of a step, that a trainer may count as steps
 _COUNTS = (1, 2, 3, 4, 5, 10, 100, 1000)
 
 
-def stale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_stale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the step used the moments of before it, without this step's gradient.
 
     Nothing unless the optimizer's state is that of before the step.
@@ -69,7 +77,21 @@ def stale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("stale_moments", says, changed(recipe, old_moments=True))
 
 
-def lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_rounded_moment(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield guesses that the second moment is kept in F16 or BF16.
+
+    Nothing without a gradient, and where the state has the moments of after the step.
+    """
+    if case.gradient is None or not recipe.row.second or case.coarse:
+        return
+    if case.moments is not None and case.moments.after:
+        return
+    for encoding in ("F16", "BF16"):
+        says = f"the second moment is kept in {encoding}"
+        yield StepGuess("moment_rounded", says, changed(recipe, second_kept_in=encoding))
+
+
+def guess_lost_moments(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that the step was made with moments of zero, or its count began anew.
 
     Nothing unless the state is that of before the step, of two moments, and the gradient is known.
@@ -99,7 +121,7 @@ def lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("step_count", says, changed(recipe, counted=1))
 
 
-def counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that Adam's bias correction counts another number of steps than the moments.
 
     Nothing unless the state of after the step is known.
@@ -122,7 +144,7 @@ def counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("step_count", says, holds=holds)
 
 
-def first_counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_first_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that a first step's moments are corrected for a later one.
 
     So does a trainer that counts micro-batches. Nothing where the gradient is not known, or the
@@ -135,7 +157,7 @@ def first_counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("step_count", says, changed(recipe, counted=number), 1)
 
 
-def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_momentum(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses of another use of SGD's momentum: Nesterov's or not, none, or dampened.
 
     Nothing for a recipe without momentum.
@@ -156,14 +178,14 @@ def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("momentum", says, changed(recipe, dampening=recipe.momentum))
 
 
-def exchanged(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_exchanged_betas(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that beta 1 and beta 2 are exchanged; nothing without a gradient."""
     if recipe.b1 != recipe.b2 and "b1" in recipe.row.settings and case.gradient is not None:
         says = f"the rates of the moments are exchanged: {recipe.b2:g} and {recipe.b1:g}"
         yield StepGuess("betas", says, changed(recipe, b1=recipe.b2, b2=recipe.b1))
 
 
-def other_rates(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_other_betas(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that one of the two rates is another usual one.
 
     Nothing without moments, or at the first step, which the rates cancel out of.
@@ -179,11 +201,20 @@ def other_rates(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 HYPOTHESES = (
-    StepHypothesis(("stale_moments",), stale, 22, "exact, nothing is fitted"),
-    StepHypothesis(("moments_lost", "step_count"), lost, 23, "exact, after older moments"),
-    StepHypothesis(("step_count",), counted, 24, "a count out of a few, before a fitted factor"),
-    StepHypothesis(("step_count",), first_counted, 68, "a whole number, before a fitted factor"),
-    StepHypothesis(("momentum",), otherwise, 26, "another rule, before a fitted factor"),
-    StepHypothesis(("betas",), exchanged, 28, "exact, rarer than a wrong count"),
-    StepHypothesis(("betas",), other_rates, 31, "a rate out of a few, after exchanged ones"),
+    StepHypothesis(("stale_moments",), guess_stale, 22, "exact, nothing is fitted"),
+    StepHypothesis(
+        ("moments_lost", "step_count"), guess_lost_moments, 23, "exact, after older moments"
+    ),
+    StepHypothesis(
+        ("step_count",), guess_step_count, 24, "a count out of a few, before a fitted factor"
+    ),
+    StepHypothesis(
+        ("step_count",), guess_first_step_count, 68, "a whole number, before a fitted factor"
+    ),
+    StepHypothesis(("momentum",), guess_momentum, 26, "another rule, before a fitted factor"),
+    StepHypothesis(
+        ("moment_rounded",), guess_rounded_moment, 33, "a type out of two, before a fitted factor"
+    ),
+    StepHypothesis(("betas",), guess_exchanged_betas, 28, "exact, rarer than a wrong count"),
+    StepHypothesis(("betas",), guess_other_betas, 31, "a rate out of a few, after exchanged ones"),
 )

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.codecs import decode, encode
 from aprfmt.errors import UsageError
 
 F64 = NDArray[np.float64]
@@ -60,6 +61,7 @@ class Recipe:
     scale: float = 1.0  # of the gradient, by clipping
     decay_factor: float = 1.0  # of the decay
     old_moments: bool = False  # the moments of before the step are used
+    second_kept_in: str = ""  # the type that the second moment is rounded to, "" for a fine one
 
     @property
     def row(self) -> "OptimizerRow":
@@ -93,12 +95,12 @@ class Recipe:
             wanted["decay_on"] = self.decay_on
         if self.sparse:
             wanted["sparse"] = True
-        said = ",".join(f"{name}={_plain(value)}" for name, value in wanted.items())
+        said = ",".join(f"{name}={_setting_text(value)}" for name, value in wanted.items())
         return f"{self.name}:{said}"
 
 
-def _plain(value: object) -> str:
-    """Return a setting's value as --optimizer takes it: a float in short form, true or false."""
+def _setting_text(value: object) -> str:
+    """Return a setting's value as text that --optimizer takes: 2e-4, true, all."""
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
@@ -143,7 +145,11 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
     t = moments.step if recipe.counted is None else recipe.counted
     one = 1 - recipe.b1**t if recipe.correction in ("both", "first") else 1.0
     two = 1 - recipe.b2**t if recipe.correction in ("both", "second") else 1.0
-    first, second = moments.first / one, np.maximum(moments.second, 0.0) / two
+    kept = np.maximum(moments.second, 0.0)
+    if recipe.second_kept_in:
+        raw = encode(recipe.second_kept_in, np.ascontiguousarray(kept, np.float32))[""]
+        kept = decode(recipe.second_kept_in, raw, kept.shape).astype(np.float64)
+    first, second = moments.first / one, kept / two
     if recipe.epsilon == "inside":
         root = np.sqrt(second + recipe.eps)
     elif recipe.epsilon == "uncorrected" or recipe.sparse:  # torch's SparseAdam
@@ -307,11 +313,11 @@ def parse_settings(text: str) -> dict[str, Any]:
             )
         if field in values:
             raise UsageError(f"--optimizer {text!r}: {field} is given twice; give it once")
-        values[field] = _setting(text, field, value.strip())
+        values[field] = _parse_setting(text, field, value.strip())
     return {"name": name} | values
 
 
-def _setting(text: str, field: str, value: str) -> Any:
+def _parse_setting(text: str, field: str, value: str) -> Any:
     """Return the value of one setting, str, bool, int or float; UsageError if it is out of range.
 
     `text` is all of --optimizer, for the message.

@@ -6,7 +6,7 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, BackwardHypothesis
-from aprfmt.causes.training.batch_samples import FEWEST, NEAR, all_differ
+from aprfmt.causes.training.batch_samples import FEWEST, NEAR, loss_differs
 from aprfmt.causes.training.gradient_case import distance
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.inference.gradients.changes import BackwardChange, RouterFactors
@@ -32,14 +32,14 @@ WORDS = {
 }
 
 
-def router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
+def guess_router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses of other factors of routers' losses, solved on one gradient: linear in them.
 
     It is that of the router that differs most; where no router is trained (of an adapter), that of
     the parameter that does.
     """
-    if not case.experts or all_differ(case):
-        return
+    if not case.experts or loss_differs(case):
+        return  # the loss of the labels is another one, too
     unlike = case.wrong | case.open
     every = [key for key in sorted(unlike) if case.case(key).given.size >= FEWEST]
     keys = [key for key in every if ROUTER in key]
@@ -48,9 +48,9 @@ def router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
     if not keys:
         return
     key = max(keys, key=lambda each: float(case.case(each).distance))
-    plain = _of(case, key, RouterFactors())
+    plain = _gradient_with_losses(case, key, RouterFactors())
     units = {
-        field: _of(case, key, RouterFactors(**{field: 1.0})) - plain
+        field: _gradient_with_losses(case, key, RouterFactors(**{field: 1.0})) - plain
         for field in dict.fromkeys(field for way in WAYS for field in way)
     }
     given = case.case(key).given.astype(np.float64).reshape(-1)
@@ -59,7 +59,7 @@ def router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
         parts = np.stack([units[field] for field in way], axis=1)
         solved, *_ = np.linalg.lstsq(parts[::2], (given - plain)[::2], rcond=1e-9)
         values = [
-            _written(float(x), getattr(case.routers, field))
+            _written_number(float(x), getattr(case.routers, field))
             for x, field in zip(solved, way, strict=True)
         ]
         apart = distance(given, plain + parts @ np.array(values))
@@ -69,33 +69,37 @@ def router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
     for apart, factors in sorted(found, key=lambda each: float(f"{each[0]:.1g}")):
         if apart <= NEAR and factors != case.routers:
             yield BackwardGuess(
-                "router_loss", _sentence(factors, case.routers), BackwardChange(router=factors)
+                "router_loss",
+                _losses_sentence(factors, case.routers),
+                BackwardChange(router=factors),
             )
 
 
-def _of(case: BackwardCase, key: str, factors: RouterFactors) -> F64:
-    """Return a router's gradient [elements] with the losses of these factors."""
+def _gradient_with_losses(case: BackwardCase, key: str, factors: RouterFactors) -> F64:
+    """Return the gradient [elements] of a parameter with routers' losses of these factors."""
     found = case.recompute(BackwardChange(router=factors), case.names[key])
     return np.asarray(found.gradient(key), np.float64).reshape(-1)
 
 
-def _written(value: float, stated: float) -> float:
-    """Return the stated number, or one that somebody wrote, near a measured one; or that one."""
+def _written_number(value: float, stated: float) -> float:
+    """Return the stated number, or one of two digits, that is near a value; else the value."""
     for near in (stated, float(f"{value:.2g}")):
         if near and abs(value - near) <= NEAR * near:
             return near
     return value
 
 
-def _sentence(found: RouterFactors, stated: RouterFactors) -> str:
-    """Return what the gradients have, and what was stated."""
+def _losses_sentence(found: RouterFactors, stated: RouterFactors) -> str:
+    """Return a sentence on each loss whose factor in the gradients is not the stated one."""
     fields = [field for field in WORDS if getattr(found, field) != getattr(stated, field)]
-    parts = [_part(field, getattr(found, field), getattr(stated, field)) for field in fields]
+    parts = [
+        _loss_sentence(field, getattr(found, field), getattr(stated, field)) for field in fields
+    ]
     return "; ".join(parts)
 
 
-def _part(field: str, found: float, stated: float) -> str:
-    """Return the sentence about one loss."""
+def _loss_sentence(field: str, found: float, stated: float) -> str:
+    """Return the sentence on one loss: its factor found in the gradients, and the stated one."""
     if not found:
         return f"{WORDS[field]} is not in the gradient, and is stated {stated:.3g} times"
     said = f"stated {stated:.3g} times" if stated else "not stated"
@@ -104,6 +108,6 @@ def _part(field: str, found: float, stated: float) -> str:
 
 HYPOTHESES = (
     BackwardHypothesis(
-        ("router_loss",), router_losses, 303, "begins at the router, with a gradient"
+        ("router_loss",), guess_router_losses, 303, "begins at the router, with a gradient"
     ),
 )

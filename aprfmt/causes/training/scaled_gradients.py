@@ -15,12 +15,13 @@ CAUSE_ROWS = (
         "taken out of it, or accumulation steps that were not divided by.",
         "Elements whose gradient is as small as epsilon step further, or less far.",
         "The step of the scaled gradient gives every weight.",
+        told_by="--optimizer-state, which has epsilon and the moments",
     ),
 )
 WHOLE = (*range(2, 33), *(1 << power for power in range(6, 25)), 10, 100, 1000)
 
 
-def scaled(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_scale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that the optimizer had a gradient multiplied or divided by a whole number.
 
     One for each number of WHOLE and its inverse. Nothing without a gradient, for an optimizer
@@ -38,6 +39,9 @@ def scaled(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 HYPOTHESES = (
     StepHypothesis(
-        ("gradient_scaled",), scaled, 36, "numbers that trainers multiply by, before a fitted one"
+        ("gradient_scaled",),
+        guess_scale,
+        36,
+        "numbers that trainers multiply by, before a fitted one",
     ),
 )

@@ -24,6 +24,7 @@ CAUSE_ROWS = (
         "The step was taken twice.",
         "Step and decay are both twice the expected ones.",
         "Twice the step and the decay gives every weight.",
+        told_by="--optimizer-state, whose groups have the rate",
     ),
     Cause(
         "step_factor",
@@ -33,11 +34,12 @@ CAUSE_ROWS = (
         "scaled.",
         "One factor holds for every element of a tensor.",
         "The step times that factor gives every weight that was not used to measure it.",
+        told_by="--optimizer-state, whose groups have the rate",
     ),
 )
 
 
-def upwards(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_step_sign(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the step goes up the gradient; nothing where its signs are not known."""
     if not case.signs:
         yield StepGuess(
@@ -45,20 +47,25 @@ def upwards(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         )
 
 
-def twice(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that step and weight decay were both made twice; nothing without decay."""
-    if recipe.wd:
+def guess_double_step(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that step and weight decay were both made twice.
+
+    Nothing without decay, or where the optimizer's state has another rate than the stated one.
+    """
+    if recipe.wd and case.others.get("rate", recipe.lr) == recipe.lr:
         recipe = changed(recipe, factor=2.0, decay_factor=2.0)
         yield StepGuess("step_twice", "the step was taken twice, its decay too", recipe)
 
 
-def other_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that the step, or step and decay, is a measured factor times the expected one.
 
     A factor near a whole number or its inverse is taken to be that. Nothing where the factor cannot
-    be measured.
+    be measured. If the optimizer's state has the stated rate, twice step and decay is no rate.
     """
     factor, off = measured_factor(case, recipe)
+    if "factor" in case.others:
+        factor, off = case.others["factor"], 0.0
     if not np.isfinite(factor) or off > 0.05 * abs(factor) or factor <= 0:
         return
     slack = max(SLACK * factor, 6 * off)
@@ -70,10 +77,13 @@ def other_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if recipe.wd and not recipe.adds_decay_to_gradient:  # a rate is in both
         both = changed(one, decay_factor=value * recipe.decay_factor)
         says_both = f"step and decay are {times} the expected ones{rate}"
-        yield StepGuess("step_factor", says_both, both, 0 if near else 1)
+        if value != 2 or case.others.get("rate") != recipe.lr:
+            number = ("factor", value)
+            yield StepGuess("step_factor", says_both, both, 0 if near else 1, number=number)
     # Where it decays, a rate is in the decay too.
     if not (recipe.decays(case.vector) and recipe.row.sizes):
-        yield StepGuess("step_factor", says, one, 0 if near and recipe.row.sizes else 1)
+        free = 0 if near and recipe.row.sizes else 1
+        yield StepGuess("step_factor", says, one, free, number=("factor", value))
 
 
 SLACK = 2e-3
@@ -81,7 +91,7 @@ SLACK = 2e-3
 
 def measured_factor(case: StepCase, recipe: Recipe) -> tuple[float, float]:
     """Return (factor of the expected step in the change, its deviation); (nan, inf) if unknown."""
-    fit = case.fit(changed(recipe, wd=0.0) if case.signs else recipe)
+    fit = case.fit(recipe)
     factor, off = (np.nan, np.inf) if fit is None else fit.factors[:2]
     return (factor, off) if np.isfinite(off) else (np.nan, np.inf)
 
@@ -110,7 +120,9 @@ def simple_factor(factor: float, slack: float) -> str:
 
 
 HYPOTHESES = (
-    StepHypothesis(("step_sign",), upwards, 16, "exact, nothing is fitted"),
-    StepHypothesis(("step_twice",), twice, 18, "two factors that are one statement"),
-    StepHypothesis(("step_factor",), other_factor, 70, "one number is fitted: after all others"),
+    StepHypothesis(("step_sign",), guess_step_sign, 16, "exact, nothing is fitted"),
+    StepHypothesis(("step_twice",), guess_double_step, 18, "two factors that are one statement"),
+    StepHypothesis(
+        ("step_factor",), guess_step_factor, 70, "one number is fitted: after all others"
+    ),
 )

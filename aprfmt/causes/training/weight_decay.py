@@ -17,6 +17,7 @@ CAUSE_ROWS = (
         "The weight does not decay, and the optimizer says that it does.",
         "Rows without a gradient stay as they are.",
         "The step without decay gives every weight.",
+        told_by="--grads",
     ),
     Cause(
         "decay_factor",
@@ -34,6 +35,7 @@ CAUSE_ROWS = (
         "gradient (Adam), or it is taken from the weight (AdamW).",
         "Rows without a gradient move by whole steps, or shrink where they should step.",
         "The step with the other coupling gives every weight.",
+        told_by="--grads",
     ),
     Cause(
         "decay_on_norms",
@@ -46,7 +48,7 @@ CAUSE_ROWS = (
 )
 
 
-def on_vectors(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_vector_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that norms or biases decay though decay_on=matrices was stated."""
     if not case.vector or not recipe.wd or recipe.decay_on != "matrices":
         return
@@ -54,20 +56,20 @@ def on_vectors(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     yield StepGuess("decay_on_norms", says, changed(recipe, decay_on="all"))
 
 
-def missing(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_no_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that no weight decay was made where the recipe states one.
 
     Nothing where the optimizer's state says that the decay is in the gradient, or where another
-    guess says more (`_hidden`).
+    guess says more (`_has_better_guess`).
     """
     if case.others.get("decoupled") == 0.0 and case.moments is not None:
         return  # the state says that the decay is in the gradient
-    if recipe.decays(case.vector) and not _hidden(case, recipe):
+    if recipe.decays(case.vector) and not _has_better_guess(case, recipe):
         says = f"no decay; {recipe.lr * recipe.wd:g} of the weight is stated (lr times wd)"
         yield StepGuess("decay_missing", says, changed(recipe, decay_factor=0.0))
 
 
-def _hidden(case: StepCase, recipe: Recipe) -> bool:
+def _has_better_guess(case: StepCase, recipe: Recipe) -> bool:
     """Return whether another guess says more than a missing decay.
 
     True where rows step towards zero, as with decay in the gradient, or where the stored type
@@ -81,7 +83,7 @@ def _hidden(case: StepCase, recipe: Recipe) -> bool:
     return fit is not None and fit.direct and bool(np.array_equal(kept, case.before))
 
 
-def other_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the decay is in the gradient where the recipe has it apart, or reversed.
 
     In the gradient (coupled) is Adam's L2 regularization, apart (decoupled) is AdamW's.
@@ -134,7 +136,7 @@ def _steps_towards_zero(case: StepCase, size: float) -> bool:
 SHARES = {0.0: "wd itself, without lr", 2.0: "twice lr times wd", 0.5: "half of lr times wd"}
 
 
-def other_share(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the weight decays by another share than lr * wd.
 
     The share is measured on the elements. A share near one of SHARES is taken to be that one.
@@ -147,6 +149,8 @@ def other_share(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if fit is None:
         return
     _, _, factor, off = fit.factors
+    if "decay_factor" in case.others:
+        factor, off = case.others["decay_factor"], 0.0
     if not np.isfinite(off) or off > 0.05 or abs(factor) < max(10 * off, FAINT):
         return
     share = recipe.lr * recipe.wd * factor
@@ -156,12 +160,15 @@ def other_share(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         if abs(factor - value) <= max(6 * off, 1e-2 * value):
             factor, says = value, f"the weight decays by {what}"
             break
-    yield StepGuess("decay_factor", says, changed(wanted, decay_factor=factor), 1)
+    other = changed(wanted, decay_factor=factor)
+    yield StepGuess("decay_factor", says, other, 1, number=("decay_factor", factor))
 
 
 HYPOTHESES = (
-    StepHypothesis(("decay_on_norms",), on_vectors, 10, "what is not stated to decay, first"),
-    StepHypothesis(("decay_missing",), missing, 12, "nothing is less than something fitted"),
-    StepHypothesis(("decay_coupled",), other_coupling, 14, "another rule, before a fitted share"),
-    StepHypothesis(("decay_factor",), other_share, 60, "one number is fitted"),
+    StepHypothesis(
+        ("decay_on_norms",), guess_vector_decay, 10, "what is not stated to decay, first"
+    ),
+    StepHypothesis(("decay_missing",), guess_no_decay, 12, "nothing is less than something fitted"),
+    StepHypothesis(("decay_coupled",), guess_coupling, 14, "another rule, before a fitted share"),
+    StepHypothesis(("decay_factor",), guess_other_decay, 60, "one number is fitted"),
 )

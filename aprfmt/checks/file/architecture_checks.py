@@ -13,11 +13,12 @@ from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
 from aprfmt.measure.named_causes import set_command
-from aprfmt.model.adapter_parts import adapter_parts
+from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text
 from aprfmt.model.draft import draft_head
-from aprfmt.model.kinds import drop_stray_command
+from aprfmt.model.kinds import drop_stray_command, peft_config
 from aprfmt.model.ledger import OF_TENSORS, Surplus
 from aprfmt.model.own_keys import misleading_keys
+from aprfmt.model.packing_sizes import fitting_sizes
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
 from aprfmt.model.resolve import ARCH_KEYS, Resolution, stated_architecture
@@ -32,7 +33,16 @@ def check_architecture(ctx: CheckContext) -> Result:
     if kind is not None and kind.foreign:
         found = f"is {kind.says(ctx.model)}"
         return Result("", [Finding(ctx.where, found, "Hugging Face's", kind.todo(ctx.model))])
-    stray = adapter_parts(ctx.model).stray if kind is not None and kind.name == "adapter" else ()
+    parts = adapter_parts(ctx.model) if kind is not None and kind.name == "adapter" else None
+    fault = "" if parts is None else pair_faults_text(peft_config(ctx.model), parts, ctx.model)
+    if fault:
+        todo = "save the adapter again"
+        return Result("", [Finding(ctx.where, fault, "pairs of factors", todo)])
+    if parts is not None and parts.named:
+        found = f"its names have the adapter's own, {parts.named!r}, in them"
+        todo = "save it by PEFT's save_pretrained, which leaves it out; loaders find no factors"
+        return Result("", [Finding(ctx.where, found, "names that PEFT loads", todo)])
+    stray = () if parts is None else parts.stray
     if stray:
         found = f"{', '.join(stray)}: no part of an adapter; loaders that know factors refuse it"
         todo = f"leave it out: {drop_stray_command(ctx.model, stray)}"
@@ -89,14 +99,7 @@ def check_completeness(ctx: CheckContext) -> Result:
     ]
     unread = ctx.resolution.unread
     if unread is not None and ctx.resolution.unread_roles:
-        findings.append(
-            Finding(
-                ctx.where,
-                unread.text,
-                "weights that can be read",
-                "decode them with the tool that made them",
-            )
-        )
+        findings.append(Finding(ctx.where, unread.text, "weights that can be read", unread.todo))
     findings += [
         Finding(key, "missing, and accepted as such", expected, level="warning")
         for key in found.accepted
@@ -108,8 +111,18 @@ def check_completeness(ctx: CheckContext) -> Result:
 def check_shapes(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each tensor whose shape is not the configuration's."""
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
+    sizes = fitting_sizes(ctx.model) if ctx.resolution.coverage.misshapen else []
+    if sizes:
+        todo = set_command(ctx.model.path, sizes, in_place=True)
     findings = [
-        Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
+        Finding(
+            key,
+            f"shape {list(has)}: a run of values, one rank's part of flat parameters (FSDP)",
+            f"{list(wanted)}",
+            "save it again with the parts of all ranks gathered",
+        )
+        if len(has) == 1 < len(wanted)
+        else Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
         for key, has, wanted in ctx.resolution.coverage.misshapen
     ]
     return Result(f"{len(ctx.resolution.roles)} roles", findings)

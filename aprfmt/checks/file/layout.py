@@ -1,6 +1,7 @@
 """Checks of the container: its parts, the bytes between them, checksums, and sets of files."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.formats.apr.layout import ALIGNMENT
 from aprfmt.formats.mapped_file import Shard
+from aprfmt.measure.named_causes import set_command
 from aprfmt.model import manifest
 from aprfmt.model.manifest import bytes_between
+from aprfmt.model.packing_sizes import fitting_sizes
 from aprfmt.model.relations import file_relations
 
 
@@ -28,6 +31,10 @@ def check_layout(ctx: CheckContext) -> Result:
     """
     notes = [note for parsed in _parsed_files(ctx.model.source) for note in parsed.notes]
     findings = [_damage_finding(one) for one in ctx.model.damage]
+    sizes = fitting_sizes(ctx.model) if findings and not ctx.model.source.damage else []
+    if sizes:
+        todo = set_command(ctx.model.path, sizes, in_place=True)
+        findings = [replace(one, todo=todo) for one in findings]
     findings += [
         Finding(note.where, note.text, "a file as its own writer makes it", level="warning")
         for note in notes

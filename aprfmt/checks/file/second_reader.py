@@ -221,8 +221,8 @@ class _Comparison:
     def _report_stopped(self, reason: str, raised: bool) -> None:
         """Record that the library did not read to the end; `raised` if by an error of its own.
 
-        A library that needs more memory or time than it may have has decided
-        nothing about a file that aprfmt finds sound.
+        A library that needs more memory or time than it may have has decided nothing about a file
+        that aprfmt finds sound.
         """
         self._reading.not_read.append(NotRead(self._file, f"{len(self._left)} tensors", reason))
         parsed = self._shard.parsed

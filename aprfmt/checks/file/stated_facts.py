@@ -2,23 +2,28 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.metadata_values import short_value
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.codecs import gptq
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
-from aprfmt.model import Model
 from aprfmt.model.packing import packing_config, partial_input_scales
 from aprfmt.model.quantized_modules import stale_names, wrong_claims
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
+from aprfmt.model.stated_dtype import (
+    DTYPES,
+    OTHER_DTYPES,
+    elements_by_encoding,
+    main_float_encoding,
+)
 from aprfmt.model.unread import sparsity_format
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, quantization_section
@@ -62,12 +67,14 @@ def check_file_type(ctx: CheckContext) -> Result:
     where = f"{ctx.where}: {_FILE_TYPE}"
     number = stated & ~_GUESSED if isinstance(stated, int) else stated
     claimed = file_types().get(number)
-    counts = _elements_by_encoding(ctx.model)
+    counts = elements_by_encoding(ctx.model)
     if not counts:
         raise NotRun("the file holds no matrices")
     main, most = counts.most_common(1)[0]
     if claimed is None:
-        raise NotRun(f"{_FILE_TYPE} {stated!r} is not known; most weights are {main}")
+        text = f"{short_value(stated)}, which is no type; most weights are {main}"
+        todo = "set it to what they are"
+        return Result(text, [Finding(where, text, "a type of llama.cpp", todo, "warning")])
     share = f"{most / counts.total():.1%} of the weights are {main}"
     # A mixture has its encoding in some tensors, a float type in most weights.
     findings = []
@@ -95,16 +102,6 @@ def check_file_type(ctx: CheckContext) -> Result:
         text = f"no {_QUANTIZATION_VERSION} beside {coded[0]} tensors"
         findings.append(Finding(ctx.where, text, "2, as docs/gguf.md asks", level="warning"))
     return Result(f"{stated} ({claimed}); {share}", findings)
-
-
-def _elements_by_encoding(model: Model) -> Counter[str]:
-    """Return {encoding: number of elements} over the model's matrices."""
-    counts: Counter[str] = Counter()
-    for tensor in model.values():
-        if len(tensor.shape) > 1:
-            count = math.prod(tensor.shape)
-            counts[tensor.encoding] += count
-    return counts
 
 
 def _with_fallbacks(claimed: str) -> set[str]:
@@ -154,6 +151,9 @@ def check_quantization(ctx: CheckContext) -> Result:
     if not claimed:
         method = section.get("quant_method", "unnamed")
         raise NotRun(f"quantization {method!r} is not one this package knows by its tensors")
+    unread = ctx.model.unread
+    if not claimed & packed and unread is not None and unread.lacks:
+        raise NotRun(f"{unread.claim}; see the check completeness")
     if not claimed & packed:
         there = ", ".join(sorted(packed)) or "no packed weight"
         found = f"says {', '.join(sorted(claimed))}; the file holds {there}"
@@ -251,11 +251,6 @@ def _claimed_encodings(section: Mapping[str, Any]) -> set[str]:
         return set()
 
 
-_DTYPES: Mapping[str, str] = {
-    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64",
-}  # fmt: skip
-
-
 def check_activation_scales(ctx: CheckContext) -> Result:
     """Return a Result with a warning for packed weights that lack an activation scale.
 
@@ -293,14 +288,21 @@ def check_dtype(ctx: CheckContext) -> Result:
     if config is None or ctx.model.folder is None:
         raise NotRun("there is no config.json beside the weights")
     stated = config.get("dtype", config.get("torch_dtype"))
-    claimed = _DTYPES.get(stated) if isinstance(stated, str) else None
-    if claimed is None:
+    claimed = DTYPES.get(stated) if isinstance(stated, str) else None
+    if claimed is None and (stated is None or stated in OTHER_DTYPES):
         raise NotRun(f"config.json names no float dtype ({stated!r})")
-    counts = _elements_by_encoding(ctx.model)
-    floats = Counter({name: n for name, n in counts.items() if name in _DTYPES.values()})
-    if not floats:
+    if claimed is None:
+        finding = Finding(
+            "config.json: dtype",
+            str(short_value(stated)),
+            "a dtype of torch",
+            "loaders refuse it",
+            "warning",
+        )
+        return Result(str(short_value(stated)), [finding])
+    main = main_float_encoding(ctx.model)
+    if not main:
         raise NotRun("the file holds no plain float matrices")
-    main = floats.most_common(1)[0][0]
     findings = []
     if main != claimed:
         findings.append(

@@ -4,9 +4,13 @@ from collections import Counter
 
 from aprfmt.arch.binding import bind_names
 from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.protocols import LazyTensor
 from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.rounded_scales import rounded_scales_text
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, UnsupportedError
+from aprfmt.measure.named_causes import set_command
+from aprfmt.model.packing_sizes import fitting_sizes
 from aprfmt.tensors.companions import quantization_section
 from aprfmt.tensors.stats import tensor_stats
 from aprfmt.tensors.view import View
@@ -118,6 +122,7 @@ def check_packed(ctx: CheckContext) -> Result:
     """
     findings: list[Finding] = []
     seen = 0
+    undecoded = "quantize again"
     for name, tensor in ctx.model.items():
         if not tensor.parts:
             continue
@@ -128,13 +133,16 @@ def check_packed(ctx: CheckContext) -> Result:
         except UnsupportedError as error:
             raise NotRun(f"{name}: {error}", findings) from error
         except AprfmtError as error:
-            findings.append(
-                Finding(name, str(error), "parts that fit each other", "quantize again")
-            )
+            if not findings:
+                sizes = fitting_sizes(ctx.model)
+                if sizes:
+                    undecoded = set_command(ctx.model.path, sizes, in_place=True)
+            findings.append(Finding(name, str(error), "parts that fit each other", undecoded))
             continue
         finally:
             tensor.drop()
         findings += _group_findings(ctx, tensor)
+        findings += _scale_findings(lazy, name)
         # A part that is itself not finite is reported by the checks of values and scales.
         parts = [ctx.census[part.info.name] for part in tensor.parts.values()]
         known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
@@ -150,6 +158,15 @@ def check_packed(ctx: CheckContext) -> Result:
     if not seen:
         raise NotRun("no weight is stored as several tensors")
     return Result(f"{seen} weights", findings)
+
+
+def _scale_findings(tensor: LazyTensor, name: str) -> list[Finding]:
+    """Return [warning] if a packed weight's scales cannot be those its codes were made with."""
+    laid = None if tensor.packed is None else tensor.packed().laid_out()
+    says = "" if laid is None else rounded_scales_text(laid)
+    todo = "take the scales that were not rounded, or quantize again"
+    expected = "the scales that the codes were made with"
+    return [Finding(name, says, expected, todo, "warning")] if says else []
 
 
 def _group_findings(ctx: CheckContext, tensor: View) -> list[Finding]:

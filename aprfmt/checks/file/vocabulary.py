@@ -5,8 +5,9 @@ tokenizer forgives some of that.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any, Literal
 
 from aprfmt.base.text_escape import shorten
@@ -35,6 +36,20 @@ from aprfmt.tokenizer.wrong_ends import find_wrong_ends
 _MANY = 20  # findings of one kind; the rest is counted
 
 
+def _limit_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the first findings of one kind, and one that counts the others, if there are any."""
+    every = list(findings)
+    if len(every) <= _MANY:
+        return every
+    last = every[_MANY]
+    return [
+        *every[:_MANY],
+        Finding(
+            last.where, f"{len(every) - _MANY} more of this kind", last.expected, "", last.level
+        ),
+    ]
+
+
 def check_lists(ctx: CheckContext) -> Result:
     """Return a Result with findings for wrong list lengths, duplicates, pieces of another kind.
 
@@ -53,15 +68,15 @@ def check_lists(ctx: CheckContext) -> Result:
     ]
     counts = Counter(token for token in words.tokens if token is not None)
     twice = [token for token, count in counts.items() if count > 1]
-    findings += [
+    findings += _limit_findings(
         Finding(
             words.where,
             f"token {token!r} stands {counts[token]} times",
             "each token once",
             level="warning",
         )
-        for token in twice[:_MANY]
-    ]
+        for token in twice
+    )
     findings += _find_wrong_kind(ctx) + find_unknown_names(ctx)
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _ids_are_numbers(ctx.carried):
@@ -183,6 +198,8 @@ def _embedding_rows(ctx: CheckContext) -> tuple[int, str]:
     logical = resolution.roles.get("token_embd.weight")
     if logical is None or not logical.shape:
         raise NotRun("the model stores no token embedding")
+    if len(logical.shape) < 2:
+        raise NotRun("the token embedding is no matrix, so that it has no rows")
     return logical.shape[0], logical.stored[0].info.name
 
 
@@ -212,12 +229,49 @@ def check_ids(ctx: CheckContext) -> Result:
         for one in (absent_ids(ctx.carried) if _ids_are_numbers(ctx.carried) else ())
     ]
     findings += _find_stale_ids(ctx)
+    findings += _find_repeated_frame(ctx)
     findings += _find_wrong_ends(ctx)
     if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
     if not findings:
         findings += _find_unstopped_turn(ctx)
+    findings += [
+        Finding(
+            where, "-1", "an id, or null", "readers that know no -1 look up token -1", "warning"
+        )
+        for where, value in _id_values(ctx)
+        if type(value) is int and value == -1 and not where.endswith("pad_token_id")
+    ]
     return Result(f"{len(stated)} ids", findings)
+
+
+def _find_repeated_frame(ctx: CheckContext) -> list[Finding]:
+    """Return a failure for an id that is put twice in a row before or behind every text.
+
+    [] where the tokenizer cannot be read or is absent.
+    """
+    try:
+        side = ctx.stated
+    except AprfmtError:
+        return []
+    if side is None:
+        return []
+    findings = []
+    for ids, where in zip(side.frame, ("before", "behind"), strict=True):
+        twice = next((i for i, other in pairwise(ids) if i == other), None)
+        if twice is None:
+            continue
+        tokens = side.vocabulary.tokens
+        name = f" {tokens[twice]!r}" if twice < len(tokens) else ""
+        findings.append(
+            Finding(
+                side.carried.origin or side.carried.where,
+                f"{twice}{name} is put twice {where} every text",
+                "each special token once",
+                "take one of them out of the post-processor, or turn off the flag that adds it",
+            )
+        )
+    return findings
 
 
 def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
@@ -245,7 +299,7 @@ def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
                 f"set it to {right}" if right is not None else "take the token out",
             )
         )
-    return findings[:_MANY]
+    return _limit_findings(findings)
 
 
 def _find_wrong_ends(ctx: CheckContext) -> list[Finding]:
@@ -334,14 +388,12 @@ def check_merges(ctx: CheckContext) -> Result:
         raise NotRun("the vocabulary has no merges")
     wrong = _wrong_merges(words)
     expected = "two tokens that make a third"
-    findings = [
+    findings = _limit_findings(
         Finding(
             f"{words.where}: merge {number}", repr(merge), expected, "the tokenizer is not whole"
         )
-        for number, merge in wrong[:_MANY]
-    ]
-    if len(wrong) > _MANY:
-        findings.append(Finding(words.where, f"{len(wrong) - _MANY} more merges", expected))
+        for number, merge in wrong
+    )
     if not wrong:
         findings += _find_missing_merges(ctx)
     return Result(f"{len(words.merges)} merges", findings)
@@ -487,7 +539,21 @@ def check_template(ctx: CheckContext) -> Result:
         for line, _, what in (sentence.partition(": ") for sentence in scan_template(text))
     ]
     findings += _find_unknown_tokens(ctx)
-    return Result(f"{len(text)} characters", findings)
+    return Result(f"{len(text)} characters{_begun_twice_text(ctx)}", findings)
+
+
+def _begun_twice_text(ctx: CheckContext) -> str:
+    """Return a clause on BOS, where both the chat template and the tokenizer put it; else ""."""
+    try:
+        side = ctx.stated
+    except AprfmtError:
+        return ""  # the check tokenizer says it
+    if side is None or not side.chat_begins_as_text:
+        return ""
+    return (
+        "; it writes BOS, which the tokenizer puts before a text, too: a rendered chat that is "
+        "tokenized with special tokens begins with it twice"
+    )
 
 
 def _find_unknown_tokens(ctx: CheckContext) -> list[Finding]:
@@ -499,12 +565,12 @@ def _find_unknown_tokens(ctx: CheckContext) -> list[Finding]:
         side = ctx.stated
     except AprfmtError:
         return []  # the check tokenizer says it
-    return [
+    return _limit_findings(
         Finding(
             "chat template",
             f"writes {token!r}",
             "tokens of the model's own vocabulary",
             "the template is another model's, or the vocabulary lost its added tokens",
         )
-        for token in (missing_template_tokens(side) if side is not None else [])[:_MANY]
-    ]
+        for token in (missing_template_tokens(side) if side is not None else [])
+    )

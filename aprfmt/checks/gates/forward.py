@@ -97,7 +97,7 @@ def _loss_tolerance(subject: ModelUnderTest) -> float:
 
 
 def measure_loss(
-    session: Session, ids: Sequence[int], where: str, prefix: int = 0
+    session: Session, ids: Sequence[int], where: str, prefix: int
 ) -> tuple[MeanLoss, list[float]]:
     """Return (the loss of a text, mean losses against the token itself, the next, the one after).
 

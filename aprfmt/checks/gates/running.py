@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Unpack
 
 from aprfmt.base.budget import Budget
+from aprfmt.base.sequences import listed
 from aprfmt.checks.check_runner import make_answer, run_check
 from aprfmt.checks.gates.baseline_file import write_baseline
 from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest, RequestOptions
@@ -56,6 +57,7 @@ def run(
     for a gate left out whose input is given; BackendUnavailableError for a device that is not
     there; and what opening the model raises: FormatError, ArchError.
     """
+    only, skip = listed(only), listed(skip)
     rows = gates()
     names = [row.name for row in rows]
     for name in (*only, *skip):

@@ -142,7 +142,7 @@ ENCODERS: "Mapping[tuple[str, str], Encoder]" = CheckedTable(
 
 def check() -> Mapping[str, str]:
     """Check every kernel and return DISABLED: {name: reason} of those that failed."""
-    len(KERNELS), len(ENCODERS)
+    len(KERNELS), len(ENCODERS)  # counting the rows that pass checks each
     return DISABLED
 
 
@@ -186,7 +186,7 @@ def matmuls(jobs: "Sequence[tuple[str, Array, Any, Array]]", threads: int = 1) -
 
 
 def number(encoding: str) -> int:
-    """Return the number by which `products` calls a kernel.
+    """Return the number of an encoding's kernel, which `products` takes.
 
     Raises KeyError for an encoding without one.
     """
@@ -272,13 +272,13 @@ def stats_of(encoding: str, raw: Any, count: int, threads: int = 1) -> "Moments"
 def stats_of_rows(
     pieces: Sequence[tuple[str, Any, int, int, int]], width: int, skip: int, count: int
 ) -> "list[Moments] | None":
-    """Return the moments of each PART of `count` elements of rows that lie in several buffers.
+    """Return the moments of every PART elements of rows whose columns are in several buffers.
 
     `pieces` are (encoding, raw, columns, first, wide): of each row of `columns` elements in `raw`,
-    the `wide` from `first` on stand side by side with those of the next piece, `width` in all. The
-    first `skip` elements are left out. Nothing decoded is kept. None for an encoding that does not
-    store single elements or has no kernel, and in a build without this one. Raises CodecError
-    where lengths do not fit.
+    the `wide` from `first` on stand side by side with those of the next piece, `width` in all. Of
+    these rows one after another, `count` elements are read after the first `skip`. Nothing decoded
+    is kept. None for an encoding that does not store single elements or has no kernel, and in a
+    build without this one. Raises CodecError where lengths do not fit.
     """
     from aprfmt.codecs.native.moments import PART, Moments
 

@@ -48,9 +48,9 @@ class TensorExtents:
         """
         if nbytes is None:
             return False
-        room, last = self.bytes_to_next(entry)
+        available, last = self.bytes_to_next(entry)
         padded = align_size(nbytes, self.alignment)
-        return room == padded or (last and room == nbytes)
+        return available == padded or (last and available == nbytes)
 
 
 def resolve_fork_types(

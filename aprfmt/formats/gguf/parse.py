@@ -6,7 +6,6 @@ leave the rest readable go to `Parsed.faults`.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -16,6 +15,7 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_DIMS, Cursor
 from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
+from aprfmt.formats.foreign_formats import joined_file_text
 from aprfmt.formats.gguf import layout
 from aprfmt.formats.gguf.fork_types import (
     TableLine,
@@ -36,6 +36,7 @@ class ParsedGguf(Structure):
     `order` is "<" or ">". `infos` are in the table's order with absolute offsets. The data section
     begins at `data_offset`, the tensor table takes the bytes `table`; `end` is where the last
     tensor's bytes end, before its padding. `counts` are those of tensors and keys in the header.
+    `joined` says that another model file begins behind it, "" where none does.
     """
 
     where: str
@@ -51,6 +52,7 @@ class ParsedGguf(Structure):
     notes: list[Note] = field(default_factory=list)
     counts: tuple[int, int] = (0, 0)
     table: tuple[int, int] = (0, 0)
+    joined: str = ""
 
     def regions(self) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of header, table and tensors; bytes outside them should be zeros."""
@@ -77,13 +79,16 @@ def parse(
     cursor = Cursor(buffer, where)
     cursor.faults = Faults(where, damaged)
     try:
-        return _parse_file(cursor, partial, drop)
+        return _parse_file(cursor, buffer, partial, drop)
     except FormatError as error:
         raise cursor.faults.first(error) from None
 
 
-def _parse_file(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
-    """Return the structure of the file at the cursor; adds tolerable faults to its faults."""
+def _parse_file(cursor: Cursor, buffer: Region, partial: bool, drop: Drop | None) -> ParsedGguf:
+    """Return the structure of the file at the cursor; adds tolerable faults to its faults.
+
+    `buffer` is all of the file.
+    """
     version = _read_version(cursor)
     tensors = cursor.count(8, layout.SMALLEST_TENSOR, "the tensor count")
     keys = cursor.count(8, layout.SMALLEST_KEY, "the key count")
@@ -112,12 +117,12 @@ def _parse_file(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
         table=(begin, cursor.offset),
     )
     starts = sorted({entry.offset for entry in entries})
-    room = TensorExtents(starts, cursor.size - parsed.data_offset, alignment)
-    entries, said = resolve_fork_types(entries, room, metadata)
-    _add_infos(parsed, entries, room, partial)
-    _note_entries(parsed, entries, room, said)
+    extents = TensorExtents(starts, cursor.size - parsed.data_offset, alignment)
+    entries, fork_notes = resolve_fork_types(entries, extents, metadata)
+    _add_infos(parsed, entries, extents, partial)
+    _note_entries(parsed, entries, extents, fork_notes)
     _check_overlap(parsed)
-    _check_end(parsed, partial)
+    _check_end(parsed, buffer, partial)
     return parsed
 
 
@@ -253,11 +258,8 @@ def _add_infos(
                 error = FormatError(f"{parsed.where}: {tensor_label(entry.name)} {short}")
                 parsed.faults.add(error, entry.name)
         else:
-            nbytes = (
-                _bytes_to_next(parsed, entry, extents.starts, partial)
-                if math.prod(entry.shape)
-                else 0
-            )
+            empty = not math.prod(entry.shape)
+            nbytes = 0 if empty else _bytes_to_next(parsed, entry, extents, partial)
         offset = parsed.data_offset + entry.offset
         if offset + nbytes > MAX_INT64 and entry.name not in parsed.faults.broken:
             error = FormatError(
@@ -276,21 +278,21 @@ def _add_infos(
 
 
 def _bytes_to_next(
-    parsed: ParsedGguf, entry: TableLine, starts: Sequence[int], partial: bool
+    parsed: ParsedGguf, entry: TableLine, extents: TensorExtents, partial: bool
 ) -> int:
-    """Return the bytes between a tensor's start and the next one's, or the end of the file."""
-    after = bisect_right(starts, entry.offset)
-    if after < len(starts):
-        return starts[after] - entry.offset
-    left = parsed.size - parsed.data_offset - entry.offset
-    if left <= 0 and (parsed.faults.collect or not partial):
+    """Return the bytes between a tensor's start and the next one's, or the end of the file.
+
+    0, with a fault, for a last tensor that begins beyond the end. With `partial` that is no fault.
+    """
+    found, _ = extents.bytes_to_next(entry)
+    if found <= 0 and (parsed.faults.collect or not partial):
         error = TruncatedError(
             f"{parsed.where}: {tensor_label(entry.name)} of {entry.row.name} begins at offset "
             f"{parsed.data_offset + entry.offset}, where the file of {parsed.size} bytes has none "
             "left for it; get the file again"
         )
         parsed.faults.add(error, entry.name)
-    return max(0, left)
+    return max(0, found)
 
 
 def _known_size(parsed: ParsedGguf, entry: TableLine) -> int:
@@ -375,7 +377,7 @@ def _is_beyond(info: TensorInfo, parsed: ParsedGguf) -> bool:
     return info.offset > max(align_size(parsed.end, parsed.alignment), parsed.size)
 
 
-def _check_end(parsed: ParsedGguf, partial: bool) -> None:
+def _check_end(parsed: ParsedGguf, buffer: Region, partial: bool) -> None:
     """Report tensors that the file's end cuts, and note bytes after the data or missing padding.
 
     With `partial` cut tensors are only a warning.
@@ -399,6 +401,8 @@ def _check_end(parsed: ParsedGguf, partial: bool) -> None:
         return  # offsets or sizes are wrong: where the data should end is not known
     padded = align_size(parsed.end, parsed.alignment)
     if parsed.size > padded:
-        parsed.warn("trailing_bytes", f"{parsed.size - padded} bytes follow the data")
+        parsed.joined = joined_file_text(buffer, parsed.end, padded)
+        text = f"{parsed.size - padded} bytes follow the data{parsed.joined}"
+        parsed.warn("trailing_bytes", text)
     elif parsed.size < padded and parsed.end > parsed.data_offset:
         parsed.remark(f"{padded - parsed.size} bytes of padding are missing behind the last tensor")

@@ -69,6 +69,11 @@ def sibling_names(path: Path, parsed: "ParsedGguf") -> list[str]:
         )
     if found is None or found[1:] != (number, count):
         expected = split_name(found[0] if found else "NAME", number, count)
+        if parsed.joined:
+            raise FormatError(
+                f"{path}: is file {number + 1} of {count} by its keys{parsed.joined}; each of the "
+                f"files is read under its own name, this one as {expected}"
+            )
         raise FormatError(
             f"{path}: is file {number + 1} of {count} by its keys; then its name must be "
             f"{expected}, or the other files cannot be found; rename it as it was"

@@ -82,9 +82,9 @@ class GGUFSink(SequentialSink):
         Sets the key in `metadata` unless it is the default and absent. UsageError if it is not a
         power of two.
         """
-        given = metadata.get(layout.ALIGNMENT_KEY)
-        given = given.value if isinstance(given, TypedValue) else given
-        chosen = self._alignment_wish if self._alignment_wish is not None else given
+        stated = metadata.get(layout.ALIGNMENT_KEY)
+        stated = stated.value if isinstance(stated, TypedValue) else stated
+        chosen = self._alignment_wish if self._alignment_wish is not None else stated
         chosen = layout.DEFAULT_ALIGNMENT if chosen is None else chosen
         if (
             type(chosen) is not int
@@ -95,7 +95,7 @@ class GGUFSink(SequentialSink):
                 f"{self._path}: alignment {chosen!r}; it must be a power of two up to "
                 f"{layout.MAX_ALIGNMENT}"
             )
-        if given is not None or chosen != layout.DEFAULT_ALIGNMENT:
+        if stated is not None or chosen != layout.DEFAULT_ALIGNMENT:
             metadata[layout.ALIGNMENT_KEY] = TypedValue(chosen, "uint32")
         return chosen
 

@@ -74,8 +74,8 @@ class StridedTensor(LazyTensor):
         """Release the pages of the whole storage: its rows may be anywhere in it."""
         self._file.drop(*self._place)
 
-    def _gather(self, held: memoryview, axes: list[tuple[int, int]], size: int) -> bytes:
-        """Return the bytes of a strided view of `held`, in row-major order.
+    def _gather(self, raw: memoryview, axes: list[tuple[int, int]], size: int) -> bytes:
+        """Return the bytes of a strided view of `raw`, in row-major order.
 
         `axes` are (count, stride in elements), `size` is an element's bytes. Swaps bytes of
         big-endian files, and negates or conjugates as the tensor asks.
@@ -84,7 +84,7 @@ class StridedTensor(LazyTensor):
 
         unit = np.dtype(f"u{size}") if size <= 8 else np.dtype((np.void, size))
         view: NDArray[np.void] = np.ndarray(
-            tuple(n for n, _ in axes), unit, held, strides=tuple(s * size for _, s in axes)
+            tuple(n for n, _ in axes), unit, raw, strides=tuple(s * size for _, s in axes)
         )
         found = np.frombuffer(bytearray(view.tobytes()), np.uint8)
         dtype = self._value.dtype

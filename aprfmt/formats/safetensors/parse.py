@@ -18,7 +18,7 @@ from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import bounded_json, unsupported_encodings
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, read_prefix
 from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
-from aprfmt.formats.foreign_formats import HEAD, download_left
+from aprfmt.formats.foreign_formats import HEAD, download_left, joined_file_text
 from aprfmt.formats.safetensors.layout import (
     FIELDS,
     INDEX_SUFFIX,
@@ -155,7 +155,16 @@ def _parse_json_header(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
         raise FormatError(f"{where}: {len(header)} tensors, the limit is {MAX_COUNT}")
     read = _Entries(parsed.data_offset)
     for name, entry in header.items():
-        parsed.infos[name] = read.read_entry(name, entry) or _read_any_entry(name, entry, parsed)
+        made = read.read_entry(name, entry)
+        if made is None and _is_placeholder(entry):
+            error = FormatError(
+                f"{where}: {tensor_label(name)} has neither dtype nor bytes: an entry for a tensor "
+                "that was not stored, such as a tied head; loaders refuse the file until it is "
+                "taken out of the header (aprfmt repair FILE --partial -o OUT)"
+            )
+            faults.add(error, kind=SURPLUS)
+            continue
+        parsed.infos[name] = made or _read_any_entry(name, entry, parsed)
         if name in twice:
             faults.add(
                 FormatError(f"{where}: {tensor_label(name)} stands twice in the header"), name
@@ -228,9 +237,7 @@ def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
 
     None for text that is not UTF-8 or not closed by a brace.
     """
-    end = len(raw)
-    while end > at and raw[end - 1] == ord(" "):
-        end -= 1
+    end = _end_of_text(raw)
     if end <= at or raw[0] != ord("{") or raw[end - 1] != ord("}"):
         yield None
         return
@@ -246,6 +253,18 @@ def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
         except UnicodeDecodeError:
             yield None
         at += len(piece)
+
+
+def _end_of_text(raw: memoryview) -> int:
+    """Return the offset behind the last byte of a header that is no space; 0 for spaces only."""
+    end = len(raw)
+    while end:
+        piece = bytes(raw[max(0, end - WINDOW) : end])
+        kept = len(piece.rstrip(b" "))
+        end -= len(piece) - kept
+        if kept:
+            break
+    return end
 
 
 def _restore_unsupported_encodings(parsed: ParsedSafe) -> None:
@@ -427,6 +446,14 @@ def _read_metadata(value: Any, faults: Faults) -> dict[str, str]:
     return {key: text for key, text in value.items() if isinstance(text, str)}
 
 
+def _is_placeholder(entry: Any) -> bool:
+    """Return whether an entry has no dtype and no bytes, so that it describes no tensor."""
+    if not isinstance(entry, dict) or entry.get("dtype", "") not in ("", None):
+        return False
+    offsets = entry.get("data_offsets")
+    return isinstance(offsets, list) and len(offsets) == 2 and offsets[0] == offsets[1]
+
+
 def _read_any_entry(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
     """Return the tensor of an entry, as far as it can be read; adds its fault if it has one."""
     row, shape, extent, wrong = _examine_entry(entry)
@@ -525,6 +552,7 @@ def _check_end(parsed: ParsedSafe, partial: bool) -> None:
         error = FormatError(
             f"{parsed.where}: {-missing} bytes follow the last tensor, which ends at "
             f"{parsed.end}; the format wants the file to end there"
+            f"{joined_file_text(parsed.buffer, parsed.end, parsed.end)}"
         )
         faults.add(error, kind=SURPLUS)
     if missing > 0:

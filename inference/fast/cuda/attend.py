@@ -12,7 +12,7 @@ import numpy as np
 
 from aprfmt.inference.backends.base import Array, Heads
 from aprfmt.inference.fast.cuda import gemm, memory
-from aprfmt.inference.fast.cuda.brought import Brought
+from aprfmt.inference.fast.cuda.host_uploads import HostUploads
 from aprfmt.inference.fast.cuda.ops import GROUP, SHARED_LIMIT, Ops
 
 # From this many queries on, cuBLAS with scores in memory is faster.
@@ -27,11 +27,11 @@ class Attention:
     """The attention operations of one dtype, on contiguous arrays."""
 
     def __init__(
-        self, ops: Ops, brought: Brought, dtype: str, *, deterministic: bool, tf32: bool
+        self, ops: Ops, uploads: HostUploads, dtype: str, *, deterministic: bool, tf32: bool
     ) -> None:
         """Take the kernels of the dtype and the copies to the device; no mask exists yet."""
         self._ops = ops
-        self._brought = brought
+        self._uploads = uploads
         self._dtype = dtype
         self._deterministic = deterministic
         self._tf32 = tf32
@@ -46,7 +46,7 @@ class Attention:
         """Return the mask [tokens, keys] as uint8 on the GPU; the layers of a pass share it."""
         if heads.device_mask is not None:
             return heads.device_mask
-        recording = self._brought.recording
+        recording = self._uploads.recording
         if recording is not None:
             if heads.causal is None:
                 return recording.constant_array(heads.mask, lambda: self._make_mask(heads))
@@ -69,7 +69,7 @@ class Attention:
         if heads.causal is None:
             return memory.copy_to_gpu(np.ascontiguousarray(heads.mask).view(np.uint8))
         (before, window), (tokens, keys) = heads.causal, heads.mask.shape
-        mask, cached = memory.array_module().empty((tokens, keys), "uint8"), self._brought.cached
+        mask, cached = memory.array_module().empty((tokens, keys), "uint8"), self._uploads.cached
         self._ops.launch_over(
             "causal",
             tokens * keys,

@@ -76,9 +76,8 @@ def use_device(name: str) -> int:
     except runtime.CUDARuntimeError as error:
         raise BackendUnavailableError(
             f"device {name!r}: CUDA does not start ({error}); this CuPy is built for CUDA "
-            f"{_major(load_cupy())}, a driver of at least that version and a GPU are needed; "
-            f"nothing "
-            "was run on the CPU instead"
+            f"{_runtime_major(load_cupy())}, a driver of at least that version and a GPU are "
+            "needed; nothing was run on the CPU instead"
         ) from error
     if index >= count:
         raise BackendUnavailableError(f"device {name!r}: there are {count} CUDA devices")
@@ -86,7 +85,7 @@ def use_device(name: str) -> int:
     return index
 
 
-def _major(module: Any) -> int:
+def _runtime_major(module: Any) -> int:
     """Return the major version of the CUDA runtime that CuPy uses."""
     return int(module.cuda.runtime.runtimeGetVersion()) // 1000
 

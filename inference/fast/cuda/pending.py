@@ -7,7 +7,7 @@ import numpy as np
 
 from aprfmt.inference.fast.cuda import memory, reduce
 from aprfmt.inference.fast.cuda.arrays import ITEM, Flat
-from aprfmt.inference.fast.cuda.brought import Brought
+from aprfmt.inference.fast.cuda.host_uploads import HostUploads
 from aprfmt.tensors.stats import Stats, compute_stats
 
 _ROWS = 512  # results allocated at a time
@@ -21,12 +21,12 @@ PieceJob = tuple[int, int, int, int, int]  # place, count, size of a piece, resu
 class Workspace:
     """Memory shared by reductions; one per backend, used by one stream."""
 
-    def __init__(self, brought: Brought) -> None:
+    def __init__(self, uploads: HostUploads) -> None:
         """Allocate the buffer for the statistics of one array; those for many come when needed.
 
-        `brought` copies the tables of jobs to the device.
+        `uploads` copies the tables of jobs to the device.
         """
-        self._brought = brought
+        self._uploads = uploads
         self._room = memory.array_module().zeros(reduce.WORKSPACE, "float64")
         self._place = memory.pointer(self._room)
         self._kernels: dict[str, Any] = {}
@@ -56,7 +56,7 @@ class Workspace:
             rooms = arrays.zeros(JOBS, "uint64"), arrays.empty(PIECES * reduce.COLUMNS, "float64")
             self._many = rooms
         places = (memory.pointer(x) for x in self._many)
-        table = self._brought.number_table(np.array(jobs, np.int64))
+        table = self._uploads.number_table(np.array(jobs, np.int64))
         args = (memory.pointer(table), len(jobs), *places)
         self._kernel("stats_many", dtype)((pieces,), (reduce.THREADS,), args)
 

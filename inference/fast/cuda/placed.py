@@ -14,8 +14,8 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cuda.arrays import Flat
-from aprfmt.inference.fast.cuda.brought import Brought
 from aprfmt.inference.fast.cuda.decode import DECODED, decode, decode_coded
+from aprfmt.inference.fast.cuda.host_uploads import HostUploads
 
 if TYPE_CHECKING:
     from aprfmt.codecs.bnb4 import CodedParts
@@ -111,7 +111,7 @@ class Placer:
     """
 
     backend: "Backend"
-    brought: Brought
+    uploads: HostUploads
     resident_bytes: int = 0
     streamed: int = 0
     on_cpu: dict[str, str] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class Placer:
             self._ready[w] = placed
         return placed
 
-    def place_if_held(self, w: "Weight") -> Placed | None:
+    def place_within_budget(self, w: "Weight") -> Placed | None:
         """Return a weight in GPU memory if the budget lets it stay there, else None."""
         return self._try_to_hold(w)[0]
 
@@ -138,11 +138,11 @@ class Placer:
 
         If the table does not fit the budget, only these rows are placed.
         """
-        placed = self.place_if_held(w)
+        placed = self.place_within_budget(w)
         if placed is None:
             rows = [w.rows(int(i), int(i) + 1) for i in ids]
             return self.backend.array(np.concatenate(rows))
-        index, dtype = self.brought.row_numbers(ids), self.backend.dtype
+        index, dtype = self.uploads.row_numbers(ids), self.backend.dtype
         if isinstance(placed, Dense):
             return placed.values[index]
         out = memory.array_module().empty((len(ids), w.n_columns), memory.STORED[dtype])
@@ -162,7 +162,7 @@ class Placer:
 
         Used where rows do not begin at a block.
         """
-        self.brought.refuse_in_recording("rows are chosen on the host")
+        self.uploads.refuse_in_recording("rows are chosen on the host")
         for start, stop, panel in self.panels(w, placed, self.backend.dtype):
             here = np.flatnonzero((ids >= start) & (ids < stop))
             rows = self._buffers[-1][: panel.count * out.itemsize].view(out.dtype)
@@ -182,7 +182,7 @@ class Placer:
         if coded is not None:
             size = coded.packed.nbytes + coded.absmax.nbytes
             return self._hold_within_budget(w, size, lambda: self._place_coded(w, coded))
-        raw = w.stored_bytes() if self._decodable(w.encoding) else None
+        raw = w.stored_bytes() if self._is_placed_as_stored(w.encoding) else None
         if raw is not None:
             return self._hold_within_budget(w, len(raw), lambda: self._place_stored(w, raw))
         held = w.placed_on(self.backend)
@@ -196,7 +196,7 @@ class Placer:
 
         return (None if held is None else Dense(held.reshape(shape))), place_once
 
-    def _decodable(self, encoding: str) -> bool:
+    def _is_placed_as_stored(self, encoding: str) -> bool:
         """Return whether weights of an encoding are placed as stored: decoded there, or plain."""
         return encoding in DECODED or PLAIN.get(encoding) == self.backend.dtype
 
@@ -220,7 +220,7 @@ class Placer:
         data = np.frombuffer(raw, np.uint8)
         plain = PLAIN.get(w.encoding)
         if plain == self.backend.dtype:
-            stored = data.view(memory.STORED[plain]) if _aligned(data, plain) else data.copy()
+            stored = data.view(memory.STORED[plain]) if _is_aligned(data, plain) else data.copy()
             placed: Placed = Dense(
                 memory.copy_to_gpu(stored.view(memory.STORED[plain])).reshape(w.n_rows, w.n_columns)
             )
@@ -273,7 +273,7 @@ class Placer:
         return self._buffers[-1]
 
 
-def _aligned(data: Any, dtype: str) -> bool:
+def _is_aligned(data: Any, dtype: str) -> bool:
     """Return whether bytes begin at a multiple of the item size of `dtype`."""
     return int(data.ctypes.data) % np.dtype(memory.STORED[dtype]).itemsize == 0
 

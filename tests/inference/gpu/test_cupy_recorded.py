@@ -390,7 +390,7 @@ def test_every_token_finds_its_rows_by_ascending_expert(
         first = 0 if choice == "the same" else experts - used
         chosen = np.tile(np.arange(first, first + used)[::-1], (tokens, 1))
     weights = random.random((tokens, used)) + 1
-    found = b._lay_out_blocks(b._brought.row_numbers(chosen), b.array(weights), experts)
+    found = b._lay_out_blocks(b._uploads.row_numbers(chosen), b.array(weights), experts)
     assert (len(found.experts), found.size) == block_shape(tokens, used, experts)
     rows, flat, places, owners = (
         b.to_numpy(x) for x in (found.rows, found.weights, found.places, found.experts)

@@ -67,14 +67,14 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "verify-beside-place", "aprfmt/conversion/verification.py",
-        "        return lies[0].identity == file.identity and lies[1] == at",
-        "        return lies[0].identity == file.identity",
+        "        return location[0].identity == file.identity and location[1] == at",
+        "        return location[0].identity == file.identity",
         "bytes proven in one place count for another",
     ),
     Row(
         "verify-beside-changed", "aprfmt/conversion/verification.py",
-        "        return lies[0].identity == file.identity and lies[1] == at",
-        "        return lies[1] == at",
+        "        return location[0].identity == file.identity and location[1] == at",
+        "        return location[1] == at",
         "bytes proven in a file count for another one in its place",
     ),
     Row(

@@ -83,7 +83,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "captures-unknown", "aprfmt/measure/trace_view.py",
-        '            found[name] = NotCompared("captured array", str(name), "unread", said)\n',
+        '            found[name] = NotCompared("captured array", str(name), state, said)\n',
         "            del said\n",
         "arrays that were never compared are not named",
     ),

@@ -39,8 +39,10 @@ def count_lost_codes(packed: PackedWeight, stored: str) -> int | None:
     with np.errstate(all="ignore"):
         values = laid.decode(start, stop)
         scale = replace(laid, values=np.ones_like(laid.values)).decode(start, stop)
-        back = _recovered_mask(values, scale, laid.unpack_rows(start, stop), stored, kind.values)
-    return int((~back).sum())
+        recovered = _recovered_mask(
+            values, scale, laid.unpack_rows(start, stop), stored, kind.values
+        )
+    return int((~recovered).sum())
 
 
 def all_codes_recoverable(
@@ -69,9 +71,10 @@ def all_codes_recoverable(
 def _doubtful_scales(
     laid: WeightLayout, start: int, stop: int, stored: str, table: Array
 ) -> F32 | None:
-    """Return the distinct scales of rows [start, stop) under which some code may not be recovered.
+    """Return the distinct scales, float32 [n], under which some code may not be recovered.
 
-    A matrix adds all of its scales, or none if all are in the range where every code is recovered.
+    They are those of rows [start, stop) and are to be tried. A matrix adds all of its scales, or
+    none if all are in the range where every code is recovered.
     None for codes that are not bytes, and where zero points, offsets or factors join the scales.
     """
     beside = (laid.zero, laid.offset, laid.group, laid.factor)

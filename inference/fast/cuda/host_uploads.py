@@ -9,7 +9,7 @@ from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 
 
-class Brought:
+class HostUploads:
     """Copies numbers to one device; `recording` has the inputs of a recorded pass, or is None."""
 
     def __init__(self) -> None:

@@ -7,7 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.codecs import fp8
-from aprfmt.codecs.way_back import all_codes_recoverable, count_lost_codes, has_only_safe_scales
+from aprfmt.codecs.code_recovery import (
+    all_codes_recoverable,
+    count_lost_codes,
+    has_only_safe_scales,
+)
 from tests.codecs.weights import packed
 
 E4M3 = ml_dtypes.float8_e4m3fn

@@ -1,0 +1,77 @@
+"""Checks that generation settings and other numbers are in the ranges that readers take."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from aprfmt.base.metadata_values import short_value
+from aprfmt.checks import bounds
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.errors import AprfmtError
+
+_FILE = "generation_config.json"
+_GGUF = "general.sampling."
+_GGUF_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+# What config.json and tokenizer_config.json have a few words for.
+_WORDS = {"padding_side": ("left", "right"), "truncation_side": ("left", "right")}
+
+
+def check_ranges(ctx: CheckContext) -> Result:
+    """Return a Result with a warning for each setting that its readers refuse or cannot mean.
+
+    Settings are those of the generation in generation_config.json and config.json, and of GGUF's
+    `general.sampling`; lengths and sides of tokenizer_config.json; norm_eps and rope_theta. Raises
+    NotRun where there are none.
+    """
+    stated = list(_stated_values(ctx))
+    findings = [
+        Finding(
+            where,
+            str(short_value(value)),
+            expected,
+            "set it to what the model's makers publish",
+            "warning",
+        )
+        for where, key, value in stated
+        if (expected := _what_is_expected(key, value))
+    ]
+    if not stated:
+        raise NotRun("the file states no setting")
+    return Result(f"{len(stated)} values", findings)
+
+
+def _stated_values(ctx: CheckContext) -> Iterator[tuple[str, str, Any]]:
+    """Yield (place, name in bounds.SETTINGS, value) of the settings that the file states."""
+    texts = {
+        "config.json": ctx.model.config or {},
+        _FILE: ctx.carried.parse_file(_FILE),
+        "tokenizer_config.json": ctx.carried.tokenizer_config,
+    }
+    for file, keys in texts.items():
+        for key in (*bounds.SETTINGS, *_WORDS):
+            if keys.get(key) is not None:
+                yield f"{file}: {key}", key, keys[key]
+    for key in ctx.model.metadata:
+        if key.startswith(_GGUF):
+            name = key.removeprefix(_GGUF)
+            name = _GGUF_NAMES.get(name, name)
+            if name in bounds.SETTINGS:
+                yield f"{ctx.where}: {key}", name, ctx.model.metadata[key]
+    try:
+        found = ctx.model.resolution.hyper
+    except AprfmtError:
+        return  # the check of the architecture says it
+    for name in bounds.STATED:
+        if name in found and found.of(name).key and isinstance(found[name], (int, float)):
+            yield f"{ctx.where}: {found.of(name).key}", name, found[name]
+
+
+def _what_is_expected(key: str, value: Any) -> str:
+    """Return what a setting's value should be, in words; "" if it is."""
+    if key in _WORDS:
+        return "" if value in _WORDS[key] else " or ".join(_WORDS[key])
+    bound = bounds.SETTINGS.get(key) or bounds.STATED[key]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and bound.holds(value):
+        return ""
+    return f"a number from {bound}: {bound.reason}"

@@ -1,0 +1,104 @@
+"""Bits and group sizes that a quantization section may state of the weights that are stored.
+
+A packed weight whose section states other sizes than it was made with decodes to another shape, or
+not at all. The shape that the rest of config.json asks for says which sizes are right.
+"""
+
+import json
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from aprfmt.base.protocols import Value
+from aprfmt.errors import AprfmtError
+from aprfmt.model.config_paths import Changes, Key, read_with_changes
+from aprfmt.tensors.companions import SECTIONS, quantization_section
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+GROUPS = (16, 32, 64, 128, 256)
+BITS = (2, 3, 4, 5, 6, 8)
+_BITS, _GROUP = ("bits", "num_bits"), ("group_size",)  # the keys that state them
+
+
+def size_changes(section: Mapping[str, Value], weights: Collection[str]) -> Iterator[Changes]:
+    """Yield changes of a section's group sizes, of its bits, and of both.
+
+    First of modules of `weights` (stored names) that have settings of their own, then of all.
+    """
+    modules = {name.rpartition(".")[0] for name in weights}
+    paths = [
+        [path for word in words for path in _paths(section, word)] for words in (_BITS, _GROUP)
+    ]
+    own = [[path for path in found if not modules.isdisjoint(path)] for found in paths]
+    for bits, groups in (own, paths) if any(own) else (paths,):
+        single = [dict.fromkeys(bits, one) for one in BITS] if bits else []
+        sized = [dict.fromkeys(groups, one) for one in GROUPS] if groups else []
+        yield from sized
+        yield from single
+        yield from ({**one, **other} for one in single for other in sized)
+
+
+def _paths(section: Mapping[str, Value], name: str, above: Key = ()) -> Iterator[Key]:
+    """Yield the paths of a key of this name in a section, nested ones too."""
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _paths(value, name, (*above, key))
+        elif key == name and value is not None:
+            yield (*above, key)
+
+
+def in_every_section(config: Mapping[str, Value], changes: Changes) -> Changes:
+    """Return changes of a section as changes of config.json: of each equal section that it has.
+
+    mlx-lm reads one key and transformers another; {} where no section stands at the top.
+    """
+    section = quantization_section(config)
+    places = [key for key in SECTIONS if section is not None and config.get(key) == section]
+    return {(place, *key): value for place in places for key, value in changes.items()}
+
+
+def changes_text(changes: Changes) -> list[str]:
+    """Return changes of config.json as arguments of `aprfmt set`, quoted for a shell."""
+    return [
+        shlex.quote(f"config.json:{'.'.join(key)}={json.dumps(value)}")
+        for key, value in changes.items()
+    ]
+
+
+def fitting_sizes(model: "Model") -> list[str]:
+    """Return KEY=VALUE arguments by which all packed weights decode to the shapes they should have.
+
+    [] where they do already, or by no sizes.
+    """
+    config = None if model.folder is None else model.folder.config
+    section = quantization_section(config or {})
+    if config is None or section is None:
+        return []
+    wrong = _wrong_weights(model)
+    unjoined = len(model.damage) > len(model.source.damage)  # parts that are no weight as stated
+    for changes in size_changes(section, wrong) if wrong or unjoined else ():
+        inside = in_every_section(config, changes)
+        try:
+            made = read_with_changes(model, inside)
+            if inside and not made.resolution.coverage.missing and not _wrong_weights(made):
+                return changes_text(inside)
+        except AprfmtError:
+            continue
+    return []
+
+
+def _wrong_weights(model: "Model") -> list[str]:
+    """Return the stored names of packed weights of another shape, or whose parts do not fit it."""
+    misshapen = {key for key, _, _ in model.resolution.coverage.misshapen}
+    found: list[str] = []
+    for key, view in model.roles.items():
+        packed = [one.packed for one in view.stored if one.packed is not None]
+        try:
+            fits = all(make().laid_out() is not None for make in packed)
+        except AprfmtError:
+            fits = False
+        if packed and (key in misshapen or not fits):
+            found += view.names
+    return found

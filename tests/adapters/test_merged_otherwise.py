@@ -1,0 +1,135 @@
+"""Merges that leave out a part of the adapter, and names that have the adapter's own in them.
+
+The merges are made here as PEFT's tuners/lora (DoRA: layer.py and dora.py) make them.
+
+Seen red: "another base than A", "a tensor that it does not change", "no factors of a LoRA".
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.adapters.test_parts import PREFIX, base_folder
+from tests.cli.run import aprfmt
+
+Values = torch.Tensor
+MODULES = ["q_proj", "v_proj", "down_proj"]
+
+
+def factors(base: Path, *, dora: bool = False) -> dict[str, Values]:
+    """Return an adapter's tensors by PEFT's names, as after training."""
+    generator = torch.Generator().manual_seed(2)
+    held = {}
+    for name, weight in load_file(base / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if module.rpartition(".")[2] not in MODULES:
+            continue
+        rows, columns = weight.shape
+        at = f"{PREFIX}{module}.lora_"
+        held[f"{at}A.weight"] = torch.randn((4, columns), generator=generator) * 0.1
+        held[f"{at}B.weight"] = torch.randn((rows, 4), generator=generator) * 0.1
+        if dora:
+            spread = 1 + 0.2 * torch.rand(rows, generator=generator)
+            held[f"{at}magnitude_vector"] = weight.norm(dim=1) * spread
+    return held
+
+
+def write_adapter(folder: Path, held: dict[str, Values], **config: Any) -> Path:
+    folder.mkdir()
+    save_file(held, folder / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": MODULES} | config
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
+
+
+def write_merged(folder: Path, base: Path, rows: dict[str, Values]) -> Path:
+    folder.mkdir()
+    save_file(rows, folder / "model.safetensors")
+    (folder / "config.json").write_text((base / "config.json").read_text())
+    return folder
+
+
+def lengths(values: Values) -> Values:
+    found: Values = values.norm(dim=1, keepdim=True)
+    return found
+
+
+# (base, change, magnitudes) -> what a merge stores, and what is said of it
+MADE: dict[str, tuple[Callable[[Values, Values, Values], Values], str]] = {
+    "right": (lambda w, d, m: m * (w + d) / lengths(w + d), ""),
+    "magnitudes": (lambda w, d, m: w + d, "DoRA's magnitudes are ignored"),
+    "factors": (lambda w, d, m: m * w / lengths(w), "B @ A is ignored"),
+    "lengths": (lambda w, d, m: m * (w + d), "not divided by their lengths"),
+    "lengths-of-the-base": (lambda w, d, m: m * (w + d) / lengths(w), "the lengths of the base's"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", MADE)
+def test_what_became_of_magnitudes_is_said(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    make, says = MADE[case]
+    base = base_folder(tmp_path / "a")
+    held = factors(base, dora=True)
+    adapter = write_adapter(tmp_path / "adapter", held, use_dora=True)
+    rows = load_file(base / "model.safetensors")
+    for name, weight in rows.items():
+        at = f"{PREFIX}{name.removesuffix('.weight')}.lora_"
+        if f"{at}A.weight" in held:
+            change = 2 * held[f"{at}B.weight"] @ held[f"{at}A.weight"]
+            rows[name] = make(weight, change, held[f"{at}magnitude_vector"][:, None]).to(dtype)
+    merged = write_merged(tmp_path / "b", base, rows)
+    done = aprfmt("diff", base, merged, "--adapter", adapter)
+    assert done.code == int(bool(says)), done.out
+    assert says in done.out and "another base" not in done.out
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_whole_tensors_that_a_merge_left_out_are_said(tied: bool, tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "a", tied=tied)
+    held = factors(base)
+    rows = load_file(base / "model.safetensors")
+    table = rows["model.embed_tokens.weight"]
+    own = {f"{PREFIX}lm_head.weight": table + 0.05 * torch.randn(table.shape)}
+    adapter = write_adapter(tmp_path / "adapter", held | own, modules_to_save=["lm_head"])
+    for name in rows:
+        at = f"{PREFIX}{name.removesuffix('.weight')}.lora_"
+        if f"{at}A.weight" in held:
+            rows[name] = rows[name] + 2 * held[f"{at}B.weight"] @ held[f"{at}A.weight"]
+    merged = write_merged(tmp_path / "b", base, rows)
+    done = aprfmt("diff", base, merged, "--adapter", adapter)
+    assert done.code == 1 and "that it does not change" not in done.out
+    assert "but not its own output.weight" in done.out
+    holds = "B has none: its head is the embedding" if tied else "B holds the base's"
+    assert f"output.weight: the adapter has its own, and {holds}" in done.out
+    told = aprfmt("diff", base, merged, "--adapter", adapter, "--json").json["adapter"]
+    assert (told["own"], told["others"], told["found"]) == (["output.weight"], [], "once")
+
+
+@pytest.mark.parametrize("name", ["default", "lora", "my_adapter"])
+def test_names_with_the_adapter_s_own_are_read_and_said(name: str, tmp_path: Path) -> None:
+    """As in a state_dict of PEFT's model, which trainers save without save_pretrained."""
+    base = base_folder(tmp_path / "a")
+    held = factors(base)
+    head = load_file(base / "model.safetensors")["lm_head.weight"] + 0.1
+    plain = held | {f"{PREFIX}lm_head.weight": head}
+    saved = write_adapter(tmp_path / "saved", plain, modules_to_save=["lm_head"])
+    named = {key.replace(".weight", f".{name}.weight"): value for key, value in held.items()}
+    named[f"{PREFIX}lm_head.modules_to_save.{name}.weight"] = head
+    adapter = write_adapter(tmp_path / "adapter", named, modules_to_save=["lm_head"])
+    shown = aprfmt("inspect", adapter).out
+    assert f"its names have the adapter's own, {name!r}, in them" in shown
+    assert aprfmt("validate", adapter).code == 1
+    assert "the adapter's own" not in aprfmt("inspect", saved).out
+    outs = [tmp_path / "one", tmp_path / "other"]
+    for each, out in zip((saved, adapter), outs, strict=True):
+        done = aprfmt("convert", base, out, "--adapter", each, "--to", "safetensors")
+        assert done.code == 0, done.err
+    one, other = (load_file(out / "model.safetensors") for out in outs)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert torch.equal(one["lm_head.weight"], head)

@@ -1,0 +1,72 @@
+"""Flat parts of matrices, as FSDP leaves them in a checkpoint that was saved without gathering.
+
+The parts are torch's own: FSDP's flat parameter of some tensors, padded and cut for its ranks.
+
+Seen red: the length of the vector was taken for the size of the vocabulary.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.run import aprfmt
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+
+torch = pytest.importorskip("torch")
+
+EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
+UP, DOWN = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"
+
+
+def rank_part(arrays: list[np.ndarray], rank: int, ranks: int) -> np.ndarray:
+    """Return one rank's part of a flat parameter, as FSDP cuts it."""
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+    flat = torch.cat([torch.from_numpy(one.copy()).reshape(-1) for one in arrays])
+    part, _ = FlatParamHandle._get_shard(flat, rank, ranks)
+    return part.numpy()
+
+
+# the tensors of the flat parameter, under whose name it is stored, rank and number of ranks
+CASES = {
+    "embedding": ((EMBED,), EMBED, 0, 4),
+    "embedding-and-norm": ((EMBED, NORM), EMBED, 0, 4),
+    "last-rank": ((EMBED, NORM), EMBED, 3, 4),
+    "of-a-layer": ((UP, DOWN), UP, 0, 8),
+    "middle-of-two": ((UP, DOWN), DOWN, 1, 2),
+    "whole": ((DOWN,), DOWN, 0, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_s_part_is_named(case: str, tmp_path: Path) -> None:
+    held, name, rank, ranks = CASES[case]
+    llama_folder(tmp_path / "a", "F32", hidden=96, layers=1, ffn=160, heads=4, kv_heads=2)
+    llama_folder(tmp_path / "b", "F32", hidden=96, layers=1, ffn=160, heads=4, kv_heads=2)
+    rows = tensors_of(tmp_path / "a")
+    arrays = [np.frombuffer(rows[one][2], np.float32) for one in held]
+    part = rank_part(arrays, rank, ranks)
+    write_mixed(
+        tmp_path / "b" / "model.safetensors", rows | {name: ("F32", part.shape, part.tobytes())}
+    )
+    told = aprfmt("diagnose", tmp_path / "a", tmp_path / "b", "--json").json
+    assert told["verdict"] == "bug"
+    (found,) = told["causes"]
+    assert (found["cause"], found["level"]) == ("flat_shard", "confirmed")
+    assert found["where"] == [name]
+    checked = aprfmt("validate", tmp_path / "b")
+    assert checked.code == 1
+    assert "one rank's part of flat parameters" in checked.out
+    assert "the tokenizer is not of this model" not in checked.out
+
+
+def test_another_vector_is_no_part(tmp_path: Path) -> None:
+    """Other values of the same form are placed and not explained."""
+    for side in "ab":
+        llama_folder(tmp_path / side, "F32", hidden=96, layers=1, ffn=160, heads=4, kv_heads=2)
+    rows = tensors_of(tmp_path / "a")
+    part = np.random.default_rng(1).standard_normal(3840).astype(np.float32)
+    write_mixed(tmp_path / "b" / "model.safetensors", rows | {UP: ("F32", (3840,), part.tobytes())})
+    (found,) = aprfmt("diff", tmp_path / "a", tmp_path / "b", "--json").json["causes"]
+    assert (found["cause"], found["level"]) == ("flat_shard", "located")

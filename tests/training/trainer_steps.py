@@ -1,0 +1,446 @@
+"""Steps whose faults trainers' users reported, and right steps that look like faults.
+
+A fourth set, of other kinds: experts over ranks, activations computed again, clipping over shards,
+decay made twice, padding that is attended to, positions that count it, noise in embeddings, rates
+by layer, moments in few bits, shards of the vocabulary. What is right stands in each row, written
+before the row was first run.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.models import IDS, VOCAB, tiny
+from tests.training.judged_steps import (
+    LAST,
+    LR,
+    RULE,
+    SEED,
+    WD,
+    Grads,
+    JudgedStep,
+    adamw,
+    backward,
+    batch_of,
+    gradient_step,
+    model_of,
+    taken,
+    with_gradients,
+    written,
+)
+from tests.training.steps import save_arrays
+from tests.training.thread_steps import Batch, direction, rule_step, scaled, sgd
+
+
+def without_layers(grads: Grads) -> Grads:
+    """Give zeros to all parameters of the layers: checkpointed, and nothing before them trains."""
+    return {n: g * (0 if ".layers." in n else 1) for n, g in grads.items()}
+
+
+def clipped_by_shard(model: Any) -> None:
+    """Clip the first two layers and the rest each by its own norm, as two ranks do."""
+    for first in (True, False):
+        part = [
+            p
+            for n, p in model.named_parameters()
+            if any(f".layers.{i}." in n for i in (0, 1)) == first
+        ]
+        torch.nn.utils.clip_grad_norm_(part, 0.5)
+
+
+def decayed_twice(w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """Decay before the optimizer, which decays too."""
+    return w * (1 - LR * WD) * (1 - LR * WD) - LR * direction(g)
+
+
+def small_moment(w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """Keep the second moment in float16, where most of it is zero."""
+    v = (1e-3 * g.square()).half().float() / 1e-3
+    return w * (1 - LR * WD) - LR * g / (v.sqrt() + 1e-8)
+
+
+def left_padded() -> Batch:
+    """Return two rows, the second padded at its beginning, whose first token is not scored."""
+    ids = torch.tensor([IDS[:16], (0,) * 6 + tuple(IDS[4:14])])
+    mask = torch.ones_like(ids)
+    mask[1, :6] = 0
+    labels = ids.clone()
+    labels[1, :7] = -100
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def on_left_padding(
+    kind: str, change: Callable[[Batch], Batch] | None = None
+) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes the files of gradients of a padded batch that the trainer passes changed.
+
+    Without a change the positions are those of the tokens.
+    """
+
+    def make(folder: Path) -> dict[str, Any]:
+        model, batch = model_of(kind), left_padded()
+        right = batch | {"position_ids": (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)}
+        grads = backward(model, right if change is None else change(batch))
+        return written(folder, model, batch) | with_gradients(folder, grads)
+
+    return make
+
+
+def attending_padding(batch: Batch) -> Batch:
+    """Pass a mask of ones: the collator found no padding at the end of the row."""
+    return batch | {"attention_mask": torch.ones_like(batch["attention_mask"])}
+
+
+def counting_padding(batch: Batch) -> Batch:
+    """Number the tokens from the beginning of the row, padding among them."""
+    return batch | {"position_ids": torch.arange(16).expand(2, 16)}
+
+
+def noisy_embeddings() -> Any:
+    """The embeddings have uniform noise, as NEFTune adds it."""
+    model = model_of("llama")
+    torch.manual_seed(SEED)
+
+    class Noise:
+        def __enter__(self) -> None:
+            self.hook = model.model.embed_tokens.register_forward_hook(
+                lambda module, given, x: x + torch.empty_like(x).uniform_(-0.1, 0.1)
+            )
+
+        def __exit__(self, *error: Any) -> None:
+            self.hook.remove()
+
+    return Noise()
+
+
+def rates_by_layer(model: Any) -> torch.optim.Optimizer:
+    """Return AdamW with half of the rate in layer 1, and a quarter in layer 0."""
+    named = list(model.named_parameters())
+    groups = [
+        {"params": [(n, p) for n, p in named if f".layers.{i}." in n], "lr": LR / 2 ** (LAST - i)}
+        for i in range(LAST)
+    ]
+    rest = [(n, p) for n, p in named if not any(f".layers.{i}." in n for i in range(LAST))]
+    return torch.optim.AdamW([*groups, {"params": rest}], lr=LR, weight_decay=WD)
+
+
+def without_half_of_the_vocabulary(grads: Grads) -> Grads:
+    """Give no gradient to the rows of the table from half of the vocabulary on."""
+    table = "model.embed_tokens.weight"
+    made = grads[table].clone()
+    made[VOCAB // 2 :] = 0
+    return grads | {table: made}
+
+
+TRAINER_FAULTS = (
+    JudgedStep(
+        "experts_twice",
+        "all experts have twice their gradient: summed over the ranks that hold them",
+        gradient_step("mixtral", change=scaled(2.0, lambda n, _: ".experts." in n)),
+        cause="gradient_factor",
+        named="gradient_factor.*2 times",
+        where=r"ffn_(gate|up|down)_exps",
+    ),
+    JudgedStep(
+        "layers_without_gradient",
+        "no parameter of a layer has a gradient: nothing before checkpointed layers trains",
+        gradient_step("llama", change=without_layers),
+        cause="gradient_zero",
+        named="gradient_zero",
+        where=r"^L\d",
+    ),
+    JudgedStep(
+        "clipped_by_shard",
+        "two ranks clip their shards to 0.5, each by its own norm",
+        taken(sgd, "sgd:lr=0.1,clip=0.5", before_step=clipped_by_shard),
+        cause="clip_by_tensor",
+        named="clip",
+        where=".",
+    ),
+    JudgedStep(
+        "decayed_twice",
+        "the decay is made twice: before the optimizer and by it",
+        rule_step(decayed_twice, f"{RULE},step=1"),
+        cause="decay_factor",
+        named="decay_factor.*twice",
+        where=".",
+    ),
+    JudgedStep(
+        "second_moment_in_float16",
+        "the second moment is kept in float16, where small ones are zero",
+        rule_step(small_moment, f"{RULE},step=1"),
+        cause="moment_rounded",
+        named="second moment",
+        where=".",
+    ),
+    JudgedStep(
+        "padding_attended",
+        "tokens attend to the padding at the beginning of their row",
+        on_left_padding("llama", attending_padding),
+        cause="padding_seen",
+        named="padding",
+        where=".",
+    ),
+    JudgedStep(
+        "padding_counted",
+        "positions count the padding at the beginning of the row",
+        on_left_padding("gpt2", counting_padding),
+        cause="padding_seen",
+        named="position",
+        where=r"^(?!.*attn_k\.bias)",  # whose gradients are zero
+    ),
+    JudgedStep(
+        "noise_in_embeddings",
+        "noise is added to the embeddings: the gradients are of another forward pass",
+        gradient_step("llama", noisy_embeddings),
+        named="noise|dropout",
+        where=".",
+    ),
+    JudgedStep(
+        "rates_by_layer",
+        "layer 1 has half of the rate, layer 0 a quarter of it",
+        taken(rates_by_layer, f"{RULE},step=1"),
+        cause="step_factor",
+        named="step_factor.*(1/2|1/4)",
+        where=r"^L[01]\.",
+    ),
+    JudgedStep(
+        "half_of_the_vocabulary",
+        "rows of the table from half of the vocabulary on have no gradient",
+        gradient_step("llama", change=without_half_of_the_vocabulary),
+        cause="gradient_rows",
+        named="gradient_rows",
+        where="token_embd",
+    ),
+)
+
+
+def kahan(folder: Path) -> dict[str, Any]:
+    """Write step 3 of AdamW in bfloat16 that carries what rounding takes in a second number."""
+    model, batch = tiny("llama", tied=False).to(torch.bfloat16), batch_of()
+    rest = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    moments = {n: [torch.zeros(p.shape), torch.zeros(p.shape)] for n, p in model.named_parameters()}
+    for step in (1, 2, 3):
+        grads = backward(model, batch)
+        if step == 3:
+            given = written(folder, model, batch) | with_gradients(folder, grads)
+        with torch.no_grad():
+            for n, p in model.named_parameters():
+                m, v = moments[n]
+                g = grads[n].float()
+                m.lerp_(g, 0.1)
+                v.mul_(0.999).addcmul_(g, g, value=1e-3)
+                under = (v / (1 - 0.999**step)).sqrt() + 1e-8
+                change = -1e-5 * (m / (1 - 0.9**step) / under)
+                rest[n].add_(change.to(torch.bfloat16))
+                old = p.clone()
+                p.add_(rest[n])
+                rest[n].add_(old - p)
+    model.save_pretrained(folder / "after")
+    state = {
+        f"{n}.{key}": x.float().numpy()
+        for n, (m, v) in moments.items()
+        for key, x in (("exp_avg", m), ("exp_avg_sq", v), ("kahan_comp", rest[n]))
+    }
+    steps = {f"{n}.step": np.full(1, 3.0) for n in moments}
+    save_arrays(folder / "state.npz", state | steps)
+    del given["batch"], given["grads"]
+    return given | {
+        "after": folder / "after",
+        "optimizer": "adamw:lr=1e-5,step=3",
+        "optimizer_state": folder / "state.npz",
+    }
+
+
+def decoupled_adam(model: Any) -> torch.optim.Optimizer:
+    """Return torch's Adam whose decay is decoupled, as its state says."""
+    return torch.optim.Adam(
+        list(model.named_parameters()), lr=LR, weight_decay=WD, decoupled_weight_decay=True
+    )
+
+
+def head_beside_table(folder: Path) -> dict[str, Any]:
+    """Write the first step of a tied model, after which the head is saved beside the table."""
+    given = taken(adamw(), f"{RULE},step=1", kind="gpt2", batch=True)(folder)
+    path = folder / "after" / "model.safetensors"
+    values = load_file(path)
+    table = next(name for name in values if "wte" in name)
+    head = "lm_head.weight"
+    save_file(values | {head: values[table].clone()}, path, {"format": "pt"})
+    return given
+
+
+def in_shards(folder: Path) -> dict[str, Any]:
+    """Write a first step, after which the checkpoint is in several files."""
+    given = taken(adamw(), f"{RULE},step=1")(folder)
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder / "after")
+    model.save_pretrained(folder / "shards", max_shard_size="50KB")
+    return given | {"after": folder / "shards"}
+
+
+def scheduled(folder: Path) -> dict[str, Any]:
+    """Write step 3 with the state of after it, and after its schedule set the next rate."""
+    model, batch = tiny("llama", tied=False), batch_of()
+    made = adamw()(model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 / (1 + step))
+    for step in (1, 2, 3):
+        backward(model, batch)
+        if step == 3:
+            given = written(folder, model, batch)
+        made.step()
+        schedule.step()
+    model.save_pretrained(folder / "after")
+    torch.save(made.state_dict(), folder / "optimizer.pt")
+    del given["batch"]
+    return given | {"after": folder / "after", "optimizer_state": folder / "optimizer.pt"}
+
+
+def three_shards(model: Any) -> None:
+    """Clip the parameters of each layer, and the rest, by their own norms."""
+    for layer in (0, 1, 2, None):
+        part = [
+            p
+            for n, p in model.named_parameters()
+            if (f".layers.{layer}." in n if layer is not None else ".layers." not in n)
+        ]
+        torch.nn.utils.clip_grad_norm_(part, 0.5)
+
+
+def bfloat16_moment(w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """Keep the second moment in bfloat16."""
+    v = (1e-3 * g.square()).bfloat16().float() / 1e-3
+    return w * (1 - LR * WD) - LR * g / (v.sqrt() + 1e-8)
+
+
+def adapter_of(dropout: float, rows: int = 3) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes the files of gradients of an adapter, of the first rows of its batch."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        import peft
+
+        config = peft.LoraConfig(
+            r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=dropout
+        )
+        torch.manual_seed(SEED)
+        model: Any = peft.get_peft_model(tiny("llama", tied=False), config).train()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if "lora_" in name:
+                    p.normal_(0, 0.1)
+        batch = batch_of()
+        some = {key: x[:rows] for key, x in batch.items()}
+        grads = {n: g for n, g in backward(model, some).items() if "lora_" in n}
+        given = written(folder, model_of("llama"), batch) | with_gradients(folder, grads)
+        model.save_pretrained(folder / "adapter")
+        return given | {"adapter": folder / "adapter"}
+
+    return make
+
+
+def scheduled_groups(
+    last: float, frozen: str = "", rest: float = 0.1
+) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes step 2 of two groups, after which the schedule sets `last` of a rate.
+
+    `frozen` is a part of the names of parameters that stay as they were.
+    """
+
+    def make(folder: Path) -> dict[str, Any]:
+        model, batch = tiny("llama", tied=False), batch_of()
+        named = list(model.named_parameters())
+        groups: list[dict[str, Any]] = [
+            {"params": [(n, p) for n, p in named if p.ndim > 1]},
+            {"params": [(n, p) for n, p in named if p.ndim < 2], "lr": LR * rest},
+        ]
+        made = torch.optim.AdamW(groups, lr=LR, weight_decay=WD)
+        schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: (1.0, 0.6, last)[step])
+        for step in (1, 2):
+            backward(model, batch)
+            if step == 2:
+                given = written(folder, model, batch)
+                old = {n: p.detach().clone() for n, p in named}
+            made.step()
+            schedule.step()
+        with torch.no_grad():
+            for n, p in named:
+                if frozen and frozen in n:
+                    p.copy_(old[n])
+        model.save_pretrained(folder / "after")
+        torch.save(made.state_dict(), folder / "optimizer.pt")
+        del given["batch"]
+        return given | {"after": folder / "after", "optimizer_state": folder / "optimizer.pt"}
+
+    return make
+
+
+TRAINER_RELATIVES = (
+    JudgedStep(
+        "clipped_by_layer",
+        "each layer, and what is outside them, is clipped to 0.5 by its own norm",
+        taken(sgd, "sgd:lr=0.1,clip=0.5", before_step=three_shards),
+        cause="clip_by_tensor",
+        named="clip",
+        where=".",
+    ),
+    JudgedStep(
+        "second_moment_in_bfloat16",
+        "the second moment is kept in bfloat16",
+        rule_step(bfloat16_moment, f"{RULE},step=1"),
+        cause="moment_rounded",
+        named="second moment",
+        where=".",
+    ),
+    JudgedStep(
+        "padding_attended_and_counted",
+        "tokens attend to the padding at the beginning of their row, and positions count it",
+        on_left_padding("gpt2", attending_padding),
+        cause="padding_seen",
+        named="padding",
+        where=r"^(?!.*attn_k\.bias)",
+    ),
+    JudgedStep(
+        "dropout_of_an_adapter",
+        "the dropout of an adapter is active",
+        adapter_of(0.2),
+        cause="dropout_active",
+        named="dropout",
+        at=".",
+    ),
+    JudgedStep(
+        "row_of_an_adapter",
+        "two of three micro-batches are lost in an adapter's gradients",
+        adapter_of(0.0, rows=1),
+        cause="samples_left_out",
+        named="samples_left_out",
+        where=".",
+    ),
+    JudgedStep(
+        "scheduled_and_frozen",
+        "a state whose schedule went on, and layer 1 did not move",
+        scheduled_groups(0.5, "layers.1."),
+        cause="frozen",
+        named="frozen",
+        where=r"^L1\.",
+    ),
+)
+TRAINER_INNOCENTS = (
+    JudgedStep("kahan", "bfloat16 weights whose rounding is kept in a second number", kahan),
+    JudgedStep("decoupled_adam", "Adam with a decoupled decay, by its state",
+               taken(decoupled_adam, "", steps=3, state=True, grads=False)),
+    JudgedStep("head_beside_table", "a tied model whose head is saved beside the table",
+               head_beside_table),
+    JudgedStep("in_shards", "a checkpoint in several files after the step", in_shards),
+    JudgedStep("scheduled", "a state saved after the schedule set the next rate", scheduled),
+    JudgedStep("scheduled_groups", "the same with two groups of parameters",
+               scheduled_groups(0.5)),
+    JudgedStep("scheduled_to_zero", "a state whose schedule has ended at a rate of zero",
+               scheduled_groups(0.0)),
+    JudgedStep("counted_by_rope", "rope whose positions count the padding, which turns nothing",
+               on_left_padding("llama", counting_padding)),
+)  # fmt: skip
