@@ -44,7 +44,7 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import OperationResiduals, ShadowPoint
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.trace_rows import rows_of_one_side
+from aprfmt.measure.trace_rows import CHOSEN, rows_of_one_side
 from aprfmt.measure.trace_view import TraceLike, backend_name, records_token_ids, unread_arrays
 from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
 from aprfmt.model import Model
@@ -106,9 +106,10 @@ class Walk:
         a, b = self.a.model, self.b.model
         report = self.levels.report
         arrays = unread_arrays(*self.traces.values())
-        if a is None and b is None and len(self.traces) > 1:
+        said = any(one.cause == "capture_rows" for one in self.levels.findings)
+        if a is None and b is None and len(self.traces) > 1 and not said:
             first, second = self.traces["A"], self.traces["B"]
-            shared = direct.shared_keys(first, second)
+            shared = [key for key in direct.shared_keys(first, second) if key in CHOSEN]
             arrays = (*rows_of_one_side(second, first, shared), *arrays)
         if a is None or b is None or report is None:
             model = a or b or self.reference

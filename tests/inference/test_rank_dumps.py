@@ -22,7 +22,12 @@ from aprfmt.inference.engines.dump_folders import Dump, Pass, read_dump
 from aprfmt.inference.engines.dumps import _widths_by_name
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
-from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths, may_be_summands
+from aprfmt.inference.engines.rank_joining import (
+    JoinedArray,
+    PointWidths,
+    lone_shares,
+    may_be_summands,
+)
 from aprfmt.inference.engines.sequences import align
 from aprfmt.inference.engines.tiles import Tiles
 from aprfmt.inference.record import Record
@@ -801,6 +806,34 @@ def test_the_first_rank_alone_is_refused(layout: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=wanted):
         with opened(write(tmp_path / "d"), tokens=tokens) as trace:
             raise AssertionError(trace.run)
+
+
+@pytest.mark.parametrize(
+    "arch", ["gemma3n", "gemma4", "deepseek_v2", "qwen3_next", "nemotron_h", "mixtral", "gpt2"]
+)
+def test_a_whole_pass_is_no_ranks_share(arch: str) -> None:
+    """Sizes of transformers' modules, whatever they are, are not those of one rank."""
+    from transformers import AutoModelForCausalLM
+
+    folder, shapes = tiny_folder(arch), {}
+    made: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: Any, given: Any, out: Any) -> None:
+            first = out[0] if isinstance(out, tuple) and out else out
+            if torch.is_tensor(first):
+                shapes[name] = tuple(first.shape)
+
+        return hook
+
+    for name, module in made.named_modules():
+        module.register_forward_hook(note(name))
+    with torch.no_grad():
+        made(torch.tensor([list(IDS)]))
+    with open_model(folder) as model:
+        widths = _widths_by_name(model)(list(shapes))
+    assert len(widths.widths) > 8
+    assert lone_shares(shapes, widths, len(IDS)) == {}
 
 
 def _one_rank_in_a_file(folder: Path) -> Path:
