@@ -82,7 +82,8 @@ SURE = 4.0  # standard errors
 MOST_ENDS = 0.75  # share of values that may be clipped: of one sign and a size, half of them are
 MOST_FAR = 0.1  # share that may lie further beyond an end than its group is wide
 WIDE_RUN = 256  # values of a row among which errors are no multiple of the copy
-FOLLOWS, MULTIPLE = 0.7, 0.25  # share of the errors, and of the copy, that such a multiple is
+FOLLOWS = 0.7  # share of the errors that such a multiple is
+MULTIPLE = 0.35  # share of the copy that it is: scales that are powers of two clip 0.33 of a run
 UNLIKE = 0.4  # correlation below which such a run of the copy is no run of the source
 
 
