@@ -267,6 +267,11 @@ class Diagnosis(Tabular):
     def next(self) -> tuple[str, ...]:
         """The commands to run next, those of the first findings first, each once."""
         rows = [row.next for row in self.findings if row.next]
+        if not rows and self.ledgers is not None and self.verdict == "bug":
+            from aprfmt.measure.item_repairs import repair_keys_command
+
+            made = repair_keys_command(self.pronounced.not_compared, *self.ledgers, self.b)
+            return (made,) if made else ()
         if (
             self.kind == "derived" or self.faults_beside
         ):  # what mends the rest goes before a look at the training
