@@ -1,4 +1,4 @@
-"""The command that gives one model the keys of another, where only such keys differ."""
+"""The command that makes one model another where only keys or tensors of no role differ."""
 
 import json
 import shlex
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from aprfmt.measure.named_causes import set_command
+from aprfmt.measure.named_causes import fixed_name, set_command
 from aprfmt.model.ledger import APART, Item, Kind, Ledger, NotCompared
+from aprfmt.model.relations import opening_path
 
 # Where `set` finds the keys of a kind; items of files are named "FILE: KEY".
 _PLACES: dict[str, str] = {
@@ -17,16 +18,22 @@ _PLACES: dict[str, str] = {
     "generation setting": "",
 }
 _WRITABLE = ("config.json:", "tokenizer_config.json:", "generation_config.json:")
+_MOST = 8  # tensors of a command
 _LONGEST = 400  # characters of a value in a command
 
 
-def repair_keys_command(rows: Sequence[NotCompared], a: Ledger, b: Ledger, path: str) -> str:
-    """Return the `set` command that gives B, under `path`, the keys that A has; "" without one.
+def repair_items_command(rows: Sequence[NotCompared], a: Ledger, b: Ledger, path: str) -> str:
+    """Return the command that makes B, under `path`, agree with A; "" without one.
 
     `rows` are the items that were not compared. All that are unequal or on one side only have to be
-    keys that `set` writes, with values short enough for a command.
+    keys that `set` writes, with values short enough for a command, or tensors of B alone.
     """
     apart = [row for row in rows if row.state in APART]
+    if apart and all(row.kind == "tensor" and row.state == "only in B" for row in apart):
+        place = opening_path(Path(path))
+        drops = " ".join(f"--drop {shlex.quote(row.name)}" for row in apart)
+        command = f"aprfmt convert {shlex.quote(str(place))} {fixed_name(place)} {drops}"
+        return command if len(apart) <= _MOST else ""
     words = list(dict.fromkeys(_argument(row, a, b) for row in apart))
     return set_command(Path(path), words) if words and "" not in words else ""
 
