@@ -171,6 +171,8 @@ class DiffReport(Tabular):
             return tuple(dict.fromkeys(mends))
         if self._surplus_files:
             return tuple(surplus_command(where, self.b) for where in self._surplus_files)
+        if self._items_command:
+            return (self._items_command,)
         if self.damage:  # a file that cannot be read whole cannot be diagnosed
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
@@ -181,6 +183,15 @@ class DiffReport(Tabular):
             only = " ".join(f"--only {name}" for name in self.asked)
             return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)} {only} -v",)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
+
+    @cached_property
+    def _items_command(self) -> str:
+        """The command that makes B agree where only items of no table differ; else ""."""
+        if self.ledgers is None or replace(self, not_compared=()).exit_code() == 1:
+            return ""
+        from aprfmt.measure.item_repairs import repair_items_command
+
+        return repair_items_command(self.not_compared, *self.ledgers, self.b)
 
     @property
     def _surplus_files(self) -> tuple[str, ...]:

@@ -267,6 +267,11 @@ class Diagnosis(Tabular):
     def next(self) -> tuple[str, ...]:
         """The commands to run next, those of the first findings first, each once."""
         rows = [row.next for row in self.findings if row.next]
+        if not rows and self.ledgers is not None and self.verdict == "bug":
+            from aprfmt.measure.item_repairs import repair_items_command
+
+            made = repair_items_command(self.pronounced.not_compared, *self.ledgers, self.b)
+            return (made,) if made else ()
         if (
             self.kind == "derived" or self.underived_faults
         ):  # what mends the rest goes before a look at the training
@@ -282,6 +287,9 @@ class Diagnosis(Tabular):
         if self.kind not in ("bug", "not_exercised"):
             return ""
         faults = [one for one in self.findings if one.verdict not in ("same", "precision")]
+        if not faults:
+            told = "no command mends B: what differs is in no key of its files"
+            return "" if self.next or self.ledgers is None else told
         left = [one for one in faults if one.to_named_cause({}).remedy is None]
         if not left or any(one.level in ("forward", "capture") for one in left):
             return ""

@@ -82,6 +82,26 @@ def test_a_flipped_bit_beside_them_is_damage_still(pair: tuple[Path, Path]) -> N
     assert any("L1.ffn_down" in place for row in found.findings for place in row.where)
 
 
+def test_damage_of_several_does_not_make_one_small_change_rounding() -> None:
+    """Too few tensors differ by rounding for another arithmetic. Seen red: "rounding" of one."""
+    near = "model.layers.0.mlp.up_proj.weight"
+    far = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(4)]
+
+    def flip(rows: files.Rows) -> None:
+        for name in far:
+            x = values(rows[name])
+            x[3, 5] = 8 * x.abs().max()
+            rows[name] = stored(x)
+        kind, shape, raw = rows[near]
+        bits = np.frombuffer(raw, np.uint16).copy()
+        bits[7] ^= 1
+        rows[near] = kind, shape, bits.tobytes()
+
+    report = aprfmt.diff(DEMO, files.copy(DEMO, "five-flips", tensors=flip))
+    assert report.counts["DIFFERENT"] == 5
+    assert {finding.cause for finding in report.findings} == {"bit_rot"}
+
+
 def test_a_norm_that_lost_bits_when_one_was_added_is_rounding(tmp_path: Path) -> None:
     """Gemma's GGUF stores w + 1: of 2.7e-6 float32 keeps few bits. Seen red: "bit_rot", exit 1."""
     folder = tmp_path / "gemma"

@@ -14,6 +14,7 @@ import pytest
 
 from aprfmt.compare import diff
 from tests.cli.run import aprfmt as command
+from tests.diagnose.test_remedies import written
 
 CONFIG, TOKENS, GENERATION = "config.json", "tokenizer_config.json", "generation_config.json"
 GONE = object()
@@ -26,6 +27,7 @@ CHANGES: dict[tuple[str, str], Any] = {
     (CONFIG, "hidden_size"): GONE,
     (CONFIG, "vocab_size"): GONE,
     (CONFIG, "quantization_config"): {"quant_method": "awq", "bits": 4},
+    (CONFIG, "a_key_of_nobody"): [1, {"two": 3}],
     (TOKENS, "tokenizer_class"): "LlamaTokenizer",
     (TOKENS, "model_max_length"): 99,
     (TOKENS, "add_prefix_space"): True,
@@ -62,9 +64,12 @@ def changed(model: Path, there: Path, file: str, key: str, value: Any) -> Path:
 
 @pytest.mark.parametrize("change", CHANGES, ids=": ".join)
 def test_a_key_that_others_load_by_counts(
-    change: tuple[str, str], demo_model: Path, tmp_path: Path
+    change: tuple[str, str], demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Either way round and in both commands; both with it are equal, and `--accept` takes it."""
+    """Either way round and in both commands, and the next command mends B.
+
+    Both with it are equal, and `--accept` takes it.
+    """
     b = changed(demo_model, tmp_path / "b", *change, CHANGES[change])
     for name in ("diff", "diagnose"):
         for pair in ((demo_model, b), (b, demo_model)):
@@ -75,6 +80,12 @@ def test_a_key_that_others_load_by_counts(
             )
             assert change[1] in said
         assert command(name, b, b).code == 0
+    if change[0] != "tokenizer.json":  # which `set` does not write
+        for name in ("diff", "diagnose"):
+            (following,) = command(name, demo_model, b, "--json").json["next"]
+            if name == "diagnose" or not following.startswith("aprfmt diagnose"):
+                mended = written(following, b, tmp_path / name, monkeypatch)
+                assert command("diff", demo_model, mended).code == 0, following
     rows = diff(demo_model, b).not_compared
     if rows:
         accept = [f"unread:{row.name}" for row in rows]

@@ -1,0 +1,82 @@
+"""The command that makes one model another where only keys or tensors of no role differ."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from aprfmt.measure.named_causes import fixed_name, set_command
+from aprfmt.model.ledger import APART, Item, Kind, Ledger, NotCompared
+from aprfmt.model.relations import opening_path
+
+# Where `set` finds the keys of a kind; items of files are named "FILE: KEY".
+_PLACES: dict[str, str] = {
+    "config key": "config.json:",
+    "metadata key": "",
+    "tokenizer part": "",
+    "generation setting": "",
+}
+_WRITABLE = ("config.json:", "tokenizer_config.json:", "generation_config.json:")
+_MOST = 8  # tensors of a command
+_LONGEST = 400  # characters of a value in a command
+
+
+def repair_items_command(rows: Sequence[NotCompared], a: Ledger, b: Ledger, path: str) -> str:
+    """Return the command that makes B, under `path`, agree with A; "" without one.
+
+    `rows` are the items that were not compared. All that are unequal or on one side only have to be
+    keys that `set` writes, with values short enough for a command, or tensors of B alone.
+    """
+    apart = [row for row in rows if row.state in APART]
+    if apart and all(row.kind == "tensor" and row.state == "only in B" for row in apart):
+        place = opening_path(Path(path))
+        drops = " ".join(f"--drop {shlex.quote(row.name)}" for row in apart)
+        command = f"aprfmt convert {shlex.quote(str(place))} {fixed_name(place)} {drops}"
+        return command if len(apart) <= _MOST else ""
+    words = list(dict.fromkeys(_argument(row, a, b) for row in apart))
+    return set_command(Path(path), words) if words and "" not in words else ""
+
+
+def _argument(row: NotCompared, a: Ledger, b: Ledger) -> str:
+    """Return the words of `set` that mend one item, quoted for a shell; "" if none do."""
+    place = _PLACES.get(row.kind)
+    if place is None:
+        return ""
+    mine, theirs = (_item(side, row.kind, row.name) for side in (a, b))
+    key = row.name if mine is not None else _outermost_of(row, a)
+    name = f"{place}{key}".replace(": ", ":", 1)
+    if row.kind != "metadata key" and not name.startswith(_WRITABLE):
+        return ""
+    if mine is None:
+        return f"--remove {shlex.quote(name)}" if theirs is not None else ""
+    if theirs is None and row.kind == "metadata key":
+        return ""  # `set` would have to guess its type
+    value = mine.holds() if isinstance(mine.holds, partial) else mine.holds
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        return ""
+    return shlex.quote(f"{name}={text}") if len(text) <= _LONGEST else ""
+
+
+def _outermost_of(row: NotCompared, other: Ledger) -> str:
+    """Return the key of a config.json's outermost object around a key that `other` has nothing of.
+
+    The key itself where it is in no such object.
+    """
+    if row.kind != "config key":
+        return row.name
+    known = [item.name for item in other.items if item.kind == "config key"]
+    parts = row.name.split(".")
+    for count in range(1, len(parts)):
+        above = ".".join(parts[:count])
+        if not any(name == above or name.startswith(f"{above}.") for name in known):
+            return above
+    return row.name
+
+
+def _item(side: Ledger, kind: str, name: str) -> Item | None:
+    """Return a ledger's item of a kind and name; None without one."""
+    known: tuple[Kind, ...] = ("config key", "metadata key", "tokenizer part", "generation setting")
+    return next((side.items_of_kind(one).get(name) for one in known if one == kind), None)
