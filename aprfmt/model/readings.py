@@ -54,7 +54,9 @@ _OURS = (
         "files and keys of the source, which are items",
     ),
     KeyPattern(
-        r"aprfmt\.source\.(encodings|restore|stored)", "part of", "how the source's bits come back"
+        r"aprfmt\.(gguf_vocabulary|source\.(encodings|restore|stored))",
+        "part of",
+        "how the source's bits come back",
     ),
     KeyPattern(
         r"aprfmt\.(allowed_missing|dropped|repair\.missing)",

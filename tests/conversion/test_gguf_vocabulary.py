@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from aprfmt.base.protocols import TypedValue
 from aprfmt.conversion.gguf_vocabulary import KEY, restored_vocabulary, vocabulary_record
 from aprfmt.errors import FormatError
+from aprfmt.model import open_model
+from aprfmt.model.ledger import make_ledger
 from aprfmt.tokenizer import keys
+from tests.cli.run import aprfmt as command
 
 TOKENS, SCORES, TYPES = (row.gguf for row in (keys.TOKENS, keys.SCORES, keys.TYPES))
 
@@ -95,3 +98,18 @@ def test_a_file_keeps_its_types_on_every_way_back(
     with aprfmt.open(changed) as first, aprfmt.open(tmp_path / "back.gguf") as last:
         for key in (TOKENS, TYPES):
             assert list(first.metadata[key]) == list(last.metadata[key])
+
+
+@pytest.mark.parametrize("way", [["hf"], ["hf", "hf2"], ["hf", "x.apr"], ["x.apr", "hf"]])
+def test_nothing_that_came_of_a_gguf_is_called_unread_on_its_way_back(
+    way: list[str], demo_model: Path, tmp_path: Path
+) -> None:
+    """The record of scores and types is ours: it is read, and the GGUF has a place for both."""
+    at = tmp_path / "m.gguf"
+    assert command("convert", demo_model, at).code == 0
+    for name in [*way, "back.gguf"]:
+        to = ["--to", "safetensors"] if "." not in name else []
+        done = command("convert", at, tmp_path / name, *to)
+        assert (done.code, "not compared" in done.out) == (0, False), done.out
+        at = tmp_path / name
+        assert make_ledger(open_model(at)).unread == ()
