@@ -204,8 +204,18 @@ def fused_qkv(suffix: str) -> Binding:
     return Binding((f"{LAYER}self_attn.qkv_proj.{suffix}",), roles, (Split((Q, KV, KV)),))
 
 
-# Some writers (early APR files) fuse q, k and v; read for architectures with separate ones, too.
-FUSED = (fused_qkv("weight"), fused_qkv("bias"))
+def fused_gate_up(suffix: str) -> Binding:
+    """Return the binding of one stored matrix or bias with the rows of an MLP's gate, then of up.
+
+    `suffix` is "weight" or "bias".
+    """
+    roles, halves = tuple(f"ffn_{x}.{suffix}" for x in ("gate", "up")), ("ffn_size", "ffn_size")
+    return Binding((f"{LAYER}mlp.gate_up_proj.{suffix}",), roles, (Split(halves),))
+
+
+# Some writers (early APR files, parameters of vLLM and SGLang) fuse q, k and v, or gate and up:
+# read for architectures with separate ones, too.
+FUSED = tuple(make(suffix) for make in (fused_qkv, fused_gate_up) for suffix in ("weight", "bias"))
 
 
 def experts(

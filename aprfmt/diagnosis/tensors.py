@@ -185,24 +185,48 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
                 continue
             found.ended = True
             found.not_checked.append(f"forward pass: {side} lacks tensors that it reads")
+            places = _tensors_large_enough(a, b, rows, side, others)
+            known = not places
+            shown = ", ".join(places[:2]) + (", ..." if len(places) > 2 else "")
+            maybe = "" if known else f"; their values may be in tensors of no role: {shown}"
             found.stated.append(
                 Finding(
                     "missing_tensors",
                     f"{side} lacks {len(others)} of the tensors: {', '.join(others[:4])}"
-                    + (", ..." if len(others) > 4 else ""),
+                    + (", ..." if len(others) > 4 else "")
+                    + maybe,
                     "tensor",
                     CAUSES["missing_tensors"].verdict,
                     tuple(others),
-                    True,
+                    known,
                     "",
                     1.0,
                     0.0,
                     "share of these that miss; after: with the other side's in their place",
                     side=side,
-                    proof=unfitted_proof(len(others)),
+                    proof=unfitted_proof(len(others)) if known else None,
                     counted=True,
                 )
             )
+
+
+def _tensors_large_enough(
+    a: Model, b: Model, rows: Sequence[TensorDiff], side: str, missing: Sequence[str]
+) -> list[str]:
+    """Return the tensors that only `side` has, of no role, each as large as one of the missing.
+
+    The missing may be among them, under another name, joined, or in another layout.
+    """
+    model, other = (b, a) if side == "B" else (a, b)
+    views = [view for key in missing if (view := other.find(key)) is not None]
+    least = min((math.prod(view.shape) for view in views), default=0)
+    alone = [
+        row.key
+        for row in rows
+        if row.verdict == f"ONLY_IN_{side}" and not _is_role_of_pass(a, b, row.key)
+    ]
+    found = [(key, model.find(key)) for key in alone]
+    return [key for key, view in found if view is not None and math.prod(view.shape) >= least > 0]
 
 
 def _add_lost_companions(model: Model, side: str, keys: Sequence[str], found: Levels) -> None:
