@@ -55,7 +55,8 @@ def write_merged(folder: Path, base: Path, rows: dict[str, Values]) -> Path:
 
 
 def lengths(values: Values) -> Values:
-    return values.norm(dim=1, keepdim=True)
+    found: Values = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    return found
 
 
 # (base, change, magnitudes) -> what a merge stores, and what is said of it
