@@ -55,7 +55,7 @@ def write_merged(folder: Path, base: Path, rows: dict[str, Values]) -> Path:
 
 
 def lengths(values: Values) -> Values:
-    found: Values = values.norm(dim=1, keepdim=True)
+    found: Values = torch.linalg.vector_norm(values, dim=1, keepdim=True)
     return found
 
 
