@@ -82,7 +82,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
     yield make_finding(
         "stale_tensor" if stale else "bit_rot",
         (case.key,),
-        (general, f"{count} values in {len(found)} runs are not", *lines),
+        (general, f"{count} values in {len(found)} runs are not: {lines[0]}", *lines[1:]),
         case.before.relative,
         0.0,
         fitted_proof(count) if sure else None,
