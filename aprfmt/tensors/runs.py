@@ -9,12 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import ByteSource, LazyTensor
 from aprfmt.formats.mapped_file import MappedFile, StoredTensor
+from aprfmt.remote.paths import is_remote
+from aprfmt.remote.traffic import TRAFFIC
 
 if TYPE_CHECKING:
     import numpy as np
@@ -188,20 +191,34 @@ def _is_same_place(a: ByteRun, b: ByteRun) -> bool:
     return type(a.tensor) is type(b.tensor) and same_published_file(mine[0], theirs[0])
 
 
+_computed: set[Path] = set()  # files whose SHA-256 is not as published, but of bytes that were read
+
+
 def same_published_file(a: ByteSource, b: ByteSource) -> bool:
     """Return whether two files have the same SHA-256, at least one of which is published.
 
-    The other's is computed and remembered.
+    The other's is computed and remembered. Where they have, it is told that bytes were not fetched:
+    a site may send others than those whose digest it publishes.
     """
     if a.size != b.size or not (a.sha256 or b.sha256):
         return False
+    published = [
+        one for one in (a, b) if one.sha256 and is_remote(one.path) and one.path not in _computed
+    ]
     for one in (a, b):
         if not one.sha256:
             total = hashlib.sha256()
             for window in one.windows(0, one.size):
                 total.update(window)
             one.sha256 = total.hexdigest()
-    return a.sha256 == b.sha256
+            _computed.add(one.path)
+    if a.sha256 != b.sha256:
+        return False
+    for one in published:
+        TRAFFIC.tell(
+            f"{one.path}: equal by the SHA-256 that its site publishes; not all of it was fetched"
+        )
+    return True
 
 
 def byte_windows(

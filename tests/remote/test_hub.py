@@ -269,6 +269,9 @@ def test_a_published_digest_settles_a_file_without_fetching_it(
         done = command("diff", a, b, "--only", "tensors", "--json")
         assert done.code == 0 and {r["verdict"] for r in done.json["tensors"]} == {"SAME_BYTES"}
         assert served.sent() <= 2 * (128 << 10) + 100_000 < size
+        named = [each for each in map(str, (a, b)) if each.startswith("hf://")]
+        said = [line for line in done.err.splitlines() if "SHA-256 that its site publishes" in line]
+        assert len(said) == len(named) and all(map(str.startswith, sorted(said), sorted(named)))
     changed = bytearray(files["model.safetensors"])
     changed[-1] ^= 1
     served.add_repository(
@@ -278,6 +281,7 @@ def test_a_published_digest_settles_a_file_without_fetching_it(
     done = command("diff", f"hf://{NAME}", "hf://other/copy", "--only", "tensors", "--json")
     verdicts = [row["verdict"] for row in done.json["tensors"]]
     assert done.code == 1 and len(verdicts) - verdicts.count("SAME_BYTES") == 1
+    assert "publishes" not in done.err
 
 
 def test_other_places_of_one_file_are_not_equal_by_its_digest(served: RangeServer) -> None:
