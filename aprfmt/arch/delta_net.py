@@ -106,7 +106,7 @@ def delta_net_rows(
     are (Hugging Face name, role, GGUF steps) of the input projections that have a stored tensor
     each. Other input projections are parts of a fused tensor.
     """
-    own = {role: (hf, steps) for hf, role, steps in projections}
+    named = {role: (hf, steps) for hf, role, steps in projections}
 
     def input_row(role: str, rows: str) -> RoleRow:
         """Return the row of a projection of the stream to `rows` rows.
@@ -114,7 +114,7 @@ def delta_net_rows(
         Only a projection of `projections` has a name of its own; others are parts of a stored
         tensor.
         """
-        hf, steps = own.get(role, ("", ()))
+        hf, steps = named.get(role, ("", ()))
         name = f"linear_attn.{hf}.weight" if hf else ""
         return RoleRow(
             f"{role}.weight", name, (rows, "hidden_size"), IN_LAYERS, (), steps, None if hf else ""

@@ -132,11 +132,11 @@ def head_spec(spec: ArchSpec) -> ArchSpec:
     for style, rows in spec.bindings.items():
         steps = next((row.steps for row in rows if row.roles == (_NORM,)), ())
         join = spec.draft[style].join if style in spec.draft else ()
-        own = (
+        head_bindings = (
             Binding((rule.role,), (rule.role,), steps if rule.role in NORMS else join)
             for rule in _RULES
         )
-        bindings[style] = (*own, *rows)
+        bindings[style] = (*head_bindings, *rows)
     return replace(spec, tensors=(*_RULES, *spec.tensors), bindings=bindings)
 
 

@@ -102,8 +102,8 @@ def _has_projections(names: Collection[str], values: Mapping[str, Value]) -> boo
 
     `values` (the metadata) is not used: every evidence function is given both.
     """
-    own = ("project_in.weight", "project_out.weight", "embd_in.weight", "head_in.weight")
-    return any(name.endswith(own) for name in names)
+    ends = ("project_in.weight", "project_out.weight", "embd_in.weight", "head_in.weight")
+    return any(name.endswith(ends) for name in names)
 
 
 _EPS = hyper_rules.norm_eps(1e-5)  # config.json has no key for it

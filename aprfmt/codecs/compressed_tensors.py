@@ -237,10 +237,10 @@ def _zero_points(parts: Parts, shape: tuple[int, ...], bits: int, scale: Array) 
     stored = part_array(NAME, parts, _ZERO, ("I32", "I8"))
     if stored.dtype == np.int32:  # packed along the outputs
         check_shape(NAME, _ZERO, stored.shape, (*shape[:-2], -(-rows * bits // 32), groups))
-        held = stored.view(np.uint32).reshape(-1, *stored.shape[-2:])
+        words = stored.view(np.uint32).reshape(-1, *stored.shape[-2:])
         values = np.arange(1 << bits, dtype=np.float32) - np.float32(1 << bits - 1)
         full = (*shape[:-2], groups, rows)
-        along = WeightLayout(full, PackedCodes(bits, "columns", held), values, (1, rows))
+        along = WeightLayout(full, PackedCodes(bits, "columns", words), values, (1, rows))
         every = along.decode().reshape(-1, groups, rows)
         return np.stack([transpose_numbers(one) for one in every]).reshape(*shape[:-1], groups)
     return stored.astype(np.float32)
@@ -268,10 +268,10 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
     # Zero points and scales, repeated for each group.
     full = (*shape[:-1], groups)
     if zero is not None:
-        held = _numbers_by_group(zero, shape, _ZERO)
-        if groups % held.shape[-1]:
-            check_shape(NAME, _ZERO, held.shape, full)
-        zero = np.broadcast_to(np.repeat(held, groups // held.shape[-1], axis=-1), full)
+        zeros = _numbers_by_group(zero, shape, _ZERO)
+        if groups % zeros.shape[-1]:
+            check_shape(NAME, _ZERO, zeros.shape, full)
+        zero = np.broadcast_to(np.repeat(zeros, groups // zeros.shape[-1], axis=-1), full)
     if scale.size == 1 or scale.shape == shape[:-1]:
         return np.broadcast_to(
             scale.reshape(-1, 1) if scale.size == 1 else scale[..., None], full
@@ -369,8 +369,8 @@ def _lay_out_micro(parts: Parts, config: Config, shape: tuple[int, ...]) -> Weig
     else:
         scale = part_scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0"))
     check_shape(NAME, SCALE, scale.array.shape, (*shape[:-1], shape[-1] // size))
-    held = broadcast_to_matrices(scale.array, shape, tile_grid(shape, (1, size)))
-    return WeightLayout(shape, codes, values, (1, size), GroupNumbers(held, scale.table))
+    scales = broadcast_to_matrices(scale.array, shape, tile_grid(shape, (1, size)))
+    return WeightLayout(shape, codes, values, (1, size), GroupNumbers(scales, scale.table))
 
 
 def _plain_shape(parts: Parts, config: Config) -> tuple[int, ...]:

@@ -86,9 +86,9 @@ def _any_scale(numbers: GroupNumbers) -> bool:
     A stored byte 0 counts as 0, although as E8M0 it is 2**-127. The first row of a matrix is
     checked before all of its rows are read.
     """
-    for matrix, held in enumerate(numbers.array):
+    for matrix, scales in enumerate(numbers.array):
         table = numbers.table_of(matrix)
-        for some in (held[:1], held):
+        for some in (scales[:1], scales):
             if some.any() and (table is None or table[some].any()):
                 return True
     return False

@@ -189,8 +189,8 @@ def part_scale_numbers(
         return as_group_numbers(
             part_array(name, parts, suffix, encodings), None, f"{name}: part {suffix!r}"
         )
-    held = part_raw(name, parts, suffix, (part.encoding,)).reshape(part.shape)
-    return as_group_numbers(held, kind.values, f"{name}: part {suffix!r}")
+    stored = part_raw(name, parts, suffix, (part.encoding,)).reshape(part.shape)
+    return as_group_numbers(stored, kind.values, f"{name}: part {suffix!r}")
 
 
 def part_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:

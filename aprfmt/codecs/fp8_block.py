@@ -143,11 +143,11 @@ class _DialectRows:
         scale = part_scale_numbers(NAME, parts, self.scale, _SCALES)
         tile = self.tile(parts, shape, config)
         whole = (shape[-2], shape[-1])
-        held = scale.array.reshape(1, 1) if tile is None else scale.array
-        if tile is not None and held.ndim < len(shape):
-            held = held[..., None]
-        grid = held.shape[-2:]
-        numbers = GroupNumbers(broadcast_to_matrices(held, shape, grid), scale.table)
+        scales = scale.array.reshape(1, 1) if tile is None else scale.array
+        if tile is not None and scales.ndim < len(shape):
+            scales = scales[..., None]
+        grid = scales.shape[-2:]
+        numbers = GroupNumbers(broadcast_to_matrices(scales, shape, grid), scale.table)
         return WeightLayout(shape, codes, values, tile or whole, numbers)
 
     def codes(self, parts: Parts, config: Config) -> CodeTable:

@@ -46,8 +46,8 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
     blocks = part_raw(NAME, parts, "_blocks", ("U8",))
     scales = part_scale_numbers(NAME, parts, "_scales", ("U8",))
     check_shape(NAME, "_scales", scales.array.shape, parts["_blocks"].shape[:3])
-    held = blocks.reshape(*shape[:2], shape[2] // 2)
-    return WeightLayout(shape, PackedCodes(4, "rows", held), f4.CODEC.values, (1, 32), scales)
+    codes = blocks.reshape(*shape[:2], shape[2] // 2)
+    return WeightLayout(shape, PackedCodes(4, "rows", codes), f4.CODEC.values, (1, 32), scales)
 
 
 DIALECT = Dialect(

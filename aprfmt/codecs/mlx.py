@@ -141,10 +141,10 @@ def _section_at(section: Config, module: str) -> Config | None:
     None where the section says False for the module: it is not quantized.
     """
     base = {key: value for key, value in section.items() if not isinstance(value, Mapping | bool)}
-    own = section.get(module)
-    if own is False:
+    stated = section.get(module)
+    if stated is False:
         return None
-    return {**base, **own} if isinstance(own, Mapping) else base
+    return {**base, **stated} if isinstance(stated, Mapping) else base
 
 
 def _all_sections(section: Config) -> Sequence[Config]:

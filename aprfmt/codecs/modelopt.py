@@ -204,11 +204,11 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
     else:
         tile = (1, algorithm.group)
         second = second_scale(parts, shape) if algorithm.second else None
-        held = broadcast_to_matrices(scale.array, shape, tile_grid(shape, tile))
+        scales = broadcast_to_matrices(scale.array, shape, tile_grid(shape, tile))
         table = scale.table
         if second is not None and table is not None:
             table = table * second.reshape(-1, 1)
-        scale = GroupNumbers(held, table)
+        scale = GroupNumbers(scales, table)
     if SMOOTH in parts:
         smooth = part_scales(NAME, parts, SMOOTH, _FLOAT)
         check_shape(NAME, SMOOTH, smooth.shape, shape[-1:])
@@ -260,8 +260,8 @@ def as_weight_parts(parts: Parts, *, transpose: bool) -> Parts:
         experts, columns, rows = part.shape
         raw = part.raw
         if transpose:
-            held = np.frombuffer(raw, np.uint8).reshape(part.shape)
-            raw = np.ascontiguousarray(held.swapaxes(1, 2)).tobytes()
+            stored = np.frombuffer(raw, np.uint8).reshape(part.shape)
+            raw = np.ascontiguousarray(stored.swapaxes(1, 2)).tobytes()
         found[suffix] = part._replace(raw=raw, shape=(experts, rows, columns))
     return found
 
@@ -275,12 +275,12 @@ def _lay_out_experts(parts: Parts, config: Config, shape: tuple[int, ...]) -> We
         return _lay_out(as_weight_parts(parts, transpose=True), config, shape)
     found = _lay_out(as_weight_parts(parts, transpose=False), config, shape)
     stored = parts[""]
-    held = np.frombuffer(stored.raw, np.uint8).reshape(stored.shape)
+    codes = np.frombuffer(stored.raw, np.uint8).reshape(stored.shape)
     scale, power = found.scale, parts["_weight_scale"]
     if len(power.shape) == 3 and power.encoding not in _FLOAT and scale is not None:
         powers = np.frombuffer(power.raw, np.uint8).reshape(power.shape).swapaxes(1, 2)
         scale = GroupNumbers(powers, scale.table)
-    return replace(found, codes=found.codes._replace(order="columns", array=held), scale=scale)
+    return replace(found, codes=found.codes._replace(order="columns", array=codes), scale=scale)
 
 
 EXPERTS = Dialect(

@@ -42,8 +42,8 @@ def code_rows(main: StoredPart, shape: tuple[int, ...]) -> Callable[[int, int], 
 
     The low nibble of a byte is the first code.
     """
-    held = _rows_of_bytes(main, int(np.prod(shape[:-1], dtype=np.int64)))
-    return lambda start, stop: held[start:stop]
+    rows = _rows_of_bytes(main, int(np.prod(shape[:-1], dtype=np.int64)))
+    return lambda start, stop: rows[start:stop]
 
 
 def _flatten_matrices(numbers: Array) -> Array:
@@ -228,8 +228,8 @@ def read_mlx_affine(packed: PackedWeight, target: str) -> GridWeight:
         for suffix in (".scales", ".biases")
     ]
     size = int(config["group_size"])
-    for suffix, held in zip((".scales", ".biases"), found, strict=True):
-        check_shape(mlx.NAME, suffix, held.shape, (*shape[:-1], shape[-1] // size))
+    for suffix, numbers in zip((".scales", ".biases"), found, strict=True):
+        check_shape(mlx.NAME, suffix, numbers.shape, (*shape[:-1], shape[-1] // size))
     groups = Groups(size, _flatten_matrices(found[0]), _flatten_matrices(found[1]), "it has biases")
     return GridWeight(shape, groups, code_rows(parts[".weight"], shape))
 
@@ -280,11 +280,11 @@ def read_awq(packed: PackedWeight, target: str) -> GridWeight:
     outputs, inputs = packed.dialect.shape_of(parts, config)
     scale = _check_finite(awq.NAME, ".scales", part_array(awq.NAME, parts, ".scales", _FLOATS))
     zeros, size = awq.read_zero_points(parts, config, outputs, inputs, scale)
-    held = awq.wrap_words(part_words(awq.NAME, parts, ".qweight", ("I32",)))
+    words = awq.wrap_words(part_words(awq.NAME, parts, ".qweight", ("I32",)))
 
     def read_codes(start: int, stop: int) -> U8:
         """Return the codes of rows [start, stop), uint8 [rows, in/2], the low nibble first."""
-        return np.ascontiguousarray(held.streams(0, start, stop))
+        return np.ascontiguousarray(words.streams(0, start, stop))
 
     groups = _zero_point_groups(size, transpose_numbers(scale), zeros)
     return GridWeight((outputs, inputs), groups, read_codes)

@@ -170,7 +170,7 @@ class Repacked:
     def _count_by_kernel(self, regroup: Regroup, start: int, stop: int) -> tuple[int, float]:
         """Return (groups that change, largest change) of rows [start, stop), by a native kernel."""
         before = self.source.groups.rows(start, stop)
-        made = {name: held[start:stop] for name, held in self._numbers.items()}
+        made = {name: values[start:stop] for name, values in self._numbers.items()}
         with np.errstate(all="ignore"):
             numbers = (
                 before.scale_zero_offset(),

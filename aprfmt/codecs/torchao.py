@@ -158,25 +158,27 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
     encodings = _FLOAT if kind in _INTEGERS else ("F8_E4M3", "F8_E8M0", *_FLOAT)
     # Scales by block, multiplied by the scale of the whole tensor.
     scale = part_scale_numbers(NAME, parts, _SCALE, encodings)
-    held, table = scale
-    held = _unswizzle(held, grid) if _has_swizzled_scales(config) else held.reshape(grid)
+    scales, table = scale
+    scales = _unswizzle(scales, grid) if _has_swizzled_scales(config) else scales.reshape(grid)
     if _WHOLE in parts:
         whole = part_scales(NAME, parts, _WHOLE, ("F32",))
         check_shape(NAME, _WHOLE, (whole.size,), (1,))
-        held, table = (
-            (held * whole.reshape(()), None) if table is None else (held, table * whole.reshape(()))
+        scales, table = (
+            (scales * whole.reshape(()), None)
+            if table is None
+            else (scales, table * whole.reshape(()))
         )
     # Zero points and factors of columns are optional.
     block, zero, smooth = _block_size(config, shape), None, None
     if _ZERO in parts:
         stored = part_numbers(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)
-        check_shape(NAME, _ZERO, (stored.size,), (held.size,))
+        check_shape(NAME, _ZERO, (stored.size,), (scales.size,))
         zero = GroupNumbers(_numbers_of_matrices(stored.reshape(grid), block))
     if _SMOOTH in parts:
         smooth = part_scales(NAME, parts, _SMOOTH, _FLOAT)
         check_shape(NAME, _SMOOTH, (smooth.size,), shape[-1:])
         smooth = smooth.reshape(-1)
-    scaled = GroupNumbers(_numbers_of_matrices(held, block), table)
+    scaled = GroupNumbers(_numbers_of_matrices(scales, block), table)
     return WeightLayout(shape, codes, values, (block[-2], block[-1]), scaled, zero, factor=smooth)
 
 
@@ -232,8 +234,8 @@ def _weight_section(own: Any) -> Config:
 
 def _section_at(section: Config, module: str) -> Config | None:
     """Return the section that applies to one module; None where the module is not quantized."""
-    own = section_mapping(section, TENSORS).get(f"{module}.weight")
-    return None if own is None else _weight_section(own)
+    stated = section_mapping(section, TENSORS).get(f"{module}.weight")
+    return None if stated is None else _weight_section(stated)
 
 
 def _all_sections(section: Config) -> Sequence[Config]:

@@ -43,9 +43,9 @@ def _choose_divided(values: F32, settings: Settings) -> Groups:
     divisor = np.float32(1) / np.maximum(most.max(initial=0), _TINY) * _WHOLE  # rounded twice
     if not np.isfinite(divisor):
         divisor = np.float32(1)
-    held = e4m3_bytes(divisor * (most / E2M1_MAX))
-    held[held == 0] = _EIGHTH
-    return Groups(_SIZE, held, divisor=np.array([divisor], np.float32), codes="e2m1")
+    scales = e4m3_bytes(divisor * (most / E2M1_MAX))
+    scales[scales == 0] = _EIGHTH
+    return Groups(_SIZE, scales, divisor=np.array([divisor], np.float32), codes="e2m1")
 
 
 def _choose_multiplied(values: F32, settings: Settings) -> Groups:
@@ -60,8 +60,8 @@ def _choose_multiplied(values: F32, settings: Settings) -> Groups:
         whole = np.float32(1)  # the library divides by zero
     found = most / (E2M1_MAX * whole)
     found[found == 0] = 1
-    held = e4m3_bytes(np.maximum(found, np.float32(2.0**-9)))
-    return Groups(_SIZE, held, tensor_scale=np.array([whole], np.float32), codes="e2m1")
+    scales = e4m3_bytes(np.maximum(found, np.float32(2.0**-9)))
+    return Groups(_SIZE, scales, tensor_scale=np.array([whole], np.float32), codes="e2m1")
 
 
 def _choose_powers(values: F32, settings: Settings) -> Groups:

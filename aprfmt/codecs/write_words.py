@@ -86,8 +86,8 @@ def _hold_from_one(groups: Groups, settings: Settings) -> Groups:
 def _zero_points(source: GridWeight) -> Array:
     """Return the zero points as uint8 [groups, outputs], 8 where the source has none."""
     groups = source.groups
-    held = np.full(groups.scale.shape, 8, np.uint8) if groups.zeros is None else groups.zeros
-    return np.ascontiguousarray(held.T.astype(np.uint8))
+    zeros = np.full(groups.scale.shape, 8, np.uint8) if groups.zeros is None else groups.zeros
+    return np.ascontiguousarray(zeros.T.astype(np.uint8))
 
 
 def _pack_words(codes: Array) -> Array:

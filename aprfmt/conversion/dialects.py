@@ -200,8 +200,8 @@ def _activation_scales(output: Output, writer: "Writer") -> Mapping[str, bytes]:
     one = output.sources[0] if len(output.sources) == 1 else None
     if not isinstance(one, ScaledTensor) or writer.encoding != "MODELOPT":
         return {}
-    held = one.beside.get(_ACTIVATIONS)
-    return {} if held is None else {_ACTIVATIONS: held}
+    scales = one.beside.get(_ACTIVATIONS)
+    return {} if scales is None else {_ACTIVATIONS: scales}
 
 
 def convert_codes(
@@ -319,12 +319,12 @@ def quantization_config(outputs: Sequence[Output]) -> tuple[Mapping[str, Any], M
 
     The modules listed as not quantized are all other matrices except embeddings, and a tied head.
     """
-    held = [one.part.packed for one in outputs if one.part is not None]
-    packed = [one for one in held if isinstance(one, DialectWeight)]
-    left = [one for one in outputs if one.part is None and _is_module(one)]
+    weights = [one.part.packed for one in outputs if one.part is not None]
+    packed = [one for one in weights if isinstance(one, DialectWeight)]
+    plain = [one for one in outputs if one.part is None and _is_module(one)]
     every = all(one.beside for one in packed)
     settings = packed[0].settings._replace(activations=every)
-    names = [one.info.name.removesuffix(".weight") for one in left]
+    names = [one.info.name.removesuffix(".weight") for one in plain]
     if not any(base_name(one.role)[0] == "output" for one in outputs if one.role):
         names.append(HEAD)  # tied: a module all the same
     writer = packed[0].writer

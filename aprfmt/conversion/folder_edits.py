@@ -210,16 +210,16 @@ class FolderEdits:
         A name at the top level may be there again in an object of rope parameters. Raises
         UsageError where only nested objects have it, and several of them.
         """
-        held = self._json(file)
-        path = path_of_name(held, name)
-        if _value_at(held, path) is not _ABSENT:
+        content = self._json(file)
+        path = path_of_name(content, name)
+        if _value_at(content, path) is not _ABSENT:
             copies = [
                 (part, name)
                 for part in _ROPE
-                if len(path) == 1 and _value_at(held, (part, name)) is not _ABSENT
+                if len(path) == 1 and _value_at(content, (part, name)) is not _ABSENT
             ]
             return [ValueLocation(file, each) for each in (path, *copies)]
-        paths = [each for each in _paths(held) if each[-1] == name]
+        paths = [each for each in _paths(content) if each[-1] == name]
         if len(paths) > 1:
             places = ", ".join(".".join(each) for each in paths)
             raise UsageError(f"{name}: stands in {file} several times ({places}); name one of them")
@@ -284,15 +284,15 @@ class FolderEdits:
             self._whole[place.file] = new
             return
         *outer, last = place.path
-        held = self._json(place.file)
+        content = self._json(place.file)
         for part in outer:
-            held = held.setdefault(part, {})
-            if not isinstance(held, dict):
-                raise UsageError(f"{place}: {part} holds no keys; it is {_short_repr(held)}")
+            content = content.setdefault(part, {})
+            if not isinstance(content, dict):
+                raise UsageError(f"{place}: {part} holds no keys; it is {_short_repr(content)}")
         if new is _ABSENT:
-            del held[last]
+            del content[last]
         else:
-            held[last] = new
+            content[last] = new
 
 
 class _Reading:

@@ -284,12 +284,14 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
     for output in outputs:
         yield output
         # Numbers that the sources of copied blocks have in further tensors.
-        held = [one for one in output.sources if isinstance(one, Substitute) and output.copies]
+        substitutes = [
+            one for one in output.sources if isinstance(one, Substitute) and output.copies
+        ]
         stem = output.info.name.removesuffix(".weight")
-        for name in dict.fromkeys(key for one in held for key in one.beside):
+        for name in dict.fromkeys(key for one in substitutes for key in one.beside):
             stored = {
                 part.info.name: one.origin
-                for one in held
+                for one in substitutes
                 for part in _stored_beside(one.origin, name)
             }
             # Leave out what --drop names, under its old or its new name.
@@ -298,7 +300,7 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
                 continue
             for each, origin in stored.items():
                 _check_activation_scales(origin, each)
-            data = _joined_scales(output, held, name)
+            data = _joined_scales(output, substitutes, name)
             shape = (len(data) // 4,)
             info = make_info(f"{stem}.{name}", shape, "F32")
             tensor = MemoryTensor(info, data)
@@ -380,15 +382,15 @@ def repack_exactness(output: Output) -> "tuple[str, GroupCounts | None]":
 
     The result is ("", None) for an output that was not repacked.
     """
-    held = [one for one in output.sources if isinstance(one, RepackedTensor)]
-    if not held:
+    repacked = [one for one in output.sources if isinstance(one, RepackedTensor)]
+    if not repacked:
         return "", None
     from aprfmt.codecs.repacks import GroupCounts
 
-    said = [one.judged for one in held]
+    said = [one.judged for one in repacked]
     total = GroupCounts(
         sum(one.groups for one in said),
         sum(one.inexact for one in said),
         max(one.largest for one in said),
     )
-    return held[0].origin.info.encoding, total
+    return repacked[0].origin.info.encoding, total

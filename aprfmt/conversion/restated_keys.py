@@ -112,7 +112,7 @@ def restate_special_tokens(model: "Model", texts: dict[str, str]) -> None:
         if name in texts
     }
     files.setdefault("tokenizer_config.json", {})
-    before = {name: json.dumps(held) for name, held in files.items()}
+    before = {name: json.dumps(content) for name, content in files.items()}
     for role, i in carried.token_ids().items():
         if role in ROLES and _stated_id(model, role, i) != i:
             _restate_role(model, files, role, i)
@@ -122,9 +122,9 @@ def restate_special_tokens(model: "Model", texts: dict[str, str]) -> None:
         data = dict(carried.parse_tokenizer_json() or {})
         data["post_processor"] = _post_processor(model, data, flags)
         texts[TOKENIZER_JSON] = json.dumps(data, ensure_ascii=False) + "\n"
-    for name, held in files.items():
-        if json.dumps(held) != before[name]:
-            texts[name] = json.dumps(held, ensure_ascii=False, indent=2) + "\n"
+    for name, content in files.items():
+        if json.dumps(content) != before[name]:
+            texts[name] = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
 
 
 def _changed_flags(model: "Model") -> dict[str, bool]:
@@ -205,9 +205,9 @@ def _restate_role(model: "Model", files: Mapping[str, dict[str, Any]], role: str
 def _id_places(files: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the objects of {file name: object} in which transformers looks for token ids."""
     for name in _ID_FILES:
-        held = files.get(name, {})
-        inner = held.get("text_config")
-        yield held
+        content = files.get(name, {})
+        inner = content.get("text_config")
+        yield content
         if isinstance(inner, dict):
             yield inner
 

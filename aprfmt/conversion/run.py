@@ -131,14 +131,14 @@ def copied_bytes(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
 def _join_small_runs(runs: Iterable[ByteRun]) -> Iterator[memoryview | ByteRun]:
     """Yield large runs unchanged, and the bytes of small ones joined, in order."""
     batch: list[memoryview] = []
-    held = 0
+    nbytes = 0
     for run in runs:
         if run.nbytes < SMALL:
             batch.append(run.tensor.raw(run.start, run.start + run.nbytes))
-            held += run.nbytes
-        if batch and (run.nbytes >= SMALL or held >= WINDOW // 4):
+            nbytes += run.nbytes
+        if batch and (run.nbytes >= SMALL or nbytes >= WINDOW // 4):
             yield memoryview(b"".join(batch))
-            batch, held = [], 0
+            batch, nbytes = [], 0
         if run.nbytes >= SMALL:
             yield run
     if batch:
@@ -257,8 +257,8 @@ def _move_encoded(output: Output, band: "PackedWeight", made: "bytes | memoryvie
     """
     assert output.moved is not None
     kind = f"u{find_encoding(output.info.encoding).type_size}"
-    held = output.moved(np.frombuffer(made, kind).reshape(band.shape))
-    return np.ascontiguousarray(held).reshape(-1).view(np.uint8).data
+    moved = output.moved(np.frombuffer(made, kind).reshape(band.shape))
+    return np.ascontiguousarray(moved).reshape(-1).view(np.uint8).data
 
 
 def check_overflow(output: Output, options: Options, counts: ChangeCounts) -> None:

@@ -34,8 +34,8 @@ def with_changes(values: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
         else:
             made[key[0]] = value
     for name, rest in inner.items():
-        held = made.get(name)
-        made[name] = with_changes(held if isinstance(held, Mapping) else {}, rest)
+        nested = made.get(name)
+        made[name] = with_changes(nested if isinstance(nested, Mapping) else {}, rest)
     return made
 
 
@@ -44,12 +44,12 @@ def path_of_name(values: Any, name: str) -> Key:
 
     A key that itself has dots (of a module in a quantization section) is not split where it exists.
     """
-    parts, path, held = name.split("."), [], values
+    parts, path, value = name.split("."), [], values
     while parts:
-        sizes = range(len(parts), 1, -1) if isinstance(held, Mapping) else ()
-        size = next((n for n in sizes if ".".join(parts[:n]) in held), 1)
+        sizes = range(len(parts), 1, -1) if isinstance(value, Mapping) else ()
+        size = next((n for n in sizes if ".".join(parts[:n]) in value), 1)
         path.append(".".join(parts[:size]))
-        held = held.get(path[-1]) if isinstance(held, Mapping) else None
+        value = value.get(path[-1]) if isinstance(value, Mapping) else None
         parts = parts[size:]
     return tuple(path)
 

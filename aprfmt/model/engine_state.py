@@ -234,8 +234,8 @@ class EngineReading:
         if not layout.sections:
             return 1
         first = sum(len(one.shapes) for one in self.parameter.parts[: self.index_of(part)])
-        held = layout.sections[first : first + len(part.shapes)]
-        return max((one.copies(layout.ranks) for each in held for one in each), default=1)
+        sections = layout.sections[first : first + len(part.shapes)]
+        return max((one.copies(layout.ranks) for each in sections for one in each), default=1)
 
 
 class EngineTensor(LazyTensor):
@@ -382,8 +382,8 @@ class StateNames:
 
     def forget(self, names: Collection[str]) -> None:
         """Leave these names out of the search by endings as well."""
-        for tail, held in self._tails.items():
-            self._tails[tail] = [name for name in held if name not in names]
+        for tail, known in self._tails.items():
+            self._tails[tail] = [name for name in known if name not in names]
 
     def find_by_ending(self, names: Sequence[str]) -> RankTensor | None:
         """Return the state's tensor whose name ends like one of these; None without one.
@@ -748,12 +748,12 @@ class _StateReader:
             return 0
         kind = re.sub(r"\d+", "#", name)
         if kind not in self._chosen:
-            own = bytes(published.raw())
+            published_bytes = bytes(published.raw())
             at = readings[0][1].stored.index(name)
             equal = [
                 number
                 for number, (reading, part) in enumerate(readings)
-                if reading.published_tensors(part, self._hyper)[at].tobytes() == own
+                if reading.published_tensors(part, self._hyper)[at].tobytes() == published_bytes
             ]
             if not equal:
                 return 0
@@ -774,12 +774,12 @@ class _StateReader:
         A layer whose values are its keys has them twice in one parameter. Returns the first of
         `places` where all are as published. Adds a warning where they are not the same.
         """
-        own = bytes(published.raw())
+        published_bytes = bytes(published.raw())
         odd = [
             (reading, part)
             for reading, part in places
             if reading.published_tensors(part, self._hyper)[part.stored.index(name)].tobytes()
-            != own
+            != published_bytes
         ]
         if odd and len(odd) < len(places):
             reading, part = odd[0]
@@ -827,11 +827,11 @@ class _StateReader:
         ]
         if len(set(made)) == 1:
             return 0
-        own = bytes(published.raw())
+        published_bytes = bytes(published.raw())
         summed = role_base(part.keys[0]) == "ffn_down_exps" and part.keys[0].endswith(".bias")
-        if summed and made[0] == own and not any(map(any, made[1:])):
+        if summed and made[0] == published_bytes and not any(map(any, made[1:])):
             return 0  # ranks add their products up, and one adds the bias: vLLM's gpt_oss
-        odd = next((copy for copy, raw in enumerate(made) if raw != own), 0)
+        odd = next((copy for copy, raw in enumerate(made) if raw != published_bytes), 0)
         what = "what every rank has whole" if replicated else "a key head that ranks share"
         rank = reading.tensor.ranks[odd]
         text = f"{name}: ranks hold other values of {what}; rank {rank}'s is compared"
@@ -870,11 +870,11 @@ class _StateReader:
         seen: dict[bytes, list[int]] = {}
         for number, part in enumerate(whole.parts):
             seen.setdefault(bytes(part.raw(0, min(_BEGIN, part.info.nbytes))), []).append(number)
-        own = bytes(published.raw(0, min(_BEGIN, published.info.nbytes)))
+        published_bytes = bytes(published.raw(0, min(_BEGIN, published.info.nbytes)))
         for begin, numbers in seen.items():
             first = whole.parts[numbers[0]]
             twins = [n for n in numbers[1:] if bytes(whole.parts[n].raw()) == bytes(first.raw())]
-            if not twins or len(set(begin)) < _VARIED or len(set(own)) < _VARIED:
+            if not twins or len(set(begin)) < _VARIED or len(set(published_bytes)) < _VARIED:
                 continue
             ranks = ", ".join(str(whole.ranks[n]) for n in (numbers[0], *twins))
             text = f"{shorten(whole.name, 100)}: ranks {ranks} hold the same share of it"

@@ -182,11 +182,11 @@ def find_weights(folder: Path) -> Path:
         what = foreign_folder(folder)
         if what:
             raise UsageError(f"{folder}: {what}")
-        held = captured_files(folder)
-        if held:
+        captured = captured_files(folder)
+        if captured:
             raise UsageError(
-                f"{folder}: holds no model, but captures of a run ({_some_names(held)}); compare "
-                f"them with the model that ran: aprfmt diagnose MODEL {held[0]}"
+                f"{folder}: holds no model, but captures of a run ({_some_names(captured)}); "
+                f"compare them with the model that ran: aprfmt diagnose MODEL {captured[0]}"
             )
         if (folder / "config.json").is_file():
             raise UsageError(

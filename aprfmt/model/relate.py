@@ -315,17 +315,17 @@ def _note_container_names(model: "Model", found: "Resolution") -> "Resolution":
     if wanted is None or found.style == wanted[0] or not found.roles:
         return found
     theirs = {style: name for style, name in NAMES_OF.values()}.get(found.style, found.style)
-    held = {name for view in found.roles.values() for name in view.names}
+    names = {name for view in found.roles.values() for name in view.names}
     says = (
-        f"{len(held)} of {len(model)} tensors have the names of {theirs} in a {model.format} file, "
-        f"where no loader looks for them (it looks for those of {wanted[1]})"
+        f"{len(names)} of {len(model)} tensors have the names of {theirs} in a {model.format} "
+        f"file, where no loader looks for them (it looks for those of {wanted[1]})"
     )
     examples = tuple((view.names[0], key) for key, view in found.roles.items())[:2]
     out = "OUT.gguf" if model.format == "gguf" else "OUT"
     relation = Relation(
         "container",
         says,
-        tuple(sorted(held)),
+        tuple(sorted(names)),
         examples,
         command_line("convert", opening_path(model.path), out),
     )

@@ -145,15 +145,15 @@ def wrong_extension(model: "Model") -> Relation | None:
 
     None where both agree, or the extension is that of no format.
     """
-    path, held = model.path, model.source.format
-    if path.suffix in FORMATS[held].extensions:
+    path, form = model.path, model.source.format
+    if path.suffix in FORMATS[form].extensions:
         return None
     claimed = next((name for name, spec in FORMATS.items() if path.suffix in spec.extensions), "")
     if not claimed:
         return None
-    right = path.with_suffix(FORMATS[held].extensions[0])
+    right = path.with_suffix(FORMATS[form].extensions[0])
     says = (
-        f"the name says {claimed}, the content is {held}: loaders that go by the name do not open "
+        f"the name says {claimed}, the content is {form}: loaders that go by the name do not open "
         "it; give it the name of its content, or convert it"
     )
     remedy = shlex.join(("mv", str(path), str(right)))
