@@ -9,7 +9,7 @@ from aprfmt.arch import losses
 from aprfmt.arch.fused_projection import GGUF_FUSED
 from aprfmt.arch.glm4 import GGUF_GATE_UP, HF_GATE_UP, HYPER, MLP
 from aprfmt.arch.spec import ArchSpec, BlockSpec
-from aprfmt.arch.tensor_rows import FUSED, attention, make_tables, norm, with_model_rows
+from aprfmt.arch.tensor_rows import FUSED_QKV, attention, make_tables, norm, with_model_rows
 
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
@@ -19,7 +19,7 @@ _TENSORS, _BINDINGS = make_tables(
         *MLP,
     ),
     hf_first=HF_GATE_UP,
-    hf_more=FUSED,
+    hf_more=FUSED_QKV,
     gguf_first=GGUF_GATE_UP,
     gguf_more=GGUF_FUSED,
 )

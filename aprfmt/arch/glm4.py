@@ -10,7 +10,7 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.tensor_rows import (
-    FUSED,
+    FUSED_QKV,
     LAYER,
     RoleRow,
     attention,
@@ -37,7 +37,7 @@ _TENSORS, _BINDINGS = make_tables(
         *norm("post_ffw_norm", "post_mlp_layernorm"),
     ),
     hf_first=HF_GATE_UP,
-    hf_more=FUSED,
+    hf_more=FUSED_QKV,
     gguf_first=GGUF_GATE_UP,
 )
 

@@ -215,7 +215,8 @@ def fused_gate_up(suffix: str) -> Binding:
 
 # Some writers (early APR files, parameters of vLLM and SGLang) fuse q, k and v, or gate and up:
 # read for architectures with separate ones, too.
-FUSED = tuple(make(suffix) for make in (fused_qkv, fused_gate_up) for suffix in ("weight", "bias"))
+FUSED_QKV = (fused_qkv("weight"), fused_qkv("bias"))
+FUSED = (*FUSED_QKV, fused_gate_up("weight"), fused_gate_up("bias"))
 
 
 def experts(
