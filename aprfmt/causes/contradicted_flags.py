@@ -140,7 +140,7 @@ def _config_key(model: Model, name: str) -> str:
     read = model.resolution.report.read
     found = next((key for key, given in read.items() if given == name), "")
     rules = (rule for rule in model.spec.hyper if rule.name == name)
-    return found or next((rule.keys.get("hf", (name,))[0] for rule in rules), name)
+    return found or next(((rule.keys.get("hf") or (name,))[0] for rule in rules), name)
 
 
 def _has_own_head(model: Model) -> bool:
