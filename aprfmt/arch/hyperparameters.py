@@ -236,7 +236,7 @@ class _Reader:
             return found
         # What the tensors show: the presence of a part, or a size.
         actual: Value = None
-        if rule.present and self._has_no_biased_weight(rule.present):
+        if rule.present and self._lacks_biased_layers(rule.present):
             return found
         if rule.present or rule.absent:
             here = self.facts.roles.intersection(rule.present or rule.absent)
@@ -259,17 +259,17 @@ class _Reader:
             return HyperParam(actual, "shape", found.key if found else "")
         return found
 
-    def _has_no_biased_weight(self, present: Sequence[str]) -> bool:
-        """Return whether neither the biases `present` nor their weights are stored.
+    def _lacks_biased_layers(self, biases: Sequence[str]) -> bool:
+        """Return whether the file stores neither these biases nor the weights that they belong to.
 
-        Then the missing biases show nothing: a model may have no layer of that kind. False if
-        `present` has roles that are no biases.
+        Then it does not show whether the model has such biases: it may have no layer of that kind.
+        False if one of the roles is no bias.
         """
-        stems = {role.removesuffix(".bias") for role in present if role.endswith(".bias")}
+        stems = {role.removesuffix(".bias") for role in biases if role.endswith(".bias")}
         stems = {_BESIDE.get(stem, stem) for stem in stems}
-        if len(stems) != len(present):
+        if len(stems) != len(biases):
             return False
-        return self.facts.roles.isdisjoint({*present, *(f"{stem}.weight" for stem in stems)})
+        return self.facts.roles.isdisjoint({*biases, *(f"{stem}.weight" for stem in stems)})
 
     def _default_value(self, rule: HyperRule) -> HyperParam | None:
         """Return the default of a rule; None without one, or if it needs a value not yet read."""

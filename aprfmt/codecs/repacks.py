@@ -168,7 +168,11 @@ class Repacked:
         )
 
     def _count_by_kernel(self, regroup: Regroup, start: int, stop: int) -> tuple[int, float]:
-        """Return (groups that change, largest change) of rows [start, stop), by a native kernel."""
+        """Return (number of groups with other values, largest error) of rows [start, stop).
+
+        The error is the absolute distance between a decoded value before and after the repack. A
+        native kernel computes it.
+        """
         before = self.source.groups.rows(start, stop)
         made = {name: values[start:stop] for name, values in self._numbers.items()}
         with np.errstate(all="ignore"):

@@ -197,8 +197,9 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
 
 
 def _worst_wide_runs(x: "Array", y: "Array") -> tuple[bool, float]:
-    """Return (whether errors of a run are a multiple of the copy, the least correlation of a run).
+    """Return (whether in any run the error is proportional to the copy, the least cosine of a run).
 
+    Such an error is that of a wrong scale and no rounding. The cosine is that of source and copy.
     `x` is the source and `y` the copy, [rows, columns]. A run is WIDE_RUN values of a row, or all
     of a shorter one of at least RUN. Runs that are zero on a side are left out.
     """

@@ -23,9 +23,10 @@ _BITS, _GROUP = ("bits", "num_bits"), ("group_size",)  # the keys that state the
 
 
 def size_changes(section: Mapping[str, Value], weights: Collection[str]) -> Iterator[Changes]:
-    """Yield changes of a section's group sizes, of its bits, and of both.
+    """Yield what a section's group sizes and bits may have to be: {path of the key: value to try}.
 
-    First of modules of `weights` (stored names) that have settings of their own, then of all.
+    Group sizes alone come first, then bits alone, then both. Settings of modules of `weights`
+    (stored names), where there are any, are tried before those of all modules.
     """
     modules = {name.rpartition(".")[0] for name in weights}
     paths = [
