@@ -70,17 +70,21 @@ def show_adapter(
     `again` is the command that merges the adapter anew. `found` is the answer; `a` is the base, `b`
     the model with the adapter merged.
     """
+    from aprfmt.adapters.merge_faults import NOTHING
+
     style = {0: "good", 1: "bad", 2: "warn"}[verdict.exit]
     names = [render.escape(str(each)) for each in (found.adapter, b, a)]
+    is_merged = "is to be merged into" if found.undecided else "is merged into"
     render.line(
-        f"{names[0]} is merged into {names[1]}, of the base {names[2]}: "
-        f"{render.escape(found.text)}",
+        f"{names[0]} {is_merged} {names[1]}, of the base {names[2]}: {render.escape(found.text)}",
         style=style,
     )
     if verdict.not_compared or verdict.exit != int(found.differs):
         render.say(f"  {verdict.says}", style=style)
     # Weights with one mistake are shown together; the rest is counted.
     odd = [each for each in found.weights if each.found != "once" or each.says]
+    if found.found == NOTHING:
+        odd = []  # one sentence says it of all
     for says, group in _group_by_finding(odd).items():
         shown = group if len(group) <= _ALIKE + 1 else group[:_ALIKE]
         for each in shown:

@@ -17,6 +17,7 @@ from aprfmt.adapters.merge_faults import (
     EITHER,
     FRACTIONS,
     MORE,
+    NOTHING,
     ONCE,
     OTHERWISE,
     Factor,
@@ -45,6 +46,7 @@ from aprfmt.model.ledger import (
     make_ledger,
     pronounce,
 )
+from aprfmt.model.zero_pairs import find_zero_pairs
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -65,11 +67,11 @@ class ChangedWeight:
 
     `times` is the projection of B - A on the change; `rest` the norm of what that leaves, relative
     to the change; `found` is "once", "twice", "N times", "subtracted", "not at all", "once or not
-    at all" where B's type holds none of the change, "scaled otherwise", "transposed", "another
-    weight's change", "in some experts", "once and another change", "otherwise", or the order in
-    which the ranks of stacked experts were read, where that one gives B. `says` is the mistake in
-    words, or the state of the base that was merged. `lost` is the share of the change that B's type
-    took away.
+    at all" where B's type holds none of the change, "nothing to merge" where the pair is zero,
+    "scaled otherwise", "transposed", "another weight's change", "in some experts", "once and
+    another change", "otherwise", or the order in which the ranks of stacked experts were read,
+    where that one gives B. `says` is the mistake in words, or the state of the base that was
+    merged. `lost` is the share of the change that B's type took away.
     """
 
     key: str
@@ -104,7 +106,8 @@ class AdapterAnswer:
 
         `accept` has patterns of items that need not be compared, as for `diff`.
         """
-        once = sum(each.found == ONCE for each in self.weights)
+        once = sum(each.found in (ONCE, NOTHING) for each in self.weights)
+        once = 0 if self.undecided else once
         counts = {"weights": (once, len(self.weights)), "tensors": (self.same, self.same)}
         what = self.text
         left = self.left
@@ -126,8 +129,8 @@ class AdapterAnswer:
 
     @property
     def undecided(self) -> bool:
-        """Whether B's type holds nothing of the change, so that merged or not is the same."""
-        return self.found == EITHER and not self.others and not self.own
+        """Whether merged or not is the same: B's type holds no change, or there is none."""
+        return self.found in (EITHER, NOTHING) and not self.others and not self.own
 
     @property
     def differs(self) -> bool:
@@ -169,6 +172,9 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
                 more = partial(_other_changes, model, changed, row.key)
                 judged = judge_merge(merge, _wrong_scale_factors(mine, found), more)
                 judged = judge_otherwise(merge, judged, scaled_otherwise(mine))
+                if judged.found == EITHER and not _has_change(mine):
+                    why = "the adapter's pair of it is zero, and B holds the base's values"
+                    judged = judged._replace(found=NOTHING, says=why)
                 weights.append(_changed_weight(row.key, theirs, judged))
             elif touched or row.verdict not in _CLOSE:
                 others.append(row.key)
@@ -185,6 +191,8 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
         )
         says = (*about, *says)
         # Sentences about contradictory alphas and renamed modules come first.
+        zeros = find_zero_pairs(opened).text
+        says = (zeros, *says) if zeros else says
         apart = alpha_contradiction(found.config, adapter_parts(opened), opened)
         if apart:
             says = (f"judged by adapter_config.json: {apart}", *says)
@@ -202,6 +210,11 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
         wrong,
     )
     return answer, report
+
+
+def _has_change(view: View) -> bool:
+    """Return whether a pair of the adapter for this weight can change it."""
+    return any(one.pair.has_change for one in view.stored if isinstance(one, MergedTensor))
 
 
 def _tensors_of_adapter(model: Model, found: Adapter) -> set[str]:
@@ -386,11 +399,11 @@ def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherC
 def _shared_words(weights: Sequence[ChangedWeight]) -> str:
     """Return what was found in all weights, or how often each answer was found.
 
-    A weight whose type holds none of the change fits both answers, and counts as the others do.
+    A weight whose type holds none of the change, or whose pair is zero, counts as the others do.
     """
-    decided = [each for each in weights if each.found != EITHER]
+    decided = [each for each in weights if each.found not in (EITHER, NOTHING)]
     if weights and not decided:
-        return EITHER
+        return EITHER if any(each.found == EITHER for each in weights) else NOTHING
     counts = Counter(each.found for each in decided)
     if len(counts) == 1:
         return next(iter(counts))

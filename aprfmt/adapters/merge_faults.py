@@ -26,6 +26,7 @@ FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23, "F64": 52}  # fraction bits of a s
 SMALLEST = {"F16": -24}  # exponent of the type's smallest step, where weights come near it
 SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest value
 ONCE, NOT, EITHER = "once", "not at all", "once or not at all"
+NOTHING = "nothing to merge"  # the pair of a weight is zero, whatever the base
 SCALED = "scaled otherwise"
 OTHERWISE, MORE = "otherwise", "once and another change"
 TIMES = {2: "twice", 3: "3 times", -1: "subtracted"}

@@ -26,6 +26,7 @@ from aprfmt.codecs import decode, encode
 from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import ConversionError
 from aprfmt.model import Model, open_model
+from aprfmt.model.zero_pairs import find_zero_pairs
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -360,13 +361,17 @@ def convert_merged(
         asked = "F32" if options.encoding or options.quantize else ""
         model, opened, found = merge_adapter(base, adapter, encoding=asked)
         with opened:
-            count = sum(isinstance(one, MergedTensor) for one in model.source.tensors.values())
+            merged = [one for one in model.source.tensors.values() if isinstance(one, MergedTensor)]
+            count = sum(one.pair.has_change for one in merged)
+            zeros = find_zero_pairs(opened).text
             extra = {**options.extra_metadata, RECORD: model.metadata[RECORD]}
             made = convert_model(model, Path(dst), to, replace(options, extra_metadata=extra))
             losses = () if options.dry_run else tuple(merge_losses(model, Path(dst)))
-        said = f"merged into {count} weights: {ARITHMETIC}, rounded once to each weight's dtype"
+        of = f" of {len(merged)}" if count < len(merged) else ""
+        said = f"merged into {count}{of} weights: {ARITHMETIC}, rounded once to each weight's dtype"
         note = Note("note", str(found.path), said, "")
-        notes = (*made.notes, note, *stray_notes(found), *loss_notes(losses, found.path))
+        empty = (Note("warning", str(found.path), zeros, "zero_pairs"),) if zeros else ()
+        notes = (*made.notes, note, *empty, *stray_notes(found), *loss_notes(losses, found.path))
         return replace(made, notes=notes, tensors=tuple(_with_losses(made.tensors, losses)))
 
 

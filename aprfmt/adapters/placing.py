@@ -55,6 +55,12 @@ class LowRank:
         """Rank of the pair; of one expert's where there are several."""
         return int(self.a.shape[-2])
 
+    @property
+    def has_change(self) -> bool:
+        """Whether the pair can change a weight: no factor is zero, or DoRA scales its rows."""
+        product = bool(self.scale) and bool(self.a.any()) and bool(self.b.any())
+        return product or self.magnitude is not None
+
     def product_rows(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) of b @ a (float64); rows of experts follow one another."""
         if self.a.ndim == 2:

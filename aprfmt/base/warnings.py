@@ -81,6 +81,9 @@ WARNINGS: Mapping[str, str] = {
     "merge_rounding": "an adapter's change is smaller than the steps of the type that the merge is "
     "stored in, or not much larger, so that rounding takes a part of it. Keep the adapter apart, "
     "or store the merge in F32.",
+    "zero_pairs": "a factor of an adapter's pairs, or its scale, is zero, so that they change "
+    "nothing of the base: nothing was trained, or the file was written before its values were "
+    "gathered (ZeRO stage 3, FSDP). Save it again from the run that trained it.",
     "stray_tensor": "an adapter's file holds a tensor that is no part of an adapter, such as the "
     "rope frequencies that a converter adds to a model. llama.cpp refuses such a file. It is left "
     "out of a merge and of an adapter that is written.",

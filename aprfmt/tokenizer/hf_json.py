@@ -231,6 +231,24 @@ def special_texts(carried: Carried) -> dict[str, str]:
     return found
 
 
+def token_statements(carried: Carried) -> dict[str, tuple[str | None, str]]:
+    """Return {role: (text, "FILE: KEY")} of the special tokens that files state, `cls` included.
+
+    The text is None where a file states that there is none: null, or an empty text, which has no
+    id. A role that no file names is left out. special_tokens_map.json comes first, as transformers
+    reads them (5.23, tried); its null states nothing.
+    """
+    found: dict[str, tuple[str | None, str]] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        source = carried.parse_file(name)
+        for role in (*ROLES, "cls"):
+            key = f"{role}_token"
+            first = name == "tokenizer_config.json"
+            if key in source and (first or source[key] is not None):
+                found[role] = _token_content(source[key]), f"{name}: {key}"
+    return found
+
+
 def _extra_special_texts(config: Mapping[str, Any]) -> list[str]:
     """Return the texts of additional special tokens in tokenizer_config.json.
 
@@ -286,6 +304,10 @@ def transformers_stop_ids(carried: Carried) -> frozenset[int]:
     config = carried.model.config or {}
     text = config.get("text_config")
     configs = [source for source in (config, text) if isinstance(source, Mapping)]
+    # The file replaces what config.json has (transformers 5.23, tried), unless made of it.
+    said = carried.parse_file("generation_config.json")
+    if said and not said.get("_from_model_config") and not id_list(said.get("eos_token_id")):
+        return frozenset()
     if stated or any("eos_token_id" in source for source in configs):
         return stated
     if "generation_config.json" in carried.files:  # it replaces what the configuration has

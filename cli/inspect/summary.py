@@ -8,6 +8,7 @@ from aprfmt.cli import render
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model, open_model
 from aprfmt.model.kinds import astray_modules_text, peft_config
+from aprfmt.model.zero_pairs import find_zero_pairs
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect.records import InspectBody, InspectSummary, RolesFound
@@ -31,7 +32,9 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
     found: InspectSummary = {
         "name": _model_name(opened, body),
         "kind": "model" if kind is None else kind.name,
-        "says": "" if kind is None else kind.says(opened) + _astray_clause(opened),
+        "says": ""
+        if kind is None
+        else kind.says(opened) + _zero_clause(opened) + _astray_clause(opened),
         "next": "" if kind is None else kind.todo(opened),
         "architecture": body["architecture"]
         or body.get("architecture_named")
@@ -48,6 +51,12 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
     }
     found["line"] = summary_line(found)
     return found
+
+
+def _zero_clause(opened: Model) -> str:
+    """Return "; " and which pairs of an adapter change nothing; "" for anything else."""
+    says = find_zero_pairs(opened).text
+    return f"; {says}" if says else ""
 
 
 def _astray_clause(opened: Model) -> str:

@@ -1,7 +1,7 @@
 """Differences of special ids, of BOS and EOS, of the chat template and of how text is generated."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from aprfmt.base.text_escape import shorten
@@ -9,7 +9,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.errors import ArchError
-from aprfmt.tokenizer.hf_json import id_list
+from aprfmt.tokenizer.hf_json import id_list, token_statements
 from aprfmt.tokenizer.keys import END_TEXTS, FLAGS, GENERATION, IDS
 from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import are_equal_programs
@@ -66,7 +66,12 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield one difference for each special id that differs or is missing on one side."""
+    dropped = list(dropped_token_differences(a, b))
+    yield from dropped
+    said = {row.parts[0] for row in dropped}
     for role in IDS:
+        if f"role:{role}" in said:
+            continue
         x, y = (_effective_id(side, other, role) for side, other in ((a, b), (b, a)))
         if x == y:
             continue
@@ -89,6 +94,57 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             y,
             mend=_mending_assignment(a, b, role, x),
         )
+
+
+def dropped_token_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+    """Yield a difference for each special token that the files of one of two folders lack.
+
+    An empty text or null is no token, whatever id config.json has for it: the tokenizer has no such
+    id then, though a generation may end as before. Where neither file names the role, programs take
+    what its class has, if anything. Nothing with a GGUF on either side, or where a side has no file
+    that could name one.
+    """
+    if a.uses_lists or b.uses_lists:
+        return
+    left, right = token_statements(a.carried), token_statements(b.carried)
+    if not left or not right:
+        return
+    for role in dict.fromkeys((*left, *right)):
+        x, y = (found.get(role, (None, ""))[0] for found in (left, right))
+        if (x is None) == (y is None):
+            continue
+        key = f"tokenizer_config.json: {role}_token"
+        places = [found.get(role, (None, key))[1] for found in (right, left)]
+        shown = [_statement_text(side, found, role) for side, found in ((a, left), (b, right))]
+        value = "null" if x is None and role in left else x
+        yield Difference(
+            f"{role}_id",
+            "special_ids",
+            (f"role:{role}",),
+            tuple(dict.fromkeys(places)),
+            f"{role} is {shown[0]} in A, {shown[1]} in B",
+            x,
+            y,
+            mend=(f"{places[0].replace(': ', ':')}={value}",)
+            if value is not None and places[0] == key
+            else (),
+        )
+
+
+def _statement_text(
+    side: StatedTokenizer, found: Mapping[str, tuple[str | None, str]], role: str
+) -> str:
+    """Return in words what a folder's files state for a special token's role."""
+    if role not in found:
+        return "not stated, so that its class decides"
+    text, place = found[role]
+    if text is not None:
+        tokens = side.vocabulary.tokens
+        i = next((i for i, token in enumerate(tokens) if token == text), len(tokens))
+        return f"{value_text(text)} (no token)" if i == len(tokens) else _token_text(side, i)
+    name, _, key = place.partition(": ")
+    stored = side.carried.parse_file(name).get(key)
+    return f"{'null' if stored is None else value_text(stored)}, which is no token and has no id"
 
 
 def _ends_elsewhere(
@@ -451,6 +507,11 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         and right.get(key) is not None
         and set(id_list(left[key])) != set(id_list(right[key]))
     ]
+    apart += [
+        key
+        for key in ("bos_token_id", "pad_token_id")
+        if (left.get(key) is None) != (right.get(key) is None)
+    ]
     if (left.get("eos_token_id") is None) != (right.get("eos_token_id") is None):
         apart += ["eos_token_id"] if a.stop_ids != b.stop_ids else []
     if apart:
@@ -464,7 +525,7 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             str({key: left.get(key) for key in apart}),
             str({key: right.get(key) for key in apart}),
             mend=tuple(f"generation_config.json:{key}={json.dumps(left[key])}" for key in apart)
-            if all(left.get(key) is not None for key in apart)
+            if all(key in left for key in apart)
             else (),
         )
 

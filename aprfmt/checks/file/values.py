@@ -11,6 +11,7 @@ from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model.packing_sizes import fitting_sizes
+from aprfmt.model.zero_pairs import ZERO_TODO, find_zero_pairs
 from aprfmt.tensors.companions import quantization_section
 from aprfmt.tensors.stats import tensor_stats
 from aprfmt.tensors.view import View
@@ -19,8 +20,9 @@ from aprfmt.tensors.view import View
 def check_values(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each tensor with NaN or infinities.
 
-    A computed buffer, such as a mask, may hold infinities: that is a warning. Raises NotRun where a
-    tensor cannot be decoded, or there are none.
+    A computed buffer, such as a mask, may hold infinities: that is a warning, and so are pairs of
+    an adapter that change nothing. Raises NotRun where a tensor cannot be decoded, or there are
+    none.
     """
     buffers = _buffer_names(ctx)
     findings, counted, unread = [], 0, []
@@ -46,6 +48,10 @@ def check_values(ctx: CheckContext) -> Result:
         elif inf:
             text = f"{inf} infinite values in a computed buffer"
             findings.append(Finding(name, text, "finite values", level="warning"))
+    zeros = find_zero_pairs(ctx.model).text
+    if zeros:
+        expected = "pairs whose product is not zero"
+        findings.append(Finding(ctx.where, zeros, expected, ZERO_TODO, "warning"))
     if unread:
         name, why = unread[0]
         raise NotRun(

@@ -22,6 +22,7 @@ from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import missing_template_tokens
 from aprfmt.tokenizer.doubts import PLACEHOLDER
 from aprfmt.tokenizer.engine_defaults import DEFAULTS, GGUF_MODELS, KIND_NAMES, kind_of_pieces
+from aprfmt.tokenizer.hf_json import token_statements
 from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE, TOKENS
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.pieces import byte_level_alphabet
@@ -229,11 +230,12 @@ def check_ids(ctx: CheckContext) -> Result:
         for one in (absent_ids(ctx.carried) if _ids_are_numbers(ctx.carried) else ())
     ]
     findings += _find_stale_ids(ctx)
+    findings += _find_empty_tokens(ctx)
     findings += _find_repeated_frame(ctx)
     findings += _find_wrong_ends(ctx)
     if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
-    if not findings:
+    if not any(one.level == "fail" for one in findings):
         findings += _find_unstopped_turn(ctx)
     findings += [
         Finding(
@@ -243,6 +245,39 @@ def check_ids(ctx: CheckContext) -> Result:
         if type(value) is int and value == -1 and not where.endswith("pad_token_id")
     ]
     return Result(f"{len(stated)} ids", findings)
+
+
+def _find_empty_tokens(ctx: CheckContext) -> list[Finding]:
+    """Return a finding for each special token that a file states as an empty text.
+
+    Null is how files say that there is none, and a finding only for an eos that the chat template
+    writes. All are warnings.
+    """
+    try:
+        stated = token_statements(ctx.carried)
+        template = ctx.carried.readable_template() or ""
+    except AprfmtError:
+        return []
+    findings = []
+    for role, (text, place) in stated.items():
+        if text is not None:
+            continue
+        name, _, key = place.partition(": ")
+        written = role in ("bos", "eos") and key in template
+        stored = ctx.carried.parse_file(name).get(key)
+        if stored is None and not (role == "eos" and written):
+            continue
+        effect = f"the tokenizer has no {role} id" + written * ", and the chat template writes it"
+        findings.append(
+            Finding(
+                f"{ctx.carried.where}: {place}",
+                f"is {'null' if stored is None else repr('')}: {effect}",
+                "a token of the vocabulary, or null where there is none",
+                f"set {key} to the token of the source",
+                "warning",
+            )
+        )
+    return findings
 
 
 def _find_repeated_frame(ctx: CheckContext) -> list[Finding]:

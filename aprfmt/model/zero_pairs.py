@@ -1,0 +1,120 @@
+"""The pairs of a LoRA adapter that change nothing, since a factor or the scale is zero.
+
+Training begins with one factor at zero (lora_B; of an embedding lora_embedding_A). It is still so
+where nothing was trained, or where the file was written before the values were gathered.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from aprfmt.errors import AprfmtError
+from aprfmt.model.adapter_parts import adapter_parts, stored_alpha, value_by_pattern
+from aprfmt.model.kinds import peft_config
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+    from aprfmt.tensors.view import View
+
+_CHUNK = 1 << 16  # values read at a time; a factor that is not zero shows it in the first ones
+_SHOWN = 3
+ZERO_TODO = (
+    "save it again from the run that trained it: it was not trained, or it was written before its "
+    "values were gathered (ZeRO stage 3, FSDP)"
+)
+
+
+class ZeroPairs(NamedTuple):
+    """The pairs that change nothing: {module: why, in words}, and what else the adapter has.
+
+    `lengths` are modules whose product is zero, but whose rows DoRA's magnitudes scale. `emptied`
+    are those whose magnitudes are all zero, so that a merge makes the weight zero. `pairs` counts
+    all pairs, `whole` the tensors that replace the base's.
+    """
+
+    zero: Mapping[str, str]
+    lengths: tuple[str, ...]
+    emptied: tuple[str, ...]
+    pairs: int
+    whole: int
+
+    @property
+    def text(self) -> str:
+        """What changes nothing and why, as a clause; "" where every pair changes its weight."""
+        said = []
+        if self.zero:
+            reasons = list(dict.fromkeys(self.zero.values()))
+            if len(self.zero) < self.pairs:
+                what = f"{len(self.zero)} of {self.pairs} pairs change nothing"
+                why = f"{' or '.join(reasons)} ({_list_modules(tuple(self.zero))})"
+            else:
+                what = "its pairs change nothing" if self.whole else "the adapter changes nothing"
+                why = f"every {reasons[0]}" if len(reasons) == 1 else " or ".join(reasons)
+            said.append(f"{what}: {why}")
+        if self.lengths:
+            said.append(
+                f"{len(self.lengths)} of {self.pairs} pairs change nothing but the rows' lengths, "
+                f"by DoRA's magnitudes: the product is zero ({_list_modules(self.lengths)})"
+            )
+        if self.emptied:
+            said.append(
+                f"{len(self.emptied)} of {self.pairs} pairs make their weight zero: DoRA's "
+                f"magnitudes are zero ({_list_modules(self.emptied)})"
+            )
+        return "; ".join(said)
+
+
+def find_zero_pairs(model: "Model") -> ZeroPairs:
+    """Return the pairs of an adapter whose product is zero, by a factor or by the scale.
+
+    Reads the beginning of every factor, and the whole of those that begin with zeros. A factor that
+    cannot be decoded counts as not zero. Nothing is found in a file that is no adapter.
+    """
+    zero: dict[str, str] = {}
+    lengths, emptied = [], []
+    if model.kind is None or model.kind.name != "adapter":
+        return ZeroPairs({}, (), (), 0, 0)
+    parts, config = adapter_parts(model), peft_config(model)
+    for module, own in parts.factors.items():
+        why = ""
+        # The factor that training begins with at zero comes first.
+        for part in ("b", "embedding_a", "a", "embedding_b"):
+            if part in own and is_zero(model[own[part]]):
+                why = f"{_factor_name(own[part])} is zero"
+                break
+        scale = value_by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
+        if parts.spellings == {"kohya"}:
+            scale = stored_alpha(model, parts, module)
+        if not why and parts.spellings != {"gguf"} and scale == 0 and not isinstance(scale, bool):
+            why = "alpha is 0"
+        if "magnitude" in own and is_zero(model[own["magnitude"]]):
+            emptied.append(module)
+        elif why and "magnitude" in own:
+            lengths.append(module)
+        elif why:
+            zero[module] = why
+    whole = len(parts.replacements)
+    return ZeroPairs(zero, tuple(lengths), tuple(emptied), len(parts.factors), whole)
+
+
+def is_zero(view: "View") -> bool:
+    """Return whether a tensor has values, and all of them are zero."""
+    try:
+        found = False
+        for _, _, values in view.chunks(_CHUNK):
+            if values.any():
+                return False
+            found = found or bool(values.size)
+        return found
+    except AprfmtError:
+        return False
+
+
+def _factor_name(stored: str) -> str:
+    """Return the factor's name in a stored name, such as "lora_B"."""
+    return next(word for word in reversed(stored.split(".")) if word.startswith("lora_"))
+
+
+def _list_modules(modules: tuple[str, ...]) -> str:
+    """Return modules as a list in text, of which the first ones are named."""
+    more = f", ... {len(modules) - _SHOWN} more" if len(modules) > _SHOWN else ""
+    return ", ".join(modules[:_SHOWN]) + more

@@ -1,0 +1,151 @@
+"""A special token that is empty, null or not named is another statement than a token.
+
+Seen red: "equal" and exit 0 where transformers has no eos id, since config.json still has one.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.causes.tokenizer.comparison import compare_tokens
+from aprfmt.model import open_model
+from aprfmt.tokenizer.hf_json import transformers_stop_ids
+from tests.cli.run import aprfmt as command
+from tests.diagnose.test_remedies import written
+
+CONFIG, MAP, GENERATION = (
+    "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+)  # fmt: skip
+GONE = object()
+END = "<|im_end|>"
+# case -> the keys of A, those of B, each by file; and the roles of which B has no token.
+Keys = Mapping[str, Mapping[str, Any]]
+CASES: Mapping[str, tuple[Keys, Keys, tuple[str, ...]]] = {
+    "eos empty": ({}, {CONFIG: {"eos_token": ""}}, ("eos",)),
+    "eos null": ({}, {CONFIG: {"eos_token": None}}, ("eos",)),
+    "pad empty": ({}, {CONFIG: {"pad_token": ""}}, ("pad",)),
+    "pad null": ({}, {CONFIG: {"pad_token": None}}, ("pad",)),
+    "bos": ({CONFIG: {"bos_token": END}}, {CONFIG: {"bos_token": ""}}, ("bos",)),
+    "unk": ({CONFIG: {"unk_token": END}}, {CONFIG: {"unk_token": ""}}, ("unk",)),
+    "sep": ({CONFIG: {"sep_token": END}}, {CONFIG: {"sep_token": None}}, ("sep",)),
+    "cls": ({CONFIG: {"cls_token": END}}, {CONFIG: {"cls_token": ""}}, ("cls",)),
+    "mask": ({CONFIG: {"mask_token": END}}, {CONFIG: {"mask_token": ""}}, ("mask",)),
+    "two": ({}, {CONFIG: {"eos_token": "", "pad_token": None}}, ("eos", "pad")),
+    "the map is empty": ({}, {MAP: {"eos_token": ""}}, ("eos",)),
+    "the map alone": (
+        {CONFIG: {"eos_token": GONE}, MAP: {"eos_token": END}},
+        {CONFIG: {"eos_token": GONE}, MAP: {"eos_token": ""}},
+        ("eos",),
+    ),
+}  # fmt: skip
+INNOCENT: Mapping[str, tuple[Keys, Keys]] = {
+    "null or empty": ({CONFIG: {"eos_token": ""}}, {CONFIG: {"eos_token": None}}),
+    "null or not there": ({CONFIG: {"sep_token": GONE}}, {CONFIG: {"sep_token": None}}),
+    "the map has it": ({}, {CONFIG: {"eos_token": ""}, MAP: {"eos_token": END}}),
+    "an object": ({}, {MAP: {"eos_token": {"content": END, "special": True}}}),
+}
+
+
+def made(model: Path, there: Path, keys: Keys) -> Path:
+    """Return a copy of a folder with keys of its files changed."""
+    shutil.copytree(model, there)
+    for file, values in keys.items():
+        path = there / file
+        held: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        held |= values
+        path.write_text(json.dumps({key: v for key, v in held.items() if v is not GONE}))
+    return there
+
+
+def token_ids(folder: Path) -> dict[str, int | None]:
+    """Return transformers' ids by role; None for none.
+
+    An empty text is none: transformers gives such a token unk's id, and recurses where unk is one.
+    """
+    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
+    roles = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+    texts = {role: getattr(tokenizer, f"{role}_token") for role in roles}
+    vocab = tokenizer.get_vocab()
+    return {role: vocab[text] if text else None for role, text in texts.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_token_is_another_statement_than_a_token(
+    case: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either way round, and the next command mends B where a key of tokenizer_config.json does."""
+    left, right, roles = CASES[case]
+    a, b = made(demo_model, tmp_path / "a", left), made(demo_model, tmp_path / "b", right)
+    x, y = token_ids(a), token_ids(b)
+    assert {role for role in x if x[role] != y[role]} == set(roles)
+    for pair in ((a, b), (b, a)):
+        report = compare_tokens(*map(open_model, pair))
+        assert [row.name for row in report.findings] == [f"{role}_id" for role in roles]
+        assert all("which is no token and has no id" in row.says for row in report.findings)
+        for name in ("diff", "diagnose"):
+            assert command(name, *pair).code == 1
+        if MAP in right:
+            continue
+        (following,) = command("diagnose", *pair, "--json").json["next"]
+        mended = written(following, pair[1], tmp_path / f"mended-{pair[1].name}", monkeypatch)
+        assert command("diff", pair[0], mended).code == 0, following
+
+
+def test_a_token_that_no_file_names_is_its_class_matter(demo_model: Path, tmp_path: Path) -> None:
+    b = made(demo_model, tmp_path / "b", {CONFIG: {"eos_token": GONE}})
+    assert token_ids(b)["eos"] != token_ids(demo_model)["eos"]  # the class's own
+    (row,) = compare_tokens(open_model(demo_model), open_model(b)).findings
+    assert row.name == "eos_id" and row.says.endswith("not stated, so that its class decides in B")
+    assert command("diff", demo_model, b).code == 1
+
+
+@pytest.mark.parametrize("case", INNOCENT)
+def test_two_ways_to_say_the_same(case: str, demo_model: Path, tmp_path: Path) -> None:
+    left, right = INNOCENT[case]
+    a, b = made(demo_model, tmp_path / "a", left), made(demo_model, tmp_path / "b", right)
+    assert token_ids(a) == token_ids(b)
+    for pair in ((a, b), (b, a)):
+        assert compare_tokens(*map(open_model, pair)).findings == ()
+
+
+@pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "pad_token_id"])
+@pytest.mark.parametrize("value", [None, GONE], ids=["null", "not there"])
+def test_a_generation_setting_without_an_id(
+    key: str, value: Any, demo_model: Path, tmp_path: Path
+) -> None:
+    """transformers takes none of config.json's ids where generation_config.json is there."""
+    b = made(demo_model, tmp_path / "b", {GENERATION: {key: value}})
+    config = pytest.importorskip("transformers").GenerationConfig
+    one, other = (getattr(config.from_pretrained(each), key) for each in (demo_model, b))
+    assert one is not None and other is None
+    for pair in ((demo_model, b), (b, demo_model)):
+        (row,) = compare_tokens(*map(open_model, pair)).findings
+        assert row.cause == "generation_config" and row.where == (f"{GENERATION}: {key}",)
+        assert command("diff", *pair).code == command("diagnose", *pair).code == 1
+    if key == "eos_token_id":
+        assert transformers_stop_ids(open_model(b).carried) == frozenset()
+        model = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(b)
+        assert model.config.eos_token_id is not None
+        assert model.generation_config.eos_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"eos_token": ""}, "the tokenizer has no eos id"),
+        ({"pad_token": ""}, "the tokenizer has no pad id"),
+        ({"eos_token": None}, None),
+        ({"bos_token": None}, None),
+    ],
+)
+def test_validate_says_a_token_that_is_empty(
+    keys: Mapping[str, Any], said: str | None, demo_model: Path, tmp_path: Path
+) -> None:
+    b = made(demo_model, tmp_path / "b", {CONFIG: keys})
+    found = command("validate", b, "--json").json["findings"]
+    assert {row["check"] for row in found} == ({"special_ids"} if said else set())
+    assert [said in row["found"] for row in found] == ([True] if said else [])
