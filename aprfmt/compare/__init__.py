@@ -239,7 +239,7 @@ def diff_models(
     unsaid = [row for row in list_not_compared(*ledgers, kinds) if (row.kind, row.name) not in said]
     left = (*unsaid, *tokens.left, *undone)
     spoken = "tokenizer" in only
-    return DiffReport(
+    report = DiffReport(
         str(a.path),
         str(b.path),
         tuple(results),
@@ -273,6 +273,8 @@ def diff_models(
         tuple(not_tried),
         contradicted,
     )
+    _ = report.items_command  # made while both files are open
+    return report
 
 
 def _with_causes(

@@ -171,8 +171,8 @@ class DiffReport(Tabular):
             return tuple(dict.fromkeys(mends))
         if self._surplus_files:
             return tuple(surplus_command(where, self.b) for where in self._surplus_files)
-        if self._items_command:
-            return (self._items_command,)
+        if self.items_command:
+            return (self.items_command,)
         if self.damage:  # a file that cannot be read whole cannot be diagnosed
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
@@ -185,8 +185,11 @@ class DiffReport(Tabular):
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
 
     @cached_property
-    def _items_command(self) -> str:
-        """The command that makes B agree where only items of no table differ; else ""."""
+    def items_command(self) -> str:
+        """The command that makes B agree where only items of no table differ; else "".
+
+        It is made of what the open files hold.
+        """
         if self.ledgers is None or replace(self, not_compared=()).exit_code() == 1:
             return ""
         from aprfmt.measure.item_repairs import repair_items_command

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from aprfmt.base.data_frames import Row, Tabular
@@ -263,15 +264,21 @@ class Diagnosis(Tabular):
         """0 for same or precision, 1 for bug, derived or not exercised, 2 for not comparable."""
         return EXIT[self.kind]
 
+    @cached_property
+    def items_command(self) -> str:
+        """The command that mends single items of B; "" without one. It reads the open files."""
+        if self.ledgers is None:
+            return ""
+        from aprfmt.measure.item_repairs import repair_items_command
+
+        return repair_items_command(self.pronounced.not_compared, *self.ledgers, self.b)
+
     @property
     def next(self) -> tuple[str, ...]:
         """The commands to run next, those of the first findings first, each once."""
         rows = [row.next for row in self.findings if row.next]
         if not rows and self.ledgers is not None and self.verdict == "bug":
-            from aprfmt.measure.item_repairs import repair_items_command
-
-            made = repair_items_command(self.pronounced.not_compared, *self.ledgers, self.b)
-            return (made,) if made else ()
+            return (self.items_command,) if self.items_command else ()
         if (
             self.kind == "derived" or self.underived_faults
         ):  # what mends the rest goes before a look at the training

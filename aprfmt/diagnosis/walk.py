@@ -89,7 +89,7 @@ class Walk:
         left, ledgers = self._uncompared_items()
         left = (*left, *_unexplained_points(levels.findings))
         findings = with_next_commands(self.a, self.b, self.ids or (), levels.findings, lengths)
-        return Diagnosis(
+        diagnosis = Diagnosis(
             self.a.text, self.b.text, tuple(findings),
             tuple(dict.fromkeys(levels.evidence)),
             tuple(levels.checked), tuple(dict.fromkeys(levels.not_checked)),
@@ -97,6 +97,8 @@ class Walk:
             levels.complete, levels.remainder, levels.coverage, left, ledgers,
             stored=stored_names_of_places(findings, self.a.model, self.b.model),
         )  # fmt: skip
+        _ = diagnosis.items_command  # made while both files are open
+        return diagnosis
 
     def _uncompared_items(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
         """Return (items that were not compared, (A's ledger, B's ledger)).

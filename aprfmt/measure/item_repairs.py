@@ -19,23 +19,26 @@ _PLACES: dict[str, str] = {
 }
 _WRITABLE = ("config.json:", "tokenizer_config.json:", "generation_config.json:")
 _MOST = 8  # tensors of a command
-_LONGEST = 400  # characters of a value in a command
+_LONGEST = 400  # characters of all keys and values, or names, in a command
 
 
 def repair_items_command(rows: Sequence[NotCompared], a: Ledger, b: Ledger, path: str) -> str:
     """Return the command that makes B, under `path`, agree with A; "" without one.
 
     `rows` are the items that were not compared. All that are unequal or on one side only have to be
-    keys that `set` writes, with values short enough for a command, or tensors of B alone.
+    keys that `set` writes, short enough for a command, or tensors of B alone. Values are read from
+    the files, which have to be open.
     """
     apart = [row for row in rows if row.state in APART]
     if apart and all(row.kind == "tensor" and row.state == "only in B" for row in apart):
         place = opening_path(Path(path))
         drops = " ".join(f"--drop {shlex.quote(row.name)}" for row in apart)
         command = f"aprfmt convert {shlex.quote(str(place))} {fixed_name(place)} {drops}"
-        return command if len(apart) <= _MOST else ""
+        return command if len(apart) <= _MOST and len(command) <= _LONGEST else ""
     words = list(dict.fromkeys(_argument(row, a, b) for row in apart))
-    return set_command(Path(path), words) if words and "" not in words else ""
+    if not words or "" in words or sum(map(len, words)) > _LONGEST:
+        return ""
+    return set_command(Path(path), words)
 
 
 def _argument(row: NotCompared, a: Ledger, b: Ledger) -> str:
@@ -57,7 +60,7 @@ def _argument(row: NotCompared, a: Ledger, b: Ledger) -> str:
         text = json.dumps(value)
     except (TypeError, ValueError):
         return ""
-    return shlex.quote(f"{name}={text}") if len(text) <= _LONGEST else ""
+    return shlex.quote(f"{name}={text}")
 
 
 def _outermost_of(row: NotCompared, other: Ledger) -> str:

@@ -172,7 +172,7 @@ def show_run(
         rows = len(ids) - request.draft  # a draft head has one row less
         places, few = recording.logits_to_record(run.model, rows, save, other)
         run_request = recording.recording_request(
-            run.request, ids, keys, positions, request.behind, places
+            run.request, ids, keys, positions, request.behind, places, rows
         )
         if few and positions == "all" and "logits" in keys:
             render.warn(

@@ -61,15 +61,16 @@ def open_runner(
 
 def recording_request(
     request: RunRequest, ids: list[int], keys: list[str], positions: Positions, cached: int,
-    logits_at: Sequence[int] = (),
+    logits_at: Sequence[int] = (), count: int | None = None,
 ) -> RunRequest:  # fmt: skip
     """Return the request to run `ids` and record the points `keys` at some positions.
 
     Logits are recorded at the same positions; of "all" at the last, and at `logits_at`. `cached` is
     the number of tokens that fill the cache first; positions count from the first of all tokens.
+    `count` is that of the positions with logits, None for one a token; a draft head has one less.
     """
     rows: LogitRows = "last"
-    count = len(ids)
+    count = len(ids) if count is None else count
     if not isinstance(positions, str):
         rows = sorted({at - cached for at in positions if cached <= at < count}) or "last"
     elif positions == "all" and logits_at:
