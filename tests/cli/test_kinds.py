@@ -44,7 +44,7 @@ def written(path: Path, arch: str, kind: str | None, *names: str, tokens: int = 
         writer.add_tokenizer_model("llama")
         writer.add_token_list([f"t{i}" for i in range(tokens)])
     for name in names:
-        writer.add_tensor(name, A)
+        writer.add_tensor(name, A.T.copy() if name.endswith(".lora_b") else A)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

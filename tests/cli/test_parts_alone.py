@@ -643,7 +643,14 @@ def test_weights_with_one_mistake_are_shown_and_the_rest_is_counted(
              for i in range(count)]  # fmt: skip
     right = [ChangedWeight(f"r{i}", "", 1.0, 0.0, "once") for i in range(3)]
     found: Any = SimpleNamespace(
-        adapter="ad", found="mixed", weights=[*right, *wrong], says=[], others=[], differs=True
+        adapter="ad",
+        found="mixed",
+        text=f"mixed ({3 + count} weights)",
+        weights=[*right, *wrong],
+        says=[],
+        others=[],
+        differs=True,
+        undecided=False,
     )
     verdict: Any = SimpleNamespace(exit=1, not_compared=(), says="said")
     diff_command.show_adapter(found, verdict, Path("a"), Path("b"), "aprfmt convert")

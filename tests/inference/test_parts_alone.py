@@ -984,7 +984,7 @@ def test_a_loss_is_bounded_by_the_vocabulary_that_its_softmax_sums(
         asked.append(given)
         return 1.0
 
-    monkeypatch.setattr(outcomes, "own_loss_bound", bound)
+    monkeypatch.setattr(outcomes, "label_loss_bound", bound)
     logits = np.random.default_rng(1).normal(size=(3, vocab)).astype(np.float32)
     outcomes.measure_backend_loss(backend("numpy:float32"), logits, [1, 2, 3])
     assert [given[1:] for given in asked] == [("float32", vocab)] * 2
