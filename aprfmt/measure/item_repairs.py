@@ -3,11 +3,10 @@
 import json
 import shlex
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from aprfmt.measure.named_causes import fixed_name, set_command
-from aprfmt.model.ledger import APART, Item, Kind, Ledger, NotCompared
+from aprfmt.model.ledger import APART, Item, Kind, Ledger, NotCompared, read_value
 from aprfmt.model.relations import opening_path
 
 # Where `set` finds the keys of a kind; items of files are named "FILE: KEY".
@@ -55,9 +54,8 @@ def _argument(row: NotCompared, a: Ledger, b: Ledger) -> str:
         return f"--remove {shlex.quote(name)}" if theirs is not None else ""
     if theirs is None and row.kind == "metadata key":
         return ""  # `set` would have to guess its type
-    value = mine.holds() if isinstance(mine.holds, partial) else mine.holds
     try:
-        text = json.dumps(value)
+        text = json.dumps(read_value(mine.holds))
     except (TypeError, ValueError):
         return ""
     return shlex.quote(f"{name}={text}")

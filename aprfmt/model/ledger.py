@@ -906,12 +906,17 @@ def _has_home_of(item: Item, a: Ledger, b: Ledger) -> bool:
     )
 
 
+def read_value(held: Any) -> Any:
+    """Return what an item holds, read now if it is read on demand; the file has to be open."""
+    return held() if isinstance(held, (partial, Surplus)) else held
+
+
 def same_content(x: Value, y: Value) -> bool:
     """Return whether what two items hold is equal: values as plain data, files byte for byte.
 
     Values that are read on demand are read first.
     """
-    x, y = (each() if isinstance(each, (partial, Surplus)) else each for each in (x, y))
+    x, y = read_value(x), read_value(y)
     if isinstance(x, Path) and isinstance(y, Path):
         return _files_equal(x, y)
     if isinstance(x, Path) or isinstance(y, Path):  # and a file that the other side embeds
