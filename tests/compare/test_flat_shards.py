@@ -61,12 +61,14 @@ def test_a_rank_s_part_is_named(case: str, tmp_path: Path) -> None:
     assert "the tokenizer is not of this model" not in checked.out
 
 
-def test_another_vector_is_no_part(tmp_path: Path) -> None:
-    """Other values of the same form are placed and not explained."""
+@pytest.mark.parametrize("begins_as", [0, 1, 64, 3839])
+def test_another_vector_is_no_part(begins_as: int, tmp_path: Path) -> None:
+    """Other values of the same form are placed and not explained, however many begin alike."""
     for side in "ab":
         llama_folder(tmp_path / side, "F32", hidden=96, layers=1, ffn=160, heads=4, kv_heads=2)
     rows = tensors_of(tmp_path / "a")
     part = np.random.default_rng(1).standard_normal(3840).astype(np.float32)
+    part[:begins_as] = np.frombuffer(rows[UP][2], np.float32)[:begins_as]
     write_mixed(tmp_path / "b" / "model.safetensors", rows | {UP: ("F32", (3840,), part.tobytes())})
     (found,) = aprfmt("diff", tmp_path / "a", tmp_path / "b", "--json").json["causes"]
     assert (found["cause"], found["level"]) == ("flat_shard", "located")

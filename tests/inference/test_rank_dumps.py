@@ -315,6 +315,20 @@ def test_numbered_layers_are_no_summands(
             assert not trace.run["unknown"]
 
 
+@pytest.mark.parametrize("write", IN_FILES, ids=lambda one: one.__name__)
+def test_the_first_two_hidden_states_are_no_summands(
+    write: Callable[[Path, dict[str, Any]], None], tmp_path: Path
+) -> None:
+    """They are numbered as what one module returned is: the embedding, and layer 0's output."""
+    own = own_of()
+    write(tmp_path / "d", {
+        f"hidden_states.{i}": torch.tensor(own[key]) for i, key in enumerate(("embd", "L0.out"))
+    })  # fmt: skip
+    with opened(tmp_path / "d") as trace:
+        assert set(trace.records) == {"embd", "L0.out"}
+        assert equal_points(trace, own, 29) == {"embd", "out"}
+
+
 def test_a_norm_of_any_name_gives_the_stream_beside_its_result(tmp_path: Path) -> None:
     """`norm_f` and `ln_f` are no layers, whose two results would be added up."""
     for name in ("model.norm", "backbone.norm_f", "transformer.ln_f"):
@@ -323,6 +337,19 @@ def test_a_norm_of_any_name_gives_the_stream_beside_its_result(tmp_path: Path) -
         _in_passes(folder, {name: pair})
         with opened(folder) as trace:
             assert equal_points(trace, own_of(), 29) == {"final_norm"}, name
+
+
+@pytest.mark.parametrize("write", [_in_passes, _in_ranks], ids=lambda one: one.__name__)
+def test_two_results_of_an_attention_are_no_summands(
+    write: Callable[[Path, dict[str, Any]], None], tmp_path: Path
+) -> None:
+    """The second has the first's shape and is no residual, as of no other module's."""
+    found = own_of()
+    pair = [torch.tensor(found[key]) for key in ("L1.attn_out", "L1.out")]
+    write(tmp_path / "d", {"model.layers.1.self_attn": pair})
+    with opened(tmp_path / "d") as trace:
+        assert equal_points(trace, found, 29) == {"attn_out"}
+        assert list(trace.run["unknown"]) == ["model.layers.1.self_attn.1"]
 
 
 def test_the_first_of_an_attentions_results_is_its_output(tmp_path: Path) -> None:

@@ -28,11 +28,25 @@ INT4 = packing.compressed_section(
 )
 E5M2 = np.arange(1, 0x7C, dtype=np.uint8).view(ml_dtypes.float8_e5m2).astype(np.float32)
 
-up = lambda s: np.exp2(np.ceil(np.log2(s)))  # noqa: E731
-down = lambda s: np.exp2(np.floor(np.log2(s)))  # noqa: E731
-nearest = lambda s: np.exp2(np.round(np.log2(s)))  # noqa: E731
-coarse = lambda s: E5M2[np.abs(s[..., None] - E5M2).argmin(-1)]  # noqa: E731
-exact = lambda s: s  # noqa: E731
+
+def up(scale: Array) -> Array:
+    return np.exp2(np.ceil(np.log2(scale)))
+
+
+def down(scale: Array) -> Array:
+    return np.exp2(np.floor(np.log2(scale)))
+
+
+def nearest(scale: Array) -> Array:
+    return np.exp2(np.round(np.log2(scale)))
+
+
+def coarse(scale: Array) -> Array:
+    return E5M2[np.abs(scale[..., None] - E5M2).argmin(-1)]
+
+
+def exact(scale: Array) -> Array:
+    return scale
 
 
 def fp8(before: Callable[[Array], Array], after: Callable[[Array], Array]) -> Callable[..., Any]:
