@@ -17,6 +17,7 @@ from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.item_repairs import item_arguments
 from aprfmt.measure.named_causes import contradicted_values, has_trained_head
 from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.measure.records import EQUAL, DifferenceImage, FieldDiff, SideRelation, TensorDiff
@@ -239,7 +240,7 @@ def diff_models(
     unsaid = [row for row in list_not_compared(*ledgers, kinds) if (row.kind, row.name) not in said]
     left = (*unsaid, *tokens.left, *undone)
     spoken = "tokenizer" in only
-    report = DiffReport(
+    return DiffReport(
         str(a.path),
         str(b.path),
         tuple(results),
@@ -272,9 +273,8 @@ def diff_models(
         ),
         tuple(not_tried),
         contradicted,
+        item_arguments(left, *ledgers),
     )
-    _ = report.items_command  # made while both files are open
-    return report
 
 
 def _with_causes(

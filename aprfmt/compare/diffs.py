@@ -10,6 +10,7 @@ from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.item_repairs import repair_items_command
 from aprfmt.measure.named_causes import (
     MISLABELLED,
     TRAINED,
@@ -89,6 +90,7 @@ class DiffReport(Tabular):
     own_parts: Collection[str] = ()  # causes that speak of a part that B alone has
     not_tried: tuple[str, ...] = ()  # explanations that could not be tried, and why
     contradicted: tuple[Finding, ...] = ()  # flags that one file contradicts, the other not
+    item_arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)  # words of `set`
 
     def table_rows(self) -> Sequence[Row]:
         """Return one dict per tensor, with its verdict and its distances."""
@@ -171,8 +173,8 @@ class DiffReport(Tabular):
             return tuple(dict.fromkeys(mends))
         if self._surplus_files:
             return tuple(surplus_command(where, self.b) for where in self._surplus_files)
-        if self.items_command:
-            return (self.items_command,)
+        if self._items_command:
+            return (self._items_command,)
         if self.damage:  # a file that cannot be read whole cannot be diagnosed
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
@@ -185,16 +187,11 @@ class DiffReport(Tabular):
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
 
     @cached_property
-    def items_command(self) -> str:
-        """The command that makes B agree where only items of no table differ; else "".
-
-        It is made of what the open files hold.
-        """
+    def _items_command(self) -> str:
+        """The command that makes B agree where only items of no table differ; else ""."""
         if self.ledgers is None or replace(self, not_compared=()).exit_code() == 1:
             return ""
-        from aprfmt.measure.item_repairs import repair_items_command
-
-        return repair_items_command(self.not_compared, *self.ledgers, self.b)
+        return repair_items_command(self.not_compared, self.item_arguments, self.b)
 
     @property
     def _surplus_files(self) -> tuple[str, ...]:

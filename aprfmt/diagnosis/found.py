@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from aprfmt.base.data_frames import Row, Tabular
@@ -10,6 +9,7 @@ from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.object_repr import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Confidence, Finding
+from aprfmt.measure.item_repairs import repair_items_command
 from aprfmt.measure.named_causes import MENDS, NamedCause
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.verdicts import Level, Verdict, worst_verdict
@@ -121,6 +121,7 @@ class Diagnosis(Tabular):
     ledgers: tuple[Ledger, Ledger] | None = None
     accept: tuple[str, ...] = ()  # `unread:PATTERN`s: items that count as equal all the same
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # file's names of places
+    item_arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)  # words of `set`
 
     def __repr__(self) -> str:
         return short_repr(self, f"{self.a} and {self.b}", self.verdict, self.cause or "")
@@ -264,21 +265,14 @@ class Diagnosis(Tabular):
         """0 for same or precision, 1 for bug, derived or not exercised, 2 for not comparable."""
         return EXIT[self.kind]
 
-    @cached_property
-    def items_command(self) -> str:
-        """The command that mends single items of B; "" without one. It reads the open files."""
-        if self.ledgers is None:
-            return ""
-        from aprfmt.measure.item_repairs import repair_items_command
-
-        return repair_items_command(self.pronounced.not_compared, *self.ledgers, self.b)
-
     @property
     def next(self) -> tuple[str, ...]:
         """The commands to run next, those of the first findings first, each once."""
         rows = [row.next for row in self.findings if row.next]
         if not rows and self.ledgers is not None and self.verdict == "bug":
-            return (self.items_command,) if self.items_command else ()
+            left = self.pronounced.not_compared
+            made = repair_items_command(left, self.item_arguments, self.b)
+            return (made,) if made else ()
         if (
             self.kind == "derived" or self.underived_faults
         ):  # what mends the rest goes before a look at the training

@@ -44,6 +44,7 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import OperationResiduals, ShadowPoint
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.item_repairs import item_arguments
 from aprfmt.measure.trace_rows import CHOSEN, rows_of_one_side
 from aprfmt.measure.trace_view import TraceLike, backend_name, records_token_ids, unread_arrays
 from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
@@ -89,16 +90,15 @@ class Walk:
         left, ledgers = self._uncompared_items()
         left = (*left, *_unexplained_points(levels.findings))
         findings = with_next_commands(self.a, self.b, self.ids or (), levels.findings, lengths)
-        diagnosis = Diagnosis(
+        return Diagnosis(
             self.a.text, self.b.text, tuple(findings),
             tuple(dict.fromkeys(levels.evidence)),
             tuple(levels.checked), tuple(dict.fromkeys(levels.not_checked)),
             reason or levels.reason, self.ids or (), tuple(self.points), self.facts(),
             levels.complete, levels.remainder, levels.coverage, left, ledgers,
             stored=stored_names_of_places(findings, self.a.model, self.b.model),
+            item_arguments={} if ledgers is None else item_arguments(left, *ledgers),
         )  # fmt: skip
-        _ = diagnosis.items_command  # made while both files are open
-        return diagnosis
 
     def _uncompared_items(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
         """Return (items that were not compared, (A's ledger, B's ledger)).

@@ -2,13 +2,15 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.measure.named_causes import fixed_name, set_command
 from aprfmt.model.ledger import APART, Item, Kind, Ledger, NotCompared, read_value
 from aprfmt.model.relations import opening_path
 
+# (kind, name) of an item -> the words of `set` that mend it, quoted for a shell; "" where none do.
+Arguments = Mapping[tuple[str, str], str]
 # Where `set` finds the keys of a kind; items of files are named "FILE: KEY".
 _PLACES: dict[str, str] = {
     "config key": "config.json:",
@@ -21,12 +23,23 @@ _MOST = 8  # tensors of a command
 _LONGEST = 400  # characters of all keys and values, or names, in a command
 
 
-def repair_items_command(rows: Sequence[NotCompared], a: Ledger, b: Ledger, path: str) -> str:
+def item_arguments(rows: Iterable[NotCompared], a: Ledger, b: Ledger) -> Arguments:
+    """Return the words of `set` that give B what A holds, for each item that is not alike in both.
+
+    `rows` are the items that were not compared. Both files have to be open.
+    """
+    return {
+        (row.kind, row.name): _argument(row, a, b)
+        for row in rows
+        if row.state in APART and row.kind in _PLACES
+    }
+
+
+def repair_items_command(rows: Sequence[NotCompared], arguments: Arguments, path: str) -> str:
     """Return the command that makes B, under `path`, agree with A; "" without one.
 
     `rows` are the items that were not compared. All that are unequal or on one side only have to be
-    keys that `set` writes, short enough for a command, or tensors of B alone. Values are read from
-    the files, which have to be open.
+    keys that `set` writes by `arguments`, short enough for a command, or tensors of B alone.
     """
     apart = [row for row in rows if row.state in APART]
     if apart and all(row.kind == "tensor" and row.state == "only in B" for row in apart):
@@ -34,7 +47,7 @@ def repair_items_command(rows: Sequence[NotCompared], a: Ledger, b: Ledger, path
         drops = " ".join(f"--drop {shlex.quote(row.name)}" for row in apart)
         command = f"aprfmt convert {shlex.quote(str(place))} {fixed_name(place)} {drops}"
         return command if len(apart) <= _MOST and len(command) <= _LONGEST else ""
-    words = list(dict.fromkeys(_argument(row, a, b) for row in apart))
+    words = list(dict.fromkeys(arguments.get((row.kind, row.name), "") for row in apart))
     if not words or "" in words or sum(map(len, words)) > _LONGEST:
         return ""
     return set_command(Path(path), words)
@@ -42,9 +55,7 @@ def repair_items_command(rows: Sequence[NotCompared], a: Ledger, b: Ledger, path
 
 def _argument(row: NotCompared, a: Ledger, b: Ledger) -> str:
     """Return the words of `set` that mend one item, quoted for a shell; "" if none do."""
-    place = _PLACES.get(row.kind)
-    if place is None:
-        return ""
+    place = _PLACES[row.kind]
     mine, theirs = (_item(side, row.kind, row.name) for side in (a, b))
     key = row.name if mine is not None else _outermost_of(row, a)
     name = f"{place}{key}".replace(": ", ":", 1)
@@ -54,8 +65,9 @@ def _argument(row: NotCompared, a: Ledger, b: Ledger) -> str:
         return f"--remove {shlex.quote(name)}" if theirs is not None else ""
     if theirs is None and row.kind == "metadata key":
         return ""  # `set` would have to guess its type
+    value = read_value(mine.holds)
     try:
-        text = json.dumps(read_value(mine.holds))
+        text = json.dumps(value)
     except (TypeError, ValueError):
         return ""
     return shlex.quote(f"{name}={text}")
