@@ -495,7 +495,7 @@ def _judge_all(
 
     "differs" where an element outside the sample is not what the recipe gives, or is not finite.
     """
-    size, rate = _measure_step(sample, recipe)
+    size, rate = _measure_step_and_decay(sample, recipe)
     share = None if signs else share_arrived(sample.case, sample.update.whole)
     found = Judgement(
         "agrees",
@@ -523,10 +523,10 @@ def _judge_all(
     return replace(found, verdict="differs", why=why)
 
 
-def _measure_step(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
-    """Return (median size of an element's step, share of the weight that decayed).
+def _measure_step_and_decay(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
+    """Return (median over the elements of the step's size, fraction of itself each weight lost).
 
-    Each is None where it cannot be measured.
+    The fraction is that of weight decay. Each is None where its deviation is a quarter or more.
     """
     case = fit.case
     factor, off, decay, decay_off = fit.factors
@@ -543,7 +543,7 @@ def _explain_difference(
 
     A mistake with a fitted number is found on half of the elements and judged on the other half.
     """
-    size, rate = _measure_step(fit, recipe)
+    size, rate = _measure_step_and_decay(fit, recipe)
     share = None if sample.signs else share_arrived(sample, fit.update.whole)
     half = np.arange(sample.before.size)
     first, second = sample.part(half % 2 == 0), sample.part(half % 2 == 1)

@@ -303,7 +303,6 @@ FIRST = ("exp_avg", "momentum_buffer", "state1", "mu", "m")
 SECOND = ("exp_avg_sq", "state2", "nu", "v", "variance")
 # Of Adafactor's matrices, by torch's names and transformers'.
 ROWS, COLUMNS = ("row_var", "exp_avg_sq_row"), ("col_var", "exp_avg_sq_col")
-FACTORED = "factored"  # what the moment made of them is called here
 LARGEST = ("max_exp_avg_sq",)  # of amsgrad, which divides by it in place of the second moment
 CODES = ("uint8", "int8")  # of states of 8 bits: places in a table, times the largest of a block
 _BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)  # elements of a block in bitsandbytes
@@ -406,7 +405,7 @@ def open_state(
     rows, columns = parts.pop("rows"), parts.pop("columns")
     factored = next((name.rpartition(".")[2] for name in rows.values()), "")
     for owner in rows.keys() & columns.keys():
-        name = f"{owner}.{FACTORED}"
+        name = f"{owner}.factored"
         arrays[name] = _factored_moment(name, arrays[rows[owner]], arrays[columns[owner]]), name
         parts["second"][owner] = name
     for name, value in values.items():
@@ -492,7 +491,7 @@ def _unused(
         owner = ".".join(parts[:-1])
         if _split_state(name)[1] or owner not in moments or owner not in order:
             continue
-        if parts[-1] == FACTORED:
+        if name == moments[owner]:
             continue
         if size(name) == size(moments[owner]) > 1:
             found[order[owner]] = parts[-1]

@@ -290,17 +290,12 @@ class _Step:
         Those of which something was saved stay, and those that hold NaN or infinity.
         """
         kept = []
+        states = () if self.state is None else (self.state.first, self.state.second)
+        stores = [each for each in (self.given, *states) if each is not None]
         for row in self.parameters:
             role = split_key(row.key)[1]
             begin = next((each for each in ROLES_WITHOUT_GRADIENT if role.startswith(each)), None)
-            saved = any(
-                each is not None and row.key in each.placed
-                for each in (
-                    self.given,
-                    None if self.state is None else self.state.first,
-                    None if self.state is None else self.state.second,
-                )
-            )
+            saved = any(row.key in each.placed for each in stores)
             if begin is None or saved or not _is_finite(row):
                 kept.append(row)
                 continue
@@ -317,17 +312,9 @@ class _Step:
     def report(self, updates: bool) -> StepReport:
         """Return the report on all parameters; `updates`: there is a checkpoint after the step."""
         norm = self._measure_gradients()
-        judged: dict[str, Judgement] = {}
-        rows = []
-        for number, parameter in enumerate(self.parameters, 1):
-            row, found = self._judge_parameter(parameter, updates, norm)
-            rows.append(row)
-            if found is not None:
-                judged[parameter.key] = found
-            parameter.drop()
-            if self.progress is not None:
-                self.progress(number, len(self.parameters))
-        rows, judged = self._judge_by_schedule(rows, judged, norm)
+        rows, judged = self._judge_parameters(updates, norm, self.progress)
+        if updates:
+            rows, judged = self._judge_by_schedule(rows, judged, norm)
         rows = self._mark_lost_decay(rows, judged)
         self._share_guesses(judged, norm)
         stored = {row.key: row.names for row in self.parameters}
@@ -377,6 +364,25 @@ class _Step:
             made.append(row)
         return made
 
+    def _judge_parameters(
+        self, updates: bool, norm: float | None, progress: Callable[[int, int], None] | None = None
+    ) -> tuple[list[TensorStep], dict[str, Judgement]]:
+        """Return (the report's row of every parameter, {key: verdict in which causes are sought}).
+
+        `updates`: there is a checkpoint after the step. `norm` is that of all given gradients.
+        """
+        rows: list[TensorStep] = []
+        judged: dict[str, Judgement] = {}
+        for number, parameter in enumerate(self.parameters, 1):
+            row, found = self._judge_parameter(parameter, updates, norm)
+            rows.append(row)
+            if found is not None:
+                judged[parameter.key] = found
+            parameter.drop()
+            if progress is not None:
+                progress(number, len(self.parameters))
+        return rows, judged
+
     def _judge_by_schedule(
         self, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
     ) -> tuple[list[TensorStep], dict[str, Judgement]]:
@@ -415,15 +421,7 @@ class _Step:
             "has what the schedule set for the next step (lr=RATE states this one's)"
         )
         self.left.append(NotCompared("rate", "lr", "no counterpart", why))
-        made: list[TensorStep] = []
-        again: dict[str, Judgement] = {}
-        for parameter in self.parameters:
-            explained, verdict = self._judge_parameter(parameter, True, norm)
-            made.append(explained)
-            if verdict is not None:
-                again[parameter.key] = verdict
-            parameter.drop()
-        return made, again
+        return self._judge_parameters(True, norm)
 
     def _loss(self) -> tuple[float | None, str | None]:
         """Return (loss of the batch, where it was computed); (None, None) without a batch."""
@@ -1126,14 +1124,16 @@ class _Step:
         for parameter in self.parameters:
             if parameter.key not in wrong:
                 continue
-            for cause, says in often:
+            known = {(guess.cause, guess.says) for guess in wrong[parameter.key].guesses}
+            new = [said for said in often if said not in known]
+            if not new:
+                continue
+            inputs, recipe = self._inputs_of(parameter, norm), self._recipe_of(parameter)
+            for cause, says in new:
                 one, number = judged[parameter.key], numbers[cause, says]
                 assert number is not None
-                if (cause, says) in {(guess.cause, guess.says) for guess in one.guesses}:
-                    continue
-                held = self._inputs_of(parameter, norm)
-                held = replace(held, others={**held.others, number[0]: number[1]})
-                found = self._judge_update(parameter, self._recipe_of(parameter), held)
+                held = replace(inputs, others={**inputs.others, number[0]: number[1]})
+                found = self._judge_update(parameter, recipe, held)
                 same = [each for each in found.guesses if (each.cause, each.says) == (cause, says)]
                 judged[parameter.key] = replace(one, guesses=(*one.guesses, *same))
             parameter.drop()
@@ -1157,10 +1157,10 @@ class _Step:
         if guess is None or guess.recipe is None or len(norms) < len(one.keys):
             return None
         once = 1.0 if recipe.clip is None else clip_factor(recipe.clip, every)
-        norm = once * float(np.sqrt(sum(each**2 for each in norms)))
+        alone = float(np.sqrt(sum(each**2 for each in norms)))
+        norm = once * alone
         factor = guess.recipe.factor / recipe.factor
         if recipe.clip is not None and every > recipe.clip:
-            alone = float(np.sqrt(sum(each**2 for each in norms)))
             own = clip_factor(recipe.clip, alone)
             if abs(factor * once - own) <= SLACK * own and own > once:
                 return "clip_by_tensor", (
@@ -1253,7 +1253,9 @@ class _Step:
         if signs:
             why = "no gradient was given: sizes are compared, not signs"
             self.left += [NotCompared("direction", key, "no counterpart", why) for key in signs]
-        unseen = [key for key in signs if judged[key].decay is None and self._must_decay(key)]
+        unseen = [
+            key for key in signs if judged[key].decay is None and self._must_decay(stored[key])
+        ]
         why = "no gradient was given, and the sizes do not show the decay"
         self.left += [NotCompared("decay", key, "no counterpart", why) for key in unseen]
         if self.given is not None and self.computed is None and self._has_state_after():
@@ -1280,9 +1282,8 @@ class _Step:
                 what = "each element of the gradients given was clipped to"
             self.notes.append(f"{what} {bound:g} in the step")
 
-    def _must_decay(self, key: str) -> bool:
+    def _must_decay(self, parameter: Parameter) -> bool:
         """Return whether a parameter surely decays by what was stated; vectors often do not."""
-        parameter = next(each for each in self.parameters if each.key == key)
         recipe = self._recipe_of(parameter)
         if recipe.adds_decay_to_gradient or (parameter.vector and recipe.decay_on != "all"):
             return False

@@ -1340,7 +1340,8 @@ Two rows were wrong themselves: tokens that attended to padding had positions th
 them, and keys' biases, which have no gradient, were said to differ. One innocent step was refused
 and is not in the table: gradients of DoRA's lengths are not computed. Confirmed wrongly was a
 factor where two ranks clipped by their own norms. Alarms were a state that was saved after its
-schedule set the next rate, and bfloat16 weights with Kahan summation, which are open now.
+schedule set the next rate, which agrees now, and bfloat16 weights with Kahan summation, which are
+open.
 
 - Noise in embeddings draws other numbers in every pass: it is placed and not named.
 

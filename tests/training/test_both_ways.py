@@ -62,7 +62,7 @@ def made(name: str) -> tuple[Path, dict[str, torch.Tensor]]:
 
 
 def report_of(name: str, folder: Path, differences: bool, **changed: torch.Tensor) -> StepReport:
-    """Return what is said of a model's gradients; `changed` by number of the sorted names."""
+    """Return what is said of a model's gradients; `changed` by the gradients' names."""
     path, grads = made(name)
     save_file({**grads, **changed}, folder / "grads.safetensors")
     return explain_step(

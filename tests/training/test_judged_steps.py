@@ -47,12 +47,12 @@ MISSED = {
     "two_steps": "seen, not named",
     "tempered": "seen, not named",
     "experts_in_bfloat16": "open",
+    "noise_in_embeddings": "seen, not named",
+    "kahan": "open",
     # Gradients of a later step beside the moments of after it: nothing says them.
     "resumed": "open",
     "dampened": "open",
     "part_by_state": "open",
-    "noise_in_embeddings": "seen, not named",
-    "kahan": "open",
 }
 
 

@@ -122,7 +122,8 @@ def guess_no_mask(case: BackwardCase) -> Iterator[BackwardGuess]:
 def guess_norm_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that the scale or the mean of norms is a constant in the backward.
 
-    Nothing unless all of the last layer is wrong, which is below the last norm.
+    Nothing unless gradients are wrong from the last layer on, its ffn_down's too: that is the first
+    weight which the backward of the last norm reaches.
     """
     layers = [split_key(key)[0] for key in case.names]
     last = max((layer for layer in layers if layer is not None), default=None)
