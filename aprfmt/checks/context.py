@@ -45,6 +45,15 @@ class CheckContext:
         return make_ledger(self.model)
 
     @cached_property
+    def sizes_command(self) -> str:
+        """The command that states sizes by which all packed weights decode; "" for none."""
+        from aprfmt.measure.named_causes import set_command
+        from aprfmt.model.packing_sizes import fitting_sizes
+
+        sizes = fitting_sizes(self.model)
+        return set_command(self.model.path, sizes, in_place=True) if sizes else ""
+
+    @cached_property
     def unread(self) -> tuple[Item, ...]:
         """The items that no table lists, without those that the user accepts."""
         taken = acceptance_predicate(self.accept)

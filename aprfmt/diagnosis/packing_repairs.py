@@ -146,7 +146,7 @@ def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repai
 
 
 class Sizes(NamedTuple):
-    """Bits of a code and elements of a group, as a quantization section states them."""
+    """Bits of a code (None: not stated) and elements of a group, as a section states them."""
 
     bits: Any
     group: Any
@@ -154,7 +154,8 @@ class Sizes(NamedTuple):
 
 def _sizes_text(sizes: Sizes) -> str:
     """Return the sizes in words."""
-    return f"{sizes.bits} bits in groups of {sizes.group}"
+    bits = "" if sizes.bits is None else f"{sizes.bits} bits in "
+    return f"{bits}groups of {sizes.group}"
 
 
 def _other_sizes(config: Mapping[str, Any]) -> Iterator[tuple[Sizes, Sizes, dict[str, Any]]]:
@@ -165,12 +166,12 @@ def _other_sizes(config: Mapping[str, Any]) -> Iterator[tuple[Sizes, Sizes, dict
     inner = next((one for one in weights if isinstance(one, Mapping)), {}) if rows else config
     key = "num_bits" if rows else "bits"
     said = Sizes(inner.get(key), inner.get("group_size"))
-    every = [Sizes(bits, group) for bits in BITS for group in GROUPS]
+    every = [Sizes(n, group) for n in ((None,) if said.bits is None else BITS) for group in GROUPS]
     every.sort(key=lambda one: (one.bits != said.bits) + (one.group != said.group))
     for held in every:
-        if held == said or (said.bits is None and held.bits != BITS[0]):
+        if held == said:
             continue
-        changed = {"group_size": held.group} | ({} if said.bits is None else {key: held.bits})
+        changed = {"group_size": held.group} | ({} if held.bits is None else {key: held.bits})
         if not rows:
             yield said, held, changed
             continue

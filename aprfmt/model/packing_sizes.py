@@ -77,7 +77,10 @@ def fitting_sizes(model: "Model") -> list[str]:
     section = quantization_section(config or {})
     if config is None or section is None:
         return []
-    wrong = _wrong_weights(model)
+    try:
+        wrong = _wrong_weights(model)
+    except AprfmtError:
+        return []  # the checks of the architecture say it
     unjoined = len(model.damage) > len(model.source.damage)  # parts that are no weight as stated
     for changes in size_changes(section, wrong) if wrong or unjoined else ():
         inside = in_every_section(config, changes)

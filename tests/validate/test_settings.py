@@ -176,3 +176,9 @@ def test_a_dtype_is_that_of_most_weights(stated: str, old: bool) -> None:
     result = check_dtype(beside({key: stated}, "F32", "F32", "BF16", "Q8_0"))
     said = [] if stated == "float32" else ["bfloat16; most float weights are F32"]
     assert (result.found, [each.found for each in result.findings]) == (stated, said)
+
+
+@pytest.mark.parametrize("stated", ["float77", 3, ["float16"]])
+def test_a_dtype_that_is_none_warns(stated: object) -> None:
+    (found,) = check_dtype(beside({"dtype": stated}, "F32")).findings
+    assert (found.level, found.expected) == ("warning", "a dtype of torch")

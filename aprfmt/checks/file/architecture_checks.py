@@ -18,7 +18,6 @@ from aprfmt.model.draft import draft_head
 from aprfmt.model.kinds import drop_stray_command, peft_config
 from aprfmt.model.ledger import OF_TENSORS, Surplus
 from aprfmt.model.own_keys import misleading_keys
-from aprfmt.model.packing_sizes import fitting_sizes
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
 from aprfmt.model.resolve import ARCH_KEYS, Resolution, stated_architecture
@@ -111,9 +110,8 @@ def check_completeness(ctx: CheckContext) -> Result:
 def check_shapes(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each tensor whose shape is not the configuration's."""
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
-    sizes = fitting_sizes(ctx.model) if ctx.resolution.coverage.misshapen else []
-    if sizes:
-        todo = set_command(ctx.model.path, sizes, in_place=True)
+    if ctx.resolution.coverage.misshapen:
+        todo = ctx.sizes_command or todo
     findings = [
         Finding(
             key,

@@ -11,10 +11,8 @@ from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.formats.apr.layout import ALIGNMENT
 from aprfmt.formats.mapped_file import Shard
-from aprfmt.measure.named_causes import set_command
 from aprfmt.model import manifest
 from aprfmt.model.manifest import bytes_between
-from aprfmt.model.packing_sizes import fitting_sizes
 from aprfmt.model.relations import file_relations
 
 
@@ -31,9 +29,8 @@ def check_layout(ctx: CheckContext) -> Result:
     """
     notes = [note for parsed in _parsed_files(ctx.model.source) for note in parsed.notes]
     findings = [_damage_finding(one) for one in ctx.model.damage]
-    sizes = fitting_sizes(ctx.model) if findings and not ctx.model.source.damage else []
-    if sizes:
-        todo = set_command(ctx.model.path, sizes, in_place=True)
+    todo = ctx.sizes_command if findings and not ctx.model.source.damage else ""
+    if todo:
         findings = [replace(one, todo=todo) for one in findings]
     findings += [
         Finding(note.where, note.text, "a file as its own writer makes it", level="warning")

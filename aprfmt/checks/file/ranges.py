@@ -44,8 +44,8 @@ def _stated_values(ctx: CheckContext) -> Iterator[tuple[str, str, Any]]:
     """Yield (place, name in bounds.SETTINGS, value) of the settings that the file states."""
     texts = {
         "config.json": ctx.model.config or {},
-        _FILE: ctx.carried.parse_file(_FILE),
-        "tokenizer_config.json": ctx.carried.tokenizer_config,
+        _FILE: ctx.model.carried.parse_file(_FILE),
+        "tokenizer_config.json": ctx.model.carried.tokenizer_config,
     }
     for file, keys in texts.items():
         for key in (*bounds.SETTINGS, *_WORDS):

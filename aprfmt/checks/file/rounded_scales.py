@@ -34,13 +34,14 @@ def rounded_scales_text(laid: "WeightLayout") -> str:
         return ""
     scales = laid.scale.of(0)
     kind = _kind_of(scales)
-    chances = [p for name, bits, p in _CHANCE if name == kind and laid.codes.bits >= bits]
-    if not chances or (laid.zero is not None and np.ptp(laid.zero.of(0)) > 0):
+    bits = laid.codes.bits
+    chance = next((p for name, least, p in _CHANCE if name == kind and bits >= least), None)
+    if chance is None or (laid.zero is not None and np.ptp(laid.zero.of(0)) > 0):
         return ""
     tall = laid.tile[0] or laid.shape[-2]
     rows = min(laid.shape[-2], max(tall, MOST // laid.shape[-1] // tall * tall))
     counts = _tops_of_groups(laid, rows)
-    if len(counts) < math.log(SURE) / math.log(chances[0]) or not counts.all():
+    if len(counts) < math.log(SURE) / math.log(chance) or not counts.all():
         return ""
     if counts.mean() > MOST_TOPS:
         return ""

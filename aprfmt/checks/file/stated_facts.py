@@ -289,7 +289,7 @@ def check_dtype(ctx: CheckContext) -> Result:
         raise NotRun("there is no config.json beside the weights")
     stated = config.get("dtype", config.get("torch_dtype"))
     claimed = DTYPES.get(stated) if isinstance(stated, str) else None
-    if claimed is None and (stated is None or stated in OTHER_DTYPES):
+    if claimed is None and (stated is None or (isinstance(stated, str) and stated in OTHER_DTYPES)):
         raise NotRun(f"config.json names no float dtype ({stated!r})")
     if claimed is None:
         finding = Finding(

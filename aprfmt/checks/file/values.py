@@ -9,8 +9,6 @@ from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.rounded_scales import rounded_scales_text
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, UnsupportedError
-from aprfmt.measure.named_causes import set_command
-from aprfmt.model.packing_sizes import fitting_sizes
 from aprfmt.model.zero_pairs import ZERO_TODO, find_zero_pairs
 from aprfmt.tensors.companions import quantization_section
 from aprfmt.tensors.stats import tensor_stats
@@ -128,7 +126,6 @@ def check_packed(ctx: CheckContext) -> Result:
     """
     findings: list[Finding] = []
     seen = 0
-    undecoded = "quantize again"
     for name, tensor in ctx.model.items():
         if not tensor.parts:
             continue
@@ -139,11 +136,8 @@ def check_packed(ctx: CheckContext) -> Result:
         except UnsupportedError as error:
             raise NotRun(f"{name}: {error}", findings) from error
         except AprfmtError as error:
-            if not findings:
-                sizes = fitting_sizes(ctx.model)
-                if sizes:
-                    undecoded = set_command(ctx.model.path, sizes, in_place=True)
-            findings.append(Finding(name, str(error), "parts that fit each other", undecoded))
+            todo = ctx.sizes_command or "quantize again"
+            findings.append(Finding(name, str(error), "parts that fit each other", todo))
             continue
         finally:
             tensor.drop()
