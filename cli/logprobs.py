@@ -41,21 +41,22 @@ def compare_logprob_sides(
         # The reference names the tokens; ids that are given must begin it.
         run = stack.enter_context(run_options.open_session(model, where))
         given = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
+        of_loaded = None
         try:
             theirs, dtype = read_side(reference, run.model, given, stack)
         except SeveralAnswersError:
             if loaded is None or given is not None:
                 raise
             # Of several answers the one to the other side's tokens counts.
-            named = read_side(loaded, run.model, given, stack)[0].ids
-            theirs, dtype = read_side(reference, run.model, given, stack, named)
+            of_loaded = read_side(loaded, run.model, given, stack)
+            theirs, dtype = read_side(reference, run.model, given, stack, of_loaded[0].ids)
         dtype = dtype or answer_dtype
         ids = list(theirs.ids)
         if given is not None and ids[: len(given)] != given:
             raise UsageError(f"{reference}: is of other tokens than the ids given")
         # The other side is a saved one, or a run of the model on these tokens.
         if loaded is not None:
-            mine, found = read_side(loaded, run.model, given, stack, ids)
+            mine, found = of_loaded or read_side(loaded, run.model, given, stack, ids)
             own = found or answer_dtype
             name = str(loaded)
             least = min(len(mine.ids), len(ids))

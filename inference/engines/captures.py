@@ -529,10 +529,11 @@ def _names_without_stem(paths: list[str], stem: str) -> dict[str, str]:
         for at, part in enumerate(parts):
             if part.isdigit():
                 numbered.setdefault(".".join(parts[:at]), set()).add(path)
+    known = set(paths)
     found: dict[str, str] = {}
     for path in paths:
         above, number = tuple_member(path) or ("", -1)
-        only = number == 0 and numbered[above] == {path} and above not in paths
+        only = number == 0 and numbered[above] == {path} and above not in known
         found[above if only else path] = path
     return found
 

@@ -72,9 +72,10 @@ def under_module_names(
     gated = has_engine_modules(arrays)
     for name, array in arrays.items():
         base, number = tuple_member(name) or (name, -1)
-        residual = _residual_of(base, arrays)
-        if residual is None or number not in (0, 1):
-            put(module_name(base if _is_result(name, arrays) else name, gated, arrays), array, name)
+        residual = _residual_of(base, arrays) if number in (0, 1) else None
+        if residual is None:
+            called = base if _is_result(base, number, arrays) else name
+            put(module_name(called, gated, arrays), array, name)
             continue
         # The residual is used together with its hidden values.
         if number == 1:
@@ -124,12 +125,11 @@ def module_of_size(name: str) -> str:
     return base if number == 0 or (number == 1 and _adds_residual(base)) else name
 
 
-def _is_result(name: str, arrays: Mapping[str, JoinedArray]) -> bool:
-    """Return whether an array is the first of what a layer or an attention returned as a tuple.
+def _is_result(base: str, number: int, arrays: Mapping[str, JoinedArray]) -> bool:
+    """Return whether item `number` of `base` is the first that a layer or an attention returned.
 
     The others are its weights or its cache; of other modules' tuples the first may be anything.
     """
-    base, number = tuple_member(name) or ("", -1)
     kind = is_layer(base) or base.endswith(("attn", "attention"))
     return number == 0 and kind and base not in arrays
 

@@ -87,13 +87,13 @@ def read_logprobs(
     begins with, or that begin with its tokens (None: `prompt`). SeveralAnswersError where that is
     not one of them.
     """
-    several = _answers_of_file(path)
+    several, writer = _answers_of_file(path), logprobs_writer(path) or ""
     found: list[Logprobs] = []
     failed: list[FormatError] = []
     for number, said in enumerate(several):
         where = f"{path}: answer {number}" if len(several) > 1 else str(path)
         try:
-            found.append(_read_answer(said, where, path, prompt, token_ids or _no_tokenizer))
+            found.append(_read_answer(said, where, writer, prompt, token_ids or _no_tokenizer))
         except FormatError as error:
             failed.append(error)
     if not found:
@@ -108,9 +108,14 @@ def _answers_of_file(path: Path) -> list[Any]:
     """
     if path.suffix == ".jsonl":
         with closing(open_bytes(path)) as file:
-            lines = [line for line in bytes(file.view[: MAX_JSON + 1]).splitlines() if line.strip()]
-        said = [loads(line, f"{path}: line {n + 1}", max_bytes=MAX_JSON)
-                for n, line in enumerate(lines)]  # fmt: skip
+            if file.size > MAX_JSON:
+                raise FormatError(f"{path}: {file.size} bytes of JSON, the limit is {MAX_JSON}")
+            lines = bytes(file.view[:MAX_JSON]).splitlines()
+        said = [
+            loads(line, f"{path}: line {number}", max_bytes=MAX_JSON)
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        ]
     else:
         said = load_file(path, MAX_JSON)
     listed = isinstance(said, list) and any(_is_answer(one) for one in said)
@@ -134,14 +139,17 @@ def _is_answer(said: Any) -> bool:
 
 
 def _read_answer(
-    said: Any, where: str, path: Path, prompt: Sequence[int] | None, token_ids: TokenIds
+    said: Any, where: str, writer: str, prompt: Sequence[int] | None, token_ids: TokenIds
 ) -> Logprobs:
-    """Return the log-probabilities of one answer; FormatError, which begins with `where`."""
+    """Return the log-probabilities of one answer; FormatError, which begins with `where`.
+
+    `writer` is the program that wrote the file, "" if it is not known.
+    """
     try:
         found = _parse_answer(said, prompt, token_ids)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         why = shorten(str(error) or type(error).__name__, 120)
-        raise FormatError(f"{where}: {logprobs_writer(path) or 'an answer'}: {why}") from None
+        raise FormatError(f"{where}: {writer or 'an answer'}: {why}") from None
     if not found.rows:
         raise FormatError(
             f"{where}: holds no log-probability of a token; ask the server for "
@@ -150,7 +158,7 @@ def _read_answer(
     for at, row in found.rows.items():
         if max(row.values()) > _ABOVE:
             raise FormatError(f"{where}: position {at} has a log-probability above 0: logits?")
-    return Logprobs(found.ids, found.rows, False, logprobs_writer(path) or "")
+    return Logprobs(found.ids, found.rows, False, writer)
 
 
 def _choose_answer(
