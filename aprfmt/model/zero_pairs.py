@@ -4,18 +4,19 @@ Training begins with one factor at zero (lora_B; of an embedding lora_embedding_
 where nothing was trained, or where the file was written before the values were gathered.
 """
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from aprfmt.errors import AprfmtError
 from aprfmt.model.adapter_parts import adapter_parts, stored_alpha, value_by_pattern
 from aprfmt.model.kinds import peft_config
+from aprfmt.tensors.view import is_zero
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
     from aprfmt.tensors.view import View
 
-_CHUNK = 1 << 16  # values read at a time; a factor that is not zero shows it in the first ones
 _SHOWN = 3
 ZERO_TODO = (
     "save it again from the run that trained it: it was not trained, or it was written before its "
@@ -78,7 +79,7 @@ def find_zero_pairs(model: "Model") -> ZeroPairs:
         why = ""
         # The factor that training begins with at zero comes first.
         for part in ("b", "embedding_a", "a", "embedding_b"):
-            if part in own and is_zero(model[own[part]]):
+            if part in own and is_zero_factor(model[own[part]]):
                 why = f"{_factor_name(own[part])} is zero"
                 break
         scale = value_by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
@@ -86,7 +87,7 @@ def find_zero_pairs(model: "Model") -> ZeroPairs:
             scale = stored_alpha(model, parts, module)
         if not why and parts.spellings != {"gguf"} and scale == 0 and not isinstance(scale, bool):
             why = "alpha is 0"
-        if "magnitude" in own and is_zero(model[own["magnitude"]]):
+        if "magnitude" in own and is_zero_factor(model[own["magnitude"]]):
             emptied.append(module)
         elif why and "magnitude" in own:
             lengths.append(module)
@@ -96,15 +97,10 @@ def find_zero_pairs(model: "Model") -> ZeroPairs:
     return ZeroPairs(zero, tuple(lengths), tuple(emptied), len(parts.factors), whole)
 
 
-def is_zero(view: "View") -> bool:
-    """Return whether a tensor has values, and all of them are zero."""
+def is_zero_factor(view: "View") -> bool:
+    """Return whether a tensor has values, and all are zero; False if they cannot be decoded."""
     try:
-        found = False
-        for _, _, values in view.chunks(_CHUNK):
-            if values.any():
-                return False
-            found = found or bool(values.size)
-        return found
+        return math.prod(view.shape) > 0 and is_zero(view)
     except AprfmtError:
         return False
 

@@ -450,4 +450,4 @@ class View:
 
 def is_zero(view: View) -> bool:
     """Return whether a tensor is zero in every element; values are read piece by piece."""
-    return not any(values.any() for _, _, values in view.chunks(1 << 20))
+    return not any(values.any() for _, _, values in view.chunks(1 << 16))

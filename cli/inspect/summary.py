@@ -9,6 +9,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.model import Model, open_model
 from aprfmt.model.kinds import astray_modules_text, peft_config
 from aprfmt.model.zero_pairs import find_zero_pairs
+from aprfmt.remote.paths import is_remote
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect.records import InspectBody, InspectSummary, RolesFound
@@ -54,8 +55,11 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
 
 
 def _zero_clause(opened: Model) -> str:
-    """Return "; " and which pairs of an adapter change nothing; "" for anything else."""
-    says = find_zero_pairs(opened).text
+    """Return "; " and which pairs of an adapter change nothing; "" for anything else.
+
+    "" for a remote adapter, too: its factors would be fetched for it.
+    """
+    says = "" if is_remote(opened.path) else find_zero_pairs(opened).text
     return f"; {says}" if says else ""
 
 

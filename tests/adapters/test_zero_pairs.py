@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from aprfmt.adapters import convert_adapter
 from aprfmt.model import open_model
-from aprfmt.model.zero_pairs import find_zero_pairs, is_zero
+from aprfmt.model.zero_pairs import find_zero_pairs, is_zero_factor
 from tests.adapters.golden import write
 from tests.cli.run import aprfmt as command
 
@@ -111,7 +111,7 @@ def test_the_lengths_of_dora(part: str, tmp_path: Path) -> None:
     done = command("convert", base, out, "--adapter", adapter, "--to", "safetensors")
     assert f"merged into {count} weights" in done.out and says in done.err
     with open_model(out) as merged:
-        assert all(is_zero(merged[name]) == (part != "lora_B") for name in expected)
+        assert all(is_zero_factor(merged[name]) == (part != "lora_B") for name in expected)
 
 
 def test_whole_tensors_beside_empty_pairs_are_said(tmp_path: Path) -> None:
