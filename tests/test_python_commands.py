@@ -186,4 +186,4 @@ def test_one_text_or_path_is_one_value(demo_model: Path, gguf: Path, tmp_path: P
     assert len(aprfmt.diff(demo_model, gguf, tensors=name).tensors) == 1
     trace = aprfmt.trace(demo_model, prompt=OPENING, points="logits")
     assert set(trace.records) == {"logits"}
-    assert aprfmt.qa(demo_model, only="metadata").to_json() is not None
+    assert aprfmt.qa(demo_model, only="metadata").gate("metadata").asked

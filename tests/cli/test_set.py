@@ -413,4 +413,4 @@ def test_a_usual_value_does_not(change: str, demo_model: Path, tmp_path: Path) -
     done = aprfmt("set", demo_model, change, "-o", tmp_path / "out")
     warned = [line for line in done.err.splitlines() if "doubtful_value" in line]
     assert done.code == 0
-    assert not warned or change == "dtype=float32", warned  # the weights are of another
+    assert bool(warned) == (change == "dtype=float32"), warned  # the weights are of another

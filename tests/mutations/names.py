@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from tests.mutations.source import Definition, Source
 
@@ -53,6 +54,7 @@ def users(names: Iterable[str], sources: Mapping[str, Source]) -> set[int]:
     return blocks
 
 
+@cache
 def run_at_import(source: Source) -> set[str]:
     """Return the functions of a file that run while it is imported, by their qualified names.
 

@@ -153,10 +153,10 @@ class Reach:
         block = source.block_at(mutation.start)
         every = {each.number for each in source.blocks}
         if block is not None:
-            same = {each.number for each in source.blocks if each.function == block.function}
-            found = self._reaching({block.number}) or self._reaching(same)
             if block.function in run_at_import(source):  # by whichever test imports it first
                 return self._reaching(every)
+            same = {each.number for each in source.blocks if each.function == block.function}
+            found = self._reaching({block.number}) or self._reaching(same)
         else:
             names = bound(source, mutation.start)
             by_name = mentioned(names, self.texts)
