@@ -146,8 +146,8 @@ WARNINGS: Mapping[str, str] = {
     "budget": "the time or bytes of --budget ended before everything was recorded; what is left is "
     "named, and the exit code is 2.",
     "ignored_option": "an option has no meaning for this engine and was ignored.",
-    "few_logits": "logits of all tokens take more room than is used for them, so that the saved "
-    "trace has the last token's. `--positions 0,5,9` records those of chosen tokens.",
+    "few_logits": "logits of all tokens take more room than is used for them, so that the last "
+    "token's alone are recorded. `--positions 0,5,9` records those of chosen tokens.",
     "unknown_point": "an array or a node of another engine's run is no capture point that is known "
     "here, so it is not compared.",
 }

@@ -121,7 +121,7 @@ def joined_file_text(buffer: "Region", stop: int, padded: int) -> str:
         head = bytes(buffer[at : at + _JOINED])
         length = int.from_bytes(head[:8], "little")
         header = head[8:9] == b"{" and 2 <= length <= len(buffer) - at
-        kind = "GGUF" if head[:4] in (b"GGUF", b"FUGG") else "safetensors" if header else ""
+        kind = "GGUF" if head[:4] == b"GGUF" else "safetensors" if header else ""
         if kind:
             return (
                 f"; another {kind} file begins at byte {at}: files were joined (cat). Cut them "

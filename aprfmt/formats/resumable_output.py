@@ -445,9 +445,9 @@ class ResumableFileSet(FileSet):
             super()._publish_inside(target)
         except BaseException:
             needed = reserved_names(target)
-            for file in self._files if needed is not None else ():
+            for file in self._files:
                 moved = file.temporary
-                if moved.parent == target and moved.name not in (needed or ()):
+                if needed is not None and moved.parent == target and moved.name not in needed:
                     with suppress(OSError):
                         os.rename(moved, self.hidden / file.final.name)
             raise

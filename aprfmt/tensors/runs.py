@@ -202,9 +202,6 @@ def same_published_file(a: ByteSource, b: ByteSource) -> bool:
     """
     if a.size != b.size or not (a.sha256 or b.sha256):
         return False
-    published = [
-        one for one in (a, b) if one.sha256 and is_remote(one.path) and one.path not in _computed
-    ]
     for one in (a, b):
         if not one.sha256:
             total = hashlib.sha256()
@@ -214,10 +211,12 @@ def same_published_file(a: ByteSource, b: ByteSource) -> bool:
             _computed.add(one.path)
     if a.sha256 != b.sha256:
         return False
-    for one in published:
-        TRAFFIC.tell(
-            f"{one.path}: equal by the SHA-256 that its site publishes; not all of it was fetched"
-        )
+    for one in (a, b):
+        if is_remote(one.path) and one.path not in _computed:
+            TRAFFIC.tell(
+                f"{one.path}: equal by the SHA-256 that its site publishes; not all of it was "
+                "fetched"
+            )
     return True
 
 

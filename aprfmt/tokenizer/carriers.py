@@ -67,9 +67,7 @@ def to_gguf(model: "Model", told: Rowless | None = None) -> dict[str, Value | Ty
     data = carried.parse_tokenizer_json()
     found: dict[str, Value | TypedValue] = {}
     if data is not None:
-        vocabulary = vocabulary_from_json(carried, data)
-        if vocabulary.rowless and told is not None:
-            told(vocabulary.rowless)
+        vocabulary = _vocabulary_of(carried, data, told)
         found.update(_gguf_vocabulary(carried, vocabulary, data))
         found[keys.HF_JSON] = carried.tokenizer_json()
     else:
@@ -262,14 +260,20 @@ def _gguf_keys_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
     return found
 
 
+def _vocabulary_of(carried: Carried, data: Mapping[str, Any], told: Rowless | None) -> Vocabulary:
+    """Return the vocabulary of a tokenizer.json; `told` is called with its tokens without a row."""
+    found = vocabulary_from_json(carried, data)
+    if found.rowless and told is not None:
+        told(found.rowless)
+    return found
+
+
 def _apr_keys_from_json(carried: Carried, told: Rowless | None) -> dict[str, Value]:
     """Return the APR keys of a tokenizer that is given by a tokenizer.json."""
     # The vocabulary itself.
     data = carried.parse_tokenizer_json()
     assert data is not None
-    vocabulary = vocabulary_from_json(carried, data)
-    if vocabulary.rowless and told is not None:
-        told(vocabulary.rowless)
+    vocabulary = _vocabulary_of(carried, data, told)
     found: dict[str, Value] = {
         keys.TOKENS.apr: list(vocabulary.tokens),
         "tokenizer.vocab_size": len(vocabulary.tokens),

@@ -63,7 +63,7 @@ def _patch_sum(summed: Callable[[Any, Array, Array], Array], point: str) -> Patc
     """
 
     def override(op: Any, at: Any, kv: Any, gate: Any) -> Any:
-        """Return the sum of one compressor changed, that of the other as it is."""
+        """Return a compressor's sum of `kv` over `gate`: by `summed` at `point`, else by the op."""
         return summed(op, kv, gate) if at.point == point else op(kv, gate)
 
     return lambda patched, layers: patched.with_op("compress", override, layers)

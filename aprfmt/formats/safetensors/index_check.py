@@ -115,7 +115,7 @@ def find_replacement_shards(
     alone = single.is_file()
     if not alone and any(home.exists() for home in homes.values()):
         return None  # nearly every index: the rest are not looked for
-    there = [name for name, home in homes.items() if home.exists()]
+    there = [name for name, home in homes.items() if alone and home.exists()]
     found = {} if there else complete_set(path)
     whole = f"while another set of {len(found)} is, whole"
     if not found and len(there) < len(homes) and alone:
