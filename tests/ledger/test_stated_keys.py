@@ -143,3 +143,18 @@ def test_a_save_in_another_dtype_says_its_own(dtype: str, demo_model: Path, tmp_
     accept = ("--accept", "within") if dtype == "float16" else ()
     done = command("diff", demo_model, b, *accept)
     assert done.code == 0, done.out
+
+
+def test_the_command_that_mends_a_key_is_known_after_the_files_are_closed(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """A text of a GGUF is read from the open file. Seen red: "aprfmt: bug:", or no command."""
+    whole, a, b = (tmp_path / f"{name}.gguf" for name in "wab")
+    assert command("convert", demo_model, whole, "--no-carry").code == 0
+    gone = ("--remove", "aprfmt.hf_config")
+    assert command("set", whole, *gone, "-o", a).code == 0
+    assert command("set", whole, "general.architecture=somebody", *gone, "-o", b).code == 0
+    done = command("diff", a, b, "--json")
+    assert done.code == 1, done.err
+    (mends,) = done.json["next"]
+    assert mends.startswith("aprfmt set ") and "qwen2" in mends
