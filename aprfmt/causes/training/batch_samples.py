@@ -132,8 +132,9 @@ def guess_samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     The factors are those of the sums of small parameters over the samples alone.
     """
     scored = [row for row, count in enumerate(case.labels) if count]
-    kind = "" if all_differ(case) else _kind_of_wrong(case)
-    if not (2 <= len(scored) <= SAMPLES and (kind or all_differ(case))):
+    whole = all_differ(case)
+    kind = "" if whole else _kind_of_wrong(case)
+    if not (2 <= len(scored) <= SAMPLES and (kind or whole)):
         return
     key = _smallest(case, ENOUGH * len(scored))
     if key is None:
@@ -342,7 +343,10 @@ def loss_differs(case: BackwardCase) -> bool:
 
 
 def _smallest(case: BackwardCase, elements: int) -> str | None:
-    """Return the key of the smallest wrong gradient with at least `elements`; None for none."""
+    """Return the key of the smallest wrong gradient with at least `elements`; None for none.
+
+    An open gradient where none is wrong.
+    """
     sizes = {key: case.case(key).given.size for key in sorted(case.wrong or case.open)}
     enough = [key for key, size in sizes.items() if size >= elements]
     return min(enough, key=lambda key: sizes[key], default=None)

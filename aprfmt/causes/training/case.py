@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.row import LAST
-from aprfmt.causes.training.optimizers import F64, Moments, Recipe, Update, update_of
-from aprfmt.codecs import decode, encode
+from aprfmt.causes.training.optimizers import F64, Moments, Recipe, Update, round_to, update_of
 from aprfmt.measure.encoding_noise import UNIT, float_spacing
 
 Mask = NDArray[np.bool_]
@@ -44,7 +43,8 @@ class StepCase:
     gradient. `rows` [n] are the numbers of the rows that the elements are in. `shape` is that of
     the whole parameter where all its elements are here, in order. `others` are numbers that are
     not of these elements: `norm` of all gradients, `own_norm` of this one, `rate` of its group in
-    the state, `factor` and `decay_factor` that were measured on another parameter.
+    the state, `decoupled` 0.0 where the state has the decay in the gradient, `factor` and
+    `decay_factor` that were measured on another parameter.
     """
 
     key: str
@@ -136,6 +136,11 @@ class StepCase:
             else:
                 right = (share, slope, length)
         return max(0.0, length), share
+
+    @cached_property
+    def idle_shares(self) -> tuple[float, float] | None:
+        """(least, largest) share of decay of the rows that only shrink; None without any."""
+        return _shares(self, np.zeros_like(self.change), None if self.vector else self.rows)
 
     def part(self, index: Any) -> "StepCase":
         """Return the elements at `index` (a mask or indices) as a case without `shape`."""
@@ -312,7 +317,7 @@ class Fit:
         weight = 1.0 / np.maximum(variance, 1e-300)
         return solve_factors(step, decay, case.change, weight)
 
-    @property
+    @cached_property
     def _size(self) -> float:
         """The length of the longest predicted step."""
         return float(np.abs(self.update.step).max(initial=0.0))
@@ -357,7 +362,7 @@ class Fit:
         where it has no end.
         """
         case = self.case
-        found = _shares(case, np.zeros_like(case.change), case.rows if not case.vector else None)
+        found = case.idle_shares
         if found is None:
             length = max(self._size, self._edge[0]) * (1 + ARITHMETIC)
             found = _shares(case, np.full_like(case.change, length))
@@ -376,7 +381,7 @@ class Fit:
         found, off = self.shrunk
         return (found / wanted, off / wanted) if wanted else (1.0, float("inf"))
 
-    @property
+    @cached_property
     def share_stated(self) -> float:
         """The share of a weight that the predicted decay takes away; 0.0 without decay."""
         decay = np.broadcast_to(self.update.decay, self.case.before.shape)
@@ -392,7 +397,7 @@ class Fit:
         step over spacing: the mean change says how large the step is, and its sign does not matter.
         (1.0, infinity) where nothing moved.
         """
-        case, size = self.case, float(np.abs(self.update.step).max(initial=0.0))
+        case, size = self.case, self._size
         moved = case.rows[case.change != 0]
         used = np.isin(case.rows, moved)
         count = int(np.count_nonzero(used))
@@ -514,19 +519,6 @@ def solve_factors(
         (dy * ss - sy * sd) / size,
         (ss / size) ** 0.5,
     )
-
-
-def round_to(values: F64, encoding: str) -> F64:
-    """Return values rounded to the float type `encoding`, as float64.
-
-    16-bit types are reached through float32.
-    """
-    if encoding == "F64":
-        return values
-    narrow = np.ascontiguousarray(values, np.float32)
-    if encoding == "F32":
-        return narrow.astype(np.float64)
-    return decode(encoding, encode(encoding, narrow)[""], narrow.shape).astype(np.float64)
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,7 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
     two = 1 - recipe.b2**t if recipe.correction in ("both", "second") else 1.0
     kept = np.maximum(moments.second, 0.0)
     if recipe.second_kept_in:
-        raw = encode(recipe.second_kept_in, np.ascontiguousarray(kept, np.float32))[""]
-        kept = decode(recipe.second_kept_in, raw, kept.shape).astype(np.float64)
+        kept = round_to(kept, recipe.second_kept_in)
     first, second = moments.first / one, kept / two
     if recipe.epsilon == "inside":
         root = np.sqrt(second + recipe.eps)
@@ -393,3 +392,16 @@ SETTINGS = tuple(row.name for row in fields(Recipe))
 def changed(recipe: Recipe, **values: Any) -> Recipe:
     """Return a copy of a recipe with the fields in `values` replaced."""
     return replace(recipe, **values)
+
+
+def round_to(values: F64, encoding: str) -> F64:
+    """Return values rounded to the float type `encoding`, as float64.
+
+    16-bit types are reached through float32.
+    """
+    if encoding == "F64":
+        return values
+    narrow = np.ascontiguousarray(values, np.float32)
+    if encoding == "F32":
+        return narrow.astype(np.float64)
+    return decode(encoding, encode(encoding, narrow)[""], narrow.shape).astype(np.float64)

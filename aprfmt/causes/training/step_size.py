@@ -63,9 +63,8 @@ def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     A factor near a whole number or its inverse is taken to be that. Nothing where the factor cannot
     be measured. If the optimizer's state has the stated rate, twice step and decay is no rate.
     """
-    factor, off = measured_factor(case, recipe)
-    if "factor" in case.others:
-        factor, off = case.others["factor"], 0.0
+    given = case.others.get("factor")
+    factor, off = measured_factor(case, recipe) if given is None else (given, 0.0)
     if not np.isfinite(factor) or off > 0.05 * abs(factor) or factor <= 0:
         return
     slack = max(SLACK * factor, 6 * off)
