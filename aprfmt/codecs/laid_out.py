@@ -29,6 +29,7 @@ _ACROSS: Mapping[tuple[str, int], tuple[int, ...]] = {
     ("columns", 4): (2, 4, 8), ("columns", 1): (4, 8), ("awq", 4): (4,),
 }  # fmt: skip
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble of a word, lowest first -> output
+AWQ_BACK = tuple(sorted(range(8), key=AWQ_ORDER.__getitem__))  # output -> nibble
 
 
 def _stream_of_rows(array: Array, start: int, stop: int) -> U8:

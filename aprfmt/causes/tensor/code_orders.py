@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.number_ranges import number_ranges
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.codecs import CODECS
 from aprfmt.codecs import decode as decode_values
-from aprfmt.codecs.laid_out import AWQ_ORDER, unpack_codes
+from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER, unpack_codes
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.row_reader import RowReader
@@ -151,21 +152,11 @@ def order_text(order: "Array", bits: int) -> str:
         if size % n == 0 and all(order[i] == order[i % n] + i // n * n for i in range(size))
     )  # fmt: skip
     shown = [int(at) for at in order[:part]]
-    runs = _runs_of(shown)
+    runs = number_ranges(shown).split(", ")
     told = runs if 2 * len(runs) <= part else [str(at) for at in shown]
     text = f"[{', '.join(told[:LISTED])}{', ...' if len(told) > LISTED else ''}]"
     name = next((name for name, known in _named_orders(part, bits) if known == shown), "")
     return f"the code of each place is at {text} of every {part}" + (f": {name}" if name else "")
-
-
-def _runs_of(numbers: list[int]) -> list[str]:
-    """Return numbers as texts, consecutive ones as a range such as "0-3"."""
-    starts = [i for i, at in enumerate(numbers) if not i or at != numbers[i - 1] + 1]
-    ends = [*starts[1:], len(numbers)]
-    return [
-        f"{numbers[i]}-{numbers[end - 1]}" if end - i > 1 else f"{numbers[i]}"
-        for i, end in zip(starts, ends, strict=True)
-    ]
 
 
 def _named_orders(size: int, bits: int) -> Iterator[tuple[str, list[int]]]:
@@ -178,7 +169,7 @@ def _named_orders(size: int, bits: int) -> Iterator[tuple[str, list[int]]]:
     yield "all stand in reverse", each[::-1]
     if size == len(awq):
         yield "AWQ's order of eight codes in a word", awq
-        yield "AWQ's order of eight codes in a word, undone", [awq.index(at) for at in each]
+        yield "AWQ's order of eight codes in a word, undone", [*AWQ_BACK]
     if size % per_byte == 0:
         whole = [at // per_byte * per_byte for at in each]
         yield (
@@ -270,7 +261,7 @@ def _with_field(blocks: "Array", field: str, codes: "Array", bits: int) -> "Arra
 def _order_of_field(
     reader: RowReader, other: RowReader, field: str, bits: int
 ) -> FoundOrder | None:
-    """Return the order of a field's codes by which some rows have B's values; None if none."""
+    """Return the order of a field's codes by which some rows have `other`'s; None if none."""
     size = encoding_row(reader.encoding).block_size
     count = min(reader.rows, max(1, UNITS * size // reader.columns))
     rows = np.linspace(0, reader.rows - 1, count).astype(np.int64)

@@ -60,7 +60,7 @@ def explain_flat_shard(case: DifferingPair) -> Iterator[Finding]:
             rest = f"; {others} more are of tensors beside it, or padding" if others else ""
             held = f"it is {what} of {matrix.size}, in their order{rest}"
             proof = prove_values(
-                matrix_values(matrix, start, start + min(count, FEW)), count, 2, 0.0
+                matrix_values(matrix, start, start + min(count, FEW)), count, 2, case.slack()
             )
             yield make_finding(
                 "flat_shard", (case.key,), (f"{text}; {held}", shape), None, 0.0, proof

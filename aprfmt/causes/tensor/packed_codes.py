@@ -17,7 +17,7 @@ from aprfmt.causes.tensor.packed_copies import (
 )
 from aprfmt.causes.tensor.packed_scales import cell_factors, cell_factors_and_offsets
 from aprfmt.codecs import fp8
-from aprfmt.codecs.laid_out import AWQ_ORDER
+from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.findings import Finding
@@ -232,11 +232,9 @@ def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
 @cache
 def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return (words, order) of wrong orders that writers give the codes of a word or block."""
-    awq = AWQ_ORDER
-    back = tuple(sorted(range(8), key=awq.__getitem__))
     rows = [
-        ("AWQ's order of eight codes in a word was taken for GPTQ's, or reverse", awq),
-        ("AWQ's order of eight codes in a word was undone twice", back),
+        ("AWQ's order of eight codes in a word was taken for GPTQ's, or reverse", AWQ_ORDER),
+        ("AWQ's order of eight codes in a word was undone twice", AWQ_BACK),
         ("the two halves of each byte are exchanged", (1, 0)),
         ("the codes of a word stand in reverse", tuple(range(7, -1, -1))),
     ]

@@ -17,7 +17,7 @@ from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy
 from aprfmt.causes.tensor.proof import make_finding, prove_values
 from aprfmt.codecs import CODECS, decode
 from aprfmt.codecs.dialect import Parts, StoredPart
-from aprfmt.codecs.laid_out import AWQ_ORDER
+from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
 from aprfmt.codecs.lattice import Lattice, PackedWeight
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.bounds import fit_errors
@@ -57,14 +57,13 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 FEW_GROUPS = 1 << 25  # products tried to find the group of every input
-_BACK = tuple(sorted(range(8), key=AWQ_ORDER.__getitem__))  # the inverse of AWQ's order
 
 
 # (order in words, the nibbles that put it right, whether it is said of AWQ's weights; None: of all)
 _ORDERS: tuple[tuple[str, tuple[int, ...], bool | None], ...] = (
     ("plain order (0 to 7), where AWQ's (0, 2, 4, 6, 1, 3, 5, 7) is read", AWQ_ORDER, True),
-    ("AWQ's order (0, 2, 4, 6, 1, 3, 5, 7), where plain order is read", _BACK, False),
-    ("AWQ's order, applied twice", _BACK, True),
+    ("AWQ's order (0, 2, 4, 6, 1, 3, 5, 7), where plain order is read", AWQ_BACK, False),
+    ("AWQ's order, applied twice", AWQ_BACK, True),
     (
         "the inverse of AWQ's order (0, 4, 1, 5, 2, 6, 3, 7), where plain order is read",
         AWQ_ORDER,

@@ -124,8 +124,11 @@ def guess_clipped(case: DifferingPair) -> Iterator[Guess]:
         return
     if case.a.encoding not in UNIT or case.b.encoding not in UNIT:
         return
-    for short, other, label, away in ((case.b, case.a, "B", "A"), (case.a, case.b, "A", "B")):
-        x, y = (to_float64(side.take(case.sample)) for side in (other, short))
+    first, second = to_float64(case.sample_a), to_float64(case.sample_b)
+    for short, other, label, away, x, y in (
+        (case.b, case.a, "B", "A", first, second),
+        (case.a, case.b, "A", "B", second, first),
+    ):
         moved = y[x != y]
         if case.before.nonfinite is None and ((moved > y.min()) & (moved < y.max())).any():
             continue  # a value inside the range differs
