@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.measure.named_causes import fixed_name, set_command
-from aprfmt.model.ledger import APART, Item, Kind, Ledger, NotCompared, read_value
+from aprfmt.model.ledger import APART, Item, Ledger, NotCompared, read_value
 from aprfmt.model.relations import opening_path
 
 # (kind, name) of an item -> the words of `set` that mend it, quoted for a shell; "" where none do.
@@ -28,8 +28,11 @@ def item_arguments(rows: Iterable[NotCompared], a: Ledger, b: Ledger) -> Argumen
 
     `rows` are the items that were not compared. Both files have to be open.
     """
+    mine, theirs = (_items_by_name(side) for side in (a, b))
     return {
-        (row.kind, row.name): _argument(row, a, b)
+        (row.kind, row.name): _argument(
+            row, mine.get((row.kind, row.name)), theirs.get((row.kind, row.name)), a
+        )
         for row in rows
         if row.state in APART and row.kind in _PLACES
     }
@@ -53,10 +56,12 @@ def repair_items_command(rows: Sequence[NotCompared], arguments: Arguments, path
     return set_command(Path(path), words)
 
 
-def _argument(row: NotCompared, a: Ledger, b: Ledger) -> str:
-    """Return the words of `set` that mend one item, quoted for a shell; "" if none do."""
+def _argument(row: NotCompared, mine: Item | None, theirs: Item | None, a: Ledger) -> str:
+    """Return the words of `set` that mend one item, quoted for a shell; "" if none do.
+
+    `mine` and `theirs` are the item of A and of B, None where it has none.
+    """
     place = _PLACES[row.kind]
-    mine, theirs = (_item(side, row.kind, row.name) for side in (a, b))
     key = row.name if mine is not None else _outermost_of(row, a)
     name = f"{place}{key}".replace(": ", ":", 1)
     if row.kind != "metadata key" and not name.startswith(_WRITABLE):
@@ -89,7 +94,6 @@ def _outermost_of(row: NotCompared, other: Ledger) -> str:
     return row.name
 
 
-def _item(side: Ledger, kind: str, name: str) -> Item | None:
-    """Return a ledger's item of a kind and name; None without one."""
-    known: tuple[Kind, ...] = ("config key", "metadata key", "tokenizer part", "generation setting")
-    return next((side.items_of_kind(one).get(name) for one in known if one == kind), None)
+def _items_by_name(side: Ledger) -> dict[tuple[str, str], Item]:
+    """Return {(kind, name): item} of a ledger."""
+    return {(item.kind, item.name): item for item in side.items}

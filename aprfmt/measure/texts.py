@@ -159,12 +159,14 @@ def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[
     if style == "apr" and HF_JSON in a.metadata and HF_JSON in b.metadata and not report.findings:
         keys = (*keys, *(key.apr for key in KEYS if key.gguf not in (HF_JSON, CHAT_TEMPLATE)))
     for key in keys:
+        if key not in a.metadata and key not in b.metadata:
+            continue
         spellings = (key, *templates) if key in templates else (key,)
         x, y = (
             [model.metadata[each] for each in spellings if each in model.metadata]
             for model in (a, b)
         )
-        if (x and y and same_content(x[0], y[0])) or not (x or y):
+        if x and y and same_content(x[0], y[0]):
             continue
         state: State = "unequal" if x and y else "only in A" if x else "only in B"
         why = "other programs read it, and aprfmt the file that is embedded"
