@@ -74,7 +74,8 @@ def test_finding_one_imports_no_table_of_another(style: str, name: str, loaded: 
         f"find_arch({style!r}, {name!r})\n"
         "holders = {row.module or name for name, row in ROWS.items()}\n"
         "seen = {name for name in holders if f'aprfmt.arch.{name}' in sys.modules}\n"
-        f"sys.exit(repr(seen) if {{n for one in {loaded.split()!r} for n in fnmatch.filter(seen, one)}} != seen else 0)\n"
+        f"may = {{n for each in {loaded.split()!r} for n in fnmatch.filter(seen, each)}}\n"
+        "sys.exit(repr(seen) if may != seen else 0)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
