@@ -108,17 +108,25 @@ class WideStepsOfBlocks:
         size = find_encoding(encoding).block_size if encoding in CODECS else 0
         return size >= LEAST and columns % size == 0 and CODECS[encoding].parts == ("",)
 
-    def add(self, source: "Array", steps: "Array | float | None") -> None:
+    def add(
+        self, source: "Array", steps: "Array | float | None", copied: "Array | None" = None
+    ) -> None:
         """Add the next rows: the source's values and the copy's step of each (both flat).
 
-        Nothing is added where steps are not known.
+        With `copied`, the copy's values, blocks that are no rounding of the source are left out: an
+        error in them is more than a step. Nothing is added where steps are not known.
         """
         if not isinstance(steps, np.ndarray):
             return
         values = source.reshape(-1, self.size)
         wide = steps.reshape(-1, self.size).max(axis=1)
         spans = block_spans(values, wide)
-        found = np.flatnonzero(too_wide(spans))
+        wide_blocks = too_wide(spans)
+        if copied is not None:
+            with np.errstate(all="ignore"):
+                error = np.abs(to_float64(values) - to_float64(copied.reshape(values.shape)))
+                wide_blocks &= (error <= steps.reshape(values.shape)).all(axis=1)
+        found = np.flatnonzero(wide_blocks)
         times = np.full(found.shape, np.nan)
         if found.size and CODECS[self.encoding].has_encoder:
             own = self._encoder_steps(values[found])

@@ -208,7 +208,8 @@ def block_wide_steps(a: View, b: View, copied: View) -> WideSteps | None:
         return None
     blocks = WideStepsOfBlocks(copied.encoding, copied.shape[-1])
     for x, y, steps in value_chunks(a, b):
-        blocks.add(x if copied is b else y, steps.of_side(int(copied is b)))
+        source, copy = (x, y) if copied is b else (y, x)
+        blocks.add(source, steps.of_side(int(copied is b)), copy)
     return blocks.found()
 
 
