@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from aprfmt.causes.forward.capture_names import neighbour_values
+from aprfmt.causes.forward.capture_names import keys_taken_elsewhere, neighbour_values
 from aprfmt.causes.forward.cut_points import (
     STREAM,
     agrees_without,
@@ -93,14 +93,15 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
         after = run_shadow_pass(case.patched, case.without(drop), cut).views.get(cut)
         if after is None or after.flagged or after.residual is None:
             continue
+        elsewhere = {key} | keys_taken_elsewhere(case, drop)
         relation = _relation_text(case, key)
         known = relation or "other values"
         return Change(
             "capture_point",
             f"what is recorded was taken at another point: {case.view.point} is {known}; {cut}, "
             "which is computed from it, agrees",
-            tuple(k for k in (key, *sorted(drop - {key})) if case.recorded.has_record(k)),
-            drop=drop,
+            (key, *sorted(elsewhere - {key})),
+            drop=frozenset(elsewhere),
             values={"recorded_as": case.view.point, "is": known, "agrees": cut},
             scoped=False,
             most=certainty_of_relations([relation]),
