@@ -19,7 +19,7 @@ from aprfmt.compare.short_answer import Line, short_answer
 from aprfmt.errors import UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import share_text
+from aprfmt.measure.named_causes import share_text, written_again_text
 from aprfmt.measure.records import EQUAL, FLOATS, FieldDiff, TensorDiff, ulp_type
 from aprfmt.model import open_model
 from aprfmt.model.ledger import Pronounced
@@ -255,6 +255,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
         first_said=False,
         others=list(_other_difference_lines(report)),
         commands=report.next if found.exit else (),
+        source=report.a,
         names=output_format.shown_names(),
     )
     for text, style in lines:
@@ -324,7 +325,11 @@ def _print_everything(report: DiffReport, top: int, found: Pronounced) -> None:
     left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
     if left > 0:
         render.line(f"... {left} more (--top, --json)", style="dim")
-    for command in report.next if found.exit else ():
+    commands = report.next if found.exit else ()
+    again = written_again_text(commands, report.a)
+    if again:
+        render.say(again, style="warn")
+    for command in commands:
         if command.endswith(" -v"):
             continue  # this is what it would print
         render.say(f"next: {command}", style="head")

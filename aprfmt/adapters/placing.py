@@ -1,6 +1,5 @@
 """Finds the base's stored weight for each pair of an adapter, and its order of rows."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -234,8 +233,8 @@ def _component_renames(adapter: Adapter, astray: Sequence[str], base: Model) -> 
     if adapter.spelling != "peft" or not set(astray) <= {*adapter.pairs}:
         return []
     shapes = {name: _pair_shape(adapter.pairs[name]) for name in astray}
-    left = {f"{name}.weight": math.prod(shape) for name, shape in shapes.items()}
-    every = component_rules("hf", left, {name: math.prod(base[name].shape) for name in base})
+    left = {f"{name}.weight": tuple(shape) for name, shape in shapes.items()}
+    every = component_rules("hf", left, {name: tuple(base[name].shape) for name in base})
 
     def fits(tried: Sequence[Rename]) -> bool:
         """Return whether these rules give each module another weight, of the right shape."""

@@ -35,6 +35,7 @@ from aprfmt.model.adapter_parts import (
     value_by_pattern,
 )
 from aprfmt.model.kinds import peft_config
+from aprfmt.model.zero_pairs import find_zero_pairs
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ def _adapter_from_model(model: Model, compare: bool) -> Adapter:
     `compare` is for a comparison with a merged model: contradictory alphas are then no error.
     """
     config = peft_config(model)
+    kind = model.kind
+    if kind is not None and kind.name == "scaling_adapter":
+        zeros = find_zero_pairs(model).text
+        told = f"; {zeros}" if zeros else ""
+        raise UnsupportedError(f"{model.path}: is {kind.says(model)}{told}; {kind.todo(model)}")
     parts = adapter_parts(model)
     if len(parts.spellings) != 1:
         names = ", ".join(sorted(parts.spellings))

@@ -60,6 +60,7 @@ _KINDS: Mapping[str, tuple[Kind, ...]] = {
     "metadata": ("metadata key",),
 }
 _SIZES = ("hidden_size", "n_layers", "ffn_size", "vocab_size")  # what tensors show as well
+_ROPE_KEYS = ("rope_parameters.rope_theta", "rope_scaling.rope_theta")
 CONTEXT_LENGTH = "context_length"  # changes no pass by itself
 # Metadata that every file has its own value of: compared where metadata is asked for by name.
 _OWN_KEYS = ("aprfmt.", "split.", "general.name")
@@ -332,7 +333,9 @@ def _differing_settings(a: Model, b: Model) -> Iterator[NotCompared]:
     """Yield the keys of hyperparameters that no pass depends on, and that readers act on.
 
     These are the context length, where both sides state another, and sizes that config.json of one
-    side alone states: the other's are read from the tensors here, and readers take a default.
+    side alone states: the other's are read from the tensors here, and readers take a default. Also
+    what config.json of one side alone states a second time, otherwise: readers differ in which of
+    the two they take.
     """
     alike = a.key_style == b.key_style
     of_a, of_b = _stated_length(a, alike), _stated_length(b, alike)
@@ -352,6 +355,27 @@ def _differing_settings(a: Model, b: Model) -> Iterator[NotCompared]:
         if mine.origin == "config" and theirs.origin == "shape":
             why = f"{name}: read from the tensors here; other readers take a default"
             yield NotCompared("config key", mine.key, state, why)
+    twice: dict[str, NotCompared] = {}
+    for state, model, other in sides:
+        stated = other.config or {}
+        for key, value in _values_stated_twice(model):
+            taken = model.hyper.of(key)
+            why = f"{value}; {taken.key} is {taken.value}, and readers differ in what they take"
+            if key not in stated:
+                twice[key] = NotCompared("config key", key, state, why)
+            elif not same_value(stated[key], value):
+                twice[key] = NotCompared("config key", key, "unequal", why)
+    yield from twice.values()
+
+
+def _values_stated_twice(model: Model) -> Iterator[tuple[str, int | float]]:
+    """Yield (key, number) of config.json's own keys that its rope object overrules."""
+    for key, value in (model.config or {}).items():
+        if key not in model.hyper or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        read = model.hyper.of(key)
+        if read.origin == "config" and read.key in _ROPE_KEYS and read.value != value:
+            yield key, value
 
 
 def _stated_length(model: Model, default: bool) -> HyperParam | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from aprfmt.base.text_escape import shorten_names
-from aprfmt.measure.named_causes import NAMED, NamedCause
+from aprfmt.measure.named_causes import NAMED, NamedCause, written_again_text
 
 LINES = 12
 ALIKE = 3  # lines of one kind; more are one line with a count
@@ -71,13 +71,15 @@ def short_answer(
     unrun: Sequence[str] = (),
     unmended: str = "",
     commands: Sequence[str] = (),
+    source: str = "",
     names: int = NAMED,
 ) -> list[Line]:
     """Return at most LINES lines (text, style).
 
     `others` are differences that are no causes, a line each. `not_compared` is what was not
     compared, in words, `unrun` what was compared by its values alone and not reached by a pass,
-    `unmended` the sentence about what no command repairs. What does not fit is counted: the
+    `unmended` the sentence about what no command repairs, and `source` the path of A, from which a
+    command may only write B again. What does not fit is counted: the
     verdict, the first cause, what was not compared and the commands are always shown. Long names
     are shortened, but in commands.
     """
@@ -86,6 +88,7 @@ def short_answer(
         if rows:
             more = f"; {len(rows) - 1} more (-v)" if len(rows) > 1 else ""
             end.append((f"{title}: {rows[0]}{more}", "warn"))
+    unmended = unmended or (written_again_text(commands[:COMMANDS], source) if source else "")
     end += [(unmended, "warn")] if unmended else []
     ways = [(f"next: {text}", "head") for text in commands[:COMMANDS]]
     if len(commands) > COMMANDS:

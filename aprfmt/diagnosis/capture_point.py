@@ -6,12 +6,13 @@ which all of them act then agrees with the trace, and did not with the trace's o
 engine computed what the model says and recorded it at another place.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from aprfmt.causes.forward.capture_names import neighbour_values
+from aprfmt.causes.forward.capture_names import keys_taken_elsewhere, neighbour_values
 from aprfmt.causes.forward.cut_points import (
     STREAM,
     agrees_without,
@@ -22,7 +23,7 @@ from aprfmt.causes.forward.cut_points import (
 )
 from aprfmt.causes.forward.mismatch import Change, Mismatch
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
-from aprfmt.inference.capture import key_name
+from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass
 
 
@@ -61,7 +62,8 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     known = list(texts.values())
     for other in sorted(others):
         text = _relation_text(case, other)
-        known.append(text if text == texts[other.partition(".")[2]] else "")
+        first = _of_any_layer(texts[other.partition(".")[2]], case.layer)
+        known.append(text if _of_any_layer(text, parse_key(other)[1]) == first else "")
     says = "; ".join(f"{name} is {text}" for name, text in zip(names, words, strict=True))
     return Change(
         "capture_point",
@@ -93,14 +95,15 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
         after = run_shadow_pass(case.patched, case.without(drop), cut).views.get(cut)
         if after is None or after.flagged or after.residual is None:
             continue
+        elsewhere = {key} | keys_taken_elsewhere(case, drop)
         relation = _relation_text(case, key)
         known = relation or "other values"
         return Change(
             "capture_point",
             f"what is recorded was taken at another point: {case.view.point} is {known}; {cut}, "
             "which is computed from it, agrees",
-            tuple(k for k in (key, *sorted(drop - {key})) if case.recorded.has_record(k)),
-            drop=drop,
+            (key, *sorted(elsewhere - {key})),
+            drop=frozenset(elsewhere),
             values={"recorded_as": case.view.point, "is": known, "agrees": cut},
             scoped=False,
             most=certainty_of_relations([relation]),
@@ -117,6 +120,15 @@ def _differing_keys(case: Mismatch, names: Sequence[str]) -> set[str]:
     """Return those of these points, in all layers, whose recorded values differ."""
     views = case.found.views
     return {key for key in _keys_in_all_layers(case, names) if key in views and views[key].flagged}
+
+
+def _of_any_layer(text: str, layer: int) -> str:
+    """Return a relation of a layer's point with layers counted from that one.
+
+    The final norm is to the last layer what the next one's first norm is to each other.
+    """
+    text = re.sub(r"\bL(\d+)\.", lambda found: f"L{int(found[1]) - layer:+d}.", text)
+    return text.replace("final_norm", "L+1.attn_norm")
 
 
 def _recorded_values_show(case: Mismatch, cut: ShadowPoint) -> bool:

@@ -24,7 +24,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.renumbered import settle_numbering
 from aprfmt.diagnosis.taken_parts import SIZES, taken_parts_text
-from aprfmt.diagnosis.tensors import compare_tensors, has_explained_tables
+from aprfmt.diagnosis.tensors import compare_tensors, differ_in_tables_alone
 from aprfmt.diagnosis.tokens import add_tokenizer_findings
 from aprfmt.diagnosis.unclaimed import read_with_claim_of
 from aprfmt.diagnosis.unread import read_with_restored_key
@@ -254,7 +254,7 @@ def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> 
         name
         for name in ("hidden_size", "n_layers", "vocab_size", "n_experts")
         if a.hyper[name] != b.hyper[name]
-        and not (name == "vocab_size" and has_explained_tables(report.tensors))
+        and not (name == "vocab_size" and differ_in_tables_alone(report.tensors))
     ]
     taken = ""
     if a.spec.block == b.spec.block and set(other) <= set(SIZES):
@@ -315,7 +315,7 @@ def _compare_hyperparameters(
         for text in contradiction_sentences(model, label):
             found.evidence.append(Evidence("config", text))
     rows = {row.name: row for row in report.hyperparameters}
-    if has_explained_tables(report.tensors):
+    if differ_in_tables_alone(report.tensors):
         rows.pop("vocab_size", None)
     if rows.pop(ARCHITECTURE, None) is not None:
         if a.spec.name != b.spec.name:

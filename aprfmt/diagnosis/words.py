@@ -34,6 +34,7 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
         unrun=unrun,
         unmended=result.unrepaired_text,
         commands=result.next,
+        source=result.a,
         names=names,
     )
 

@@ -221,6 +221,26 @@ def rewrite_command(
     return " ".join([line, *options])
 
 
+def written_again_text(commands: Sequence[str], a: Path | str) -> str:
+    """Return the sentence that a command does not mend B but writes A once more; "" where none is.
+
+    `commands` are next commands, and `a` is the path of A.
+    """
+    mends = [command for command in commands if command.startswith(MENDS)]
+    copies = [command for command in mends if _is_copy_of(command, a)]
+    if not copies:
+        return ""
+    what = "B" if len(copies) == len(mends) else "all of B"
+    return f"no command mends {what}; write it again from A:"
+
+
+def _is_copy_of(command: str, a: Path | str) -> bool:
+    """Return whether a command writes what A holds, and nothing else."""
+    words = shlex.split(command)
+    copied = words[1:2] in (["convert"], ["quantize"]) and "--adapter" not in words
+    return copied and words[2:3] in ([str(a)], [_folder_of_weights(a)])
+
+
 def _folder_of_weights(path: Path | str) -> str:
     """Return the folder of a model's weights or index, where it has a configuration, else the path.
 

@@ -135,6 +135,12 @@ class SelectedRows(RowReader):
         self.rows = len(index)
         self.shape = (self.rows, self.columns)
 
+    def take(self, index: "Array | list[int]") -> "Array":
+        """Return the decoded rows of these numbers among the selected ones, [n, columns]."""
+        if self.size <= KEPT:
+            return self.whole[index]
+        return self.reader.take(self.index[np.asarray(index, np.int64)])
+
     @cached_property
     def whole(self) -> "Array":
         """All values [rows, columns]."""

@@ -60,6 +60,9 @@ _NAMED = re.compile(
 )
 
 
+_SCALING = re.compile(r"\.ia3_l(\.[^.]+)?$")
+
+
 class AdapterParts(NamedTuple):
     """The stored names of an adapter, by what each tensor is.
 
@@ -103,6 +106,11 @@ def adapter_parts(model: "Model") -> AdapterParts:
             whole[name.removeprefix(PREFIX)] = stored
     copies = _take_saved_modules(whole)
     return AdapterParts(frozenset(spellings), factors, whole, tuple(stray), copies, named)
+
+
+def is_scaling_vector(name: str) -> bool:
+    """Return whether a stored name is that of a vector of IA3 (peft, tuners/ia3)."""
+    return _SCALING.search(name) is not None
 
 
 def adapter_name(names: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from aprfmt.model.adapter_parts import (
     adapter_name,
     adapter_parts,
     alpha_contradiction,
+    is_scaling_vector,
     merge_obstacle,
     pair_faults_text,
     plain_module,
@@ -200,6 +201,18 @@ def _general_type(model: "Model") -> object:
     return model.metadata.get("general.type")
 
 
+def _is_scaling_adapter(model: "Model") -> bool:
+    """Return whether a file is an IA3 adapter, by its tensor names."""
+    return model.format != "gguf" and any(map(is_scaling_vector, model))
+
+
+def _scaling_adapter_text(model: "Model") -> str:
+    """Return a description of an IA3 adapter, with its base model."""
+    base = peft_config(model).get("base_model_name_or_path")
+    to = f" for {shorten(base, 100)}" if isinstance(base, str) and base else ""
+    return f"an IA3 adapter{to}, {len(model)} tensors: vectors that scale activations"
+
+
 def _is_imatrix(model: "Model") -> bool:
     """Return whether a file is an importance matrix, by `general.type` or its tensor names."""
     return _general_type(model) == "imatrix" or (
@@ -272,6 +285,8 @@ def _meta_format_text(model: "Model") -> str:
 
 KINDS: tuple[Kind, ...] = (
     Kind("adapter", _is_adapter, _adapter_text, _adapter_next_step),
+    Kind("scaling_adapter", _is_scaling_adapter, _scaling_adapter_text, lambda model: (
+        "it is not merged here; merge it with PEFT's merge_and_unload")),
     Kind("imatrix", _is_imatrix, _imatrix_text, lambda model: (
         f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {model.path} uses it")),
     Kind("projector", _is_projector, _projector_text, lambda model: (

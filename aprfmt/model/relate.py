@@ -1,6 +1,5 @@
 """The search for a change (renames, a corrected key) under which all tensors are found."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -216,7 +215,7 @@ def _propose_rules(
     rule = numbering_rule(spec, style, names, int(best.hyper["n_layers"]))
     if rule is not None:
         yield [rule]
-    sizes = {name: math.prod(model[names[name]].shape) for name in left}
+    sizes = {name: tuple(model[names[name]].shape) for name in left}
     parts = component_rules(style, sizes, _missing_names(best, spec, style))
     for k in range(1, len(parts) + 1):
         yield parts[:k]
@@ -224,21 +223,21 @@ def _propose_rules(
         yield from ([part] for part in parts[1:])
 
 
-def _missing_names(found: "Resolution", spec: "ArchSpec", style: str) -> dict[str, int]:
-    """Return {stored name: number of elements} of missing roles; 0 where it is not known."""
+def _missing_names(found: "Resolution", spec: "ArchSpec", style: str) -> dict[str, tuple[int, ...]]:
+    """Return {stored name: shape} of missing roles; () where it is not known."""
     from aprfmt.arch.draft_head import stored_groups
     from aprfmt.arch.required_roles import logical_shape
 
-    names: dict[str, int] = {}
+    names: dict[str, tuple[int, ...]] = {}
     for key in _missing_roles(found):
         try:
             groups = stored_groups(spec, style, [key], found.hyper)
-            size = math.prod(logical_shape(spec, key, found.hyper))
+            shape = tuple(logical_shape(spec, key, found.hyper))
         except ArchError:
             continue
         for group in groups:
             alone = len(group.stored) == len(group.roles) == 1
-            names.update(dict.fromkeys(group.stored, size if alone else 0))
+            names.update(dict.fromkeys(group.stored, shape if alone else ()))
     return names
 
 

@@ -4,6 +4,7 @@ A rule is a prefix (`OLD` ends with a dot, or is empty) or a run of whole compon
 a name. `{N}` stands for a number in both, `{N+1}` and `{N-1}` for its neighbours in NEW.
 """
 
+import math
 import re
 import shlex
 from collections import Counter
@@ -304,44 +305,62 @@ def numbering_rule(spec: "ArchSpec", style: str, names: Iterable[str], count: in
     return Rename(f"{prefix}{{N}}.", f"{prefix}{{N-{first}}}.")
 
 
+Shape = tuple[int, ...]
+# What the names of an MLP's products in Meta's releases (and in Mixtral's experts) stand for.
+_METAS = frozenset({("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")})
+
+
 def component_rules(
-    style: str, unmatched: Mapping[str, int], missing: Mapping[str, int]
+    style: str, unmatched: Mapping[str, Shape], missing: Mapping[str, Shape]
 ) -> list[Rename]:
     """Return rules that rename components of names without a role to those of missing names.
 
-    `unmatched` and `missing` have the names' number of elements, 0 if unknown; `style` is the
-    file's naming. A rule is only made where one component, or a run of two, differs. Where several
-    would do, the number of names and then the similarity of words decide.
+    `unmatched` and `missing` have the names' shapes, () if unknown; `style` is the file's naming. A
+    rule is only made where one component, or a run of two, differs, and the numbers of elements are
+    equal. Where several would do, the number of names of equal shape decides, then that of names,
+    then what Meta's own names stand for, then the similarity of words.
     """
-    wanted: dict[tuple[str, ...], list[tuple[list[str], int]]] = {}
+    wanted: dict[tuple[str, ...], list[tuple[list[str], Shape]]] = {}
     for name, size in missing.items():
         parts = strip_prefix(name, style).split(".")
         wanted.setdefault(_numbers_in(parts), []).append((parts, size))
     votes: dict[str, Counter[str]] = {}
+    alike: Counter[tuple[str, str]] = Counter()  # names of equal shape
     for name, size in unmatched.items():
         parts = strip_prefix(name, style).split(".")
         for other, there in wanted.get(_numbers_in(parts), ()):
             pair = _differing_run(parts, other)
-            if pair is not None and (not size or not there or size == there):
+            if pair is not None and (not size or not there or math.prod(size) == math.prod(there)):
                 votes.setdefault(pair[0], Counter())[pair[1]] += 1
-    return _choose_by_votes(votes)
+                alike[pair] += size == there
+    return _choose_by_votes(votes, alike)
 
 
-def _choose_by_votes(votes: Mapping[str, Counter[str]]) -> list[Rename]:
-    """Return a rule for each old component, most votes first; each new one is used once."""
+def _choose_by_votes(
+    votes: Mapping[str, Counter[str]], alike: Mapping[tuple[str, str], int]
+) -> list[Rename]:
+    """Return a rule for each old component, most votes first; each new one is used once.
+
+    `alike` counts those of a pair (old, new) whose shapes are equal.
+    """
     ranked = sorted(
         (
-            (count, SequenceMatcher(None, old, new).ratio(), old, new)
+            (alike[old, new], count, (old, new) in _METAS, _similarity(old, new), old, new)
             for old, found in votes.items()
             for new, count in found.items()
         ),
-        key=lambda row: (-row[0], -row[1], row[2]),
+        key=lambda row: (*(-number for number in row[:4]), row[4]),
     )
     rules: dict[str, str] = {}
-    for _, _, old, new in ranked:
+    for *_, old, new in ranked:
         if old not in rules and new not in rules.values() and len(rules) < _MOST:
             rules[old] = new
     return [Rename(old, new) for old, new in rules.items()]
+
+
+def _similarity(old: str, new: str) -> float:
+    """Return how alike two words are, from 0 to 1."""
+    return SequenceMatcher(None, old, new).ratio()
 
 
 def _numbers_in(parts: Iterable[str]) -> tuple[str, ...]:

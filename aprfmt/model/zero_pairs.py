@@ -1,7 +1,8 @@
-"""The pairs of a LoRA adapter that change nothing, since a factor or the scale is zero.
+"""The parts of an adapter that change nothing: pairs with a zero factor or scale, vectors of ones.
 
-Training begins with one factor at zero (lora_B; of an embedding lora_embedding_A). It is still so
-where nothing was trained, or where the file was written before the values were gathered.
+Training begins with one factor at zero (lora_B; of an embedding lora_embedding_A). The vectors of
+an IA3 begin at one. It is still so where nothing was trained, or where the file was written before
+the values were gathered.
 """
 
 import math
@@ -9,7 +10,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from aprfmt.errors import AprfmtError
-from aprfmt.model.adapter_parts import adapter_parts, stored_alpha, value_by_pattern
+from aprfmt.model.adapter_parts import (
+    PREFIX,
+    adapter_parts,
+    is_scaling_vector,
+    stored_alpha,
+    value_by_pattern,
+)
 from aprfmt.model.kinds import peft_config
 from aprfmt.tensors.view import is_zero
 
@@ -29,7 +36,7 @@ class ZeroPairs(NamedTuple):
 
     `lengths` are modules whose product is zero, but whose rows DoRA's magnitudes scale. `emptied`
     are those whose magnitudes are all zero, so that a merge makes the weight zero. `pairs` counts
-    all pairs, `whole` the tensors that replace the base's.
+    all pairs, `whole` the tensors that replace the base's. `noun` is what a pair is called.
     """
 
     zero: Mapping[str, str]
@@ -37,6 +44,16 @@ class ZeroPairs(NamedTuple):
     emptied: tuple[str, ...]
     pairs: int
     whole: int
+    noun: str = "pairs"
+
+    @property
+    def expected(self) -> str:
+        """What parts that change their weights are, in words."""
+        return (
+            "vectors that are not one"
+            if self.noun == "vectors"
+            else ("pairs whose product is not zero")
+        )
 
     @property
     def text(self) -> str:
@@ -45,10 +62,11 @@ class ZeroPairs(NamedTuple):
         if self.zero:
             reasons = list(dict.fromkeys(self.zero.values()))
             if len(self.zero) < self.pairs:
-                what = f"{len(self.zero)} of {self.pairs} pairs change nothing"
+                what = f"{len(self.zero)} of {self.pairs} {self.noun} change nothing"
                 why = f"{' or '.join(reasons)} ({_list_modules(tuple(self.zero))})"
             else:
-                what = "its pairs change nothing" if self.whole else "the adapter changes nothing"
+                whose = f"its {self.noun} change" if self.whole else "the adapter changes"
+                what = f"{whose} nothing"
                 why = f"every {reasons[0]}" if len(reasons) == 1 else " or ".join(reasons)
             said.append(f"{what}: {why}")
         if self.lengths:
@@ -72,6 +90,8 @@ def find_zero_pairs(model: "Model") -> ZeroPairs:
     """
     zero: dict[str, str] = {}
     lengths, emptied = [], []
+    if model.kind is not None and model.kind.name == "scaling_adapter":
+        return _find_vectors_of_one(model)
     if model.kind is None or model.kind.name != "adapter":
         return ZeroPairs({}, (), (), 0, 0)
     parts, config = adapter_parts(model), peft_config(model)
@@ -95,6 +115,27 @@ def find_zero_pairs(model: "Model") -> ZeroPairs:
             zero[module] = why
     whole = len(parts.replacements)
     return ZeroPairs(zero, tuple(lengths), tuple(emptied), len(parts.factors), whole)
+
+
+def _find_vectors_of_one(model: "Model") -> ZeroPairs:
+    """Return the vectors of an IA3 adapter that are one throughout, by module."""
+    vectors = [name for name in model if is_scaling_vector(name)]
+    ones = {
+        name.rpartition(".ia3_l")[0].removeprefix(PREFIX): "ia3_l is one"
+        for name in vectors
+        if _is_one(model[name])
+    }
+    return ZeroPairs(ones, (), (), len(vectors), len(model) - len(vectors), "vectors")
+
+
+def _is_one(view: "View") -> bool:
+    """Return whether a tensor has values, and all are one; False if they cannot be decoded."""
+    try:
+        return math.prod(view.shape) > 0 and all(
+            bool((values == 1).all()) for _, _, values in view.chunks(1 << 16)
+        )
+    except AprfmtError:
+        return False
 
 
 def is_zero_factor(view: "View") -> bool:

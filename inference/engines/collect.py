@@ -1,7 +1,7 @@
 """Turns an engine's tensors into records under our keys: [tokens, ...], rows by position."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -10,12 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
-from aprfmt.inference.capture import POINTS, PointInstance, key_name, point_instances, resolve_alias
+from aprfmt.inference.capture import (
+    POINTS,
+    PointInstance,
+    key_name,
+    parse_key,
+    point_instances,
+    resolve_alias,
+)
 from aprfmt.inference.engines.parts import cut_to_vocabulary, has_vocabulary_axis
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_head_count
-from aprfmt.inference.trace import Positions, Record, Trace, ValueStore, order_slots
-from aprfmt.measure.tolerances import DISCRETE, weights_class
+from aprfmt.inference.trace import KeptValues, Positions, Record, Trace, ValueStore, order_slots
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.tolerances import BASE, DISCRETE, weights_class
 from aprfmt.model import Model
 from aprfmt.tensors.digest import decoded_sha256
 from aprfmt.tensors.stats import Stats, compute_stats
@@ -29,6 +37,10 @@ HEADED: Mapping[str, str] = {
     "v_mm": "n_kv_heads", "v": "n_kv_heads", "v_norm": "n_kv_heads", "k_nope": "n_heads",
     "k_cache": "n_kv_heads", "v_cache": "n_kv_heads",
 }  # fmt: skip
+
+
+# What values were given as: own key before aliases are resolved, and rank of the name.
+Origin = tuple[str, int]
 
 
 class Masks(Mapping[str, NDArray[np.bool_]]):
@@ -90,8 +102,11 @@ class Collector:
         self._logits_rows = logits_rows
         self._wanted = None if wanted is None else {self.record_key(key) for key in wanted}
         self._ranks: dict[str, int] = {}
-        self._origins: dict[str, tuple[str, int]] = {}  # own key and rank of each record's values
-        self._again: tuple[str, int] | None = None  # the origin that alone is taken, None: any
+        self._origins: dict[str, Origin] = {}  # own key and rank of each record's values
+        self._again: Origin | None = None  # the origin that alone is taken, None: any
+        self.giver = ""  # the array whose values are added
+        self._givers: dict[str, str] = {}  # the array of each record's values
+        self._second: list[tuple[str, str, Origin]] = []  # (array, key, origin) not recorded
         self.records: dict[str, Record] = {}
         self.seen = Masks()
         self.unknown: dict[str, str] = {}
@@ -238,8 +253,14 @@ class Collector:
         if self._again is not None:
             if (own, rank) != self._again:
                 return None
-        elif self._ranks.get(key, rank) < rank or (key != own and key in self.records):
-            return None
+        else:
+            before = self._origins.get(key)
+            if self._ranks.get(key, rank) < rank or (key != own and key in self.records):
+                self._second.append((self.giver, key, (own, rank)))
+                return None
+            if before is not None and self._givers[key] != self.giver:
+                self._second.append((self._givers[key], key, before))
+            self._givers[key] = self.giver
         self._ranks[key] = rank
         self._origins[key] = own, rank
         return key
@@ -266,13 +287,38 @@ class Collector:
             stats,
         )
 
-    def for_reading_again(self, key: str, store: ValueStore) -> "Collector":
+    def note_unlike_seconds(self, add: "Callable[[str, Collector], None]") -> None:
+        """Note in `unknown` and `lost` arrays that are not what is recorded for their point.
+
+        Of two arrays for one point one is recorded. `add` adds an array to a collector again. Those
+        that have other rows are not compared; rounding of the run's dtype is no difference.
+        """
+        bound = BASE.get(self._dtype, BASE["float32"]).rel_l2
+        for name, key, origin in self._second:
+            held, kept = KeptValues(), self._spool.fetch(key)
+            add(name, self.for_reading_again(key, held, origin))
+            values = held.fetch(key)
+            if values is None or kept is None or values.shape != kept.shape:
+                continue
+            apart = rel_l2(values, kept)
+            if not apart <= bound:
+                self.lost.add(name)
+                self.unknown[name] = (
+                    f"another array of the same point ({parse_key(key)[0]}) has other values, and "
+                    "was taken: one of the two was written over after it was captured, or is of "
+                    "another run; copy what a hook gets (clone)"
+                )
+
+    def for_reading_again(
+        self, key: str, store: ValueStore, origin: Origin | None = None
+    ) -> "Collector":
         """Return a collector that puts the values of one record into `store`, without statistics.
 
-        It takes what this one took for the record `key`, if it is given the same array again.
+        It takes what this one took for the record `key`, or what has another `origin`, if it is
+        given the same array again.
         """
         again = copy(self)
-        again._spool, again._wanted, again._again = store, {key}, self._origins.get(key)
+        again._spool, again._wanted, again._again = store, {key}, origin or self._origins.get(key)
         again._ranks, again._origins, again.records, again.unknown = {}, {}, {}, {}
         again.lost = set()
         return again

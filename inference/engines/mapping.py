@@ -213,9 +213,10 @@ def mapped_trace(
     else:
         add, names = _add_by_mapping(captures, collector, mapping, tokens), list(mapping.names)
     for name in names:
-        store.name = name
+        store.name = collector.giver = name
         add(name, collector)
     store.read_again = lambda name, key, held: add(name, collector.for_reading_again(key, held))
+    collector.note_unlike_seconds(add)
     if mapping is not None:
         collector.unknown |= {
             name: "not in the mapping" for name in captures.names if name not in mapping.names

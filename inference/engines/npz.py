@@ -257,7 +257,11 @@ def load_npz(
             if opened.arrays[key][1].kind == "U":
                 collector.unknown[key] = "holds text"
             else:
+                collector.giver = key
                 reader.add(key, opened.read(key))
+        collector.note_unlike_seconds(
+            lambda key, into: reader.for_collector(into).add(key, opened.read(key))
+        )
         for key in missing:
             collector.unknown[key] = f"named in {ORDER}, but not in the file"
         run = {

@@ -144,3 +144,35 @@ def test_of_a_trained_adapter_nothing_is_said(case: str, tmp_path: Path) -> None
         assert find_zero_pairs(opened).text == ""
     with open_model(base) as opened:
         assert find_zero_pairs(opened).text == ""
+
+
+@pytest.mark.parametrize("trained", [0, 1, 3])
+@pytest.mark.parametrize("ending", [".ia3_l", ".ia3_l.default"], ids=["saved", "of a state_dict"])
+def test_vectors_of_an_ia3_adapter(trained: int, ending: str, tmp_path: Path) -> None:
+    """They begin at one (peft, tuners/ia3). Seen red: "unknown architecture", and nothing said."""
+    base, _, _ = write(tmp_path / "base", "plain")
+    adapter = tmp_path / "ia3"
+    adapter.mkdir()
+    names = ["layers.0.self_attn.k_proj", "layers.0.mlp.down_proj", "layers.1.mlp.down_proj"]
+    held = {
+        f"base_model.model.model.{name}{ending}": np.full((8, 1), 1.0 + 0.5 * (i < trained), "f4")
+        for i, name in enumerate(names)
+    }
+    save_file(held, adapter / FILE)
+    config = {"peft_type": "IA3", "base_model_name_or_path": "base"}
+    (adapter / CONFIG).write_text(json.dumps(config))
+    says = {
+        0: "the adapter changes nothing: every ia3_l is one",
+        1: "2 of 3 vectors change nothing: ia3_l is one (model.layers.0.mlp.down_proj, ",
+        3: "",
+    }[trained]
+    told = command("inspect", adapter).out
+    assert "is an IA3 adapter for base, 3 tensors" in told and says in told
+    assert ("change nothing" in told or "changes nothing" in told) == bool(says)
+    rows = command("validate", adapter, "--json").json["findings"]
+    assert [row["found"].startswith(says) for row in rows if row["check"] == "values"] == (
+        [True] * bool(says)
+    )
+    for words in (("convert", base, tmp_path / "out"), ("diff", base, base)):
+        done = command(*words, "--adapter", adapter)
+        assert done.code == 2 and says in done.err and "it is not merged here" in done.err

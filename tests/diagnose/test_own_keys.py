@@ -5,6 +5,8 @@ which no other program opens the file, for a lost list of tokens and for another
 """
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,35 @@ def test_a_conversion_misleads_nobody(tiny: Tiny, tmp_path: Path) -> None:
         assert misleading_keys(model) == {}
     with aprfmt.open(there) as model:
         assert misleading_keys(model) == {}
+
+
+# rope_theta of A and of B outside the object `rope_parameters` (None: not there), and the state.
+OUTSIDE: dict[str, tuple[float | None, float | None, str]] = {
+    "stale": (None, 1e4, "only in B"),
+    "stale beside a right one": (1e6, 1e4, "unequal"),
+    "stale on both sides": (1e4, 2e4, "unequal"),
+    "the same twice": (None, 1e6, ""),
+    "both alike": (1e4, 1e4, ""),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_a_base_of_rope_stated_twice(case: str, demo_model: Path, tmp_path: Path) -> None:
+    """transformers takes that of the object, older readers the other. Seen red: "equal", exit 0."""
+    *values, state = OUTSIDE[case]
+    sides = []
+    for name, value in zip("ab", values, strict=True):
+        shutil.copytree(demo_model, tmp_path / name)
+        path = tmp_path / name / "config.json"
+        config = json.loads(path.read_text())
+        assert config["rope_parameters"]["rope_theta"] == 1e6
+        path.write_text(json.dumps(config | ({} if value is None else {"rope_theta": value})))
+        sides.append(tmp_path / name)
+    for name in ("diff", "diagnose"):
+        done = command(name, *sides, "--json")
+        rows = [row for row in done.json["not_compared"] if row["name"] == "rope_theta"]
+        assert done.code == bool(state) and [row["state"] for row in rows] == [state] * bool(state)
+    if state:
+        (following,) = done.json["next"]
+        assert command(*shlex.split(following)[1:-1], tmp_path / "mended").code == 0
+        assert command("diff", sides[0], tmp_path / "mended").code == 0

@@ -66,6 +66,10 @@ def test_a_remedy_mends_b(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert len(commands) <= 1
     else:
         assert len(commands) == 1, commands
+        (words,) = map(shlex.split, commands)
+        copied = words[1] in ("convert", "quantize") and str(fault.make()[1]) != words[2]
+        again_from_a = "no command mends B; write it again from A:"
+        assert lines[-2:-1] == [again_from_a] if copied else again_from_a not in lines
     for command in commands:
         a, b = fault.make()
         mended = written(command, Path(str(b)), tmp_path, monkeypatch)

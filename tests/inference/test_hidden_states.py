@@ -219,6 +219,24 @@ def test_outputs_without_the_residual_stream_in_every_layer_are_one_capture_poin
     assert found.cause == "capture_point", found.sentence
 
 
+@pytest.mark.parametrize("wrong", [{1}, {2}, {1, 2}, {2, 3}, {1, 3}], ids=str)
+def test_only_points_that_were_taken_elsewhere_are_named(wrong: set[int], tmp_path: Path) -> None:
+    """Outputs of some layers are those of the layer before.
+
+    Seen red: all layers, some 0 apart; a KeyError of a search, for layers 1 and 2.
+    """
+    made = states("exaone4")
+    layers = {n: made[n + 1].reshape(made[1].shape[1:]) for n in range(4)}
+    early = {n: layers[n - 1] if n in wrong else value for n, value in layers.items()}
+    a, b = (
+        saved(tmp_path / name, {f"model.layers.{n}": row for n, row in rows.items() if n})
+        for name, rows in (("a.npz", layers), ("b.npz", early))
+    )
+    found = diagnose(str(a), str(b), model=str(tiny_folder("exaone4")))
+    assert found.cause == "capture_point" and found.lead is not None, found.sentence
+    assert {*found.lead.where} == {f"L{n}.out" for n in wrong}
+
+
 @pytest.mark.parametrize("times", [2, 3])
 def test_random_values_of_another_width_are_no_rounding(times: int, tmp_path: Path) -> None:
     """They are judged nowhere, so nothing says that they are right. Seen red: confirmed, exit 0."""

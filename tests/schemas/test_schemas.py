@@ -17,6 +17,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.model.kinds import KINDS
 from aprfmt.schemas import COMMON, NUMBERS, schema, schema_names, schema_number
 from tests.cli.run import aprfmt
 from tests.schemas.validation import faults, validator
@@ -263,3 +264,10 @@ def test_errors_fit_too(command: str) -> None:
         assert faults(other), f"error without {key}"
     for other in ({**body, "exit": 1}, {**body, "ok": True}, {**body, "extra": 1}):
         assert faults(other)
+
+
+def test_inspect_has_every_kind_of_file() -> None:
+    """Seen red: the layout of Mistral's own releases, which no kind of the schema was."""
+    held: Any = schema("inspect")
+    allowed = held["properties"]["summary"]["properties"]["kind"]["enum"]
+    assert allowed == ["model", *(kind.name for kind in KINDS)]

@@ -111,8 +111,6 @@ def test_an_absent_id_is_seen_in_one_file(case: str, lists: Keys) -> None:
 
 
 INNOCENT: Mapping[str, tuple[tuple[Change, ...], Change]] = {
-    "bos that nothing puts": ((put(bos_token_id=TEXT_END),), bos_lost),
-    "pad": ((), lose(GGML + "padding_token_id")),
     "the end that SentencePiece has by default": ((scored,), eos_lost),
     "bos that SentencePiece has by default": ((scored,), bos_lost),
     "the type of an end that llama.cpp overrides": ((), typed(1, "<|im_end|>")),

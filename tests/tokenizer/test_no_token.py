@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from aprfmt import convert
 from aprfmt.causes.tokenizer.comparison import compare_tokens
 from aprfmt.model import open_model
 from aprfmt.tokenizer.hf_json import transformers_stop_ids
@@ -131,6 +132,53 @@ def test_a_generation_setting_without_an_id(
         model = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(b)
         assert model.config.eos_token_id is not None
         assert model.generation_config.eos_token_id is None
+
+
+@pytest.fixture(scope="module")
+def gguf(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the demo model as a GGUF."""
+    path = tmp_path_factory.mktemp("keys") / "a.gguf"
+    convert(demo_model, path)
+    return path
+
+
+@pytest.mark.parametrize("role", ["bos", "eos", "pad"])
+def test_a_key_that_a_gguf_lost(
+    role: str, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers reads it, and without it has no such token. Seen red: "equal", for bos and pad.
+
+    llama.cpp puts this bos nowhere, and pads nothing.
+    """
+    key = f"tokenizer.ggml.{'padding' if role == 'pad' else role}_token_id"
+    b = tmp_path / "b.gguf"
+    assert command("set", gguf, "--remove", key, "-o", b).code == 0
+    load = pytest.importorskip("transformers").AutoTokenizer.from_pretrained
+    loaded = [load(each.parent, gguf_file=each.name) for each in (gguf, b)]
+    ids = [getattr(each, f"{role}_token_id") for each in loaded]
+    assert ids[0] is not None and ids[1] is None
+    for pair in ((gguf, b), (b, gguf)):
+        (row,) = compare_tokens(*map(open_model, pair)).findings
+        assert (row.name, row.where[0]) == (f"{role}_id", key)
+        assert f"transformers has no {role} token in {'AB'[pair[1] == b]}" in row.says
+        assert command("diff", *pair).code == command("diagnose", *pair).code == 1
+    (following,) = command("diagnose", gguf, b, "--json").json["next"]
+    mended = written(following, b, tmp_path / "mended.gguf", monkeypatch)
+    assert command("diff", gguf, mended).code == 0, following
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["an id in config.json", "none"])
+def test_a_folder_that_says_none_beside_a_gguf(
+    named: bool, gguf: Path, demo_model: Path, tmp_path: Path
+) -> None:
+    """A writer of GGUF takes config.json's id, so that the two agree; without one they do not."""
+    ids = {} if named else {"config.json": {"pad_token_id": GONE}}
+    folder = made(demo_model, tmp_path / "f", {CONFIG: {"pad_token": ""}, **ids})
+    for pair in ((folder, gguf), (gguf, folder)):
+        found = compare_tokens(*map(open_model, pair)).findings
+        assert ["pad_id"] * (not named) == [row.name for row in found]
+    convert(folder, tmp_path / "own.gguf")
+    assert compare_tokens(open_model(folder), open_model(tmp_path / "own.gguf")).findings == ()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.replay.recorded_trace import layer_keys
-from aprfmt.inference.replay.shadow import run_shadow_point
+from aprfmt.inference.replay.shadow import run_shadow_pass, run_shadow_point
 
 CAUSE_ROWS = (
     Cause(
@@ -50,11 +50,12 @@ def match_neighbour_points(case: Mismatch) -> Iterator[Change]:
         here = case.view.key
         final = name.endswith("final_norm")  # only the last layer is followed by it
         same = frozenset([here] if final else _same_point_keys(case))
+        elsewhere = {here} | keys_taken_elsewhere(case, same)
         yield Change(
             "capture_point",
             f"what is recorded as {case.view.point} was taken at another point: it is {name}",
-            tuple(key for key in (here, *sorted(same - {here})) if case.recorded.has_record(key)),
-            drop=same,
+            (here, *sorted(elsewhere - {here})),
+            drop=frozenset(elsewhere),
             values={"recorded_as": case.view.point, "is": name},
             scoped=False,
             general=_records_other_point(case, name),
@@ -76,6 +77,23 @@ def _same_point_keys(case: Mismatch) -> Iterator[str]:
         return
     for layer in range(case.patched.n_layers):
         yield key_name(case.view.point, layer)
+
+
+def keys_taken_elsewhere(case: Mismatch, keys: frozenset[str]) -> set[str]:
+    """Return those of these points whose recorded values are not what the model has there.
+
+    What it has is computed from the other points. That a value follows from the one before it says
+    nothing: both may be of the layer before.
+    """
+    full = run_shadow_pass(case.patched, case.without(keys)).views
+    return {
+        key
+        for key in keys
+        if key in full
+        and (own := case.found.views.get(key)) is not None
+        and own.recorded is not None
+        and not own.distance(full[key].mine) <= own.whole_tolerance
+    }
 
 
 def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:

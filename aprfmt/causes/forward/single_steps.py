@@ -85,12 +85,14 @@ def norm_sum(sublayers: Collection[str]) -> Patch:
             stream, made, _ = SUMMED[sublayer]
 
             def normed(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-                """Return the norm of stream plus the sublayer's result; `x` if that is not there.
+                """Return the norm of stream plus the sublayer's result; `x` without one of them.
 
-                `held` are the layer's earlier points by name.
+                `held` are the layer's earlier points by name. Beside another change no norm may be
+                left there.
                 """
                 result = next((held[name] for name in made if name in held), None)
-                return x if result is None else last[sublayer](held[stream] + result)
+                norm = last.get(sublayer)
+                return x if result is None or norm is None else norm(held[stream] + result)
 
             return normed
 

@@ -27,6 +27,7 @@ from aprfmt.causes.tensor.other_tensors import (
 )
 from aprfmt.causes.tensor.proof import fitted_proof, make_finding, prove_guess
 from aprfmt.causes.tensor.stored_bytes import SIXTEEN, take_byte_swapped
+from aprfmt.causes.tensor.token_tables import common_rows
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
@@ -74,7 +75,9 @@ def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Find
     case = DifferingPair(key or a.name, first, second, context)
     if a.shape != b.shape:
         shaped = _best_hypothesis(case, shapes=True)
-        return None if shaped is None else shaped[0]
+        if shaped is None or not shaped[0].confirmed:
+            return _explain_common_rows(case) or (None if shaped is None else shaped[0])
+        return shaped[0]
     if not case.before.changed:
         return None
     empty = explain_empty_codes(case.key, first, second)
@@ -252,6 +255,28 @@ def _explain_rows(case: DifferingPair) -> Tried | None:
     shown = ", ".join(str(i) for i in rows[:6].tolist()) + (" ..." if len(rows) > 6 else "")
     evidence = (*found[0].evidence, f"in {len(rows)} of {case.a.rows} rows: {shown}")
     return replace(found[0], evidence=evidence, residual_before=case.before.relative), None
+
+
+def _explain_common_rows(case: DifferingPair) -> Finding | None:
+    """Return the finding of the rows that two tables of tokens of two lengths both have; or None.
+
+    None where these are equal: what is behind them is judged with the other tables.
+    """
+    common = common_rows(case.key, case.a, case.b)
+    if common is None:
+        return None
+    both = DifferingPair(case.key, *common, case.context)
+    both.known = False
+    if both.before.equal(both.slack()):
+        return None
+    found = _best_hypothesis(both, part=True)
+    if found is None or not found[0].confirmed:
+        found = _explain_rows(both) or found
+    if found is None:
+        return None
+    lengths = f"in the {both.a.rows} rows that both have; A has {case.a.rows}, B {case.b.rows}"
+    evidence = (*found[0].evidence, lengths)
+    return replace(found[0], evidence=evidence, residual_before=both.before.relative)
 
 
 def _explain_remainder(case: DifferingPair, found: Tried | None) -> Finding | None:

@@ -92,8 +92,8 @@ class JointHypothesis:
     The function takes the context, the pairs and the records by key, and yields groups. Records
     change as groups are explained. Rows are tried by `rank` after those of single pairs, and only
     where a tensor differs that has no confirmed explanation, or one by a cause of `weak`; a row for
-    `shapes` where two have different shapes, one for an `engine` where B is what an engine saved,
-    whatever explains a tensor.
+    `shapes` where two have different shapes, one for `tables` there as well, and one for an
+    `engine` where B is what an engine saved, whatever explains a tensor.
     """
 
     causes: tuple[str, ...]
@@ -105,6 +105,7 @@ class JointHypothesis:
     weak: tuple[str, ...] = ()
     shapes: bool = False
     engine: bool = False
+    tables: bool = False
 
     def is_for(self, context: "PairContext", rows: Iterable["TensorDiff"]) -> bool:
         """Return whether it is worth trying, by the records `rows` of all tensors.
@@ -116,4 +117,7 @@ class JointHypothesis:
             return any(row.verdict == "SHAPE_DIFFERS" for row in rows)
         if self.engine:
             return getattr(context.models["b"].source, "of_engine", False)
+        rows = list(rows)
+        if self.tables and any(row.verdict == "SHAPE_DIFFERS" for row in rows):
+            return True
         return any(row.is_unexplained(self.weak) for row in rows)

@@ -24,6 +24,7 @@ from aprfmt.causes.tensor.drawn_numbers import FAR, KURTOSIS, Drawn, drawn_from,
 from aprfmt.causes.tensor.foreign_values import correlation, same_values_reordered
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.causes.tensor.token_tables import common_rows
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import storage_noise
@@ -87,7 +88,7 @@ def _explain_side(
     both: list[bool] = []
     for key, row in rows.items():
         pair = pairs[key]
-        if not row.is_unexplained(WEAK) or pair.a is None or pair.b is None:
+        if not _is_open(row) or pair.a is None or pair.b is None:
             continue
         try:
             one = _find_initial_numbers(context, pair, key, side, both)
@@ -125,6 +126,14 @@ def _explain_side(
         finding = make_finding("stale_tensor", (key,), told, _distance(rows[key]), None, None)
         made[key] = replace(finding, side=side)
     return made
+
+
+def _is_open(row: TensorDiff) -> bool:
+    """Return whether nothing but a cause of WEAK explains a tensor, or a table of tokens."""
+    if row.verdict != "SHAPE_DIFFERS":
+        return row.is_unexplained(WEAK)
+    found = row.explanation
+    return found is None or not found.confirmed or found.cause in WEAK
 
 
 def _are_untrained(pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]) -> bool:
@@ -169,7 +178,12 @@ def _find_initial_numbers(
     assert pair.a is not None and pair.b is not None
     sides = (pair.b, pair.a) if label == "B" else (pair.a, pair.b)
     mine, other = RowReader(sides[0]), RowReader(sides[1])
-    if mine.shape != other.shape or mine.size < 2 or mine.side.stored[0].parts.keys() - {""}:
+    if mine.shape != other.shape:
+        common = common_rows(key, mine, other)
+        if common is None:
+            return None
+        mine, other = common
+    if mine.size < 2 or mine.side.stored[0].parts.keys() - {""}:
         return None
     values, theirs = _sample(mine), _sample(other)
     if not (np.isfinite(values).all() and np.isfinite(theirs).all()):
@@ -318,5 +332,6 @@ HYPOTHESES = (
         390,
         "matrices, biases and norms that one initialisation made, before each is a cause",
         weak=WEAK,
+        tables=True,
     ),
 )

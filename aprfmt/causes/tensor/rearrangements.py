@@ -10,6 +10,7 @@ from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.permutation import FoundLines
+from aprfmt.causes.tensor.token_tables import is_longer_table
 from aprfmt.causes.tensor.transposition import guess_transposed_inside, samples_agree
 from aprfmt.measure.row_reader import RowReader
 
@@ -395,8 +396,12 @@ def guess_repeated_heads(case: DifferingPair) -> Iterator[Guess]:
 
 
 def guess_row_range(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that one side is a run of the other's rows (shapes differ)."""
+    """Yield the guess that one side is a run of the other's rows (shapes differ).
+
+    The first rows of a longer table of tokens are no such run: its other rows are for other ids.
+    """
     a, b = case.a, case.b
+    longer = is_longer_table(case.context, case.key, a, b)
     if a.columns != b.columns or a.columns == 1 or a.rows == b.rows:
         return
     small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
@@ -407,6 +412,8 @@ def guess_row_range(case: DifferingPair) -> Iterator[Guess]:
         near = np.abs(large.take(rows)[:, :8] - probe[0][None, :8]).max(axis=1)
         limit = 2 * case.slack() * float(np.abs(probe[0]).max()) + 0.0
         for at in rows[near <= limit].tolist():
+            if longer and at == 0:
+                continue
             says = (
                 f"{other}'s {small.rows} rows are rows {at} to {at + small.rows - 1} of "
                 f"{label}, which has {large.rows}"

@@ -14,7 +14,8 @@ from aprfmt.measure.records import EQUAL, TensorDiff
 def summarize_explanations(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
     """Return the findings about differing tensors: confirmed first, then most tensors first.
 
-    Explanations of many tensors that say the same become one finding.
+    Those of what changes no pass come last. Explanations of many tensors that say the same become
+    one finding.
     """
     groups: dict[tuple[str, str, bool], list[TensorDiff]] = {}
     for tensor in tensors:
@@ -23,7 +24,9 @@ def summarize_explanations(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]
             groups.setdefault(_finding_key(found), []).append(tensor)
     equal = {tensor.key for tensor in tensors if tensor.verdict in EQUAL}
     made = [_make_finding(*key, rows, equal) for key, rows in groups.items()]
-    return tuple(sorted(made, key=lambda row: (not row.confirmed, -len(row.keys))))
+    return tuple(
+        sorted(made, key=lambda row: (row.verdict == "same", not row.confirmed, -len(row.keys)))
+    )
 
 
 def _finding_key(found: Finding) -> tuple[str, str, bool]:

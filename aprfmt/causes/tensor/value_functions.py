@@ -11,6 +11,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.rearrangements import take_rows_from
+from aprfmt.causes.tensor.token_tables import is_longer_table
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.row_reader import RowReader
@@ -158,6 +159,7 @@ def guess_prefix(case: DifferingPair) -> Iterator[Guess]:
     if a.columns != 1 or b.columns != 1 or a.rows == b.rows or len(a.shape) != len(b.shape):
         return
     small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
+    longer = is_longer_table(case.context, case.key, a, b)
     if small.rows < LEAST or large.rows > 1 << 22:
         return
     part = to_float64(small.whole).reshape(-1)
@@ -166,6 +168,8 @@ def guess_prefix(case: DifferingPair) -> Iterator[Guess]:
     for at in np.flatnonzero(
         np.abs(every[: large.rows - small.rows + 1] - part[0]) <= limit
     ).tolist():
+        if longer and at == 0:
+            continue
         what = "the first" if at == 0 else f"values {at} to {at + small.rows - 1}"
         count = f" {small.rows}" if at == 0 else ""
         says = f"{other}'s values are {what}{count} of {label}'s {large.rows}"

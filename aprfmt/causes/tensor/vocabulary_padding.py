@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
-from aprfmt.errors import AprfmtError
+from aprfmt.causes.tensor.token_tables import TABLES, vocabulary_size
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.findings import Finding
@@ -19,10 +18,6 @@ from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
 from aprfmt.tensors.view import View
-from aprfmt.tokenizer import tokenizer_facts
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 CAUSE_ROWS = (
     Cause(
@@ -33,20 +28,19 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-ROLES = ("token_embd.weight", "output.weight", "output.bias")
 STEP = 1 << 20  # values compared at a time
 
 
 def padded_tables(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that explains the embedding and head, where their shapes differ."""
-    chosen = [pairs[key] for key in ROLES if key in pairs and rows[key].verdict == "SHAPE_DIFFERS"]
+    """Yield a function that explains the embedding and head, where their shapes differ."""
+    chosen = [pairs[key] for key in TABLES if key in pairs and rows[key].verdict == "SHAPE_DIFFERS"]
     yield partial(_explain_tables, context, [pair for pair in chosen if pair.a and pair.b])
 
 
 def _explain_tables(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str, Finding]:
-    """Return {tensor key: finding} if every one of these tables is padded, else {}."""
+    """Return {tensor key: finding} of those of these tables that are padded."""
     found: dict[str, Finding] = {}
     for pair in chosen:
         assert pair.a is not None and pair.b is not None
@@ -54,9 +48,8 @@ def _explain_tables(context: PairContext, chosen: Sequence[TensorPair]) -> dict[
             explanation = _explain_padding(context, pair.key, pair.a, pair.b)
         finally:
             pair.drop()
-        if explanation is None:
-            return {}
-        found[pair.key] = explanation
+        if explanation is not None:
+            found[pair.key] = explanation
     return found
 
 
@@ -80,7 +73,7 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
         worst = max(worst, apart)
     # The tokenizer must have no ids for the other rows.
     known = [
-        n for n in (_vocabulary_size(context.models[side]) for side in ("a", "b")) if n is not None
+        n for n in (vocabulary_size(context.models[side]) for side in ("a", "b")) if n is not None
     ]
     if known and max(known) > few:
         return None  # ids of the longer vocabulary reach the other rows
@@ -92,42 +85,6 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
     both = first.take(np.arange(min(few, FEW)))
     proof = prove_values(both, few * first.columns, 0, slack)
     return make_finding("padded_vocabulary", (key,), (says, line), None, worst, proof)
-
-
-def rows_behind_text(
-    context: PairContext, first: RowReader, second: RowReader
-) -> tuple[int, str] | None:
-    """Return (rows that both tables have, in words what the longer one has after them).
-
-    None for tables of one length or of two widths, and where the shorter one lacks rows that ids of
-    its own tokenizer reach: these were lost.
-    """
-    if first.columns != second.columns or first.rows == second.rows:
-        return None
-    few, label = min((first.rows, "B"), (second.rows, "A"))
-    more = max(first.rows, second.rows) - few
-    shorter = "a" if label == "B" else "b"
-    own = _vocabulary_size(context.models[shorter])
-    longer = _vocabulary_size(context.models[label.lower()])
-    if (own or 0) > few:
-        return None
-    if (longer or 0) > few:
-        reached = f"for ids that {shorter.upper()}'s tokenizer does not have"
-    elif own is None and longer is None:
-        reached = "and neither side has a tokenizer that could reach them"
-    else:
-        reached = "which no id of a tokenizer reaches"
-    return few, f"{label} has {more} more rows behind the {few} of {shorter.upper()}, {reached}"
-
-
-def _vocabulary_size(model: "Model") -> int | None:
-    """Return how many ids a model's tokenizer has; None if it has none that can be read."""
-    try:
-        found = tokenizer_facts(model)
-    except AprfmtError:
-        return None
-    size = found.get("vocab_size")
-    return size if isinstance(size, int) else None
 
 
 def _padding_content(side: RowReader, start: int) -> str:

@@ -55,6 +55,7 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
+_READ_OF_GGUF = ("bos", "eos", "pad", "unk")  # roles whose keys transformers reads of a GGUF
 _ENDS = ("eos", "eot", "eom")  # roles of ids that end a generation
 # What a training sets anew on purpose, such as the end of a chat's turn: A's value would undo it.
 CHOSEN_BY_TRAINING = frozenset(row.name for row in CAUSE_ROWS)
@@ -73,9 +74,10 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         if f"role:{role}" in said:
             continue
         x, y = (_effective_id(side, other, role) for side, other in ((a, b), (b, a)))
-        if x == y:
+        unstated = _lacks_stated_id(a, b, role)
+        if x == y and not unstated:
             continue
-        lost = x is None or y is None
+        lost = (x is None or y is None) and not unstated
         if x is not None and y is not None and _same_text_moved(a, b, x, y):
             continue
         if lost and not (role in _ENDS and _ends_elsewhere(a, b, {x, y} - {None}, role)):
@@ -89,11 +91,34 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             "special_ids",
             (f"role:{role}",),
             (*part_place(b, f"role:{role}"), *part_place(a, f"role:{role}")),
-            f"{role} is {shown[0]} in A, {shown[1]} in B{_effect_of_default(b, role)}",
+            f"{role} is {shown[0]} in A, {shown[1]} in B{_effect_of_default(b, role, y)}"
+            + f"; {unstated}" * bool(unstated),
             x,
             y,
             mend=_mending_assignment(a, b, role, x),
         )
+
+
+def _lacks_stated_id(a: StatedTokenizer, b: StatedTokenizer, role: str) -> str:
+    """Return in words what a program makes of an id that one side alone states; "" for neither.
+
+    transformers reads these keys of a GGUF, and has no such token without one (5.23, tried),
+    whatever id llama.cpp takes. Of a folder and a GGUF that is so where the folder says that there
+    is no such token, and config.json has no id either: a writer of GGUF takes that one.
+    """
+    if role not in _READ_OF_GGUF:
+        return ""
+    ids = [side.vocabulary.ids.get(role, _id_without_token(side, role)) for side in (a, b)]
+    if (ids[0] is None) == (ids[1] is None):
+        return ""
+    if a.uses_lists != b.uses_lists:
+        folder, own = (b, ids[1]) if a.uses_lists else (a, ids[0])
+        stated = token_statements(folder.carried).get(role)
+        if own is not None or stated is None or stated[0] is not None:
+            return ""
+    elif not a.uses_lists or a.carried.model.key_style != b.carried.model.key_style:
+        return ""
+    return f"transformers has no {role} token in {'A' if ids[0] is None else 'B'}"
 
 
 def dropped_token_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
@@ -199,9 +224,9 @@ def _id_without_token(side: StatedTokenizer, role: str) -> int | None:
     return i if i is not None and i >= len(side.vocabulary.tokens) else None
 
 
-def _effect_of_default(side: StatedTokenizer, role: str) -> str:
-    """Return in words what the default id does that is used where B's file has none; else ""."""
-    if role not in side.vocabulary.engine_defaults:
+def _effect_of_default(side: StatedTokenizer, role: str, i: int | None) -> str:
+    """Return in words what the default `i` does that is used where B's file has none; else ""."""
+    if i is None or role not in side.vocabulary.engine_defaults:
         return ""
     return "; a generation ends there" if role == "eos" else "; texts begin with it"
 

@@ -46,10 +46,9 @@ def check_values(ctx: CheckContext) -> Result:
         elif inf:
             text = f"{inf} infinite values in a computed buffer"
             findings.append(Finding(name, text, "finite values", level="warning"))
-    zeros = find_zero_pairs(ctx.model).text
-    if zeros:
-        expected = "pairs whose product is not zero"
-        findings.append(Finding(ctx.where, zeros, expected, ZERO_TODO, "warning"))
+    zeros = find_zero_pairs(ctx.model)
+    if zeros.text:
+        findings.append(Finding(ctx.where, zeros.text, zeros.expected, ZERO_TODO, "warning"))
     if unread:
         name, why = unread[0]
         raise NotRun(

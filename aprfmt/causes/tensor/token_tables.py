@@ -1,0 +1,84 @@
+"""Tables of two lengths that have a row for each token: the rows that both sides have."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.row_reader import RowReader, SelectedRows
+from aprfmt.tokenizer import tokenizer_facts
+from aprfmt.tokenizer.doubts import PLACEHOLDER
+from aprfmt.tokenizer.hf_json import vocabulary_from_json
+
+if TYPE_CHECKING:
+    from aprfmt.causes.tensor.context import PairContext
+    from aprfmt.model import Model
+
+TABLES = ("token_embd.weight", "output.weight", "output.bias")
+
+
+def is_token_table(key: str, a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
+    """Return whether a tensor of two shapes is a table of tokens that one side has longer."""
+    if key not in TABLES or not a or not b or len(a) != len(b):
+        return False
+    return a[1:] == b[1:] and a[0] != b[0] and min(a[0], b[0]) > 0
+
+
+def common_rows(key: str, a: RowReader, b: RowReader) -> tuple[RowReader, RowReader] | None:
+    """Return the rows that both tables of tokens have, from the first on, as two readers.
+
+    None where the tensor `key` is no table of tokens, or the two have one length or two widths.
+    """
+    if not is_token_table(key, a.shape, b.shape):
+        return None
+    both = np.arange(min(a.rows, b.rows))
+    return SelectedRows(a, both), SelectedRows(b, both)
+
+
+def rows_behind_text(
+    context: "PairContext", first: RowReader, second: RowReader
+) -> tuple[int, str] | None:
+    """Return (rows that both tables have, in words what the longer one has after them).
+
+    None for tables of one length or of two widths, and where the shorter one lacks rows that ids of
+    its own tokenizer reach: these were lost.
+    """
+    if first.columns != second.columns or first.rows == second.rows:
+        return None
+    few, label = min((first.rows, "B"), (second.rows, "A"))
+    more = max(first.rows, second.rows) - few
+    shorter = "a" if label == "B" else "b"
+    own = vocabulary_size(context.models[shorter])
+    longer = vocabulary_size(context.models[label.lower()])
+    if (own or 0) > few:
+        return None
+    if (longer or 0) > few:
+        reached = f"for ids that {shorter.upper()}'s tokenizer does not have"
+    elif own is None and longer is None:
+        reached = "and neither side has a tokenizer that could reach them"
+    else:
+        reached = "which no id of a tokenizer reaches"
+    return few, f"{label} has {more} more rows behind the {few} of {shorter.upper()}, {reached}"
+
+
+def is_longer_table(context: "PairContext", key: str, first: RowReader, second: RowReader) -> bool:
+    """Return whether one table of tokens is longer, and the other lacks no row of its own ids."""
+    table = is_token_table(key, first.shape, second.shape)
+    return table and rows_behind_text(context, first, second) is not None
+
+
+def vocabulary_size(model: "Model") -> int | None:
+    """Return how many ids a model's tokenizer has; None if it has none that can be read.
+
+    Of ids behind the stated vocabulary, placeholders of another modality do not count.
+    """
+    carried = model.carried
+    try:
+        size = tokenizer_facts(model).get("vocab_size")
+        data = carried.parse_tokenizer_json()
+        beyond = vocabulary_from_json(carried, data).rowless if data is not None else {}
+    except AprfmtError:
+        return None
+    if not isinstance(size, int):
+        return None
+    return max([size, *(i + 1 for i, text in beyond.items() if not PLACEHOLDER.search(text))])

@@ -1,0 +1,103 @@
+"""Of two arrays for one point one is recorded, and the other is not left out without a word.
+
+The values are those of hooks on transformers' modules. Seen red: "same: nothing that was compared
+differs", exit 0, of noise under `model.layers.1.mlp` beside the sound `mlp.down_proj`.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.diagnosis import Diagnosis, diagnose
+from tests.diagnose.engines import tiny_folder
+from tests.models import IDS
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+PAIRS = {"mlp": "mlp.down_proj", "self_attn": "self_attn.o_proj"}
+
+
+@cache
+def outputs() -> dict[str, Any]:
+    """Return {module: its output} of transformers' run of a tiny Llama, of every module."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder("llama"), dtype=torch.float32).eval()
+    found: dict[str, Any] = {}
+
+    def hook(name: str) -> Any:
+        def keep(_: Any, __: Any, out: Any) -> None:
+            out = out[0] if isinstance(out, tuple) else out
+            found[name] = out.detach().float().numpy().copy()
+
+        return keep
+
+    for name, module in model.named_modules():
+        parts = name.split(".")
+        if name in ("model.embed_tokens", "model.norm", "lm_head") or (
+            len(parts) > 2 and parts[1] == "layers" and not name.endswith(("rotary_emb", "act_fn"))
+        ):
+            module.register_forward_hook(hook(name))
+    with torch.no_grad():
+        model(torch.tensor([list(IDS)]))
+    return found
+
+
+def judged(tmp_path: Path, arrays: dict[str, Any], ending: str = ".npz") -> Diagnosis:
+    """Return what is said of captured arrays beside the model; a folder of .npy without ending."""
+    path = tmp_path / f"b{ending}"
+    if ending:
+        np.savez(path, input_ids=np.array([IDS]), **arrays)
+    else:
+        path.mkdir()
+        for name, values in arrays.items():
+            np.save(path / f"{name}.npy", values)
+    return diagnose(str(tiny_folder("llama")), str(path), ids=IDS)
+
+
+@pytest.mark.parametrize("ending", [".npz", ""], ids=["npz", "folder"])
+@pytest.mark.parametrize("first", [True, False], ids=["outer first", "inner first"])
+@pytest.mark.parametrize("outer", PAIRS)
+def test_the_one_that_is_not_recorded_is_named(
+    outer: str, first: bool, ending: str, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(4)
+    name, inner = f"model.layers.1.{outer}", f"model.layers.1.{PAIRS[outer]}"
+    made = outputs()
+    noise = rng.standard_normal(made[name].shape).astype(np.float32)
+    wrong = made | {name: noise}
+    order = [name, inner] if first else [inner, name]
+    rest = [key for key in wrong if key not in order]
+    found = judged(tmp_path, {key: wrong[key] for key in [*order, *rest]}, ending)
+    assert found.exit_code == 2, found.sentence
+    (row,) = [one for one in found.pronounced.not_compared if name in one.name]
+    assert "another array of the same point" in row.why
+
+
+@pytest.mark.parametrize("ending", [".npz", ""], ids=["npz", "folder"])
+def test_two_equal_arrays_are_one(ending: str, tmp_path: Path) -> None:
+    made = outputs()
+    for outer, inner in PAIRS.items():
+        assert np.array_equal(made[f"model.layers.1.{outer}"], made[f"model.layers.1.{inner}"])
+    found = judged(tmp_path, made, ending)
+    assert found.exit_code == 0, found.sentence
+
+
+def test_values_that_the_next_norm_wrote_over(tmp_path: Path) -> None:
+    """In every layer, as a fused kernel does it. Seen red: exit 2 where all points are there."""
+    made = outputs()
+    count = sum(name.endswith(".mlp") for name in made)
+    after = [f"model.layers.{n}.input_layernorm" for n in range(1, count)] + ["model.norm"]
+    wrong = dict(made)
+    for layer, norm in enumerate(after):
+        for name in ("mlp", "mlp.down_proj"):
+            wrong[f"model.layers.{layer}.{name}"] = made[norm]
+    found = judged(tmp_path, wrong)
+    assert (found.cause, found.exit_code) == ("capture_point", 0), found.sentence
+    assert found.lead is not None and found.lead.certainty == "confirmed"
+    assert {*found.lead.where} == {f"L{layer}.ffn_out" for layer in range(count)}
+    assert "L1.attn_norm" in found.sentence
