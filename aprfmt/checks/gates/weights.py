@@ -38,7 +38,8 @@ class RoleStats:
 def check_init_statistics(subject: ModelUnderTest) -> Result:
     """Return a Result whose checks pass if mean, std, RMS and zeros of all weights are usual.
 
-    Integers are no weights. The bounds are those of the tensor's role. `measures` has mean and std of each role.
+    Integers are no weights. The bounds are those of the tensor's role. `measures` has mean and std
+    of each role.
     """
     model = subject.model
     arch, block = model.spec.name, model.spec.block
