@@ -283,6 +283,43 @@ def test_a_change_is_continued_where_it_brings_the_rows_nearer_by_more_than_the_
     assert bool([tried for tried in measured if len(tried) > 2]) == (not first and bool(continued))
 
 
+@pytest.mark.parametrize(
+    ("next_points", "tried", "taken"),
+    [
+        (["L1.q", "L2.q", None], 3, 2), ([None, "L1.q", None], 1, 0),
+        (["L1.q", None, "L2.q"], 2, 1),
+        (["L1.q", "L2.q", "L1.q"], 3, 1), (["L2.q", "L2.q", "L1.q"], 3, 0),
+        (["L0.q", "L0.q", "L0.q"], 3, None), (["L0.q", "L0.q", "L1.q"], 3, 2),
+    ],
+)  # fmt: skip
+def test_the_layers_are_those_in_which_the_pass_agrees_furthest(
+    next_points: list[str | None], tried: int, taken: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All, those like this one, this one; none is tried after one that agrees to the end."""
+    scopes = [None, frozenset({0, 1}), frozenset({0})]
+    passes = iter(next_points)
+    change = Change("rope", "", (), scoped=True)
+    monkeypatch.setattr(examine, "spanned_layers", lambda case: [0])
+    monkeypatch.setattr(examine, "layer_scopes", lambda case, change: scopes)
+    monkeypatch.setattr(examine, "measure_agreement", lambda case, found, change: None)
+
+    def ran(patched: Any, recorded: Any) -> Any:
+        key = next(passes)
+        return SimpleNamespace(flagged=[] if key is None else [point("L9.k", 9), point(key, 0)])
+
+    monkeypatch.setattr(examine, "run_shadow_pass", ran)
+    case: Any = SimpleNamespace(layer=0, patched=None, recorded=None)
+    order = {"L0.q": 0, "L1.q": 1, "L2.q": 2}
+    found = examine._furthest_in_scope(case, [SearchStep(change, None)], 0.25, {"L9.k"}, order, 0)
+    assert len(next_points) - len(list(passes)) == tried
+    if taken is None:
+        assert found is None
+        return
+    assert found is not None and found.residual == 0.25
+    key = next_points[taken]
+    assert (found.layers, found.reach) == (scopes[taken], math.inf if key is None else order[key])
+
+
 def test_a_step_that_agrees_further_takes_the_place_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
