@@ -1,6 +1,7 @@
 """Arrays that other engines dumped: how they are read, mapped to points, and refused."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -813,3 +814,42 @@ def test_complex_numbers_are_no_points(dtype: str, tmp_path: Path) -> None:
                 assert any(name in one for one in trace.run["unknown"])
         except FormatError as error:
             assert "holds complex numbers; expected real ones" in str(error)
+
+
+def test_a_table_is_told_by_its_columns_in_every_form(tmp_path: Path) -> None:
+    """As CSV, as an object of names, and as one below "statistics"; one without them is none."""
+    csv, plain = (table(tmp_path / name, {"L0.q": own()["L0.q"]}) for name in ("a.csv", "a.json"))
+    rows = json.loads(plain.read_text())
+    for name, said, right in (
+        ("below", {"statistics": rows}, True),
+        ("one", {"L0.q": {"l2": rows["L0.q"]["l2"]}}, True),
+        ("other columns", {"L0.q": {"shape": 3}}, False),
+        ("one of two", {**rows, "L0.k": {"shape": 3}}, False),
+        ("no object", [rows], False),
+        ("no rows", {"L0.q": 1.5}, False),
+    ):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(said))
+        assert statistics.is_table(path) == right, name
+    found = []
+    for path in (csv, plain, tmp_path / "below.json"):
+        with statistics.load_table(path, [1, 2]) as trace:
+            found.append({key: record.stats for key, record in trace.records.items()})
+    assert list(found[0]) == ["L0.q"] and found[1] == found[2]
+    one, other = found[0]["L0.q"], found[1]["L0.q"]
+    assert one is not None and other is not None
+    for column in statistics.COLUMNS:
+        assert getattr(one, column) == pytest.approx(getattr(other, column), rel=1e-6)
+
+
+def test_a_file_that_is_cut_off_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
+    values = np.arange(12, dtype=np.float32)
+    for size in (0, 1, 47):  # of its 48 bytes
+        folder = npy(tmp_path / f"d{size}", {"x": values, "y": values})
+        with open_captures(folder) as found:
+            assert np.array_equal(found.read("x"), values)
+            path = folder / "x.npy"
+            os.truncate(path, path.stat().st_size - 48 + size)
+            with pytest.raises(FormatError, match=r"x\.npy: .*(cut off|bytes)"):
+                found.read("x")
+            assert np.array_equal(found.read("y"), values)
