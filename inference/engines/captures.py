@@ -395,11 +395,11 @@ def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
     `dtype` is numpy's name, or "bfloat16", whose numbers become float32. `where` names the place in
     errors. FormatError if the bytes end inside a number.
     """
-    if dtype == "bfloat16":
-        return (np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    kind = np.dtype(dtype)
+    kind = np.dtype("<u2" if dtype == "bfloat16" else dtype)
     if len(raw) % kind.itemsize:
         raise FormatError(f"{where}: ends inside a number; was it cut off?")
+    if dtype == "bfloat16":
+        return (np.frombuffer(raw, kind).astype(np.uint32) << np.uint32(16)).view(np.float32)
     return np.frombuffer(raw, kind).astype(kind.newbyteorder("="))
 
 

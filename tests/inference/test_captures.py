@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from aprfmt.errors import FormatError
@@ -853,3 +855,140 @@ def test_a_file_that_is_cut_off_after_it_was_opened_is_an_error(tmp_path: Path) 
             with pytest.raises(FormatError, match=r"x\.npy: .*(cut off|bytes)"):
                 found.read("x")
             assert np.array_equal(found.read("y"), values)
+
+
+def test_raw_files_are_read_as_their_shapes_say(tmp_path: Path) -> None:
+    """Every dtype that may be stated; a file that is cut off while it is open is an error."""
+    values = np.arange(-3, 3).reshape(2, 3)
+    for dtype in captures.RAW:
+        folder = tmp_path / dtype
+        folder.mkdir()
+        held = values.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        (folder / "x.bin").write_bytes(held.tobytes())
+        (folder / "shapes.json").write_text(json.dumps({"x": {"shape": [2, 3], "dtype": dtype}}))
+        with open_captures(folder) as found:
+            assert (found.shapes["x"], found.dtypes["x"]) == ((2, 3), dtype)
+            assert np.array_equal(found.read("x"), values)
+            for left in (held.nbytes - held.itemsize, held.nbytes - 1, 1):
+                os.truncate(folder / "x.bin", left)
+                with pytest.raises(FormatError, match="cut off"):
+                    found.read("x")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "x.bin").write_bytes(values.astype(np.float32).tobytes())
+    with open_captures(plain) as found:
+        assert np.array_equal(found.read("x"), values.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        ([1], "holds a list; expected names and shapes"),
+        ({"x": "2,3"}, "'x': '2,3'; expected a list of sizes"),
+        ({"x": [2, -3]}, "expected a list of sizes"),
+        ({"x": [2, 3.0]}, "expected a list of sizes"),
+        ({"x": [True, 6]}, "expected a list of sizes"),
+        ({"x": {"dtype": "float32"}}, "'None'; expected a list of sizes"),
+        ({"x": {"shape": [2, 3], "dtype": "int4"}}, "dtype 'int4'; expected one of float32, "),
+        ({"x": {"shape": [2, 3], "dtype": 7}}, "dtype '7'; expected one of float32, "),
+        ({"x": [2, 4]}, r"24 bytes; float32 \[2, 4\] takes 32"),
+    ],
+)
+def test_shapes_that_say_nothing_are_refused(said: Any, match: str, tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(bytes(24))
+    (tmp_path / "shapes.json").write_text(json.dumps(said))
+    with pytest.raises(FormatError, match=match), open_captures(tmp_path):
+        pass
+
+
+def test_one_file_of_arrays_gives_them_in_every_form(tmp_path: Path) -> None:
+    """An array that is alone has no name; stored bytes and blocks hold what is read."""
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.save(tmp_path / "a.npy", x)
+    np.savez(tmp_path / "b.npz", x=x, y=x + 1)
+    save_file({"x": x, "y": x + 1}, tmp_path / "c.safetensors")
+    torch.save(torch.from_numpy(x), tmp_path / "d.pt")
+    torch.save({"x": torch.from_numpy(x), "y": torch.from_numpy(x + 1)}, tmp_path / "e.pt")
+    for name in ("a.npy", "b.npz", "c.safetensors", "d.pt", "e.pt"):
+        with ExitStack() as stack:
+            found = captures.read_array_file(tmp_path / name, stack)
+            alone = name in ("a.npy", "d.pt")
+            assert dict(found.shapes) == dict.fromkeys([""] if alone else ["x", "y"], (3, 4)), name
+            assert set(found.dtypes.values()) == {"float32"}
+            for key in found.shapes:
+                wanted = x + (key == "y")
+                assert np.array_equal(found.read(key), wanted)
+                stored, tiles = found.stored(key), found.tiles(key)
+                assert (stored is None) == (name == "b.npz")
+                if stored is not None:
+                    raw = b"".join(bytes(window) for window in stored.windows())
+                    assert raw == wanted.tobytes()
+                assert (tiles is None) == (name in ("a.npy", "b.npz"))
+                if tiles is not None:
+                    part = np.empty((2, 3), np.float32)
+                    tiles.fill(1, 1, part)
+                    assert np.array_equal(part, wanted[1:, 1:])
+
+
+def test_token_ids_are_those_of_one_sequence(tmp_path: Path) -> None:
+    for number, (ids, right) in enumerate((
+        (np.array([3, 1, 2]), True), (np.array([[3, 1, 2]], np.int32), True),
+        (np.array([[3], [1], [2]], np.uint16), True), (np.zeros(0, np.int64), True),
+        (np.array([[3, 1], [2, 0]]), False), (np.array([3.0, 1.0]), False),
+    )):  # fmt: skip
+        path = npy(tmp_path / str(number), {"input_ids": ids, "x": np.ones(2)})
+        with open_captures(path) as found:
+            assert found.names == ["x"]
+            if right:
+                assert found.ids == [int(i) for i in ids.reshape(-1)]
+                continue
+            with pytest.raises(FormatError, match="expected the ids of one sequence"):
+                _ = found.ids
+    with open_captures(npy(tmp_path / "none", {"x": np.ones(2)})) as found:
+        assert found.ids is None
+
+
+def test_arrays_that_are_no_numbers_or_there_twice_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, odd in enumerate((np.array(["a"]), np.array([1j]), np.array([b"x"]))):
+        folder = npy(tmp_path / str(number), {"x": odd})
+        with pytest.raises(FormatError, match="expected numbers"), open_captures(folder):
+            pass
+    twice = npy(tmp_path / "twice", {"x": np.ones(2)})
+    (twice / "x.bin").write_bytes(bytes(8))
+    with pytest.raises(FormatError, match="'x' is there in two files"), open_captures(twice):
+        pass
+    monkeypatch.setattr(captures, "MAX_MEMBER", 200)
+    for name, size in (("x.npy", 18), ("x.bin", 50)):  # of float32, 200 bytes with .npy's header
+        for more in (0, 1):
+            folder = tmp_path / f"{name}{more}"
+            folder.mkdir()
+            values = np.ones(size + more, np.float32)
+            if name == "x.npy":
+                np.save(folder / name, values)
+            else:
+                values.tofile(folder / name)
+            with ExitStack() as stack:
+                if more:
+                    stack.enter_context(pytest.raises(FormatError, match="at most 200 of an array"))
+                with open_captures(folder) as found:
+                    assert found.shapes["x"] == (size,)
+
+
+def test_what_is_a_folder_or_file_of_captures(tmp_path: Path) -> None:
+    assert not captures.is_folder_of_arrays(tmp_path / "none")
+    (tmp_path / "d").mkdir()
+    assert not captures.is_folder_of_arrays(tmp_path / "d")
+    torch.save({"x": torch.ones(2)}, tmp_path / "d" / "a.pt")
+    assert captures.is_folder_of_arrays(tmp_path / "d")
+    assert not captures.is_folder_of_arrays(tmp_path / "d" / "a.pt")
+    (tmp_path / "d" / "config.json").write_text("{}")
+    assert not captures.is_folder_of_arrays(tmp_path / "d")
+    np.save(tmp_path / "d" / "b.npy", np.ones(2))
+    assert captures.is_folder_of_arrays(tmp_path / "d")
+    torch.save({"x": torch.ones(2), "input_ids": torch.tensor([1])}, tmp_path / "with.pt")
+    assert captures.is_pickled_captures(tmp_path / "with.pt")
+    assert not captures.is_pickled_captures(tmp_path / "d" / "a.pt")
+    (tmp_path / "bad.pt").write_bytes(b"PK no zip")
+    assert not captures.is_pickled_captures(tmp_path / "bad.pt")
