@@ -930,6 +930,21 @@ def test_one_file_of_arrays_gives_them_in_every_form(tmp_path: Path) -> None:
                     assert np.array_equal(part, wanted[1:, 1:])
 
 
+def test_whole_numbers_have_their_type_in_every_form(tmp_path: Path) -> None:
+    """Codes of 8 bits are told by it from numbers."""
+    kinds = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
+    held = {kind: np.array([0, 1, 1]).astype(kind) for kind in kinds}
+    np.savez(tmp_path / "a.npz", **held)  # type: ignore[arg-type]
+    save_file(held, tmp_path / "b.safetensors")
+    torch.save({kind: torch.from_numpy(each) for kind, each in held.items()}, tmp_path / "c.pt")
+    for name in ("a.npz", "b.safetensors", "c.pt"):
+        with open_captures(tmp_path / name) as found:
+            assert dict(found.dtypes) == {kind: kind for kind in kinds}, name
+            for kind in kinds:
+                assert found.read(kind).dtype.name == kind
+                assert np.array_equal(found.read(kind), held[kind])
+
+
 def test_token_ids_are_those_of_one_sequence(tmp_path: Path) -> None:
     for number, (ids, right) in enumerate((
         (np.array([3, 1, 2]), True), (np.array([[3, 1, 2]], np.int32), True),
