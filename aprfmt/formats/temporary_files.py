@@ -142,9 +142,12 @@ def remove_leftovers(folder: Path, needed: Collection[str]) -> None:
 def remove(path: Path) -> None:
     """Remove a temporary file, or a temporary folder with its files; never raises OSError.
 
-    Only one folder deep, as outputs are; deeper folders belong to other programs.
+    Only one folder deep, as outputs are; deeper folders belong to other programs. What an error
+    that passes leaves there is tried once more.
     """
     _remove_tree(path, depth=1)
+    if os.path.lexists(path):
+        _remove_tree(path, depth=1)
 
 
 def _remove_tree(path: Path, depth: int) -> None:
