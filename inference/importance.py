@@ -71,7 +71,6 @@ def collect_imatrix(
     model.cache_remote_reads()
     with Session.open(model, _CountingBackend(sums)) as session:
         for done, each in enumerate(passes):
-            session.truncate()
             session.prefill(each)
             if progress is not None:
                 progress(done + 1, len(passes))

@@ -76,10 +76,6 @@ class SavedArrays:
     points: Mapping[str, str] = field(default_factory=dict)
     _kept: "OrderedDict[tuple[str, ...], list[NDArray[Any]]]" = field(default_factory=OrderedDict)
 
-    def __contains__(self, key: str) -> bool:
-        """Return whether the parameter `key` has an array."""
-        return key in self.placed
-
     def reader(self, parameter: Parameter) -> RowReader | None:
         """Return a reader of a parameter's array by rows; None if there is no array.
 

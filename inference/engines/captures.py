@@ -395,11 +395,11 @@ def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
     `dtype` is numpy's name, or "bfloat16", whose numbers become float32. `where` names the place in
     errors. FormatError if the bytes end inside a number.
     """
-    if dtype == "bfloat16":
-        return (np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    kind = np.dtype(dtype)
+    kind = np.dtype("<u2" if dtype == "bfloat16" else dtype)
     if len(raw) % kind.itemsize:
         raise FormatError(f"{where}: ends inside a number; was it cut off?")
+    if dtype == "bfloat16":
+        return (np.frombuffer(raw, kind).astype(np.uint32) << np.uint32(16)).view(np.float32)
     return np.frombuffer(raw, kind).astype(kind.newbyteorder("="))
 
 
@@ -409,7 +409,7 @@ INTEGERS: Mapping[str, str] = {
 }  # fmt: skip
 COMPLEX = ("C64",)  # encodings of which a float would be half
 _SINGLE = ("F32", "F16", "BF16")  # encodings of one number after another, read as float32
-FLOATS: Mapping[str, str] = {
+FLOATS: dict[str, str] = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
 }  # fmt: skip
 
@@ -502,10 +502,8 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
 
     # Describe every tensor; values are read later.
     infos = {name: source.tensors[own].info for name, own in names.items()}
-    dtypes = {
-        name: FLOATS.get(row.encoding, "int64" if row.encoding in INTEGERS else row.encoding)
-        for name, row in infos.items()
-    }
+    known = FLOATS | {name: np.dtype(kind).name for name, kind in INTEGERS.items()}
+    dtypes = {name: known.get(row.encoding, row.encoding) for name, row in infos.items()}
     ids = _token_ids(source.metadata) if pickled else None
     values = source.metadata if pickled else {}
     shapes = {name: row.shape for name, row in infos.items()}

@@ -4,6 +4,7 @@ Seen red: a hyperparameter of another kind of model listed, a file type named fr
 a contradiction between name and tensors that the first line leaves out.
 """
 
+import json
 from pathlib import Path
 
 import gguf
@@ -114,3 +115,15 @@ def test_metadata_numbers_have_names_and_arrays_are_shown_whole(q4: Path) -> Non
     assert len(whole["tokenizer.ggml.tokens"]) == 1536
     assert "array of" not in aprfmt("inspect", q4, "--metadata", "--full").out
     assert "--full goes with --metadata" in aprfmt("inspect", q4, "--full").err
+
+
+def test_keys_that_nobody_knows_are_shown_and_ignored_ones_where_all_is(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "mystery": 3}))
+    keys = aprfmt("inspect", tmp_path, "--json").json["keys"]
+    assert keys["unknown"] == ["mystery"] and keys["ignored"]
+    for options in ((), ("-v",)):
+        out = aprfmt("inspect", tmp_path, *options).out
+        assert "config keys unknown: mystery\n" in out
+        assert ("config keys ignored: " in out) == bool(options)

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import gguf
 import pytest
+import safetensors.numpy
 
 from aprfmt import codecs, errors
 from aprfmt.adapters.answers import ChangedWeight
@@ -268,6 +269,24 @@ def test_types_are_explained_with_their_numbers_in_gguf() -> None:
     for name in asked:
         assert texts[name].endswith(f" general.file_type {known[name]}."), texts[name]
     assert not any("file_type" in text for name, text in texts.items() if name.startswith("GPTQ"))
+
+
+def test_encodings_are_explained_with_their_codes() -> None:
+    """gguf-py and safetensors have the codes; what has none of theirs names none."""
+    texts = explain_command._encoding_texts()
+    numbers = {kind.name: int(kind) for kind in gguf.GGMLQuantizationType}
+    theirs = {*safetensors.numpy._TYPES, "BF16"}
+    codes = {
+        name: text.partition("bits a weight; ")[2].partition(".")[0].split(", ")
+        for name, text in texts.items()
+        if "bits a weight; " in text
+    }
+    assert theirs <= codes.keys()
+    for name in codes.keys() & (theirs | numbers.keys()):
+        of_gguf = [f"ggml id {numbers[name]}"] if name in numbers else []
+        assert [code for code in codes[name] if "ggml" in code] == of_gguf
+        of_theirs = [f"safetensors {name}"] if name in theirs else []
+        assert [code for code in codes[name] if "safetensors" in code] == of_theirs
 
 
 @pytest.mark.parametrize(

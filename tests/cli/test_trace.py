@@ -302,7 +302,10 @@ def test_a_nan_stops_and_names_where_it_began(
     assert done.json["records"][-1]["key"] == point
     assert done.json["records"][-1]["stats"]["nan"] > 0
     text = aprfmt("trace", folder, "--payload", "--ids", "1,2,3")
-    assert text.code == 1 and f"first NaN or infinity: {point}" in text.out
+    said = f"first NaN or infinity: {point}; "
+    assert text.code == 1 and f"{said}the pass stopped there\n" in text.out
+    text = aprfmt("trace", folder, "--payload", "--ids", "1,2,3", "--points", "logits")
+    assert text.code == 1 and f"{said}of what was asked for, logits shows it\n" in text.out
 
 
 @pytest.mark.parametrize("words", [("--backend", "nope"), ("--dtype", "float3")])

@@ -52,6 +52,22 @@ def test_powers_of_two_and_their_neighbours(name: str, mode: str) -> None:
     assert_same_blocks(encoded(name, spread, mode), libgguf_blocks(name, spread))
 
 
+def test_groups_as_small_as_those_that_count_as_zero(mode: str) -> None:
+    """At the bounds below which ggml takes a group for zeros, and one bit to either side."""
+    rng = np.random.default_rng(2)
+    shape = rng.uniform(-1, 1, 256).astype(np.float32)
+    shape[::16] = 1
+    sizes = [np.float32(size) for size in (1e-30, 1e-15, 1e-12, 1e-8, 1e-7)]
+    around = [np.nextafter(size, np.float32(end)) for size in sizes for end in (0, 1)]
+    x = np.stack([np.clip(shape * size, -size, size) for size in (*sizes, *around)])
+    weighed = np.ones(256, np.float32)
+    for name in ENCODERS:
+        for signed in (x, -x):
+            assert_same_blocks(encoded(name, signed, mode), libgguf_blocks(name, signed))
+            expected = libgguf_blocks(name, signed, weighed)
+            assert_same_blocks(encoded(name, signed, mode, weighed), expected)
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 def test_bytes_of_a_fused_ggml(name: str) -> None:
     library = FusedLibrary()

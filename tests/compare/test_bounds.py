@@ -10,7 +10,7 @@ import pytest
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.replay.shadow import ShadowPoint
-from aprfmt.measure import tensors
+from aprfmt.measure import tensors, traces
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.tolerances import BASE, MOE_FACTOR, SMALLEST_BUG, run_tolerance
 from aprfmt.measure.traces import compare_traces
@@ -121,3 +121,25 @@ def test_steps_of_float_types_are_those_of_ml_dtypes(name: str) -> None:
 
 def test_every_float_type_is_held_to_it() -> None:
     assert set(FLOATS) == set(UNIT) == set(tensors._FLOATS)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+def test_rows_are_as_far_apart_as_their_share_of_the_reference(size: float) -> None:
+    """Row by row as numpy's norms; of a row of zeros nothing but zeros is near."""
+    rng = np.random.default_rng(4)
+    x, y = (size * rng.standard_normal((6, 2, 5)) for _ in range(2))
+    y[1], x[2], y[3] = x[1], 0, 0
+    x[4] = y[4] = 0
+    kept = rng.random(x.shape) < 0.6
+    kept[5] = False
+    for chosen in (None, kept):
+        there = np.ones(x.shape, bool) if chosen is None else chosen
+        found = traces._distances_of_rows(x, y, chosen)
+        for row, value in enumerate(found):
+            a, b = x[row][there[row]], y[row][there[row]]
+            if not a.size:
+                assert value is None
+                continue
+            apart, whole = np.linalg.norm(a - b), np.linalg.norm(b)
+            wanted = 0.0 if apart == 0 else np.inf if whole == 0 else apart / whole
+            assert value == pytest.approx(wanted)

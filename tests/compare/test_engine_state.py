@@ -510,3 +510,23 @@ def test_a_module_that_two_ways_lead_to_is_in_a_state_twice(
     done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
     alone = [row["name_b"] for row in done.json["tensors"] if row["verdict"] == "ONLY_IN_B"]
     assert (alone, done.code) == ((["drafter.down.weight"], 1) if other else ([], 0))
+
+
+@pytest.mark.parametrize("at", [None, 0, -1])
+def test_rows_behind_the_vocabulary_are_zeros_or_not_compared(
+    at: int | None, tmp_path: Path
+) -> None:
+    held = states("llama", 2)
+    given = published(tiny_folder("llama"))["lm_head.weight"].shape[0]
+    rows = held[0]["lm_head.weight"].shape[0]
+    behind = 2 * rows - given
+    assert 0 < behind < rows
+    if at is not None:
+        held[1]["lm_head.weight"][rows - behind :][at, 3] = 0.5
+    path = save(tmp_path / "s", held)
+    done = aprfmt("diff", tiny_folder("llama"), path, "--json")
+    assert done.code == 0
+    assert {one["verdict"] for one in done.json["tensors"]} == {"SAME_BYTES"}
+    (said,) = (text for text in done.json["notes"] if "lm_head.weight: " in text)
+    kind = "zeros" if at is None else "no zeros, and were not compared"
+    assert said.endswith(f"{behind} rows behind the vocabulary are {kind}")

@@ -338,3 +338,19 @@ def test_one_operation_that_was_judged_does_not_stand_for_another() -> None:
         found = rounding_finding(some, [], [], judged)
         assert found is not None and found.verdict == verdict
         assert found.confirmed == (verdict == "precision")
+
+
+def test_steps_are_counted_beside_values_that_are_not_finite() -> None:
+    """A step per element: what is on both sides the same NaN or infinity is none away."""
+    x = np.array([1, 2, 3, np.inf, np.nan, -np.inf, np.nan, 8, 9], np.float64)
+    y = np.array([1, 2.5, 5, np.inf, np.nan, np.inf, 7, np.inf, 9.25], np.float64)
+    for dtype in (np.float64, np.float32):
+        measures = PairSums(x.shape)
+        measures.add(x.astype(dtype), y.astype(dtype), lambda part: np.full(9, 0.5)[part])
+        assert measures.off == math.inf and measures.beyond == 4  # 3 to 5, -inf, NaN and 8
+        near = np.isin(np.arange(9), [0, 1, 3, 4, 8])
+        measures = PairSums((5,))
+        measures.add(
+            x[near].astype(dtype), y[near].astype(dtype), lambda part: np.full(5, 0.25)[part]
+        )
+        assert (measures.off, measures.beyond) == (2.0, 1)

@@ -109,3 +109,14 @@ def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     source = llama_folder(tmp_path / "m", "BF16")
     done = aprfmt("convert", source, tmp_path / "x.gguf", "--dry-run")
     assert "of 1.0 kB free" in done.out
+
+
+def test_free_bytes_are_those_of_the_disk_that_is_written_to(tmp_path: Path) -> None:
+    source = llama_folder(tmp_path / "m", "BF16", hidden=64, layers=1, ffn=96, vocab=64)
+    for dst in (tmp_path / "x.gguf", tmp_path / "not" / "yet" / "x.gguf"):
+        done = aprfmt("convert", source, dst, "--dry-run", "--json").json
+        disk = os.statvfs(tmp_path)
+        free = done["estimate"]["disk_free_bytes"]
+        assert 0 < free <= disk.f_frsize * disk.f_blocks
+        assert free == pytest.approx(disk.f_frsize * disk.f_bavail, rel=0.2)
+    assert module._free(tmp_path / "nowhere") is None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 
 SHAPES = {"blocks.0.attn.to_q": (64, 128), "blocks.0.ff": (256, 64), "blocks.1.ff": (64, 256)}
@@ -180,3 +181,21 @@ def test_a_cast_to_fp8_without_any_scale_holds_values(tmp_path: Path) -> None:
     assert convert(tmp_path / "m.safetensors", tmp_path / "f32.safetensors").code == 0
     found = load_file(tmp_path / "f32.safetensors")["a.weight"]
     assert torch.equal(found, values.to(torch.float8_e4m3fn).float())
+
+
+def test_codes_of_one_dimension_need_no_scale(tmp_path: Path) -> None:
+    """A norm beside scaled matrices is what it holds; a matrix without its scale is no value."""
+    written(tmp_path / "m.safetensors", "compressed")
+    held = load_file(tmp_path / "m.safetensors")
+    norm = torch.linspace(-3, 3, 64).to(torch.float8_e4m3fn)
+    held["blocks.0.norm.weight"] = norm
+    source, into = tmp_path / "n.safetensors", tmp_path / "f32.safetensors"
+    save_file(held, source)
+    assert convert(source, into).code == 0
+    assert torch.equal(load_file(into)["blocks.0.norm.weight"], norm.float())
+    for shape in ((1, 64), (64, 1)):
+        save_file({**held, "blocks.1.gate.weight": norm.reshape(shape).clone()}, source)
+        with open_model(source) as model:
+            assert model.unread is not None
+            assert model.unread.weights == {"blocks.1.gate.weight"}
+        assert convert(source, tmp_path / "none.safetensors").code == 2

@@ -18,7 +18,13 @@ from aprfmt.conversion.plan import _check_names
 from aprfmt.errors import ArchError, CodecError, ConversionError, OutputError
 from aprfmt.formats import FORMATS
 from aprfmt.model.packing import unclaimed_part_text
-from aprfmt.tensors.restoration import restore_bits
+from aprfmt.tensors.restoration import (
+    ENCODINGS_KEY,
+    RESTORE_KEY,
+    STORED_KEY,
+    Restoration,
+    restore_bits,
+)
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.models import save_tiny
 
@@ -133,3 +139,25 @@ def test_a_part_of_packed_weights_without_a_claim_is_called_one(
     found = unclaimed_part_text(config, name)
     assert found == says or found.endswith(f"packed weights, of which config.json says {says}")
     assert bool(found) == bool(says)
+
+
+@pytest.mark.parametrize("kind", ["<u2", "<u4", ">u2"])
+@pytest.mark.parametrize("changed", [0, 1, 3, 4, 5, 32])
+def test_bits_that_differ_are_kept_one_by_one_up_to_an_eighth(kind: str, changed: int) -> None:
+    """Of 32: four as pairs, five as all bits; both give them back."""
+    source = np.arange(1, 33).astype(kind).reshape(4, 8)
+    made = source.copy()
+    made.reshape(-1)[:changed] ^= 0x55
+    kept = Restoration()
+    kept.record("L0.q", "F16", source, made)
+    kept.record_stored("L0.q", source, made)
+    texts = kept.metadata()
+    assert json.loads(str(texts[ENCODINGS_KEY])) == {"L0.q": "F16"}
+    assert (RESTORE_KEY in texts) == (STORED_KEY in texts) == bool(changed)
+    if not changed:
+        return
+    patch = json.loads(str(texts[RESTORE_KEY]))["L0.q"]
+    assert patch == json.loads(str(texts[STORED_KEY]))["L0.q"]
+    assert isinstance(patch, list) == (changed <= 4)
+    again = restore_bits(made.astype(source.dtype.newbyteorder("=")), patch, "x")
+    assert np.array_equal(again, source)

@@ -36,7 +36,9 @@ def test_the_files_own_key_counts(
     assert command("set", whole, *CHANGES[change], "-o", b).code == 0
     done = command("diff", a, b, "--json")
     assert done.code == command("diff", b, a).code == command("validate", b).code == 1
-    assert [row["name"] for row in done.json["hyperparameters"]] == ["architecture"]
+    (row,) = done.json["hyperparameters"]
+    stated = "none stated" if change == "none" else CHANGES[change][0].partition("=")[2]
+    assert (row["name"], row["b"]) == ("architecture", stated) and row["a"] not in ("", stated)
     done = command("diagnose", a, b, "--json")
     (cause,) = done.json["causes"]
     assert (done.code, cause["cause"], cause["level"]) == (1, "architecture_key", "confirmed")

@@ -190,3 +190,23 @@ def test_a_lost_head_is_taken_from_the_other_side() -> None:
     answer = diagnose(str(good), str(bad))
     assert answer.findings[0].cause == "tied_embedding"
     assert answer.findings[0].next.startswith("aprfmt convert"), answer.findings[0].next
+
+
+def test_tensors_that_are_zero_to_the_end_of_their_file_are_counted() -> None:
+    """The end of one is its own; two are a file that was not written to its end."""
+    good = tiny_folder("llama")
+    with aprfmt.open(good) as model:
+        held = sorted(
+            (view.stored[0].info for view in model.values()), key=lambda info: info.offset
+        )
+    for count in (1, 2, 3):
+        bad = files.copy(good, f"last-{count}")
+        path = bad / "model.safetensors"
+        raw = bytearray(path.read_bytes())
+        start = held[-count].offset + held[-count].nbytes // 2
+        raw[start:] = bytes(len(raw) - start)
+        path.write_bytes(raw)
+        says = [one.says for one in diagnose(str(good), str(bad)).findings]
+        told = [text for text in says if "to its end" in text]
+        assert len(told) == (count > 1), says
+        assert all(f"; {count} tensors" in text and f"byte {start}" in text for text in told)

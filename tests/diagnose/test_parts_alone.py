@@ -25,6 +25,7 @@ from aprfmt.diagnosis import (
     model_pair,
     models,
     nextstep,
+    observed,
     quantities,
     tensors,
     tokens,
@@ -34,16 +35,25 @@ from aprfmt.diagnosis import (
 from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis.answers import Solution, layer_scopes
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
+from aprfmt.diagnosis.found import Touched
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.nextstep import missing_points
-from aprfmt.diagnosis.probes import DifferingRows
+from aprfmt.diagnosis.paired_pass import compare_passes
+from aprfmt.diagnosis.probes import POSITIONS, DifferingRows
 from aprfmt.diagnosis.relations import relation_text
 from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps
 from aprfmt.diagnosis.words import titled_lines
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas
+from aprfmt.inference.record import Record
+from aprfmt.inference.replay.recorded_trace import RecordedValue
+from aprfmt.inference.replay.shadow import ShadowPoint
+from aprfmt.inference.trace import Trace
+from aprfmt.measure import tolerances
+from aprfmt.measure.traces import RunPair
 from aprfmt.model import open_model
 from aprfmt.model.config_paths import GONE
+from aprfmt.tensors.stats import compute_stats
 from tests.cli.run import aprfmt as command
 
 
@@ -281,6 +291,43 @@ def test_a_change_is_continued_where_it_brings_the_rows_nearer_by_more_than_the_
     pairs = [tried for tried in measured if len(tried) == 2]
     assert len(pairs) == (2 * continued if first else 2)
     assert bool([tried for tried in measured if len(tried) > 2]) == (not first and bool(continued))
+
+
+@pytest.mark.parametrize(
+    ("next_points", "tried", "taken"),
+    [
+        (["L1.q", "L2.q", None], 3, 2), ([None, "L1.q", None], 1, 0),
+        (["L1.q", None, "L2.q"], 2, 1),
+        (["L1.q", "L2.q", "L1.q"], 3, 1), (["L2.q", "L2.q", "L1.q"], 3, 0),
+        (["L0.q", "L0.q", "L0.q"], 3, None), (["L0.q", "L0.q", "L1.q"], 3, 2),
+    ],
+)  # fmt: skip
+def test_the_layers_are_those_in_which_the_pass_agrees_furthest(
+    next_points: list[str | None], tried: int, taken: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All, those like this one, this one; none is tried after one that agrees to the end."""
+    scopes = [None, frozenset({0, 1}), frozenset({0})]
+    passes = iter(next_points)
+    change = Change("rope", "", (), scoped=True)
+    monkeypatch.setattr(examine, "spanned_layers", lambda case: [0])
+    monkeypatch.setattr(examine, "layer_scopes", lambda case, change: scopes)
+    monkeypatch.setattr(examine, "measure_agreement", lambda case, found, change: None)
+
+    def ran(patched: Any, recorded: Any) -> Any:
+        key = next(passes)
+        return SimpleNamespace(flagged=[] if key is None else [point("L9.k", 9), point(key, 0)])
+
+    monkeypatch.setattr(examine, "run_shadow_pass", ran)
+    case: Any = SimpleNamespace(layer=0, patched=None, recorded=None)
+    order = {"L0.q": 0, "L1.q": 1, "L2.q": 2}
+    found = examine._furthest_in_scope(case, [SearchStep(change, None)], 0.25, {"L9.k"}, order, 0)
+    assert len(next_points) - len(list(passes)) == tried
+    if taken is None:
+        assert found is None
+        return
+    assert found is not None and found.residual == 0.25
+    key = next_points[taken]
+    assert (found.layers, found.reach) == (scopes[taken], math.inf if key is None else order[key])
 
 
 def test_a_step_that_agrees_further_takes_the_place_of_another(
@@ -824,3 +871,64 @@ def test_a_point_without_numbers_on_a_side_is_said_not_to_be_compared(lacks: str
         between: Any = SimpleNamespace()
         found: Any = direct.compare_shared_rows("L0.ffn_norm", trace("A"), trace("B"), between)
     assert (found, asked) == ("not compared", ["L0.ffn_norm"])
+
+
+@pytest.mark.parametrize("positions", [[], [5], [5, 9]])
+@pytest.mark.parametrize("solved", [[], [3], [3, 40]])
+def test_a_probe_is_as_long_as_it_takes_to_reach_a_difference(
+    positions: list[int], solved: list[int]
+) -> None:
+    """The first differing position, and what is computed from hyperparameters."""
+    parts = [Touched(keys=(POSITIONS, "output_norm.weight")), Touched(keys=("output.weight",)),
+             Touched(hyper=("rope_theta",))]  # fmt: skip
+    rows = {POSITIONS: positions, "token_embd.weight": [7]}
+    reached: Any = {2: [SimpleNamespace(length=each) for each in solved]}
+    side: Any = None
+    pair = model_pair.ModelPair(side, side, Levels(parts=parts), DifferingRows(rows), reached)
+    expected = {2: max(solved, default=0)} | ({0: 6} if positions else {})
+    assert pair.lengths_needed() == expected
+
+
+@pytest.mark.parametrize(("tolerance", "sure"), [(0.5, True), (0.25, True), (0.2499, False)])
+def test_a_nan_is_the_only_difference_where_the_rest_is_within_one_operation(
+    tolerance: float, sure: bool
+) -> None:
+    mine, theirs = np.array([[3.0, 3.0, 0.0]]), np.array([[4.0, np.nan, 0.0]])
+    view = ShadowPoint(
+        "L0.q", "q", 0, mine, RecordedValue(theirs, None, "float32"), math.inf, tolerance, 1.0, ()
+    )
+    assert view.finite_distance == 0.25
+    finding = forward_words._nonfinite_finding("B", view)
+    assert (finding.cause, finding.confirmed) == ("nonfinite", sure)
+    assert finding.residual_after == (0.25 if sure else None)
+
+
+def test_logits_are_compared_over_the_ids_that_both_have() -> None:
+    """A's norm is the measure, and a NaN is on the side that has it."""
+    rng = np.random.default_rng(8)
+    mine, theirs = rng.standard_normal((3, 8)), 2 * rng.standard_normal((3, 11))
+    for a, b in ((mine, theirs), (theirs, mine)):
+        both = a[:, :8], b[:, :8]
+        pair = RunPair(("numpy", "numpy"))
+        found = compare_passes(
+            pair, {"L0.q": mine, "logits": a}, {"logits": b, "L0.q": theirs}, "float64"
+        )
+        apart = np.linalg.norm(both[0] - both[1]) / np.linalg.norm(both[0])
+        assert found["logits"].rel_l2 == pytest.approx(apart) and found["logits"].beyond
+        assert found["L0.q"].rel_l2 == math.inf and found["L0.q"].beyond
+        assert list(found) == ["L0.q", "logits"]
+        odd = b.copy()
+        odd[1, 2] = np.nan
+        seen = compare_passes(pair, {"logits": a}, {"logits": odd}, "float64")["logits"].nonfinite
+        assert seen is not None and (seen.alone, seen.a, seen.b, seen.side) == (1, 0, 1, "B")
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_statistics_may_differ_as_the_coarser_of_two_runs_does(dtypes: tuple[str, str]) -> None:
+    a, b = (
+        Trace({}, {"L0.q": Record("q", 0, (4,), None, dtype, None, "", compute_stats(np.ones(4)))})
+        for dtype in dtypes
+    )
+    bound = observed._stats_bound(a, b, "L0.q")
+    assert bound == tolerances.statistics_tolerance("bfloat16", "bfloat16")
+    assert bound > tolerances.statistics_tolerance("float32", "float32")

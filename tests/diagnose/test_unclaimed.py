@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aprfmt.causes import CAUSES
@@ -16,6 +17,7 @@ from aprfmt.model import open_model
 from aprfmt.model.completeness import ANY
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
+from tests.conversion.folders import tensors_of, write_mixed
 
 TYPES = ("MODELOPT-NVFP4", "COMPRESSED-INT4-g32", "GPTQ-g32", "AWQ-g32", "MLX-4bit-g32")
 KEYS = ("quantization_config", "quantization")
@@ -114,3 +116,32 @@ def test_a_claim_that_leaves_the_weights_out_is_no_missing_claim(tmp_path: Path)
         open_model(tmp_path / "bad", allow_missing=ANY, damaged=True) as bad,
     ):
         assert read_with_claim_of(good, bad, "B") is None
+
+
+@pytest.mark.parametrize(
+    ("factor", "sure"), [(1.0, True), (0.75, True), (0.5, False), (0.25, False)]
+)
+def test_a_claim_is_proven_by_weights_less_than_half_away(
+    factor: float, sure: bool, tmp_path: Path
+) -> None:
+    """Scales times a factor put every weight as far away as that leaves of it."""
+    write_folder(tmp_path / "good", "gptq")
+    config = json.loads((tmp_path / "good" / "config.json").read_text())
+    (tmp_path / "bad").mkdir()
+    bare = {key: value for key, value in config.items() if key not in KEYS}
+    (tmp_path / "bad" / "config.json").write_text(json.dumps(bare))
+    held = tensors_of(tmp_path / "good")
+    for name, (kind, shape, raw) in held.items():
+        if name.endswith(".scales"):
+            scales = (np.frombuffer(raw, np.float16) * np.float16(factor)).tobytes()
+            held[name] = kind, shape, scales
+    write_mixed(tmp_path / "bad" / "model.safetensors", held)
+    with (
+        open_model(tmp_path / "good") as good,
+        open_model(tmp_path / "bad", allow_missing=ANY) as bad,
+    ):
+        answer = read_with_claim_of(good, bad, "B")
+    assert answer is not None
+    _, finding, _ = answer
+    assert finding.confirmed == sure and (finding.proof is not None) == sure
+    assert finding.residual_after == pytest.approx(1 - factor, rel=1e-3)

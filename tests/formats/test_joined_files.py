@@ -3,6 +3,7 @@
 Seen red: the file was only said to have another name than its keys ask for, or bytes left over.
 """
 
+import hashlib
 import re
 import subprocess
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import aprfmt
+from aprfmt.model.ledger import make_ledger
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder
 
@@ -67,3 +69,21 @@ def test_other_bytes_are_no_file(name: str, tail: bytes, files: Path, tmp_path: 
     (tmp_path / name).write_bytes((files / name).read_bytes() + tail)
     said = command("validate", tmp_path / name).out
     assert "bytes follow" in said and "joined" not in said
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_bytes_behind_a_file_of_a_set_are_said_with_its_number(
+    at: int, files: Path, tmp_path: Path
+) -> None:
+    parts = sorted(files.glob("part-*.gguf"))
+    for path in parts:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    with (tmp_path / parts[at].name).open("ab") as file:
+        file.write(b"?" * 100)
+    (tmp_path / "one.gguf").write_bytes((files / "whole.gguf").read_bytes() + b"?" * 100)
+    place = f" (file {parts.index(parts[at]) + 1} of {len(parts)})"
+    for name, behind in ((parts[0].name, place), ("one.gguf", "")):
+        with aprfmt.open(tmp_path / name) as model:
+            (found,) = (item for item in make_ledger(model).items if " follow " in item.name)
+            assert found.holds() == hashlib.sha256(b"?" * 100).hexdigest()
+        assert found.name.endswith(behind) and ("(file" in found.name) == bool(behind)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -116,8 +117,10 @@ CROOKED = {
 
 
 @contextmanager
-def halved(model: Any, ids: Any, choice: Any, **options: Any) -> Iterator[Any]:
-    """Give numpy's trace with the final norm halved: an engine that is wrong in one place."""
+def halved(
+    model: Any, ids: Any, choice: Any, *, at: str = "final_norm", **options: Any
+) -> Iterator[Any]:
+    """Give numpy's trace with one point halved: an engine that is wrong in one place."""
     from dataclasses import replace
 
     from aprfmt.inference.device import choose_device
@@ -129,9 +132,12 @@ def halved(model: Any, ids: Any, choice: Any, **options: Any) -> Iterator[Any]:
 
         def fetch(key: str) -> Any:
             values = trace.fetch(key)
-            return values / 2 if values is not None and key == "final_norm" else values
+            return values / 2 if values is not None and key == at else values
 
         yield replace(trace, fetch=fetch, run={**trace.run, "backend": {"backend": "halves"}})
+
+
+halved_logits = partial(halved, at="logits")
 
 
 @pytest.fixture(autouse=True)

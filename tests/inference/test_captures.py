@@ -1,14 +1,17 @@
 """Arrays that other engines dumped: how they are read, mapped to points, and refused."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from aprfmt.errors import FormatError
@@ -813,3 +816,194 @@ def test_complex_numbers_are_no_points(dtype: str, tmp_path: Path) -> None:
                 assert any(name in one for one in trace.run["unknown"])
         except FormatError as error:
             assert "holds complex numbers; expected real ones" in str(error)
+
+
+def test_a_table_is_told_by_its_columns_in_every_form(tmp_path: Path) -> None:
+    """As CSV, as an object of names, and as one below "statistics"; one without them is none."""
+    csv, plain = (table(tmp_path / name, {"L0.q": own()["L0.q"]}) for name in ("a.csv", "a.json"))
+    rows = json.loads(plain.read_text())
+    for name, said, right in (
+        ("below", {"statistics": rows}, True),
+        ("one", {"L0.q": {"l2": rows["L0.q"]["l2"]}}, True),
+        ("other columns", {"L0.q": {"shape": 3}}, False),
+        ("one of two", {**rows, "L0.k": {"shape": 3}}, False),
+        ("no object", [rows], False),
+        ("no rows", {"L0.q": 1.5}, False),
+    ):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(said))
+        assert statistics.is_table(path) == right, name
+    found = []
+    for path in (csv, plain, tmp_path / "below.json"):
+        with statistics.load_table(path, [1, 2]) as trace:
+            found.append({key: record.stats for key, record in trace.records.items()})
+    assert list(found[0]) == ["L0.q"] and found[1] == found[2]
+    one, other = found[0]["L0.q"], found[1]["L0.q"]
+    assert one is not None and other is not None
+    for column in statistics.COLUMNS:
+        assert getattr(one, column) == pytest.approx(getattr(other, column), rel=1e-6)
+
+
+def test_a_file_that_is_cut_off_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
+    values = np.arange(12, dtype=np.float32)
+    for size in (0, 1, 47):  # of its 48 bytes
+        folder = npy(tmp_path / f"d{size}", {"x": values, "y": values})
+        with open_captures(folder) as found:
+            assert np.array_equal(found.read("x"), values)
+            path = folder / "x.npy"
+            os.truncate(path, path.stat().st_size - 48 + size)
+            with pytest.raises(FormatError, match=r"x\.npy: .*(cut off|bytes)"):
+                found.read("x")
+            assert np.array_equal(found.read("y"), values)
+
+
+def test_raw_files_are_read_as_their_shapes_say(tmp_path: Path) -> None:
+    """Every dtype that may be stated; a file that is cut off while it is open is an error."""
+    values = np.arange(-3, 3).reshape(2, 3)
+    for dtype in captures.RAW:
+        folder = tmp_path / dtype
+        folder.mkdir()
+        held = values.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        (folder / "x.bin").write_bytes(held.tobytes())
+        (folder / "shapes.json").write_text(json.dumps({"x": {"shape": [2, 3], "dtype": dtype}}))
+        with open_captures(folder) as found:
+            assert (found.shapes["x"], found.dtypes["x"]) == ((2, 3), dtype)
+            assert np.array_equal(found.read("x"), values)
+            for left in (held.nbytes - held.itemsize, held.nbytes - 1, 1):
+                os.truncate(folder / "x.bin", left)
+                with pytest.raises(FormatError, match="cut off"):
+                    found.read("x")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "x.bin").write_bytes(values.astype(np.float32).tobytes())
+    with open_captures(plain) as found:
+        assert np.array_equal(found.read("x"), values.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        ([1], "holds a list; expected names and shapes"),
+        ({"x": "2,3"}, "'x': '2,3'; expected a list of sizes"),
+        ({"x": [2, -3]}, "expected a list of sizes"),
+        ({"x": [2, 3.0]}, "expected a list of sizes"),
+        ({"x": [True, 6]}, "expected a list of sizes"),
+        ({"x": {"dtype": "float32"}}, "'None'; expected a list of sizes"),
+        ({"x": {"shape": [2, 3], "dtype": "int4"}}, "dtype 'int4'; expected one of float32, "),
+        ({"x": {"shape": [2, 3], "dtype": 7}}, "dtype '7'; expected one of float32, "),
+        ({"x": [2, 4]}, r"24 bytes; float32 \[2, 4\] takes 32"),
+    ],
+)
+def test_shapes_that_say_nothing_are_refused(said: Any, match: str, tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(bytes(24))
+    (tmp_path / "shapes.json").write_text(json.dumps(said))
+    with pytest.raises(FormatError, match=match), open_captures(tmp_path):
+        pass
+
+
+def test_one_file_of_arrays_gives_them_in_every_form(tmp_path: Path) -> None:
+    """An array that is alone has no name; stored bytes and blocks hold what is read."""
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.save(tmp_path / "a.npy", x)
+    np.savez(tmp_path / "b.npz", x=x, y=x + 1)
+    save_file({"x": x, "y": x + 1}, tmp_path / "c.safetensors")
+    torch.save(torch.from_numpy(x), tmp_path / "d.pt")
+    torch.save({"x": torch.from_numpy(x), "y": torch.from_numpy(x + 1)}, tmp_path / "e.pt")
+    for name in ("a.npy", "b.npz", "c.safetensors", "d.pt", "e.pt"):
+        with ExitStack() as stack:
+            found = captures.read_array_file(tmp_path / name, stack)
+            alone = name in ("a.npy", "d.pt")
+            assert dict(found.shapes) == dict.fromkeys([""] if alone else ["x", "y"], (3, 4)), name
+            assert set(found.dtypes.values()) == {"float32"}
+            for key in found.shapes:
+                wanted = x + (key == "y")
+                assert np.array_equal(found.read(key), wanted)
+                stored, tiles = found.stored(key), found.tiles(key)
+                assert (stored is None) == (name == "b.npz")
+                if stored is not None:
+                    raw = b"".join(bytes(window) for window in stored.windows())
+                    assert raw == wanted.tobytes()
+                assert (tiles is None) == (name in ("a.npy", "b.npz"))
+                if tiles is not None:
+                    part = np.empty((2, 3), np.float32)
+                    tiles.fill(1, 1, part)
+                    assert np.array_equal(part, wanted[1:, 1:])
+
+
+def test_whole_numbers_have_their_type_in_every_form(tmp_path: Path) -> None:
+    """Codes of 8 bits are told by it from numbers."""
+    kinds = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
+    held = {kind: np.array([0, 1, 1]).astype(kind) for kind in kinds}
+    np.savez(tmp_path / "a.npz", **held)  # type: ignore[arg-type]
+    save_file(held, tmp_path / "b.safetensors")
+    torch.save({kind: torch.from_numpy(each) for kind, each in held.items()}, tmp_path / "c.pt")
+    for name in ("a.npz", "b.safetensors", "c.pt"):
+        with open_captures(tmp_path / name) as found:
+            assert dict(found.dtypes) == {kind: kind for kind in kinds}, name
+            for kind in kinds:
+                assert found.read(kind).dtype.name == kind
+                assert np.array_equal(found.read(kind), held[kind])
+
+
+def test_token_ids_are_those_of_one_sequence(tmp_path: Path) -> None:
+    for number, (ids, right) in enumerate((
+        (np.array([3, 1, 2]), True), (np.array([[3, 1, 2]], np.int32), True),
+        (np.array([[3], [1], [2]], np.uint16), True), (np.zeros(0, np.int64), True),
+        (np.array([[3, 1], [2, 0]]), False), (np.array([3.0, 1.0]), False),
+    )):  # fmt: skip
+        path = npy(tmp_path / str(number), {"input_ids": ids, "x": np.ones(2)})
+        with open_captures(path) as found:
+            assert found.names == ["x"]
+            if right:
+                assert found.ids == [int(i) for i in ids.reshape(-1)]
+                continue
+            with pytest.raises(FormatError, match="expected the ids of one sequence"):
+                _ = found.ids
+    with open_captures(npy(tmp_path / "none", {"x": np.ones(2)})) as found:
+        assert found.ids is None
+
+
+def test_arrays_that_are_no_numbers_or_there_twice_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, odd in enumerate((np.array(["a"]), np.array([1j]), np.array([b"x"]))):
+        folder = npy(tmp_path / str(number), {"x": odd})
+        with pytest.raises(FormatError, match="expected numbers"), open_captures(folder):
+            pass
+    twice = npy(tmp_path / "twice", {"x": np.ones(2)})
+    (twice / "x.bin").write_bytes(bytes(8))
+    with pytest.raises(FormatError, match="'x' is there in two files"), open_captures(twice):
+        pass
+    monkeypatch.setattr(captures, "MAX_MEMBER", 200)
+    for name, size in (("x.npy", 18), ("x.bin", 50)):  # of float32, 200 bytes with .npy's header
+        for more in (0, 1):
+            folder = tmp_path / f"{name}{more}"
+            folder.mkdir()
+            values = np.ones(size + more, np.float32)
+            if name == "x.npy":
+                np.save(folder / name, values)
+            else:
+                values.tofile(folder / name)
+            with ExitStack() as stack:
+                if more:
+                    stack.enter_context(pytest.raises(FormatError, match="at most 200 of an array"))
+                with open_captures(folder) as found:
+                    assert found.shapes["x"] == (size,)
+
+
+def test_what_is_a_folder_or_file_of_captures(tmp_path: Path) -> None:
+    assert not captures.is_folder_of_arrays(tmp_path / "none")
+    (tmp_path / "d").mkdir()
+    assert not captures.is_folder_of_arrays(tmp_path / "d")
+    torch.save({"x": torch.ones(2)}, tmp_path / "d" / "a.pt")
+    assert captures.is_folder_of_arrays(tmp_path / "d")
+    assert not captures.is_folder_of_arrays(tmp_path / "d" / "a.pt")
+    (tmp_path / "d" / "config.json").write_text("{}")
+    assert not captures.is_folder_of_arrays(tmp_path / "d")
+    np.save(tmp_path / "d" / "b.npy", np.ones(2))
+    assert captures.is_folder_of_arrays(tmp_path / "d")
+    torch.save({"x": torch.ones(2), "input_ids": torch.tensor([1])}, tmp_path / "with.pt")
+    assert captures.is_pickled_captures(tmp_path / "with.pt")
+    assert not captures.is_pickled_captures(tmp_path / "d" / "a.pt")
+    (tmp_path / "bad.pt").write_bytes(b"PK no zip")
+    assert not captures.is_pickled_captures(tmp_path / "bad.pt")

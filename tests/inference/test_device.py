@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aprfmt.errors import BackendUnavailableError, UsageError
+from aprfmt.inference import device
 from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.device import choose_device, parse_run, split_run
 
@@ -98,3 +99,19 @@ def test_products_have_the_precision_that_was_asked_for(before: str, tf32: bool)
         assert backend.facts()["tf32"] is tf32
     finally:
         torch.set_float32_matmul_precision(kept)
+
+
+@pytest.mark.parametrize(
+    ("backend", "opened"), [(None, "torch"), ("torch", "torch"), ("cupy", "cupy")]
+)
+def test_auto_takes_the_gpu_where_its_backend_opens(
+    backend: str | None, opened: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for the GPU; tests/inference/gpu/test_torch_commands.py asks for one."""
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(device, "gpu_problem", lambda backend: "")
+    monkeypatch.setattr(device, "BACKENDS", {opened: lambda *given: asked.append(given)})
+    found = choose_device("auto", backend, "bf16")
+    assert asked == [("cuda", "bfloat16")]
+    assert (found.backend, found.device, found.dtype) == (opened, "cuda", "bfloat16")
+    assert found.why == "auto chose the GPU" and "auto" in found.requested

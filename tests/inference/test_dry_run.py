@@ -15,7 +15,9 @@ import pytest
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.errors import UsageError
+from aprfmt.inference import memory_estimate
 from aprfmt.inference.backends.torch_backend import TorchBackend
+from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.fast import encoded, pages, placement
 from aprfmt.inference.memory_estimate import (
@@ -314,3 +316,19 @@ def test_points_have_the_sizes_that_a_trace_of_them_has(name: str) -> None:
     assert {key: math.prod(shape) for key, shape in found.items()} == {
         key: math.prod(said[key]) for key in found
     }
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 60, 600])
+def test_experts_of_a_gpu_hold_every_row_of_their_blocks(tokens: int, tmp_path: Path) -> None:
+    """Activations grow by the rows of all blocks, which hold every row an expert was chosen for."""
+    save_tiny("mixtral", tmp_path / "m", "float32", **SIZES)
+    with open_model(tmp_path / "m") as model:
+        hp = model.hyper
+        used, experts = int(hp["n_experts_used"]), int(hp["n_experts"])
+        blocks, size = block_shape(tokens, used, experts)
+        on = placement.place_torch("cuda", "float32", True)
+        found = memory_estimate._mlp_size(model, on, {"experts": 1}, tokens, 0)
+        hidden, width = int(hp["hidden_size"]), int(SIZES["intermediate_size"])
+    assert blocks * size >= tokens * used
+    assert found == 2 * tokens * hidden + blocks * size * max(3 * width, 2 * hidden + width)
+    assert isinstance(found, int)

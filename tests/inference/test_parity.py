@@ -17,7 +17,7 @@ from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import DeviceChoice, parse_run
 from aprfmt.inference.loss import cross_entropy
-from aprfmt.inference.parity import between
+from aprfmt.inference.parity import between, cell
 from aprfmt.inference.parity.between import compare_choices, compare_runs, run_once
 from aprfmt.inference.parity.bundle import choose_bundle, replay_bundle, save_bundle
 from aprfmt.inference.parity.calibrate import (
@@ -135,6 +135,25 @@ def test_a_wrong_engine_is_found_by_its_own_inputs(monkeypatch: pytest.MonkeyPat
     bundle = choose_bundle(found, ["numpy", "halves"])
     assert bundle is not None and bundle.shadow
     assert rel(bundle.found * 2, bundle.expected) < 1e-6
+
+
+def test_wrong_logits_of_an_engine_are_kept_with_the_columns_of_their_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from aprfmt.inference.engines import ENGINES
+
+    rows = dict(ENGINES._rows) | {"half-logits": ("tests.inference.crooked:halved_logits", "")}
+    monkeypatch.setattr(ENGINES, "_rows", rows)
+    monkeypatch.setattr(cell, "VOCAB_ROWS", 40)  # of the vocabulary's 97
+    found = compared("llama", ["numpy", "half-logits"])
+    bundle = choose_bundle(found, ["numpy", "half-logits"])
+    assert found.pairs[0].first == "logits" and bundle is not None and bundle.shadow
+    columns = bundle.cell.rows
+    assert len(columns) == 40
+    assert bundle.found.shape == bundle.expected.shape == (len(IDS), len(columns))
+    assert rel(bundle.found * 2, bundle.expected) < 1e-6
+    recorded = found.pairs[0].recorded
+    assert recorded is not None and np.array_equal(recorded, bundle.found)
 
 
 def test_transformers_is_a_run_like_any_other() -> None:

@@ -20,6 +20,7 @@ from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures
 from aprfmt.inference.engines.dump_folders import Dump, Pass, read_dump
 from aprfmt.inference.engines.dumps import _widths_by_name
+from aprfmt.inference.engines.engine_modules import is_normed
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
 from aprfmt.inference.engines.rank_joining import (
@@ -1250,3 +1251,33 @@ def test_a_width_is_that_of_an_array_with_a_row_a_token(base: str) -> None:
     assert set(found.widths) <= set(tokens) and len(found.widths) > 10
     assert all(found.widths[key] == tokens[key] for key in found.widths)
     assert found.known <= set(tokens.values())
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+def test_a_norm_is_a_factor_a_row_times_one_a_column(size: float) -> None:
+    """Columns of zeros have any factor; rows of zeros have none."""
+    rng = np.random.default_rng(6)
+    residual, weight = size * rng.standard_normal((5, 8)), rng.standard_normal(8)
+
+    def array(values: Any) -> JoinedArray:
+        return JoinedArray("x", values.shape, "float32", lambda: values)
+
+    def normed(x: Any) -> Any:
+        return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True)) * weight
+
+    assert is_normed(array(normed(residual)), array(residual))
+    empty = residual.copy()
+    empty[:, [0, 3]] = 0
+    assert is_normed(array(normed(empty)), array(empty))
+    assert not is_normed(array(normed(empty) + (np.arange(8) == 3)), array(empty))
+    assert not is_normed(array(normed(residual) + rng.standard_normal((5, 8))), array(residual))
+    assert not is_normed(array(0 * residual), array(residual))
+    assert not is_normed(array(normed(residual)[:1]), array(residual[:1]))
+    none = residual.copy()
+    none[2] = 0
+    assert not is_normed(array(residual), array(none))
+    for wrong in (np.nan, np.inf):
+        odd = residual.copy()
+        odd[1, 1] = wrong
+        assert not is_normed(array(odd), array(residual))
+        assert not is_normed(array(residual), array(odd))

@@ -99,7 +99,12 @@ def test_a_tower_is_read_where_loaders_read_it(name: str, tmp_path: Path) -> Non
     model.save_pretrained(tmp_path / "m")
     rows = dict(tensors_of(tmp_path / "m"))
     with open_model(tmp_path / "m") as opened:
-        found = [item for item in make_ledger(opened).items if item.kind == "tensor"]
+        items = make_ledger(opened).items
+    said = {item.name: item for item in items if item.kind == "config key"}
+    for key, role in (("hidden_size", "hidden_size"), ("hidden_act", "activation")):
+        item = said[f"vision_config.{key}"]
+        assert (item.reading, item.of) == ("hyperparameter", role)
+    found = [item for item in items if item.kind == "tensor"]
     towers = {item.name for item in found if item.of == f"tower {name}"}
     assert towers and [item for item in found if item.unread] == []
     (tmp_path / "moved").mkdir()

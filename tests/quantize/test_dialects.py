@@ -6,7 +6,9 @@ the weight that has it already, a mixture that loses it, floats counted among ke
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ import pytest
 import aprfmt
 from aprfmt.codecs.writer import Settings
 from aprfmt.codecs.writers import WRITERS
+from aprfmt.conversion import dialects
+from aprfmt.conversion.dialects import convert_codes
 from aprfmt.errors import ConversionError
 from aprfmt.measure.records import EQUAL
 from aprfmt.quantizing.mixture import SCHEMES
@@ -369,3 +373,33 @@ def test_explain_says_of_an_encoding_what_writes_it(name: str) -> None:
     assert "never written" not in text
     types = [kind for kind, row in SCHEMES.items() if row.dialect and row.base == name]
     assert text.endswith(f"written by `quantize --type` {', '.join(types)}.")
+
+
+def test_codes_are_kept_only_of_one_packed_tensor_whose_rows_stay(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def kept(output: Any, writer: Any, settings: Any) -> Any:
+        found = convert_codes(output, writer, settings)
+        if isinstance(found, str):
+            asked.append(found)
+            return found
+        shape, (one,) = output.info.shape, output.sources
+        for changes in (
+            {"steps": ("a step",)},
+            {"info": replace(output.info, shape=(1, *shape))},
+            {"info": replace(output.info, shape=(1, *shape)), "steps": ("a step",)},
+            {"sources": ()},
+            {"sources": (one, one)},
+            {"sources": (SimpleNamespace(info=output.info, packed=None),)},
+        ):
+            asked.append(convert_codes(replace(output, **changes), writer, settings))
+        return found
+
+    monkeypatch.setattr(dialects, "convert_codes", kept)
+    aprfmt.convert(source, tmp_path / "gptq", to="safetensors", quantize="GPTQ-g32")
+    assert set(asked) == {""}, "floats have no codes"
+    asked.clear()
+    aprfmt.convert(tmp_path / "gptq", tmp_path / "awq", to="safetensors", quantize="AWQ-g32")
+    assert set(asked) == {"its rows are laid out anew"}

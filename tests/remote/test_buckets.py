@@ -1,5 +1,6 @@
 """Buckets: S3 by moto's server, other file systems by fsspec's own `memory://`."""
 
+import importlib
 import os
 import threading
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ import pytest
 
 import aprfmt
 from aprfmt.errors import RemoteError, UsageError
+from aprfmt.remote.buckets import BucketSite
 from aprfmt.remote.fsspec_sites import FsspecSite
 from aprfmt.remote.paths import parse_location
 from tests.cli.run import aprfmt as command
 from tests.remote.conftest import forget
+from tests.remote.server import RangeServer
 
 
 @pytest.fixture
@@ -149,3 +152,66 @@ def test_a_file_that_no_file_system_has_is_said_whatever_is_asked_first() -> Non
         site.names("none.bin")
     with pytest.raises(RemoteError, match=r"here.bin: 10 bytes came of 0\.\.11; try again"):
         site.fetch("here.bin", facts, 0, 11)
+
+
+def test_what_a_file_system_remembers_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fsspec's FTP does, this one takes facts from the listing it made first."""
+    fsspec = pytest.importorskip("fsspec", reason="NOT-RUN: fsspec is not installed")
+    memory = fsspec.filesystem("memory")
+
+    class Remembering(type(memory)):  # type: ignore[misc]
+        protocol = "remembering"
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            plain: str = super()._strip_protocol(path.removeprefix("remembering:"))
+            return plain
+
+        def info(self, path: str, **options: Any) -> Any:
+            if path not in self.dircache:
+                self.dircache[path] = super().info(path, **options)
+            return self.dircache[path]
+
+        def invalidate_cache(self, path: str | None = None) -> None:
+            self.dircache.clear()
+
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
+    known = importlib.import_module("fsspec.registry").known_implementations
+    monkeypatch.setitem(known, "remembering", {"class": "remembering"})
+    site = FsspecSite(["remembering:", "asked"])
+    for content in (b"one", b"three"):
+        memory.pipe_file("/asked/x.bin", content)
+        facts = site.facts("x.bin")
+        assert facts is not None and facts.size == len(content)
+    assert site.is_folder("") and not site.is_folder("x.bin")
+    memory.rm("/asked/x.bin")
+    assert site.facts("x.bin") is None and not site.is_folder("")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [("gone", "no such|not found|404"), ("denied", "may not be read"), ("other", "changed while")],
+)
+def test_a_file_of_a_bucket_that_fails_after_its_first_bytes(
+    wrong: str, says: str, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="NOT-RUN: obstore is not installed (extra: remote)")
+    for name, value in {
+        "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": server.url, "AWS_ALLOW_HTTP": "true",
+        "AWS_SKIP_SIGNATURE": "true",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    server.files["/models/x.bin"] = bytes(range(256)) * 40
+    site = BucketSite(["s3:", "models"])
+    facts, begin = site.first("x.bin")
+    assert facts.size == 10240 and begin[:3] == b"\0\1\2"
+    assert bytes(site.fetch("x.bin", facts, 5000, 5004)) == bytes([136, 137, 138, 139])
+    if wrong == "gone":
+        del server.files["/models/x.bin"]
+    elif wrong == "denied":
+        server.denied["/models/x.bin"] = 403, {}, b"<Error><Code>AccessDenied</Code></Error>"
+    else:
+        server.files["/models/x.bin"] = b"!" * 10240
+    with pytest.raises(RemoteError, match=f"s3://models/x.bin: .*({says})") as caught:
+        site.fetch("x.bin", facts, 5000, 5004)
+    assert "\n" not in str(caught.value) and caught.value.__cause__ is None

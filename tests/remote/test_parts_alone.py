@@ -430,3 +430,28 @@ def test_ranges_are_one_request_up_to_a_gap(between: int, joined: bool) -> None:
     found = coalesce_ranges(ranges)
     assert found == ([(10, 160 + between)] if joined else [ranges[1], ranges[0]])
     assert coalesce_ranges([(0, 100), (20, 50)]) == [(0, 100)]
+
+
+@pytest.mark.parametrize(
+    ("stop", "parts"),
+    [
+        (9, [(0, 9)]), (10, [(0, 10)]), (14, [(0, 14)]), (15, [(0, 10), (10, 15)]),
+        (24, [(0, 10), (10, 24)]), (27, [(0, 10), (10, 20)]), (30, [(0, 10), (10, 20), (20, 30)]),
+        (60, [(0, 10), (10, 20), (20, 30), (30, 40)]),
+    ],
+)  # fmt: skip
+def test_parts_are_fetched_ahead_but_for_a_short_last_one_that_can_wait(
+    stop: int, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four at a time, of ten bytes; less than five at an end come with the part before them."""
+    monkeypatch.setattr(read_ahead, "PART", 10)
+    monkeypatch.setattr(read_ahead, "AHEAD", 4)
+    ahead = ReadAhead(len(DATA), lambda start, stop: memoryview(DATA)[start:stop])
+    ahead.expect(0, stop)
+    assert [(begin, end) for begin, (end, _) in sorted(ahead._parts.items())] == parts
+    assert bytes(ahead.get(0, parts[0][1])) == DATA[: parts[0][1]]
+    held = {begin: end for begin, (end, _) in ahead._parts.items()}
+    assert set(held.items()) >= set(parts[1:])
+    assert stop != 27 or held[20] == 27, "the rest that waited comes when there is room"
+    assert bytes(ahead.get(parts[0][1], stop)) == DATA[parts[0][1] : stop]
+    ahead.close()

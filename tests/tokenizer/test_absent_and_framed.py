@@ -420,3 +420,22 @@ def test_a_stale_id_of_a_frame_is_said_with_what_it_is(size: int) -> None:
         held = repr(tokens[i]) if i < size else "no token"
         own = "is 0" if size else "has no id"
         assert finding.found == f"puts {i} ({held}) around a text for 't0', which {own}"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("<|im_end|>", END), ("<e>", END), ("[e]", END), ("<|", 0), ("(end)", 0)]
+)
+def test_the_end_of_an_answer_is_named_for_an_absent_id(
+    text: str, wanted: int, lists: Keys
+) -> None:
+    """What looks like a mark and is more than its beginning; else a token of a known text."""
+
+    def marked(keys: Keys) -> None:
+        keys[GGML + "tokens"][END] = text if text != "<|" else "<|other|>"
+        keys["tokenizer.chat_template"] = keys["tokenizer.chat_template"].replace(
+            "<|im_end|>", text
+        )
+
+    assert lists[GGML + "tokens"].index("<|") < START
+    (one,) = absent_ids(changed(lists, marked, eos_lost).carried)
+    assert f"eos_token_id={wanted or TEXT_END} -o" in one.todo

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.defaults import DEFAULT_NAMESPACE
 
 from aprfmt.base.template_scan import ATTRIBUTE_FILTERS, find_suspicious
 from aprfmt.errors import FormatError, UsageError
@@ -133,6 +134,17 @@ def test_hostile(name: str) -> None:
         render(text, MESSAGES, add_generation_prompt=True, variables={}, where="x.gguf")
     found = scanned(text)
     assert any(finding in line for line in found) if finding else not found
+
+
+def test_a_template_has_jinjas_functions_without_random_words() -> None:
+    def rendered(text: str) -> str:
+        return render(text, MESSAGES, add_generation_prompt=True, variables={}, where="x.gguf")
+
+    for name in {*DEFAULT_NAMESPACE, "raise_exception", "strftime_now"}:
+        there = rendered(f"{{% if {name} is defined %}}yes{{% else %}}no{{% endif %}}")
+        assert there == ("no" if name == "lipsum" else "yes"), name
+    with pytest.raises(FormatError, match="lipsum"):
+        rendered("{{ lipsum(n=1, html=false) }}")
 
 
 def test_a_timer_stands_behind_the_limit_of_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,23 @@ biases alone held to all gradients; saved moments taken where they were lost; bl
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.training.judged_steps import FAULTS, INNOCENTS, RELATIVES, JudgedStep, judged
+from aprfmt.training.step import explain_step
+from tests.models import tiny
+from tests.training.judged_steps import (
+    FAULTS,
+    INNOCENTS,
+    RELATIVES,
+    RULE,
+    JudgedStep,
+    adamw,
+    backward,
+    batch_of,
+    judged,
+    with_gradients,
+    written,
+)
 from tests.training.loop_steps import LOOP_FAULTS, LOOP_INNOCENTS, LOOP_RELATIVES
 from tests.training.thread_steps import THREAD_FAULTS, THREAD_INNOCENTS
 from tests.training.trainer_steps import TRAINER_FAULTS, TRAINER_INNOCENTS, TRAINER_RELATIVES
@@ -77,3 +92,27 @@ def test_a_step_is_checked_without_a_backward(name: str, tmp_path: Path) -> None
     row = next(row for row in (*FAULTS, *INNOCENTS) if row.name == name)
     answer = judged(row, tmp_path, differences=True)
     assert answer.word == BY_DIFFERENCES[name], answer.texts
+
+
+def test_a_step_without_a_gradient_shows_in_half_of_the_elements(tmp_path: Path) -> None:
+    """Zeros do not decay: where more than half are zero the weight decay alone shows too little."""
+    for every, named in ((1, True), (2, True), (3, False)):
+        model, batch = tiny("llama", tied=False), batch_of()
+        frozen = {name: p for name, p in model.named_parameters() if ".layers.1.mlp." in name}
+        with torch.no_grad():
+            for p in frozen.values():
+                p.zero_().view(-1)[::every] = 0.5
+        grads = backward(model, batch)
+        held = {name: g for name, g in grads.items() if name not in frozen}
+        folder = tmp_path / str(every)
+        folder.mkdir()
+        given = written(folder, model, batch) | with_gradients(folder, held)
+        del given["batch"]
+        for p in frozen.values():
+            assert p.grad is not None
+            p.grad.zero_()
+        adamw()(model).step()
+        model.save_pretrained(folder / "after")
+        given |= {"after": folder / "after", "optimizer": f"{RULE},step=1"}
+        found = {one.cause for one in explain_step(given.pop("model"), **given).causes}
+        assert ("moved_without_gradient" in found) == named, (every, found)

@@ -14,7 +14,7 @@ import pytest
 from aprfmt.causes import causes_of, modules_of
 from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe
-from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.training import judge
 from aprfmt.training.memory import estimate_step
 from aprfmt.training.report import StepReport
@@ -45,6 +45,7 @@ from tests.training.steps import (
     Made,
     Values,
     adamw,
+    adamw_all,
     gradients,
     moments,
     right,
@@ -630,3 +631,88 @@ def test_a_checkpoint_of_another_configuration_is_one_line(
     (after / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(AprfmtError, match=says):
         explain_step(files["before"], after=after, optimizer=STATED)
+
+
+def test_what_cannot_be_explained_together_is_one_line(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Differences without their batch, of an adapter; a state of another step or another rule."""
+    counted = save_arrays(
+        tmp_path / "counted.npz",
+        {f"{name}.{kind}": each for name, each in gradients(1).items() for kind in ("exp_avg",)}
+        | {"step": np.asarray([3.0])},
+    )
+    state: dict[str, Any] = {"after": files["after"], "optimizer_state": files["state"]}
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"grads": [files["grads"]], "differences": True}, "give --batch FILE and --grads FILE"),
+        ({"after": files["after"], "batch": files["grads"], "differences": True},
+         "give --batch FILE and --grads FILE"),
+        (state | {"optimizer": "adamw:lr=1"}, "does not say how many steps were made; add step=N"),
+        (state | {"optimizer": "adafactor:lr=1"},
+         "has no second moments by row and column, and --optimizer says adafactor"),
+        (state | {"optimizer_state": files["factored"], "optimizer": "adam:lr=1"},
+         "has exp_avg_sq_row, and --optimizer says adam; expected the rule that made it"),
+        (state, "holds no settings of its optimizer"),
+        *(
+            (state | {"optimizer_state": counted, "optimizer": f"adamw:lr=1,step={step}"},
+             f"is of step 3; expected that of step {step}, or of {step - 1} before it")
+            for step in (1, 2, 5)
+        ),
+    )  # fmt: skip
+    for given, says in cases:
+        with pytest.raises(UsageError) as found:
+            explain_step(files["before"], **given)
+        assert says in str(found.value) and "\n" not in str(found.value)
+    for step in (3, 4):  # of after the step, and of before it
+        stated = f"adamw:lr=1,step={step}"
+        explain_step(files["before"], **state | {"optimizer_state": counted, "optimizer": stated})
+
+
+def test_a_step_up_the_gradient_by_momentum_is_that_of_its_state(tmp_path: Path) -> None:
+    def made(torch: Any, parameters: Any) -> Any:
+        return torch.optim.SGD(parameters, lr=0.5, momentum=0.9, nesterov=True, maximize=True)
+
+    report = torch_state(tmp_path, made)
+    assert report.counts["differs"] == 0, report.pronounced.says
+    assert any("maximize: the step goes up" in note for note in report.notes)
+    assert any("nesterov" in note for note in report.notes if "settings of the optimizer" in note)
+
+
+def test_the_rate_of_a_state_may_be_the_next_steps(tmp_path: Path) -> None:
+    """A schedule has set it since: the parameters show this step's, unless it is stated."""
+    import torch
+
+    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
+    optimizer = torch.optim.AdamW(list(held.items()), lr=LR, weight_decay=WD)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 / (step + 1))
+    for name, parameter in held.items():
+        parameter.grad = torch.from_numpy(gradients(1)[name])
+    optimizer.step()
+    schedule.step()
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    before = save(tmp_path / "before", weights(), "F32")
+    after = save(tmp_path / "after", {n: p.detach().numpy() for n, p in held.items()}, "F32")
+    grads = [save_arrays(tmp_path / "grads.npz", gradients(1))]
+    for rate, agrees in ((None, True), (LR / 2, True), (LR / 4, False)):
+        stated = None if rate is None else f"adamw:lr={rate},wd={WD}"
+        given: dict[str, Any] = {"optimizer": stated, "optimizer_state": tmp_path / "state.pt"}
+        report = explain_step(before, after=after, grads=grads, **given)
+        assert (report.counts["differs"] == 0) == agrees, (rate, report.pronounced.says)
+        left = [one.why for one in report.left if one.kind == "rate"]
+        assert len(left) == (rate is None)
+        assert all("the steps are those of 0.5 times the group's first rate" in why for why in left)
+
+
+def test_a_state_with_more_than_a_rule_has_is_of_another_rule(tmp_path: Path) -> None:
+    """The rest of Kahan summation: a step that is not the rule's is not accused."""
+    weights_after, state = torch_steps(adamw_all)
+    after = {name: w + np.float32(0.01) for name, w in weights_after[-1].items()}
+    stated = f"adamw:lr={LR},wd={WD},step=1"
+    carried = {f"{name}.shift": w for name, w in after.items()}
+    rests: tuple[tuple[Values, str], ...] = (({}, "differs"), (carried, "not compared"))
+    for rest, verdict in rests:
+        made = Made(after, stated, grads=gradients(1), state=state | rest)
+        report = made.report(tmp_path / verdict.replace(" ", "_"))
+        assert {row.verdict for row in report.tensors} == {verdict}
+        said = ["the state has shift, which no rule here" in row.why for row in report.tensors]
+        assert said == [bool(rest)] * len(said)

@@ -7,6 +7,7 @@ tensors, a text that came later.
 
 import hashlib
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.formats.mapped_file import MappedFile
+from aprfmt.formats.mapped_file import MappedFile, open_bytes
+from aprfmt.model.manifest import bytes_between
 from aprfmt.tensors import digest
 from aprfmt.tensors.digest import decoded_sha256, raw_sha256, view_sha256
 from aprfmt.tensors.view import View
@@ -185,3 +187,22 @@ def test_texts_are_not_compared_with_a_manifest_of_another_format(tmp_path: Path
         "equal to the manifest in what was compared: 12 tensors; not compared: section keys and "
         "texts (the manifest is of safetensors)\n"
     )
+
+
+def test_bytes_between_parts_come_whole_and_at_their_place(tmp_path: Path) -> None:
+    """Gaps of several windows, parts that touch, overlap or hold nothing."""
+    path = tmp_path / "x.bin"
+    held = np.random.default_rng(0).integers(0, 256, (20 << 20) + 5, np.uint8)
+    path.write_bytes(held.tobytes())
+    parts = [(0, 3), (3, 3), (17 << 20, (17 << 20) + 9), ((17 << 20) + 4, (17 << 20) + 6)]
+    with closing(open_bytes(path)) as file:
+        end = (file.size, file.size)
+        seen = np.zeros(file.size, bool)
+        for at, piece in bytes_between(file, [*parts, end]):
+            assert not seen[at : at + len(piece)].any()
+            seen[at : at + len(piece)] = True
+            assert np.array_equal(held[at : at + len(piece)], np.frombuffer(piece, np.uint8))
+    wanted = np.ones(len(held), bool)
+    for first, last in parts:
+        wanted[first:last] = False
+    assert np.array_equal(seen, wanted)

@@ -11,7 +11,7 @@ import pytest
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import codec, decode, encode
-from aprfmt.inference.fast.cuda import DECODED, placed
+from aprfmt.inference.fast.cuda import DECODED, memory, placed
 from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.inference.weights import Weight, Weights
 from tests.inference.gpu.machine import on
@@ -163,3 +163,17 @@ def test_a_router_keeps_float32_unless_it_is_rounded(
     found = b.to_numpy(b.router(x, w, bias, rounded=rounded))
     wanted = b.to_numpy(x).astype(np.float64) @ exact(w).T + 1
     assert rel(found, wanted) < (6e-3 if rounded else 1e-6)
+
+
+def test_every_expert_of_a_stack_has_its_address(machine: Any) -> None:
+    """They are those of the matrices that are held; a stack that is not held has none."""
+    for experts in (1, 3):
+        b = CupyBackend("cuda", "float32")
+        stack = weight("F32", (experts, 8, 16))
+        held = [b.matrix(stack.expert(each)) for each in range(experts)]
+        found = b._expert_addresses(stack)
+        assert found is not None and found.dtype == np.int64
+        assert b.to_numpy(found).tolist() == [memory.pointer(each) for each in held]
+        assert len({memory.pointer(each) for each in held}) == experts
+        assert b._expert_addresses(stack) is found
+        assert b._expert_addresses(weight("F32", (experts, 8, 16), budget=64)) is None
