@@ -29,8 +29,8 @@ from aprfmt.measure.nonfinite import Census, count_nonfinite
 from aprfmt.measure.numbers import PairSums, steps_between
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
-from tests.diagnose import files
-from tests.diagnose.engines import tiny_folder
+from tests.diagnosis import files
+from tests.diagnosis.engines import tiny_folder
 from tests.models import IDS
 
 WRONG = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

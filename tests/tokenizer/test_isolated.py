@@ -24,8 +24,8 @@ from aprfmt.tokenizer.expense import (
     unbounded_reason,
 )
 from aprfmt.tokenizer.isolated import IsolatedEngine, engine_of_data, engine_of_text
+from tests.checks.gates.faults import copied
 from tests.cli.run import Done, process
-from tests.qa.faults import copied
 
 CHAIN = [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 100}] * 8
 BOMB = {"type": "Sequence", "normalizers": CHAIN}

@@ -94,7 +94,7 @@ ROWS: tuple[Row, ...] = (
         "        if zeros:\n            self.levels.reason",
         "        if False:\n            self.levels.reason",
         "a buffer that nobody filled is compared",
-        ("tests/diagnose/test_honesty.py::test_zeros_are_no_verdict",),
+        ("tests/diagnosis/test_honesty.py::test_zeros_are_no_verdict",),
     ),
     Row(
         "measure-lone-nan", "aprfmt/measure/distances.py",
