@@ -7,7 +7,7 @@ each and compare the set of failing gates; a gate without an answer is never cou
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -288,8 +288,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a bit flipped in converting", fails("format-parity"),
           patch=patched("aprfmt.conversion.scheduling:output_chunks", flipped_byte)),
     Fault("a type read as another one", fails("second-reader"),
-          patch=patched("aprfmt.checks.file.second_reader:_format_code",
-                        lambda _: lambda kind, row: "F31")),
+          patch=patched("aprfmt.checks.file.second_reader:find_encoding",
+                        lambda real: lambda name: replace(real(name), safetensors="F31"))),
     Fault("another eps on one device", fails("device-parity"), options={"also": "torch"},
           patch=patched("aprfmt.inference.backends.torch_backend:TorchBackend.rms_norm",
                         other_eps)),
