@@ -421,10 +421,15 @@ def _hash_layers_rule() -> HyperRule:
                 )
         return tuple(kinds[kind] for kind in found), listed[1]
 
+    def read_gguf(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of a GGUF's count of first layers; None without it."""
+        count = facts.first(_HASH_COUNT)
+        return None if count is None else (first_layers(whole_number(*count), hp), count[1])
+
     names = {on: kind for kind, on in kinds.items()}
     return HyperRule(
         _HASH,
-        read={"hf": read},
+        read={"hf": read, "gguf": read_gguf},
         write={
             "hf": lambda value, hp: {"mlp_layer_types": [names[on] for on in value]},
             "gguf": lambda value, hp: {_HASH_COUNT: sum(value)},
