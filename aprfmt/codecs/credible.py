@@ -18,7 +18,7 @@ from aprfmt.errors import CodecError
 
 _ROWS = 1024  # decoded at a time
 _SIGNED = "zero_point"  # in the name of a part of activations that may be negative
-# part of float32 scales that stand beside blocks or codes -> the part they scale; of two that are
+# part of float32 scales that stand next to blocks or codes -> the part they scale; of two that are
 # there the first: an absmax with a nested one is codes
 _SCALED: Mapping[str, str] = {"scale": "", "nested_absmax": "absmax", "absmax": ""}
 

@@ -570,7 +570,7 @@ def _rename_source(
 
 
 def _shard_index_of(path: Path) -> Path:
-    """Return the shard index beside a file that is named like a shard; else `path` itself."""
+    """Return the shard index next to a file that is named like a shard; else `path` itself."""
     if re.fullmatch(r"pytorch_model-\d{5}-of-\d{5}\.bin", path.name):
         index = path.with_name(PICKLED_INDEX)
         return index if index.is_file() else path

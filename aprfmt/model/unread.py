@@ -23,13 +23,13 @@ CODED = frozenset({
 # Last parts of names that are codes whatever their encoding and axes: HQQ's, which may view them as
 # floats, and SpQR's.
 _CODES = ("W_q", "dense_weights")
-# What stands below a packed module, beside names like `_data`: the weight whose parts quanto stores
-# under its name, and the codebooks of VPTQ.
+# What stands below a packed module, next to names like `_data`: the weight whose parts quanto
+# stores under its name, and the codebooks of VPTQ.
 _BELOW = ("weight", "centroids", "res_centroids", "outlier_centroids")
 _SCALE = re.compile(r"scal|amax", re.IGNORECASE)
 # FP8 by the byte: a cast of values, or codes whose scale is another tensor.
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-_INT8_SCALE = "SCB"  # beside a weight in LLM.int8(): the largest magnitude of each row
+_INT8_SCALE = "SCB"  # next to a weight in LLM.int8(): the largest magnitude of each row
 _SHOWN = 3
 
 
@@ -40,7 +40,7 @@ class UndecodedPacking:
     `method` is the quantization method in config.json, "" if it declares none. `weights` are the
     names that the weights would have, `tensors` what they are stored in. `why` says why they are
     not decoded, where the method alone does not say it. `lacks` are the suffixes of tensors that
-    stand beside such codes and are not in the file: without them no program reads the weights.
+    stand next to such codes and are not in the file: without them no program reads the weights.
     """
 
     method: str
@@ -171,9 +171,9 @@ def undecoded_packing(
 def _lost_companions(
     section: Mapping[str, Value], modules: Iterable[str], tensors: Mapping[str, LazyTensor]
 ) -> tuple[str, ...]:
-    """Return the suffixes of tensors that bitsandbytes keeps beside codes and that none here has.
+    """Return the suffixes of tensors that bitsandbytes keeps next to codes and that none here has.
 
-    `modules` hold the codes. () where each is beside one of them, and for other methods.
+    `modules` hold the codes. () where each is next to one of them, and for other methods.
     """
     if section.get("quant_method") != "bitsandbytes":
         return ()

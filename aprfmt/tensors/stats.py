@@ -1,7 +1,7 @@
 """Statistics of a tensor's values or of a captured activation, in one function for both.
 
 Sums are float64. Mean, deviation, extremes and norm are over the finite values; how many are not
-finite is counted beside them. The deviation divides by n (`std`); `std_sample` divides by n - 1.
+finite is counted next to them. The deviation divides by n (`std`); `std_sample` divides by n - 1.
 """
 
 import math

@@ -69,7 +69,7 @@ def _file_warnings(carried: Carried) -> Iterator[str]:
 
 
 # Tokens of images, sound and films, in whose place a tower's output is put: ids of these stand
-# behind the rows of a text model of the same family.
+# after the rows of a text model of the same family.
 PLACEHOLDER = re.compile("image|audio|video|vision|img|soft_token", re.IGNORECASE)
 
 

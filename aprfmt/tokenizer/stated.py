@@ -200,8 +200,8 @@ def read_tokenizer_parts(model: "Model", *, carried_json: bool = False) -> State
     """Return the tokenizer as the usual programs for this format read it; None without one.
 
     A GGUF is read by its lists. With `carried_json` it is read by the tokenizer.json that it embeds
-    beside them, and None without that. A kind that aprfmt cannot encode has `encodes` False. Raises
-    FormatError for a damaged tokenizer, UnsupportedError where the lists name no kind.
+    next to them, and None without that. A kind that aprfmt cannot encode has `encodes` False.
+    Raises FormatError for a damaged tokenizer, UnsupportedError where the lists name no kind.
     """
     carried = model.carried
     has_lists = bool(carried.list_length(TOKENS))

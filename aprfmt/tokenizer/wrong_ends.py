@@ -1,7 +1,7 @@
 """Ids recorded as an end that no answer ends with: a piece of ordinary text, or a turn's beginning.
 
 A generation that ends at ordinary text is cut there, and one that ends at what begins a turn runs
-on to the next turn first. Some chat templates write nothing behind an answer (GLM); their models
+on to the next turn first. Some chat templates write nothing after an answer (GLM); their models
 do stop where the next turn begins, and are left alone.
 """
 

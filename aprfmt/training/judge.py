@@ -204,7 +204,7 @@ def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
     of more steps can only contradict it: no square of it is above the second moment, and what it
     leaves of both moments has to be moments of the steps before; that takes a stated clipping. None
     where they do neither, where one of them is not there, and for a rule whose step has the
-    gradient beside the moments.
+    gradient next to the moments.
     """
     if held.gradient is None or held.first is None or not held.after or held.step < 1:
         return None

@@ -1195,7 +1195,7 @@ class _Step:
             if moves or other not in moved or known:
                 continue
             if moved[other]:
-                # A beside a B of zero has no gradient. Where no A moves, that may be meant so.
+                # A next to a B of zero has no gradient. Where no A moves, that may be meant so.
                 if not self._is_idle(key) and (key.endswith(".lora_b") or ".lora_a" in some):
                     half.append(key)
             elif some:

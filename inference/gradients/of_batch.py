@@ -45,7 +45,7 @@ class BatchGradients:
 
     `by_role` are by role key in the role's layout, [out, in]; `adapter` those of LoRA factors by
     the adapter's stored names, and `factors` says which key each has: the role of its weight with
-    `.lora_a` or `.lora_b` behind it. `unreached` are keys whose parameter trains and that the loss
+    `.lora_a` or `.lora_b` after it. `unreached` are keys whose parameter trains and that the loss
     does not depend on: their gradient is zero, and in no mapping. `points` are dL/d(point) by key,
     and `values` the points themselves, the rows of all documents one after the other. `dtype` and
     `device` are the pass's, `scored` the labels.
@@ -171,7 +171,7 @@ class Pass:
     """What a backward runs: a model's pass on a backend, with the leaves placed.
 
     `rebuild` places what of the graph is made of leaves anew (rows of LoRA factors). `change` says
-    what the loss has beside cross-entropy, and `routers` adds the auxiliary losses of routers.
+    what the loss has besides cross-entropy, and `routers` adds the auxiliary losses of routers.
     """
 
     model: Model

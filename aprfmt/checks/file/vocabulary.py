@@ -82,7 +82,7 @@ def check_lists(ctx: CheckContext) -> Result:
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _ids_are_numbers(ctx.carried):
         load_tokenizer(ctx.model)  # else the check of what is wrong says it
-        side = ctx.stated  # as other programs read it: what a GGUF embeds beside its lists is ours
+        side = ctx.stated  # as other programs read it: what a GGUF embeds next to its lists is ours
         if side is not None and side.lacks_list:
             findings.append(
                 Finding(
@@ -175,7 +175,7 @@ def check_size(ctx: CheckContext) -> Result:
     if count <= rows and not few and not (dense and count < rows):
         return Result(said)
     beyond = [(i, t) for i, t in enumerate(words.tokens[rows:], rows) if t is not None]
-    # Placeholders of other models of a family are added behind the embedding (gemma 3's image).
+    # Placeholders of other models of a family are added after the embedding (gemma 3's image).
     level: Literal["fail", "warning"] = "fail"
     if not (dense or few or words.plain > rows) and all(PLACEHOLDER.search(t) for _, t in beyond):
         level = "warning"
@@ -281,7 +281,7 @@ def _find_empty_tokens(ctx: CheckContext) -> list[Finding]:
 
 
 def _find_repeated_frame(ctx: CheckContext) -> list[Finding]:
-    """Return a failure for an id that is put twice in a row before or behind every text.
+    """Return a failure for an id that is put twice in a row before or after every text.
 
     [] where the tokenizer cannot be read or is absent.
     """
