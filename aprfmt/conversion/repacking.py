@@ -318,7 +318,7 @@ def _check_activation_scales(origin: LazyTensor, name: str) -> None:
 
     `name` is the scale's tensor, for the message.
     """
-    from aprfmt.codecs.credible import check_input_scale_tensors
+    from aprfmt.codecs.scale_checks import check_input_scale_tensors
 
     try:
         check_input_scale_tensors(origin.parts)

@@ -9,10 +9,10 @@ from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.foreign_values import judge_foreign
 from aprfmt.causes.tensor.summary import add_measurements
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine_packed
+from aprfmt.diagnosis.records import Evidence
 from aprfmt.diagnosis.unwritten_tail import unwritten_tails
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof, unfitted_proof

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.causes.tokenizer.comparison import compare_tokens
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference
-from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis.records import Evidence
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command

@@ -368,7 +368,7 @@ def _find_unclaimed(
         if tensor.info.encoding not in _FP8 or prefix is None:
             continue
         if dialect.stored(prefix, dialect.parts[0], tensors) is None:
-            continue  # what it is, `model/unread.py` says
+            continue  # what it is, `model/unsupported_packing.py` says
         names = dict(_stored_names(dialect, prefix, tensors))
         marker = max(
             (m for m in markers if name.startswith(m.removesuffix(MARKER))), key=len, default=""

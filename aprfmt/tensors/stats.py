@@ -14,8 +14,8 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
-from aprfmt.codecs.credible import check_block_scales, check_input_scale_tensors
 from aprfmt.codecs.parallel import cpu_count
+from aprfmt.codecs.scale_checks import check_block_scales, check_input_scale_tensors
 from aprfmt.tensors.norms import exact_dot
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import UnsupportedError
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.engine_defaults import DEFAULTS, EngineDefaults, default_ids, default_types
 from aprfmt.tokenizer.hf_json import (
     effective_added_tokens,
@@ -23,7 +22,8 @@ from aprfmt.tokenizer.hf_json import (
     vocabulary_from_json,
 )
 from aprfmt.tokenizer.keys import CONTROL, MERGES, MODEL, NORMAL, PRE, SCORES, TOKENS, TYPES
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS
+from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.vocabulary import (
     Vocabulary,
     collect_stop_ids,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.tokenizer import keys
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.engine_defaults import BLANK_PRE, default_ids, default_types
-from aprfmt.tokenizer.pre import BY_ARCHITECTURE, PRE_TOKENIZERS
+from aprfmt.tokenizer.pre_tokenizers import BY_ARCHITECTURE, PRE_TOKENIZERS
+from aprfmt.tokenizer.stored_parts import Carried
 
 BLANK = "\u2581"  # how SentencePiece spells a space
 PADDING = re.compile(

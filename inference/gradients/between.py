@@ -17,7 +17,7 @@ from aprfmt.inference.batch import Batch
 from aprfmt.inference.capture import point_instances
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
-from aprfmt.inference.gradients.of_batch import BatchGradients, batch_gradients
+from aprfmt.inference.gradients.batch_gradients import BatchGradients, batch_gradients
 from aprfmt.model import Model
 
 Array = NDArray[Any]

@@ -58,7 +58,7 @@ def byte_level() -> tuple[Any, Any]:
 def llama3() -> tuple[Any, Any]:
     from tokenizers import Regex, pre_tokenizers
 
-    from aprfmt.tokenizer.pre import LLAMA3
+    from aprfmt.tokenizer.pre_tokenizers import LLAMA3
 
     made, trainer = byte_level()
     steps = [

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from aprfmt.conversion import convert
-from aprfmt.diagnosis.conclude import rounding_finding
-from aprfmt.diagnosis.found import PointRow
+from aprfmt.diagnosis.conclusion import rounding_finding
 from aprfmt.diagnosis.mixing import Share
 from aprfmt.diagnosis.model_pair import finalize_finding
+from aprfmt.diagnosis.records import PointRow
 from aprfmt.inference.parity.outcomes import compare_logits
 from aprfmt.inference.replay.recorded_trace import finite_rel_l2, fit_values
 from aprfmt.inference.replay.shadow import OperationResiduals

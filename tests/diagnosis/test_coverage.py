@@ -12,12 +12,12 @@ import pytest
 import aprfmt
 from aprfmt.compare import diff_models
 from aprfmt.diagnosis import diagnose, mixing
-from aprfmt.diagnosis.found import DERIVED, KINDS, Diagnosis, Touched
 from aprfmt.diagnosis.mixing import Share, make_run_pair
 from aprfmt.diagnosis.model_pair import finalize_finding
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, kl_divergence
 from aprfmt.diagnosis.probes import differing_rows
 from aprfmt.diagnosis.quantities import compare_quantity
+from aprfmt.diagnosis.records import DERIVED, KINDS, Diagnosis, Touched
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.replay.patched_model import PatchedModel

@@ -9,7 +9,7 @@ from aprfmt.causes.forward.table import TABLE
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
-from aprfmt.diagnosis.found import KINDS, Diagnosis
+from aprfmt.diagnosis.records import KINDS, Diagnosis
 from aprfmt.diagnosis.words import first_lines
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.verdicts import CERTAINTIES

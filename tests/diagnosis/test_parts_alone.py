@@ -13,22 +13,22 @@ import pytest
 from aprfmt import diagnosis
 from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
-from aprfmt.codecs import credible
+from aprfmt.codecs import scale_checks as credible
 from aprfmt.diagnosis import (
     accumulated_rounding,
     block_scales,
     config_changes,
     configuration_keys,
-    direct,
     examine,
-    found,
     model_pair,
     models,
     nextstep,
     quantities,
+    records,
     tensors,
     tokens,
-    unread,
+    trace_pair,
+    unreadable_config,
     walk,
 )
 from aprfmt.diagnosis import forward as forward_words
@@ -214,7 +214,8 @@ def test_a_first_divergence_is_known_by_its_signature() -> None:
     ]
     for key, a, b, cause in seen:
         assert (
-            direct.guess_by_signature(key, cast(Any, Values(a)), cast(Any, Values(b)))[0] == cause
+            trace_pair.guess_by_signature(key, cast(Any, Values(a)), cast(Any, Values(b)))[0]
+            == cause
         ), key
 
 
@@ -321,7 +322,7 @@ def test_a_configuration_does_not_fit_where_several_tensors_have_other_shapes(co
         f"m: {count} tensors have other shapes than the configuration gives, such as "
         "L0.attn_q.weight: [8, 4] for [4, 4]"
     )
-    assert unread.misfit_reason(model) == (says if count > 1 else "")
+    assert unreadable_config.misfit_reason(model) == (says if count > 1 else "")
 
 
 def test_a_model_that_cannot_be_read_has_no_other_shapes() -> None:
@@ -331,9 +332,11 @@ def test_a_model_that_cannot_be_read_has_no_other_shapes() -> None:
             raise ArchError("unknown architecture")
 
     model: Any = Unread()
-    assert unread.misfit_reason(model) == ""
-    assert unread.refusal_reason(model) == "unknown architecture"
-    assert unread.architecture_name(cast(Any, SimpleNamespace(spec=SimpleNamespace(name="a"))))
+    assert unreadable_config.misfit_reason(model) == ""
+    assert unreadable_config.refusal_reason(model) == "unknown architecture"
+    assert unreadable_config.architecture_name(
+        cast(Any, SimpleNamespace(spec=SimpleNamespace(name="a")))
+    )
 
 
 @pytest.mark.parametrize(
@@ -657,10 +660,10 @@ def test_b_is_written_again_or_its_tensors_are_compared(
 @pytest.mark.parametrize("verdict", ["same", "not_comparable", "bug", "undecided"])
 def test_without_a_finding_only_equality_is_sure(verdict: str) -> None:
     told: Any = SimpleNamespace(lead=None, verdict=verdict)
-    sure = found.Diagnosis.confidence.fget(told)  # type: ignore[attr-defined]
+    sure = records.Diagnosis.confidence.fget(told)  # type: ignore[attr-defined]
     assert sure == ("confirmed" if verdict in ("same", "not_comparable") else "unconfirmed")
     told.lead = SimpleNamespace(confidence="ambiguous")
-    assert found.Diagnosis.confidence.fget(told) == "ambiguous"  # type: ignore[attr-defined]
+    assert records.Diagnosis.confidence.fget(told) == "ambiguous"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-3, math.inf, math.nan])
@@ -820,7 +823,7 @@ def test_a_point_without_numbers_on_a_side_is_said_not_to_be_compared(lacks: str
         return "not compared"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct, "compare_point", compare)
+        patch.setattr(trace_pair, "compare_point", compare)
         between: Any = SimpleNamespace()
-        found: Any = direct.compare_shared_rows("L0.ffn_norm", trace("A"), trace("B"), between)
+        found: Any = trace_pair.compare_shared_rows("L0.ffn_norm", trace("A"), trace("B"), between)
     assert (found, asked) == ("not compared", ["L0.ffn_norm"])

@@ -1,6 +1,6 @@
 """What a diagnosis says of itself, made from its records alone."""
 
-from aprfmt.diagnosis.found import Diagnosis, PointRow
+from aprfmt.diagnosis.records import Diagnosis, PointRow
 from aprfmt.measure.findings import Finding
 
 

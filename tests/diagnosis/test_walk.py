@@ -11,7 +11,8 @@ import pytest
 import aprfmt
 from aprfmt.causes.forward.attention import solve_cap
 from aprfmt.causes.forward.mismatch import short_numbers
-from aprfmt.diagnosis import conclude, diagnose
+from aprfmt.diagnosis import conclusion as conclude
+from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.recorded_ids import hidden_causes
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.inference import aprt_facts

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aprfmt.diagnosis import diagnose
-from aprfmt.diagnosis.direct import equal_neighbour
+from aprfmt.diagnosis.trace_pair import equal_neighbour
 from aprfmt.inference.engines.modules import hidden_state_index, hidden_state_points
 from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.trace_file import load_trace

@@ -24,7 +24,7 @@ from aprfmt.model.stated_dtype import (
     elements_by_encoding,
     main_float_encoding,
 )
-from aprfmt.model.unread import sparsity_format
+from aprfmt.model.unsupported_packing import sparsity_format
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, quantization_section
 

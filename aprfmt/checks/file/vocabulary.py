@@ -18,16 +18,16 @@ from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.tokenizer.absent_keys import absent_ids, set_command
 from aprfmt.tokenizer.base import Engine
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import missing_template_tokens
-from aprfmt.tokenizer.doubts import PLACEHOLDER
 from aprfmt.tokenizer.engine_defaults import DEFAULTS, GGUF_MODELS, KIND_NAMES, kind_of_pieces
 from aprfmt.tokenizer.hf_json import token_statements
 from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE, TOKENS
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.pieces import byte_level_alphabet
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS, flatten_steps
+from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS, flatten_steps
+from aprfmt.tokenizer.quick_checks import PLACEHOLDER
 from aprfmt.tokenizer.stated import DEFAULT_PRE, StatedTokenizer, stale_post_processor_ids
+from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import TODO, foreign_template
 from aprfmt.tokenizer.turn_ends import find_unstopped_turn

@@ -220,7 +220,7 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        "amplified-unjudged", "aprfmt/diagnosis/conclude.py",
+        "amplified-unjudged", "aprfmt/diagnosis/conclusion.py",
         "    judged = residuals.all_right and all(row.shadow is not None for row in beyond)\n",
         "    judged = bool(residuals.found) and all(row.shadow is not None for row in beyond)\n",
         "rounding is said of a difference that a wrong operation makes",

@@ -24,8 +24,8 @@ from aprfmt.training.step_batch import read_step_batch, router_text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from aprfmt.inference.gradients.by_label import LabelGradients
-    from aprfmt.inference.gradients.of_batch import BatchGradients
+    from aprfmt.inference.gradients.batch_gradients import BatchGradients
+    from aprfmt.inference.gradients.label_gradients import LabelGradients
 
 GIB = 1 << 30
 FREE_SHARE = 0.9  # of the free memory that a backward may take
@@ -197,8 +197,8 @@ def compute_gradients(
     where the memory of the device does not suffice.
     """
     with explaining_missing_torch():
+        from aprfmt.inference.gradients.batch_gradients import Activations, batch_gradients
         from aprfmt.inference.gradients.memory import gradient_memory
-        from aprfmt.inference.gradients.of_batch import Activations, batch_gradients
     from aprfmt.adapters.trained_pairs import open_trained_pairs
 
     loaded = read_step_batch(batch, base)
@@ -257,7 +257,7 @@ def compute_gradients(
         """Return what each label adds to the last norm's gradient; None of an adapter."""
         if adapter is not None:
             return None
-        from aprfmt.inference.gradients.by_label import label_gradients
+        from aprfmt.inference.gradients.label_gradients import label_gradients
 
         return label_gradients(base, loaded, device=device, dtype=dtype, activations=held)
 

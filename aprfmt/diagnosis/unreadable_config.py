@@ -11,8 +11,8 @@ from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import hyper_causes
 from aprfmt.diagnosis.config_changes import differing_keys
 from aprfmt.diagnosis.flags import compute_logits
-from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.mixing import make_run_pair
+from aprfmt.diagnosis.records import Evidence
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel

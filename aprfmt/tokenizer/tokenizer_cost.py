@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS
+from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 MOST_GROWTH = 256  # times the length of a text; the steps of tokenizers in use come to 12
 MOST_STEPS = 64  # in one part

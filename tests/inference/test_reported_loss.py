@@ -23,7 +23,7 @@ from aprfmt.inference.batch import (
     read_batch,
     score_batch,
 )
-from aprfmt.inference.reported import MISTAKES, LossVerdict, explain_loss
+from aprfmt.inference.reported_loss import MISTAKES, LossVerdict, explain_loss
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt

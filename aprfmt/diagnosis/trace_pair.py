@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.cut_points import cut_keys, stream_keys_after
-from aprfmt.diagnosis.found import Evidence, PointRow
+from aprfmt.diagnosis.records import Evidence, PointRow
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from aprfmt.diagnosis.direct import shared_keys
-from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.nextstep import mapping_command
+from aprfmt.diagnosis.records import Evidence
+from aprfmt.diagnosis.trace_pair import shared_keys
 from aprfmt.measure.tolerances import statistics_tolerance
 from aprfmt.measure.trace_view import TraceLike
 from aprfmt.tensors.stats import compute_stats

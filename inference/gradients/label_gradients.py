@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.inference.batch import Batch
+from aprfmt.inference.gradients.batch_gradients import Activations, BatchGradients, batch_gradients
 from aprfmt.inference.gradients.documents import documents
-from aprfmt.inference.gradients.of_batch import Activations, BatchGradients, batch_gradients
 from aprfmt.model import Model
 from aprfmt.tensors import norms
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from aprfmt.diagnosis.found import Evidence, PointRow
+from aprfmt.diagnosis.records import Evidence, PointRow
 from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof

@@ -26,7 +26,7 @@ from aprfmt.inference.gradients.documents import (
     join_documents,
     routers,
 )
-from aprfmt.inference.gradients.leaves import Leaves, stored_gradients
+from aprfmt.inference.gradients.parameter_leaves import Leaves, stored_gradients
 from aprfmt.inference.gradients.placed_pairs import place_pairs
 from aprfmt.inference.gradients.router_loss import RouterCounts, RouterTerms
 from aprfmt.inference.session import load_forward

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from aprfmt.diagnosis.found import Evidence
+from aprfmt.diagnosis.records import Evidence
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding

@@ -7,10 +7,10 @@ from typing import Any
 
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer.absent_keys import absent_ids
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
 from aprfmt.tokenizer.hf_json import post_processor_tokens
 from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, TOKENS, TYPES, USER_DEFINED
+from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.turn_ends import added_ids
 
 _SEEN = 4096  # tokens read: the first are bytes and the commonest pieces

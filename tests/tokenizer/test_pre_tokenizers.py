@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import ConversionError, UnsupportedError
-from aprfmt.tokenizer import load_tokenizer, pre
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS, normalizer_json, pre_name_of, pre_tokenizer_json
+from aprfmt.tokenizer import load_tokenizer
+from aprfmt.tokenizer import pre_tokenizers as pre
+from aprfmt.tokenizer.pre_tokenizers import (
+    PRE_TOKENIZERS,
+    normalizer_json,
+    pre_name_of,
+    pre_tokenizer_json,
+)
 from tests.tokenizer.fake import byte_level, fake, gguf_vocabulary
 from tests.tokenizer.strings import STRINGS
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.model.carried_files import read_embedded_files
-from aprfmt.tokenizer.expense import MOST_FRAME, count_template_tokens
 from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, HF_JSON, IDS, Key
+from aprfmt.tokenizer.tokenizer_cost import MOST_FRAME, count_template_tokens
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
