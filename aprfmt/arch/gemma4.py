@@ -31,13 +31,25 @@ from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import FREQS, UNTURNED
 from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
-from aprfmt.arch.sliding_window import PerLayer, window_period
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, DerivedTensor, Facts, HyperRule, Read
+from aprfmt.arch.sliding_window import window_period
+from aprfmt.arch.spec import (
+    ArchSpec,
+    Binding,
+    BlockSpec,
+    DerivedTensor,
+    Facts,
+    Found,
+    HyperRule,
+    Params,
+    PerLayer,
+    Read,
+)
 from aprfmt.arch.tensor_rows import (
     KV,
     LAYER,
     Q,
     RoleRow,
+    Rows,
     linear,
     make_tables,
     norm,
@@ -46,9 +58,6 @@ from aprfmt.arch.tensor_rows import (
 from aprfmt.arch.value_checks import boolean, finite_number, sequence, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-Rows = tuple[RoleRow, ...]
 _LOCAL, _FULL = "window_layers", "!window_layers"
 _GQ, _GKV = "n_heads*global_head_dim", "global_kv_heads*global_head_dim"
 

@@ -8,7 +8,6 @@ role. Sources: the checkpoints' modeling files; transformers' modeling_mimo_v2_f
 mimo_mtp.py and mimo_v2_mtp.py; llama.cpp's mimo2.cpp and the converter's mimo.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import draft_head, hyper_rules, moe
@@ -19,8 +18,8 @@ from aprfmt.arch.qwen2 import QWEN2, WINDOW
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.sliding_window import PerLayer, Window, window_rules
-from aprfmt.arch.spec import MISSING, Binding, DraftNames, Facts, HyperRule
+from aprfmt.arch.sliding_window import Window, window_rules
+from aprfmt.arch.spec import MISSING, Binding, DraftNames, Facts, Found, HyperRule, Params, PerLayer
 from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import (
     LAYER,
@@ -35,8 +34,6 @@ from aprfmt.arch.tensor_rows import (
 from aprfmt.arch.value_checks import boolean, sequence, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _LOCAL, _FULL = "window_layers", "!window_layers"
 _KV_HEADS = "{arch}.attention.head_count_kv"
 _PATTERN = "{arch}.attention.sliding_window_pattern"
