@@ -244,17 +244,6 @@ def vocab_classes(name: str) -> Pair:
     return DEMO, foreign(name, change)
 
 
-def padded_rows(found: Keys) -> None:
-    """Older converters' fillers behind the tokens, which have no text of their own."""
-    tokens = found[GGML + "tokens"]
-    assert len(tokens) == 1536
-    found[GGML + "tokens"] = [
-        *tokens[:1530],
-        *(f"[PAD{i}]" for i in range(1530, 1533)),
-        *tokens[1533:],
-    ]
-
-
 def same_settings(found: Texts) -> None:
     """Defaults written out, keys in another order."""
     settings = found["generation_config.json"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from tests.cli.run import Done, aprfmt
+from tests.cli.run import aprfmt
 
 
 def edited(source: Path, target: Path, edit: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
@@ -50,8 +50,3 @@ def same(a: Path, b: Path) -> None:
     assert aprfmt("diff", a, b, "--only", "tensors", "--only", "hyperparameters").code == 0
     said = aprfmt("diagnose", a, b, "--json").json
     assert said["verdict"] in ("same", "precision"), said["sentence"]
-
-
-def line_counts(done: Done) -> int:
-    """Return how many lines of a command's two streams say something."""
-    return len([line for line in (done.out + done.err).splitlines() if line.strip()])
