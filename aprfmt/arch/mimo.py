@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from aprfmt.arch import draft_head, hyper_rules, moe
 from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale_rule
+from aprfmt.arch.layer_kinds import KV_HEADS
 from aprfmt.arch.layout_steps import HalvesExchanged
 from aprfmt.arch.mla import expert_groups_rule
 from aprfmt.arch.qwen2 import QWEN2, WINDOW
@@ -35,7 +36,6 @@ from aprfmt.arch.value_checks import boolean, sequence, whole_number
 from aprfmt.base.protocols import Value
 
 _LOCAL, _FULL = "window_layers", "!window_layers"
-_KV_HEADS = "{arch}.attention.head_count_kv"
 _PATTERN = "{arch}.attention.sliding_window_pattern"
 _COUNTS = ("num_nextn_predict_layers",)
 
@@ -135,7 +135,7 @@ def _read_kv_heads_gguf(windowed: bool, facts: Facts) -> Found:
 
     In a list the first such layer's number is taken. None without the key.
     """
-    found, pattern = facts.first(_KV_HEADS), facts.first(_PATTERN)
+    found, pattern = facts.first(KV_HEADS), facts.first(_PATTERN)
     if found is None or isinstance(found[0], int) or pattern is None:
         return found
     counts, on = sequence(*found, 1), sequence(*pattern, 1)
@@ -145,7 +145,7 @@ def _read_kv_heads_gguf(windowed: bool, facts: Facts) -> Found:
 
 def _write_kv_heads(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: key heads by layer}."""
-    return {_KV_HEADS: [value if on else hp["global_kv_heads"] for on in hp[_LOCAL]]}
+    return {KV_HEADS: [value if on else hp["global_kv_heads"] for on in hp[_LOCAL]]}
 
 
 def _read_sink_layers(facts: Facts, hp: Params) -> Found:

@@ -6,11 +6,10 @@ from typing import Any
 from aprfmt.diagnosis.nextstep import mapping_command
 from aprfmt.diagnosis.records import Evidence
 from aprfmt.diagnosis.trace_pair import shared_keys
+from aprfmt.inference.engines.statistics import COLUMNS
 from aprfmt.measure.tolerances import statistics_tolerance
 from aprfmt.measure.trace_view import TraceLike
 from aprfmt.tensors.stats import compute_stats
-
-COLUMNS = ("mean", "std", "min", "max", "l2")
 
 
 def has_no_values(trace: TraceLike) -> bool:
