@@ -87,6 +87,7 @@ def command(
     whole files as well, so that damage to headers, metadata and padding is found.
     """
     from aprfmt.model import manifest, open_model
+    from aprfmt.remote.stream_hash import checked_by_published_digests
 
     if budget is not None and (write or roles):
         raise UsageError("a manifest is of the whole model; leave --budget out")
@@ -104,7 +105,11 @@ def command(
     with open_model(model, arch=arch, damaged=not write) as opened:
         if write:
             manifest.check_manifest_writable(opened.path, force=force)
-        with render.ProgressLine("hash") as progress:
+        whole = budget is None and not patterns
+        with (
+            render.ProgressLine("hash") as progress,
+            checked_by_published_digests(opened.source.files if whole else ()),
+        ):
             rows = manifest.tensor_rows(
                 opened, patterns, raw_only=raw_only, budget=budget, progress=progress
             )

@@ -185,6 +185,8 @@ FAMILIES: Mapping[str, Family] = {
     "tests/remote/test_commands.py": Family(3),
     "tests/remote/test_identity.py::test_a_mixture_is_an_error": Family(8, last_word),
     "tests/remote/test_once.py": Family(8),
+    "tests/remote/test_once.py::test_bytes_that_are_not_the_published_ones_are_refused": Family(1),
+    "tests/remote/test_once.py::test_what_reads_a_whole_file_fetches_it_once": Family(1),
     "tests/remote/test_remembered.py": Family(4),
     "tests/robustness/test_configs.py": Family(8, first_word),
     "tests/robustness/test_differences.py": Family(4),

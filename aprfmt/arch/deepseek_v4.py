@@ -419,7 +419,7 @@ def _hash_layers_rule() -> HyperRule:
         return tuple(kinds[kind] for kind in found), listed[1]
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of a GGUF's count of first layers; None without it."""
+        """Return (one boolean a layer, key) of a GGUF's count; None without it."""
         count = facts.first(_HASH_COUNT)
         return None if count is None else (first_layers(whole_number(*count), hp), count[1])
 

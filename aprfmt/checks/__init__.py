@@ -17,6 +17,7 @@ from aprfmt.checks.table import SECOND_READER, CheckRow, file_checks
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError
 from aprfmt.model import Model, open_model, recognize_format
 from aprfmt.remote.paths import parse_location
+from aprfmt.remote.stream_hash import checked_by_published_digests
 
 __all__ = [
     "Answer", "CheckRow", "Finding", "Measure", "NotRun", "Result", "Validation", "check",
@@ -41,13 +42,15 @@ def validate(
     """Return the answers of all checks on a model file or folder, of any architecture.
 
     `against` is what the model was made of: `accounted` compares the two. With `second_reader` the
-    format's official library reads the file too. `strict` makes warnings failures. `allow_missing`
+    format's official library reads the file too. Without a `budget` the bytes of a remote file are
+    held to the SHA-256 that its site publishes. `strict` makes warnings failures. `allow_missing`
     are patterns of required roles whose absence is a warning only. `accept` are `unread:PATTERN`s
     of items that no warning is given for. Checks that `budget` leaves are NOT_RUN, and the verdict
     is open then; each that reads every stored byte counts with them. `progress` is called with
     bytes done and bytes in all. A file of which nothing can be read fails `layout`, and no other
     check runs. Raises FormatError for what is no model file, UnsupportedError for a version that is
-    not read, ArchError for an unknown `arch`, UsageError for a wrong pattern.
+    not read, ArchError for an unknown `arch`, UsageError for a wrong pattern, RemoteError for bytes
+    that are not those published.
     """
     check_arch(arch)
     try:
@@ -62,6 +65,8 @@ def validate(
         if allow_missing:
             with suppress(ArchError):  # which is a check's to report; a wrong pattern is not
                 _ = model.resolution
+        if budget is None:
+            opened.enter_context(checked_by_published_digests(model.source.files))
         return validate_model(
             model,
             arch=arch,

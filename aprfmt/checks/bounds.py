@@ -62,7 +62,6 @@ KINDS: tuple[tuple[str, RoleBounds], ...] = (
     ("ssm_conv1d", BIAS),  # few taps a channel, around any mean
     ("ssm_a.", BIAS),  # logarithms of rates
     ("ssm_d.", BIAS),  # what skips the state: one, before training
-    ("ffn_gate_tid2eid", {}),  # numbers of experts
     ("ffn_act.", BIAS),  # single numbers of an activation
     ("norm", NORM),
     ("token_embd", EMBEDDING),

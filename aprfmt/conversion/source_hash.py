@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
-from aprfmt.remote.paths import RemotePath
+from aprfmt.remote.stream_hash import hash_fetched_files
 from aprfmt.tensors.digest import file_sha256
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aprfmt.base.protocols import Source
-    from aprfmt.remote.stream_hash import StreamHash
 
 PLACEHOLDER = hashlib.sha256(b"aprfmt: the digest of the source is written here").hexdigest()
 
@@ -42,7 +41,7 @@ class SourceHash:
         self._stop: list[bool] = []
         self._turn = sys.getswitchinterval()
         sys.setswitchinterval(min(self._turn, TURN))
-        self._files, self._passing = source.files, _stream_hashes(source)
+        self._files, self._passing = source.files, hash_fetched_files(source.files)
         self._pool = ThreadPoolExecutor(1, "aprfmt-hash")
         here = [path for path in source.files if path not in self._passing]
         self._digests = self._pool.submit(_file_digests, here if recorded else [], self._stop)
@@ -89,17 +88,3 @@ class SourceHash:
 def _file_digests(files: "Sequence[Path]", stop: list[bool]) -> "dict[Path, str]":
     """Return {path: hex SHA-256} of files; stops early once `stop` is not empty."""
     return {path: file_sha256(path, stop) for path in files}
-
-
-def _stream_hashes(source: "Source") -> "dict[Path, StreamHash]":
-    """Return {path: hash} of remote files, computed from their bytes as they are fetched.
-
-    {} where all files are local.
-    """
-    fetched = [path for path in source.files if isinstance(path, RemotePath)]
-    if not fetched:
-        return {}
-    from aprfmt.remote.remote_file import RemoteFile
-    from aprfmt.remote.stream_hash import StreamHash
-
-    return {path: StreamHash(RemoteFile(path)) for path in fetched}

@@ -70,8 +70,7 @@ def tensor_rows(
         every = spellings_by_role(model)
         names_of = [every.get(side.name, (side.name, *side.names)) for side in sides]
         sides = [sides[i] for i in matching_indices(names_of, patterns, str(model.path))]
-    if not raw_only:
-        model.cache_remote_reads()  # every byte is read for both digests
+    model.cache_remote_reads()  # bytes are read for both digests, and for those of whole files
     # Digests of stored bytes, and of decoded values unless `raw_only`.
     rows = []
     for i, side in enumerate(sides):

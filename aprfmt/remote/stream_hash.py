@@ -7,10 +7,14 @@ came, or came too early, is fetched at the end.
 import hashlib
 import heapq
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.base.crc import crc32
 from aprfmt.errors import RemoteError
+from aprfmt.remote.paths import RemotePath
 from aprfmt.remote.site import changed_error
 
 if TYPE_CHECKING:
@@ -97,3 +101,42 @@ class StreamHash:
         """Take no more bytes, and close the file."""
         self._file.observe(None)
         self._file.close()
+
+
+def hash_fetched_files(files: Sequence[Path]) -> dict[Path, StreamHash]:
+    """Return {path: hash} of remote files, computed from their bytes as they are fetched.
+
+    {} where all files are local. The caller stops each.
+    """
+    fetched = [path for path in files if isinstance(path, RemotePath)]
+    if not fetched:
+        return {}
+    from aprfmt.remote.remote_file import RemoteFile
+
+    return {path: StreamHash(RemoteFile(path)) for path in fetched}
+
+
+@contextmanager
+def checked_by_published_digests(files: Sequence[Path]) -> Iterator[None]:
+    """Hold remote files that are read inside to the SHA-256 that their sites publish.
+
+    What was not read inside is fetched at the end. Raises RemoteError where a digest is another.
+    Files on this machine and those without a published digest are not looked at.
+    """
+    published = [path for path in files if isinstance(path, RemotePath) and _has_digest(path)]
+    hashes = hash_fetched_files(published).values()
+    try:
+        yield
+        for each in hashes:
+            each.result()
+    finally:
+        for each in hashes:
+            each.stop()
+
+
+def _has_digest(path: RemotePath) -> bool:
+    """Return whether the site publishes the SHA-256 of a file."""
+    from aprfmt.remote.remote_file import RemoteFile
+
+    with closing(RemoteFile(path)) as file:
+        return bool(file.sha256)

@@ -3,18 +3,15 @@
 The reader of a kind is imported once a path may be of that kind, by its name and its first bytes.
 """
 
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.dump_names import MAPPING_FILE, SHAPES_FILE
 from aprfmt.base.registry import LazyFunction
 from aprfmt.errors import FormatError
 from aprfmt.formats.pytorch.layout import is_zip, recognise
-from aprfmt.inference.capture import POINTS
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import is_trace_file, load_trace
 from aprfmt.model import Model
@@ -45,36 +42,21 @@ def _load_only_npz(
     folder: Path, ids: Sequence[int] | None, model: Model | None
 ) -> AbstractContextManager[Trace]:
     """Return the trace of the one .npz file that a folder holds."""
-    from aprfmt.inference.engines.npz import load_npz
-
-    return load_npz(captured_files(folder)[0], ids, model)
+    return _load_npz(captured_files(folder)[0], ids, model)
 
 
 def _load_npz(
     path: Path, ids: Sequence[int] | None, model: Model | None
 ) -> AbstractContextManager[Trace]:
-    """Return the trace of an .npz: of module outputs, or of points by their own names.
+    """Return the trace of an .npz file's arrays, named as those of any engine.
 
-    Arrays that are called as capture points are, such as `L0.attn_norm`, are mapped as those of any
-    other engine; module paths say nothing about them.
+    Without a model they are taken for outputs of transformers' modules.
     """
     from aprfmt.inference.engines.mapping import load_arrays
     from aprfmt.inference.engines.npz import load_npz
 
-    if model is None:
-        return load_npz(path, ids, model)
-    own = [split_key(name)[1] in POINTS for name in _array_names(path)]
-    load = load_arrays if sum(own) > len(own) / 2 else load_npz
+    load = load_npz if model is None else load_arrays
     return load(path, ids, model)
-
-
-def _array_names(path: Path) -> list[str]:
-    """Return the names of an .npz file's arrays; [] for a file that is no archive."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
-    except (OSError, zipfile.BadZipFile):
-        return []  # who reads it says what is wrong
 
 
 def _is_pickled(path: Path) -> bool:

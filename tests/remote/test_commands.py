@@ -71,7 +71,9 @@ def test_it_says_the_same(here: Path, places: Mapping[str, str], line: str) -> N
         words = [word.replace("HUB", str(hub)).replace("GGUF", str(gguf)) for word in line.split()]
         done = command(*words, "--json")
         body = dict(done.json)
-        body.pop("ledger", None)  # other files of a repository are not listed
+        body.pop("ledger", None)  # other files of a repository are not listed,
+        for row in body.get("checks", ()):  # nor counted
+            row["found"] = row["found"] if row["name"] != "unread" else ""
         told.append((done.code, settled(body, here, places)))
         assert ("remote" in done.json) == (hub == places["hub"]), done.err
     assert told[0] == told[1]

@@ -221,16 +221,35 @@ def test_a_plan_measures_the_network(
     assert "the source is cached" in command(*words[:-1]).out
 
 
+@pytest.mark.parametrize("line", [
+    "convert SRC x.gguf", "hash SRC", "hash SRC --raw-only", "validate SRC",
+])  # fmt: skip
 def test_bytes_that_are_not_the_published_ones_are_refused(
-    hub: RangeServer, tmp_path: Path
+    hub: RangeServer, tmp_path: Path, line: str
 ) -> None:
     place = next(path for path, data in hub.files.items() if len(data) > 1 << 24)
     data = bytearray(hub.files[place])
     data[-5000] ^= 1
     hub.files[place] = bytes(data)
-    done = command("convert", "hf://someone/m", tmp_path / "x.gguf")
+    words = [str(tmp_path / word) if word == "x.gguf" else word
+             for word in line.replace("SRC", "hf://someone/m").split()]  # fmt: skip
+    done = command(*words)
     assert done.code == 2 and "the site publishes" in done.err
+    assert done.out == ""
     assert not list(tmp_path.glob("x*"))
+
+
+@pytest.mark.parametrize("line", ["hash", "hash --raw-only", "validate"])
+def test_what_reads_a_whole_file_fetches_it_once(hub: RangeServer, source: Path, line: str) -> None:
+    name, *more = line.split()
+    done = command(name, "hf://someone/m", *more)
+    assert done.code == 0, done.err
+    place = next(path for path, data in hub.files.items() if len(data) > 1 << 24)
+    size = len(hub.files[place])
+    fetched = sum(int(stop) - int(start) + 1
+                  for path, stated, _ in hub.log if path.startswith(place) and stated
+                  for start, stop in [stated.removeprefix("bytes=").split("-")])  # fmt: skip
+    assert size <= fetched <= size + (256 << 10)
 
 
 def test_a_fetched_tensor_is_read_back(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.spec import split_key
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.bounds import RoleBounds, bounded_numbers, role_bounds, tensor_bounds
@@ -20,6 +21,9 @@ from aprfmt.tensors.stats import Accumulator, Stats, merge_stats, tensor_stats
 from aprfmt.tensors.view import View
 
 ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
+WHOLE_NUMBERS = frozenset(
+    name for name, row in ENCODINGS.items() if row.numpy.startswith(("int", "uint", "bool"))
+)
 
 
 @dataclass(frozen=True)
@@ -32,15 +36,18 @@ class RoleStats:
 
 
 def check_init_statistics(subject: ModelUnderTest) -> Result:
-    """Return a Result whose checks pass if mean, std, RMS and zeros of all tensors are usual.
+    """Return a Result whose checks pass if mean, std, RMS and zeros of all weights are usual.
 
-    The bounds are those of the tensor's role. `measures` has mean and std of each role.
+    Integers are no weights. The bounds are those of the tensor's role. `measures` has mean and std
+    of each role.
     """
     model = subject.model
     arch, block = model.spec.name, model.spec.block
     by_role: dict[str, list[RoleStats]] = {}
     limits: dict[str, RoleBounds] = {}
     for key, tensor in model.roles.items():
+        if tensor.encoding in WHOLE_NUMBERS:
+            continue
         role = split_key(key)[1]
         offset = float(block.norm_offset) if "rms" in role_bounds(arch, role) else 0.0
         limits[role] = tensor_bounds(arch, role, tensor.shape)
