@@ -10,13 +10,14 @@ Importing the package imports nothing heavy; every function imports what it need
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from aprfmt.base.sequences import listed
 from aprfmt.base.version import __version__
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from aprfmt.api import Evaluation, Generation, Hashes, RunOptions
     from aprfmt.checks import Validation
     from aprfmt.checks.gates.running import QaOptions

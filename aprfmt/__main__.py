@@ -1,7 +1,7 @@
 """`python -m aprfmt` is the command line.
 
 Python puts the working folder first in `sys.path` for `-m`. It is taken out before anything else is
-imported, so that no `numpy.py` beside a model is run; that `aprfmt` itself was found there by name
+imported, so that no `numpy.py` next to a model is run; that `aprfmt` itself was found there by name
 cannot be undone here (docs/explanation/hostile_files.md).
 """
 

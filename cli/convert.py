@@ -1,12 +1,15 @@
 """`aprfmt convert`: any format to any; import, export, split, merge are mappings onto it."""
 
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertArguments, run_conversion
+from aprfmt.cli.convert_run import run_conversion
+
+if TYPE_CHECKING:
+    from aprfmt.cli.convert_run import ConvertArguments
 
 
 @click.command("convert")
@@ -49,7 +52,7 @@ def command(
     to: str | None,
     adapter: Path | None,
     base: Path | None,
-    **wishes: Unpack[ConvertArguments],
+    **wishes: "Unpack[ConvertArguments]",
 ) -> int:
     """Convert SRC to DST, by DST's extension or --to.
 

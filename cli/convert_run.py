@@ -1,9 +1,9 @@
 """Runs a conversion for every command that converts: picks the function, warns, and reports."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
 import click
 
@@ -13,45 +13,15 @@ from aprfmt.errors import UsageError
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
     from aprfmt.conversion.options import ConvertOptions
-    from aprfmt.model.renames import Rename
 
+    class ConvertArguments(ConvertOptions, total=False):
+        """What commands that convert take: fields of conversion's Options, and `accept`.
 
-class ConvertArguments(TypedDict, total=False):
-    """What commands that convert take: fields of conversion's Options.
+        Each command has some of them; one that is absent has the default of Options. `accept` is
+        that of the verdict.
+        """
 
-    Each command has some of them; one that is absent has the default of Options. `accept` is that
-    of the verdict.
-    """
-
-    arch: str | None
-    generic: bool
-    encoding: str | None
-    tensor_encodings: Sequence[tuple[str, str]]
-    quantize: str | None
-    pure: bool
-    imatrix: Path | None
-    allow_requantize: bool
-    fma: Literal["fused", "strict"]
-    threads: int | None
-    jobs: int
-    allow_overflow: bool
-    allow_inexact: bool
-    drop: Sequence[str]
-    rename: "Sequence[Rename]"
-    accept: Sequence[str]
-    allow_missing: Sequence[str]
-    complete: bool
-    metadata: Mapping[str, object]
-    remove: Sequence[str]
-    texts: Mapping[str, str]
-    max_shard_size: int | None
-    alignment: int | None
-    force: bool
-    verify: bool
-    source_hash: bool
-    carry: bool
-    dry_run: bool
-    resume: bool
+        accept: Sequence[str]
 
 
 def run_conversion(
@@ -60,7 +30,7 @@ def run_conversion(
     to: str | None,
     adapter: Path | None = None,
     base: Path | None = None,
-    **wishes: Unpack[ConvertArguments],
+    **wishes: "Unpack[ConvertArguments]",
 ) -> int:
     """Convert, print the report, and return the exit code: that of the verification.
 
@@ -83,7 +53,7 @@ def convert_with_warnings(
     to: str | None,
     adapter: Path | None = None,
     base: Path | None = None,
-    **wishes: Unpack[ConvertArguments],
+    **wishes: "Unpack[ConvertArguments]",
 ) -> "ConversionReport":
     """Convert `src` to `dst`, print warnings of what the target cannot hold; return the report.
 
@@ -110,7 +80,7 @@ def convert_with_warnings(
 
 
 def _conversion_function(
-    adapter: Path | None, base: Path | None, wishes: ConvertArguments
+    adapter: Path | None, base: Path | None, wishes: "ConvertArguments"
 ) -> "Callable[..., ConversionReport]":
     """Return the function that converts: plain, with an adapter merged, or an adapter alone.
 

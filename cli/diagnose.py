@@ -13,7 +13,7 @@ from aprfmt.cli import html_page, options, output_format, render
 from aprfmt.cli.html_page import add_page
 
 if TYPE_CHECKING:
-    from aprfmt.diagnosis.found import Diagnosis
+    from aprfmt.diagnosis.records import Diagnosis
 
 
 def render_page(body: Mapping[str, Value]) -> str:

@@ -163,7 +163,7 @@ def all_topics() -> dict[str, dict[str, str]]:
     from aprfmt.checks.table import file_checks, gates
     from aprfmt.cli.glossary import GLOSSARY
     from aprfmt.inference.capture import POINTS
-    from aprfmt.inference.reported import MISTAKES
+    from aprfmt.inference.reported_loss import MISTAKES
     from aprfmt.measure.verdicts import CERTAINTIES, LEVELS, VERDICTS
 
     return {
@@ -248,7 +248,7 @@ def find_topics(name: str) -> list[tuple[str, str, str]]:
 
     Raises UsageError with near names where there is none.
     """
-    from aprfmt.diagnosis.found import KINDS
+    from aprfmt.diagnosis.records import KINDS
     from aprfmt.model.patterns import similar_names
 
     every = all_topics()

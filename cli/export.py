@@ -1,14 +1,17 @@
 """`aprfmt export`: a model to GGUF or a loadable Hugging Face folder."""
 
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertArguments, run_conversion
+from aprfmt.cli.convert_run import run_conversion
 from aprfmt.cli.import_ import output_stem
 from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.cli.convert_run import ConvertArguments
 
 
 @click.command("export")
@@ -30,7 +33,7 @@ from aprfmt.errors import UsageError
 @options.accept()
 @options.writing
 def command(
-    model: Path, to: str | None, output: Path | None, **wishes: Unpack[ConvertArguments]
+    model: Path, to: str | None, output: Path | None, **wishes: "Unpack[ConvertArguments]"
 ) -> int:
     """Convert MODEL to GGUF, or to safetensors in a folder that transformers loads."""
     from aprfmt.formats import FORMATS

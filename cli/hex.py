@@ -313,7 +313,7 @@ def command(
     length: int,
     limit: int,
 ) -> int:
-    """Show header fields, or the blocks of tensor NAME, or plain bytes, each beside its bytes.
+    """Show header fields, or the blocks of tensor NAME, or plain bytes, each next to its bytes.
 
     NAME is as `aprfmt cat` takes it: a stored name, a role, or a pattern of one tensor.
     """

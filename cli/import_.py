@@ -2,12 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertArguments, run_conversion
+from aprfmt.cli.convert_run import run_conversion
+
+if TYPE_CHECKING:
+    from aprfmt.cli.convert_run import ConvertArguments
 
 
 @click.command("import")
@@ -18,7 +21,7 @@ from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 @options.leaving
 @options.accept()
 @options.writing
-def command(src: Path, output: Path | None, **wishes: Unpack[ConvertArguments]) -> int:
+def command(src: Path, output: Path | None, **wishes: "Unpack[ConvertArguments]") -> int:
     """Convert SRC (safetensors, GGUF, a Hugging Face folder) to APR v2 and verify it."""
     dst = output if output is not None else Path(f"{output_stem(src)}.apr")
     return run_conversion(src, dst, "apr", **wishes)

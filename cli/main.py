@@ -5,16 +5,18 @@ import re
 import sys
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.base.protocols import Note
 from aprfmt.base.registry import installed_entry_points
 from aprfmt.base.streams import fill_closed_streams, spell_missing
 from aprfmt.base.text_escape import escape
 from aprfmt.cli.commands import COMMANDS, GROUPS
 from aprfmt.errors import AprfmtError, BackendUnavailableError, FormatError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.base.protocols import Note
 
 SIGNALLED = (129, 143)  # SIGHUP, SIGTERM: what `install_signal_handlers` exits with
 INTERRUPTED = (
@@ -129,7 +131,7 @@ def plugin_command(name: str) -> click.Command | None:
     return found
 
 
-def _print_notice(note: Note) -> None:
+def _print_notice(note: "Note") -> None:
     """Print a notice of the library as a warning."""
     from aprfmt.cli.render import warn_note
 

@@ -1,12 +1,15 @@
 """`aprfmt merge`: a sharded model in one file."""
 
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertArguments, run_conversion
+from aprfmt.cli.convert_run import run_conversion
+
+if TYPE_CHECKING:
+    from aprfmt.cli.convert_run import ConvertArguments
 
 
 @click.command("merge")
@@ -18,7 +21,7 @@ from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 @options.jobs
 @options.accept()
 @options.common
-def command(src: Path, dst: Path, **wishes: Unpack[ConvertArguments]) -> int:
+def command(src: Path, dst: Path, **wishes: "Unpack[ConvertArguments]") -> int:
     """Write a sharded SRC (any shard, or the index) as the one file DST."""
     wishes["complete"] = False  # a plain copy of the stored tensors
     return run_conversion(src, dst, None, **wishes)

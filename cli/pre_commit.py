@@ -48,7 +48,7 @@ def models_of_files(files: Iterable[Path]) -> list[Path]:
     """Return the paths of the models that files are part of, each once.
 
     A model is a folder or a file, as every command takes it. A file of weights that is part of no
-    other model is one; a text file beside no weights, such as another program's config.json, is
+    other model is one; a text file next to no weights, such as another program's config.json, is
     part of none.
     """
     from aprfmt.fleet.model_search import model_files, models_in_folder

@@ -5,15 +5,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.convert_run import ConvertArguments, run_conversion
+from aprfmt.cli.convert_run import run_conversion
 from aprfmt.cli.eval.windows import read_text, whole_text_sample
 from aprfmt.cli.run_options import check_ids
 from aprfmt.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.cli.convert_run import ConvertArguments
 
 
 @contextmanager
@@ -90,7 +93,7 @@ def command(
     to: str | None,
     calibrate: Path | None,
     chunks: int | None,
-    **wishes: Unpack[ConvertArguments],
+    **wishes: "Unpack[ConvertArguments]",
 ) -> int:
     """Quantize SRC to DST; GPTQ, AWQ and the like round to nearest, uncalibrated.
 

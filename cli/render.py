@@ -528,7 +528,7 @@ class ProgressLine:
             STATUS.counted()
 
     def _show(self, done: int, total: int, now: float, after: str) -> None:
-        """Write the line, with `after` behind it; `now` is in seconds of time.monotonic."""
+        """Write the line, then `after`; `now` is in seconds of time.monotonic."""
         self._last = now
         from aprfmt.cli import terminal
 

@@ -2,7 +2,7 @@
 
 A file is `APRT`, u32 layer (0xFFFFFFFF: whole model), u32 count, then `count` float32, all
 little-endian. Its path is DIR/layer-N/STAGE.bin, for whole-model stages DIR/STAGE.bin. It holds
-neither shape nor positions nor tokens: aprfmt writes these into a file beside it (aprt_facts.py).
+neither shape nor positions nor tokens: aprfmt writes these into a file next to it (aprt_facts.py).
 Source of the layout: aprender's trace documentation.
 """
 

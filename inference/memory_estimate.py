@@ -22,7 +22,7 @@ from aprfmt.inference.capture import PointInstance, point_instances
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.layer_heads import compress_rate, head_dim_of_layer, kv_head_count
-from aprfmt.inference.parity.matched import rows_through_encoding
+from aprfmt.inference.parity.matched_weights import rows_through_encoding
 from aprfmt.inference.placing import has_mixer, mixer_of_layer
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.recurrence import CHUNK

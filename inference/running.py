@@ -23,7 +23,7 @@ from aprfmt.inference.draft import DraftSession
 from aprfmt.inference.engines import ENGINES
 from aprfmt.inference.engines.collect import weights_class_of
 from aprfmt.inference.forward import LogitRows
-from aprfmt.inference.parity.matched import weights_through_encoding
+from aprfmt.inference.parity.matched_weights import weights_through_encoding
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Positions, Trace, ValueStore
 from aprfmt.inference.trace_file import Spool

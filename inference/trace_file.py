@@ -190,7 +190,7 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
     if not all(isinstance(value, str) for value in aliases.values()):
         raise FormatError(f"{where}: an alias is not a string")
     nonfinite = header.get("nonfinite")
-    # Arrays that somebody put beside the records: nothing reads them, and verdicts name them.
+    # Arrays that somebody put next to the records: nothing reads them, and verdicts name them.
     beside = [name for name in source.tensors if name not in records]
     known = run.get("unknown")
     if beside:

@@ -3,6 +3,7 @@
     python -m tests               what every change has to pass; of tests that try every
                                   combination, a part (tests/scope.py)
     python -m tests --fast        without mypy and the slow tests; needs no torch
+    python -m tests --of PATH     lint, and the tests that reach a file (tests/reaching.py)
     python -m tests --everything  all combinations, then every parser fuzzed, every writer killed
                                   and the memory of commands on large files measured
 
@@ -20,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.reaching import tests_of
 from tests.scope import SAMPLED, SCOPE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +32,7 @@ FUZZ_SECONDS = 60  # of each target; tests.long takes more
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Files in memory, and the bytes free there that it takes: tests hold a quarter of that.
 MEMORY, ROOM = Path("/dev/shm"), 6 << 30
-SCOPES = ("--fast", "--everything")
+SCOPES = ("--fast", "--of", "--everything")
 
 
 def steps(scope: str, extra: Sequence[str]) -> list[tuple[str, ...]]:
@@ -40,6 +42,8 @@ def steps(scope: str, extra: Sequence[str]) -> list[tuple[str, ...]]:
         tests += ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadgroup"]
     if scope == "--fast":
         return [*STYLE, (*tests, "-m", "not slow", *extra)]
+    if scope == "--of":
+        return [*STYLE, (*tests, *extra)]
     found: list[tuple[str, ...]] = [*STYLE, MYPY, (*tests, *extra)]
     if scope == "--everything":
         logs = tempfile.mkdtemp(prefix="aprfmt-fuzz-")
@@ -55,6 +59,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run every step and print a line for each; return 0 if all passed."""
     scope = next((word for word in arguments if word in SCOPES), "")
     extra = [word for word in arguments if word not in SCOPES]
+    if scope == "--of":
+        paths = [word for word in extra if Path(ROOT, word).exists()]
+        reached = sorted({test for path in paths for test in tests_of(path)})
+        if not reached:
+            print("--of: name files of the product", file=sys.stderr)
+            return 2
+        extra = [*reached, *(word for word in extra if word not in paths)]
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # commands would compile every module again
     for name in THREADS:  # every core has a worker: more threads of libraries wait for each other

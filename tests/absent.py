@@ -23,9 +23,9 @@ LIBRARIES = (
 RUN = (
     "tests/cli/test_parity.py::",
     "tests/cli/test_trace.py::test_the_run_behind_the_model[torch",
-    "tests/diagnose/test_faults.py::test_the_verdict_the_cause_and_the_place[torch",
-    "tests/diagnose/test_honesty.py::test_runs_are_told_it_too[torch",
-    "tests/diagnose/test_command.py::test_exit_codes_and_json[torch",
+    "tests/diagnosis/test_faults.py::test_the_verdict_the_cause_and_the_place[torch",
+    "tests/diagnosis/test_honesty.py::test_runs_are_told_it_too[torch",
+    "tests/diagnosis/test_command.py::test_exit_codes_and_json[torch",
     "tests/test_api.py::test_a_packed_weight_is_sliced_too",
 )
 

@@ -11,9 +11,9 @@ from typing import Any
 from tests.scope import architecture
 
 FIRST: Sequence[str] = (
-    "docs/reference/examples.md", "README.md", "tests/diagnose/test_faults.py", "rows",
+    "docs/reference/examples.md", "README.md", "tests/diagnosis/test_faults.py", "rows",
     "tests/inference/gpu/test_kernels_matvec.py", "tests/field/test_answers.py", "smoke",
-    "tests/qa/test_gates.py", "tests/fleet/test_scan.py", "tests/compare/test_explain.py",
+    "tests/checks/gates/test_gates.py", "tests/fleet/test_scan.py", "tests/causes/test_explain.py",
 )  # fmt: skip
 BY_ARCHITECTURE = "tests/inference/test_"
 

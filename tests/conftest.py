@@ -45,12 +45,12 @@ SLOW = (
     "tests/cli/test_said.py", "tests/cli/test_html.py", "tests/cli/test_diff_html.py",
     "tests/cli/test_inspect_html.py", "tests/cli/test_pages.py",
     "tests/inference/gpu/", "tests/codecs/test_native_encode.py", "tests/test_packaging.py",
-    "tests/validate/test_mutations.py", "tests/codecs/test_parallel.py", "tests/qa/",
+    "tests/checks/file/test_mutations.py", "tests/codecs/test_parallel.py", "tests/checks/gates/",
     "tests/conversion/test_estimate.py", "tests/conversion/test_plan_memory.py",
     "tests/conversion/test_resume.py", "tests/field/test_rounded.py",
     "tests/inference/test_nonfinite.py", "tests/inference/test_parity_text.py",
     "tests/fleet/test_scan.py", "tests/remote/test_once.py", "tests/remote/test_remembered.py",
-    "tests/compare/test_explain_models.py", "tests/conversion/test_round_trips.py",
+    "tests/causes/test_explain_models.py", "tests/conversion/test_round_trips.py",
     "tests/tokenizer/test_hostile.py",
 )  # fmt: skip
 

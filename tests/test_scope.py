@@ -38,8 +38,8 @@ def test_every_family_has_a_part_inside_and_outside(name: str) -> None:
 
 
 def test_a_row_of_every_cause_and_verdict_is_taken() -> None:
-    faults = pytest.importorskip("tests.diagnose.faults").FAULTS
-    test = "tests/diagnose/test_faults.py::test_the_verdict_the_cause_and_the_place"
+    faults = pytest.importorskip("tests.diagnosis.faults").FAULTS
+    test = "tests/diagnosis/test_faults.py::test_the_verdict_the_cause_and_the_place"
     ids = [f"{test}[{name}]" for name in faults]
     taken = [name for name, node in zip(faults, ids, strict=True) if node not in left_out(ids)]
     kinds = {(fault.causes[:1], fault.verdict) for fault in faults.values()}
@@ -88,7 +88,7 @@ def test_every_long_test_is_there_and_left_out() -> None:
     for node in LONG:
         file, _, name = node.partition("::")
         assert f"def {name}(" in (ROOT / file).read_text()
-    assert left_out([*LONG, "tests/qa/test_report.py::test_x"]) == LONG
+    assert left_out([*LONG, "tests/checks/gates/test_report.py::test_x"]) == LONG
     assert left_out([f"{node}[some-1]" for node in LONG]) == {f"{node}[some-1]" for node in LONG}
     assert not left_out([*LONG], LONG)
 

@@ -109,7 +109,7 @@ def scale_factors(
     A factor is a multiple of the right change. `scale` is the pair's right scale, `rank` its rank,
     and `rank_stabilised` says that alpha is divided by the rank's root. `alpha` and `r` are those
     of the whole adapter, which patterns may overrule for a pair. `stored` are scales that tensors
-    beside the pairs give (`.alpha`), which the configuration contradicts.
+    next to the pairs give (`.alpha`), which the configuration contradicts.
     """
     # The alpha of this pair, from its scale.
     own = scale * (math.sqrt(rank) if rank_stabilised else rank)

@@ -5,21 +5,18 @@ convolutions' biases as columns. Sources: transformers' modeling_qwen2_audio and
 the gguf package's name map; the converter's ultravox.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.role_vocabulary import PROJECTORS
-from aprfmt.arch.spec import ArchSpec, HyperRule
+from aprfmt.arch.spec import ArchSpec, HyperRule, Params
 from aprfmt.arch.spec_builders import names_only_spec
-from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.tensor_rows import Q, RoleRow, Rows, linear, make_tables, norm, single_row
 from aprfmt.arch.vision_towers import UNUSED, evidence_of_projector
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Rows = tuple[RoleRow, ...]
 _TOWER, _PROJECTOR = "audio_tower.", "multi_modal_projector."
 _LAYER = _TOWER + "layers.{L}."
 _COLUMN = (Reshaped(("hidden_size",), ("hidden_size", "1")),)

@@ -9,14 +9,8 @@ from collections.abc import Mapping
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.cohere import logit_factor_rule
 from aprfmt.arch.gemma2 import pattern_loss
-from aprfmt.arch.sliding_window import (
-    PerLayer,
-    Window,
-    rotated_windows,
-    window_period,
-    window_rules,
-)
-from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.sliding_window import Window, rotated_windows, window_period, window_rules
+from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, Loss, PerLayer
 from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value

@@ -13,11 +13,22 @@ from aprfmt.arch import draft_head, hyper_rules, losses, moe
 from aprfmt.arch.joining_steps import KvB
 from aprfmt.arch.mla import dense_first_rule, expert_groups_rule, mla_rules
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert_rows
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, Write
+from aprfmt.arch.spec import (
+    ArchSpec,
+    Binding,
+    BlockSpec,
+    Facts,
+    Found,
+    HyperRule,
+    Loss,
+    Params,
+    Write,
+)
 from aprfmt.arch.spec_builders import Made
 from aprfmt.arch.tensor_rows import (
     Q,
     RoleRow,
+    Rows,
     gated_mlp,
     linear,
     make_tables,
@@ -27,10 +38,6 @@ from aprfmt.arch.tensor_rows import (
 from aprfmt.arch.value_checks import text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-Rows = tuple[RoleRow, ...]
 
 _LORA = "q_lora_rank"
 _KV_A, _KV_B = ("kv_lora_rank+qk_rope_head_dim", "n_heads*qk_nope_head_dim+n_heads*value_head_dim")

@@ -6,7 +6,6 @@ transformers' modeling_deepseek_v32 and modeling_glm_moe_dsa; the converter's gl
 deepseek32.cpp and glm-dsa.cpp.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, moe
@@ -20,14 +19,12 @@ from aprfmt.arch.mla import (
     q_lora_rank_rule,
     shared_experts_rule,
 )
-from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec import Facts, Found, HyperRule, Params
 from aprfmt.arch.tensor_rows import linear, norm
 from aprfmt.arch.value_checks import sequence, text, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _IN, _MODULE = "index_layers", "self_attn.indexer"
 _TENSORS, _BINDINGS = v3_tables(
     *linear(

@@ -22,7 +22,7 @@ from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.mla import q_lora_rank_rule, shared_experts_rule
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults, yarn_attention_factor
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, Found, HyperRule, Loss, Params, PerLayer
 from aprfmt.arch.spec_builders import full_spec
 from aprfmt.arch.tensor_rows import Q, RoleRow, make_tables, single_row, with_model_rows
 from aprfmt.arch.value_checks import (
@@ -35,9 +35,6 @@ from aprfmt.arch.value_checks import (
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-PerLayer = tuple[bool, ...]
 _AT, _SPARSE, _HEAVY, _HASH = "layers.{L}.", "index_layers", "heavy_layers", "hash_layers"
 _LORA = "q_lora_rank"
 _WEIGHTS = "2*hc_streams+hc_streams*hc_streams"

@@ -6,22 +6,18 @@ Sources: transformers' modeling_qwen3_next and modeling_qwen3_5; llama.cpp's con
 (conversion/qwen.py) and graphs (qwen3next.cpp, qwen35.cpp).
 """
 
-from collections.abc import Mapping
-
 from aprfmt.arch import hyper_rules, rope_sections
 from aprfmt.arch.gemma import PLUS_ONE, gemma_norm_rows
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.nope_layers import all_but_every
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss, Params
 from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, Steps, linear, norm
 from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-PerLayer = tuple[bool, ...]
 KINDS = {"linear_attention": True, "full_attention": False}  # config.json's `layer_types`
 INTERVAL = 4  # every so many-th layer has attention, where a file does not say
 

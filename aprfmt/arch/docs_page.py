@@ -42,7 +42,7 @@ that model: the relative distance of its logits, or of an encoder's embedding, t
 `loads` where there is nothing to compare; `-` without a GGUF form. Its GELU is the tanh form in a
 table of float16 values: with that table in transformers too, gpt2's 1.7e-04 becomes 2.7e-07 and
 falcon's 3.3e-04 3.4e-07; an input between two of its values leaves up to 1e-04. Where a sentence
-stands beside a distance, llama.cpp fixes something that the model type does otherwise: the tiny
+stands next to a distance, llama.cpp fixes something that the model type does otherwise: the tiny
 model was made to suit it, or differs by that. Files are refused for shapes that llama.cpp fixes;
 what a GGUF loses is the second table's last column.
 
@@ -65,9 +65,10 @@ _DRAFTS = """
 A head for multi-token prediction (MTP) is one more layer, which reads the model's hidden state of a
 token and the embedding of the next and guesses the one after it. `eval --draft` runs it and counts
 the guesses that the model itself would make, `trace --draft` shows its capture points. In a GGUF it
-is block `{N}`, the number of the model's layers, with `blk.{N}.nextn.*` beside the layer's tensors,
-and `nextn_predict_layers` counts it; `convert` writes it so, as llama.cpp's converter does, and
-takes it back. Its roles are those of that layer in every format (`L{N}.nextn.eh_proj.weight`).
+is block `{N}`, the number of the model's layers, with `blk.{N}.nextn.*` next to the tensors of
+the layer, and `nextn_predict_layers` counts it; `convert` writes it so, as llama.cpp's converter
+does, and takes it back. Its roles are those of that layer in every format
+(`L{N}.nextn.eh_proj.weight`).
 
 DeepSeek V4's head (`mtp.{I}.*`) is not one of these: two matrices join what it reads, and it has
 streams of its own. Nothing here runs it. Its tensors have no role: they are kept byte by byte

@@ -10,14 +10,8 @@ from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale_rule, sig
 from aprfmt.arch.mla import dense_first_rule, expert_groups_rule, shared_experts_rule
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert_rows
 from aprfmt.arch.qwen3 import QK_NORMS
-from aprfmt.arch.sliding_window import (
-    IGNORED_WINDOW,
-    PerLayer,
-    Window,
-    window_every_layer,
-    window_rules,
-)
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_every_layer, window_rules
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss, PerLayer
 from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value

@@ -15,13 +15,12 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.pooling import pooling_rule
 from aprfmt.arch.required_values import divided_head_dim_rule, require_values
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, Params
 from aprfmt.arch.spec_builders import Made, own_styles_only
 from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, plain_mlp
 from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
 _TABLE = ("vocab_size", "hidden_size")
 _BERT = "encoder.layer.{L}."
 # Heads of masked language models and classifiers: not part of the encoder, in no file of GGUF.

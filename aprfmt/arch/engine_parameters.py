@@ -607,7 +607,7 @@ class RankLayout:
     """How ranks hold a parameter: whole (`axis` None), or shares of `axis`.
 
     `sections` are the Sections of each of its arrays along that axis; () where equal blocks of the
-    whole parameter are the shares. `padding` are the rows behind the vocabulary.
+    whole parameter are the shares. `padding` are the rows after the vocabulary.
     """
 
     parameter: EngineParameter

@@ -3,7 +3,6 @@
 Source: transformers' modeling_ernie4_5_moe; the converter's ernie.py, llama.cpp's ernie4-5-moe.cpp.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses, moe
@@ -11,7 +10,7 @@ from aprfmt.arch.ernie import BIASES, ROPE
 from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.mla import shared_experts_rule
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert_rows
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, Params
 from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
@@ -26,7 +25,6 @@ from aprfmt.arch.value_checks import finite_number, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
 _FIRST, _LAST, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
 _SMALL = 1e-9  # below what the weights of chosen experts add up to
 _FLAT = (Reshaped(("n_experts",), ("1", "n_experts")),)

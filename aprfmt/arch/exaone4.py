@@ -4,25 +4,15 @@ Models without windows (1.2B) have rope in every layer. Source: transformers' mo
 the converter's exaone.py, llama.cpp's exaone4.cpp.
 """
 
-from collections.abc import Mapping
-
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.sliding_window import (
-    PerLayer,
-    Window,
-    rotated_windows,
-    window_period,
-    window_rules,
-)
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.sliding_window import Window, rotated_windows, window_period, window_rules
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss, Params, PerLayer
 from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import whole_number
-from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
 _WINDOWED = 64  # layers of the model that llama.cpp knows windows of
 _PATTERN = "sliding_window_pattern"
 

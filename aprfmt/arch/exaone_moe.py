@@ -1,4 +1,4 @@
-"""exaone-moe (K-EXAONE): exaone4's attention behind norms, deepseek v3's experts in later layers.
+"""exaone-moe (K-EXAONE): exaone4's attention after norms, deepseek v3's experts in later layers.
 
 Source: transformers' modeling_exaone_moe; the converter's exaone.py, llama.cpp's exaone-moe.cpp.
 """
@@ -54,7 +54,7 @@ _MADE = make_tables(
 
 
 def shared_width_rule() -> HyperRule:
-    """Return the rule for the shared experts' joint width, which GGUF has beside their number."""
+    """Return the rule for the shared experts' joint width, which GGUF has next to their number."""
     rule = shared_experts_rule("num_shared_experts", 1)
     counted = rule.write["gguf"]
 

@@ -14,14 +14,12 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_bindings, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, default_ffn_size
 from aprfmt.arch.required_values import divided_head_dim_rule, require_values
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Found, HyperRule, Loss, Params
 from aprfmt.arch.spec_builders import own_styles_only
 from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import boolean, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _H = "transformer.h.{L}."
 _NEW = "new_decoder_architecture"
 _SECOND = ("ffn_norm.weight", "ffn_norm.bias")

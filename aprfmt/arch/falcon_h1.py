@@ -23,7 +23,7 @@ from aprfmt.arch.mamba import (
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, Found, HyperRule, Loss, Params
 from aprfmt.arch.spec_builders import full_spec
 from aprfmt.arch.tensor_rows import (
     LAYER,
@@ -38,8 +38,6 @@ from aprfmt.arch.value_checks import finite_number, sequence
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 # Hyperparameter -> key of config.json.
 _FACTORS: Mapping[str, str] = {
     "embedding_scale": "embedding_multiplier", "logit_scale": "lm_head_multiplier",

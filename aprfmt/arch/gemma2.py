@@ -9,12 +9,11 @@ from collections.abc import Callable, Collection, Mapping
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale_rule, gemma_norm_rows
 from aprfmt.arch.sliding_window import Window, window_period, window_rules
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss, Params
 from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, with_model_rows
 from aprfmt.arch.value_checks import positive_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
 SCALAR = 256  # transformers' default of query_pre_attn_scalar
 LARGEST = 46  # layers of the 27B model, whose scale follows from hidden_size / n_heads
 

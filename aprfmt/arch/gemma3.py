@@ -20,8 +20,8 @@ from aprfmt.arch.gemma2 import (
 )
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.sliding_window import PerLayer, Window, window_period, window_rules
-from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.sliding_window import Window, window_period, window_rules
+from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss, PerLayer
 from aprfmt.arch.tensor_rows import FUSED, attention, make_tables, with_model_rows
 from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value

@@ -7,13 +7,12 @@ those of the published preprocessors. Sources: transformers' modeling_gemma3; th
 gemma.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.gemma import PLUS_ONE
 from aprfmt.arch.role_vocabulary import PROJECTORS
-from aprfmt.arch.spec import Binding, HyperRule
+from aprfmt.arch.spec import Binding, HyperRule, Params
 from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import RoleRow, make_tables
 from aprfmt.arch.vision_towers import (
@@ -25,7 +24,6 @@ from aprfmt.arch.vision_towers import (
 )
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
 _NAME = "gemma3_vision"
 KIND = PROJECTORS[_NAME]
 _TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."

@@ -7,7 +7,7 @@ gemma.py; llama.cpp's gemma3n.cpp.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from reprlib import repr as short_repr
 from statistics import NormalDist
@@ -18,12 +18,23 @@ from aprfmt.arch.gemma2 import pattern_loss, softcap_rule
 from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.sliding_window import PerLayer, Window, require_causal, window_period, window_rules
-from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.sliding_window import Window, require_causal, window_period, window_rules
+from aprfmt.arch.spec import (
+    MISSING,
+    ArchSpec,
+    BlockSpec,
+    Facts,
+    Found,
+    HyperRule,
+    Loss,
+    Params,
+    PerLayer,
+)
 from aprfmt.arch.tensor_rows import (
     KV,
     Q,
     RoleRow,
+    Rows,
     gated_mlp,
     linear,
     make_tables,
@@ -34,9 +45,6 @@ from aprfmt.arch.value_checks import finite_number, nearest_float32, sequence, w
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-Rows = tuple[RoleRow, ...]
 OWN, PER = "own_kv_layers", "per_layer_size"
 BIAS, OUT_BIAS = "attention_bias", "attention_out_bias"
 _LAST = {"hf": "num_kv_shared_layers", "gguf": "{arch}.attention.shared_kv_layers"}

@@ -28,16 +28,29 @@ from aprfmt.arch.gemma3n import (
     per_layer_sizes,
 )
 from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.layer_kinds import KV_HEADS
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import FREQS, UNTURNED
 from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
-from aprfmt.arch.sliding_window import PerLayer, window_period
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, DerivedTensor, Facts, HyperRule, Read
+from aprfmt.arch.sliding_window import window_period
+from aprfmt.arch.spec import (
+    ArchSpec,
+    Binding,
+    BlockSpec,
+    DerivedTensor,
+    Facts,
+    Found,
+    HyperRule,
+    Params,
+    PerLayer,
+    Read,
+)
 from aprfmt.arch.tensor_rows import (
     KV,
     LAYER,
     Q,
     RoleRow,
+    Rows,
     linear,
     make_tables,
     norm,
@@ -46,9 +59,6 @@ from aprfmt.arch.tensor_rows import (
 from aprfmt.arch.value_checks import boolean, finite_number, sequence, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-Rows = tuple[RoleRow, ...]
 _LOCAL, _FULL = "window_layers", "!window_layers"
 _GQ, _GKV = "n_heads*global_head_dim", "global_kv_heads*global_head_dim"
 
@@ -281,16 +291,13 @@ def _write_head_lengths(hp: Params) -> Params:
     return keys | {f"{{arch}}.rope.dimension_count{kind}": size for kind, size in lengths.items()}
 
 
-_KV_HEADS = "{arch}.attention.head_count_kv"
-
-
 def _read_kv_heads(windowed: bool, facts: Facts, hp: Params) -> Found:
     """Return (key-value heads, key) of a GGUF's layers with a window, or of those without.
 
     A list has a number for each layer; the first one of such a layer is taken. None without the
     key.
     """
-    found = facts.first(_KV_HEADS)
+    found = facts.first(KV_HEADS)
     if found is None or isinstance(found[0], (int, float)):
         return found
     pattern = facts.first("{arch}.attention.sliding_window_pattern")
@@ -303,8 +310,8 @@ def _read_kv_heads(windowed: bool, facts: Facts, hp: Params) -> Found:
 def _write_kv_heads(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: key-value heads}: one number, or a list if layers differ."""
     if value == hp["global_kv_heads"]:
-        return {_KV_HEADS: value}
-    return {_KV_HEADS: [value if on else hp["global_kv_heads"] for on in hp["window_layers"]]}
+        return {KV_HEADS: value}
+    return {KV_HEADS: [value if on else hp["global_kv_heads"] for on in hp["window_layers"]]}
 
 
 _WIDTH = "{arch}.feed_forward_length"

@@ -1,4 +1,4 @@
-"""glm: glm4 without the norms behind attention and MLP.
+"""glm: glm4 without the norms after attention and MLP.
 
 GGUF permutes nothing and keeps gate and up whole, like phi3; files made of the older ChatGLM code
 keep q, k and v whole, too. Source: transformers' modular_glm and configuration_glm; the

@@ -18,11 +18,9 @@ from aprfmt.arch.mla import (
     q_lora_rank_rule,
     shared_experts_rule,
 )
-from aprfmt.arch.spec import Facts
+from aprfmt.arch.spec import Facts, Params
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-
-Params = Mapping[str, Value]
 
 
 def _check_whole_rope(value: Value, facts: Facts, hp: Params) -> str:

@@ -4,19 +4,17 @@ Without `multi_query`, q, k and v come head by head. Source: transformers' model
 llama.cpp's starcoder.cpp.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_bindings, fused_rows
 from aprfmt.arch.gpt2 import BUFFERS, NO_ROPE, POSITIONS, attn_scale_rule, default_ffn_size
 from aprfmt.arch.required_values import divided_head_dim_rule
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss, Params
 from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import boolean
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
 _H = "transformer.h.{L}."
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(

@@ -36,7 +36,7 @@ from aprfmt.arch.mamba import (
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, Found, HyperRule, Loss, Params
 from aprfmt.arch.spec_builders import Made, full_spec
 from aprfmt.arch.tensor_rows import (
     LAYER,
@@ -49,8 +49,6 @@ from aprfmt.arch.tensor_rows import (
 )
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 ROTATED = "{arch}.rope.scaling.finetuned"
 _SSM_RULES = (
     other_layers_rule(),

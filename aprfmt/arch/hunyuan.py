@@ -5,7 +5,6 @@ once, and GGUF stores the product. Source: transformers' modeling_hunyuan_v1_den
 converter's hunyuan.py, llama.cpp's hunyuan-dense.cpp and hunyuan-moe.cpp.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, shared_expert_rows
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import HFRope, RopeDefaults
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Found, HyperRule, Params
 from aprfmt.arch.tensor_rows import (
     FUSED,
     RoleRow,
@@ -25,11 +24,8 @@ from aprfmt.arch.tensor_rows import (
     with_model_rows,
 )
 from aprfmt.arch.value_checks import positive_number, sequence, whole_number
-from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _ROPE = RopeDefaults()
 
 

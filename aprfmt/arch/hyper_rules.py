@@ -10,12 +10,20 @@ from typing import Any
 from aprfmt.arch.pooling import pooling_rule
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.spec import HYPER_NAMES, MISSING, SPECIAL_NAMES, Facts, HyperRule, Write, split_key
+from aprfmt.arch.spec import (
+    HYPER_NAMES,
+    MISSING,
+    SPECIAL_NAMES,
+    Facts,
+    HyperRule,
+    Params,
+    Write,
+    split_key,
+)
 from aprfmt.arch.value_checks import MAX_LAYERS, finite_number, nearest_float32, text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
 ShapesByName = Mapping[str, tuple[int, ...]]
 
 

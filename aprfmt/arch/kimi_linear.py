@@ -31,7 +31,7 @@ from aprfmt.arch.mla import (
 )
 from aprfmt.arch.qwen2_moe import shared_expert_rows
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, Found, HyperRule, Loss, Params
 from aprfmt.arch.spec_builders import full_spec
 from aprfmt.arch.tensor_rows import (
     LAYER,
@@ -48,8 +48,6 @@ from aprfmt.arch.value_checks import object_under, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _LORA, _RANK, _MOE = "q_lora_rank", "kv_lora_rank", "block_sparse_moe."
 _HEADS, _DIM = "delta_value_heads", "delta_value_dim"
 _LATENT = f"{ELSEWHERE} & {_LORA}"

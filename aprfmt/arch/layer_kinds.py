@@ -9,15 +9,22 @@ from dataclasses import replace
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.layout_steps import RowsPermuted
-from aprfmt.arch.spec import Facts, HyperRule, LayoutStep, Read, Write, split_key
+from aprfmt.arch.spec import (
+    Facts,
+    Found,
+    HyperRule,
+    LayoutStep,
+    Params,
+    PerLayer,
+    Read,
+    Write,
+    split_key,
+)
 from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, linear
 from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-PerLayer = tuple[bool, ...]
 IN, SSM = "attention_layers", "ssm_layers"
 KV_HEADS = "{arch}.attention.head_count_kv"
 ATTENTION = ("attention", "full_attention")

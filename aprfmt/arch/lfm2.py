@@ -4,7 +4,6 @@ The norm after the last layer is called embedding_norm, in GGUF too. Sources:
 transformers' modeling files; the gguf package's name map; the converter's lfm2.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses, moe
@@ -22,14 +21,11 @@ from aprfmt.arch.mla import dense_first_rule
 from aprfmt.arch.recurrent_steps import Depthwise
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.tensor_rows import RoleRow, experts, linear, make_tables, model_rows, norm
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Found, HyperRule, Loss, Params
+from aprfmt.arch.tensor_rows import RoleRow, Rows, experts, linear, make_tables, model_rows, norm
 from aprfmt.arch.value_checks import boolean, finite_number, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-Rows = tuple[RoleRow, ...]
 _CONV, _BIAS = "conv_layers", "conv_bias"
 _BEFORE, _ = model_rows()
 LAST = RoleRow(

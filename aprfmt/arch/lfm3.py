@@ -4,7 +4,7 @@ Layers with a window have a rope base of their own, those without rotate a part 
 Sources: transformers' modeling_lfm3 and configuration_lfm3. llama.cpp has no such architecture.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
@@ -12,14 +12,12 @@ from aprfmt.arch.layer_kinds import IN, attention_rows, layers_with_role, other_
 from aprfmt.arch.lfm2 import CONVOLUTION, GATED, LAST
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, Found, HyperRule, Params
 from aprfmt.arch.tensor_rows import LAYER, RoleRow, make_tables, model_rows, norm
 from aprfmt.arch.value_checks import sequence
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _CONV, _WINDOW, _FULL = "conv", "sliding_attention", "full_attention"
 _AROUND = ("post_attention_norm.weight", "post_ffw_norm.weight")
 _KINDS = (_CONV, _WINDOW, _FULL)

@@ -8,7 +8,7 @@ are none), and models of 128 experts have no norms of q and k. Sources: transfor
 modeling_llama4; the converter's llama4.py; llama.cpp's llama4.cpp.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.joining_steps import Split
@@ -18,8 +18,18 @@ from aprfmt.arch.qwen2_moe import shared_expert_rows
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.sliding_window import PerLayer, Window, window_period, window_rules
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.sliding_window import Window, window_period, window_rules
+from aprfmt.arch.spec import (
+    ArchSpec,
+    Binding,
+    BlockSpec,
+    Facts,
+    Found,
+    HyperRule,
+    Loss,
+    Params,
+    PerLayer,
+)
 from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
@@ -33,9 +43,6 @@ from aprfmt.arch.tensor_rows import (
 )
 from aprfmt.arch.value_checks import boolean, finite_number, sequence, whole_number
 from aprfmt.base.protocols import Value
-
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 
 _CHUNK, _SCALE, _LENGTH = 8192, 0.1, 8192  # transformers' defaults, and llama.cpp's only values
 _UNNORMED = 128  # experts

@@ -1,11 +1,8 @@
 """What GGUF or config.json cannot express for most architectures, and what readers assume."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from aprfmt.arch.spec import Loss
-from aprfmt.base.protocols import Value
-
-Params = Mapping[str, Value]
+from aprfmt.arch.spec import Loss, Params
 
 
 def _has_scaling(*kinds: str) -> Callable[[Params], bool]:

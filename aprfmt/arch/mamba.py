@@ -15,16 +15,13 @@ from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
-from aprfmt.arch.spec import BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import BlockSpec, Facts, Found, HyperRule, Loss, Params
 from aprfmt.arch.spec_builders import full_spec
-from aprfmt.arch.tensor_rows import RoleRow, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.tensor_rows import RoleRow, Rows, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import finite_number, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-Rows = tuple[RoleRow, ...]
 UNBOUNDED = 1 << 20  # the context length that the converter writes for models without one
 _ONE = (Reshaped(("ssm_heads",), ("ssm_heads", "1")),)
 _CHANNELS = "ssm_size+2*ssm_groups*ssm_state"

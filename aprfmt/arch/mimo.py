@@ -8,19 +8,19 @@ role. Sources: the checkpoints' modeling files; transformers' modeling_mimo_v2_f
 mimo_mtp.py and mimo_v2_mtp.py; llama.cpp's mimo2.cpp and the converter's mimo.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import draft_head, hyper_rules, moe
 from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale_rule
+from aprfmt.arch.layer_kinds import KV_HEADS
 from aprfmt.arch.layout_steps import HalvesExchanged
 from aprfmt.arch.mla import expert_groups_rule
 from aprfmt.arch.qwen2 import QWEN2, WINDOW
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.sliding_window import PerLayer, Window, window_rules
-from aprfmt.arch.spec import MISSING, Binding, DraftNames, Facts, HyperRule
+from aprfmt.arch.sliding_window import Window, window_rules
+from aprfmt.arch.spec import MISSING, Binding, DraftNames, Facts, Found, HyperRule, Params, PerLayer
 from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import (
     LAYER,
@@ -35,10 +35,7 @@ from aprfmt.arch.tensor_rows import (
 from aprfmt.arch.value_checks import boolean, sequence, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _LOCAL, _FULL = "window_layers", "!window_layers"
-_KV_HEADS = "{arch}.attention.head_count_kv"
 _PATTERN = "{arch}.attention.sliding_window_pattern"
 _COUNTS = ("num_nextn_predict_layers",)
 
@@ -138,7 +135,7 @@ def _read_kv_heads_gguf(windowed: bool, facts: Facts) -> Found:
 
     In a list the first such layer's number is taken. None without the key.
     """
-    found, pattern = facts.first(_KV_HEADS), facts.first(_PATTERN)
+    found, pattern = facts.first(KV_HEADS), facts.first(_PATTERN)
     if found is None or isinstance(found[0], int) or pattern is None:
         return found
     counts, on = sequence(*found, 1), sequence(*pattern, 1)
@@ -148,7 +145,7 @@ def _read_kv_heads_gguf(windowed: bool, facts: Facts) -> Found:
 
 def _write_kv_heads(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: key heads by layer}."""
-    return {_KV_HEADS: [value if on else hp["global_kv_heads"] for on in hp[_LOCAL]]}
+    return {KV_HEADS: [value if on else hp["global_kv_heads"] for on in hp[_LOCAL]]}
 
 
 def _read_sink_layers(facts: Facts, hp: Params) -> Found:

@@ -7,14 +7,12 @@ Sources: transformers' modeling_minimax and configuration_minimax; the converter
 llama.cpp's minimax-01.cpp.
 """
 
-from collections.abc import Mapping
-
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.layer_kinds import layers_with_role, read_layer_kinds
 from aprfmt.arch.minimax_m2 import rotary_dim_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, Found, HyperRule, Loss, Params
 from aprfmt.arch.spec_builders import full_spec
 from aprfmt.arch.tensor_rows import (
     KV,
@@ -30,8 +28,6 @@ from aprfmt.arch.tensor_rows import (
 from aprfmt.arch.value_checks import boolean, finite_number, sequence, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _IN, _ELSE, _MOE = "lightning_layers", "!lightning_layers", "block_sparse_moe."
 _EXPERTS, _EXPERT_BINDINGS = experts(_MOE + "experts", "w1", "w3", "w2")
 _MADE = make_tables(

@@ -18,7 +18,17 @@ from aprfmt.arch.layer_kinds import layers_with_role, read_layer_kinds
 from aprfmt.arch.qwen2_moe import ROUTER, shared_expert_rows
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss, Read, split_key
+from aprfmt.arch.spec import (
+    Binding,
+    BlockSpec,
+    Facts,
+    Found,
+    HyperRule,
+    Loss,
+    Params,
+    Read,
+    split_key,
+)
 from aprfmt.arch.spec_builders import full_spec
 from aprfmt.arch.tensor_rows import (
     LAYER,
@@ -31,10 +41,7 @@ from aprfmt.arch.tensor_rows import (
     with_model_rows,
 )
 from aprfmt.arch.value_checks import object_under, sequence, whole_number
-from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _IN, _MOE, _INDEXER = "index_layers", "moe_layers", "self_attn.indexer"
 _EXPERTS, _EXPERT_BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
 _EACH = len(_EXPERTS)  # bindings of one tensor an expert come first, those of joined ones then

@@ -5,7 +5,6 @@ in the rope object). Source: transformers' modeling_ministral3; the converter's 
 llama.cpp's mistral3.cpp, which permutes Q and K like llama's.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
@@ -13,12 +12,11 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import ORIGINAL, HFRope, RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Params
 from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import finite_number, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
 _ROPE = RopeDefaults(theta=1e6, log_mul=1.0)
 _BETA = "llama_4_scaling_beta"
 

@@ -5,20 +5,17 @@ the heads are in `..._mla` keys (older files have only these, under the plain ke
 docs/reference/architectures.md; the converter's deepseek.py; llama.cpp's deepseek2.cpp.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, moe
 from aprfmt.arch.layer_kinds import read_layer_kinds
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults, yarn_mscale
-from aprfmt.arch.spec import MISSING, Facts, HyperRule, Loss, Read
+from aprfmt.arch.spec import MISSING, Facts, Found, HyperRule, Loss, Params, Read
 from aprfmt.arch.value_checks import MAX_ROTATED, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 NOPE, ROPE = 128, 64  # transformers' defaults, v2 and v3
 
 

@@ -5,7 +5,6 @@ either side. Gate and up are one matrix, in GGUF too. Sources: transformers' mod
 the gguf package's name map; llama.cpp's modern-bert.cpp.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules
@@ -15,14 +14,12 @@ from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import KINDS
-from aprfmt.arch.spec import Binding, Facts, HyperRule
+from aprfmt.arch.spec import Binding, Facts, Found, HyperRule, Params
 from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm
 from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _M = "layers.{L}."
 _EVERY = "global_attn_every_n_layers"
 _PATTERN = "{arch}.attention.sliding_window_pattern"

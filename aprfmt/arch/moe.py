@@ -4,12 +4,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from aprfmt.arch.hyper_rules import fixed, per_layer, size
-from aprfmt.arch.spec import Facts, HyperRule, Loss
+from aprfmt.arch.spec import Facts, Found, HyperRule, Loss, Params
 from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 MAX_EXPERTS = 1 << 16
 
 

@@ -11,13 +11,11 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, fused_bindings, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, default_ffn_size
 from aprfmt.arch.required_values import divided_head_dim_rule
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Found, HyperRule, Loss, Params
 from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import finite_number, positive_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _B = "transformer.blocks.{L}."
 _USUAL = 8.0
 _TENSORS, _BINDINGS = make_tables(

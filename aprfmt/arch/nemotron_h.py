@@ -31,16 +31,13 @@ from aprfmt.arch.mamba import (
     state_rules,
 )
 from aprfmt.arch.mla import expert_groups_rule
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Read
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, Found, HyperRule, Params, Read
 from aprfmt.arch.spec_builders import Made, full_spec
-from aprfmt.arch.tensor_rows import RoleRow, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.tensor_rows import RoleRow, Rows, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-Rows = tuple[RoleRow, ...]
 _WIDTHS = "{arch}.feed_forward_length"
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _LAYER = "backbone.layers.{L}."

@@ -1,13 +1,10 @@
 """Rules for models in which every n-th layer has no rope (smollm3, llama4)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from aprfmt.arch.sliding_window import PerLayer
-from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec import Facts, HyperRule, Params, PerLayer
 from aprfmt.arch.value_checks import sequence, whole_number
-from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
 FoundLayers = tuple[PerLayer, str] | None
 
 

@@ -18,6 +18,7 @@ from aprfmt.arch.tensor_rows import (
     KV,
     Q,
     RoleRow,
+    Rows,
     WholeNames,
     attention,
     gated_mlp,
@@ -29,7 +30,6 @@ from aprfmt.arch.tensor_rows import (
 )
 
 _H = "transformer.h.{L}."
-Rows = tuple[RoleRow, ...]
 
 
 def _old_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:

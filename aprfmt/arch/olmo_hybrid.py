@@ -18,7 +18,7 @@ from aprfmt.arch.joining_steps import Joined
 from aprfmt.arch.recurrent_steps import Depthwise
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, Found, HyperRule, Params
 from aprfmt.arch.spec_builders import full_spec
 from aprfmt.arch.tensor_rows import (
     KV,
@@ -34,8 +34,6 @@ from aprfmt.arch.tensor_rows import (
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _NET, _HEADS = LAYER + "linear_attn.", ("delta_value_heads",)
 _PARTS = (KEYS, KEYS, VALUES)
 _JOINED = tuple(f"{_NET}{part}_proj.weight" for part in "qkv")

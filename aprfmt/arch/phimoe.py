@@ -7,7 +7,6 @@ length, as in the model's own code. Source: transformers' modeling_phimoe; the c
 phi.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from reprlib import repr as short_repr
 
@@ -16,7 +15,7 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, Found, HyperRule, Loss, Params
 from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
@@ -29,8 +28,6 @@ from aprfmt.arch.tensor_rows import (
 )
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 _EXPERTS, _BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
 _TENSORS, _MADE = make_tables(
     (

@@ -8,19 +8,17 @@ modeling_pixtral, modeling_llava and modeling_mistral3; the gguf package's name 
 converter's llava.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.arch.role_vocabulary import PROJECTORS
-from aprfmt.arch.spec import HyperRule, Loss
+from aprfmt.arch.spec import HyperRule, Loss, Params
 from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, single_row
 from aprfmt.arch.vision_towers import UNUSED, evidence_of_projector, tower_rules
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
 _NAME = "pixtral_vision"
 KIND = PROJECTORS[_NAME]
 _TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."

@@ -6,13 +6,10 @@ sentence_transformers/models/Pooling.py; llama.cpp's `enum llama_pooling_type`.
 
 from collections.abc import Mapping
 
-from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec import Facts, Found, HyperRule, Params
 from aprfmt.arch.value_checks import boolean, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 
 # The file in config.json's folder, and the key under which its content is given with the config's.
 FILE = "1_Pooling/config.json"

@@ -7,14 +7,8 @@ from collections.abc import Callable, Mapping
 
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.sliding_window import (
-    IGNORED_WINDOW,
-    PerLayer,
-    Window,
-    window_every_layer,
-    window_rules,
-)
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_every_layer, window_rules
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, PerLayer
 from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value

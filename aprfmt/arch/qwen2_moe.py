@@ -8,14 +8,8 @@ from collections.abc import Mapping
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.qwen2 import MAX_WINDOW_LAYERS
-from aprfmt.arch.sliding_window import (
-    IGNORED_WINDOW,
-    PerLayer,
-    Window,
-    window_every_layer,
-    window_rules,
-)
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_every_layer, window_rules
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss, PerLayer
 from aprfmt.arch.tensor_rows import (
     FUSED,
     RoleRow,

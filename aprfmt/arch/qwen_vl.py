@@ -22,12 +22,11 @@ from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.rope_sections import IGNORED, old_sections_rule
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_every_layer, window_rules
-from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, Loss
+from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, Loss, Params
 from aprfmt.arch.tensor_rows import LAYER
 from aprfmt.arch.value_checks import sequence
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
 _MROPE = {"mrope": "default"}  # what the first checkpoints call it
 _TWO, _THREE = RopeDefaults(theta=1e6, aliases=_MROPE), RopeDefaults(theta=5e5, aliases=_MROPE)
 _IGNORED = IGNORED.union(

@@ -18,16 +18,14 @@ from aprfmt.arch import hyper_rules
 from aprfmt.arch.joining_steps import Split, Stacked
 from aprfmt.arch.pixtral_vision import DEVIATION, MEAN
 from aprfmt.arch.role_vocabulary import PROJECTORS
-from aprfmt.arch.spec import MISSING, ArchSpec, Binding, Facts, HyperRule, Loss, Read
+from aprfmt.arch.spec import MISSING, ArchSpec, Binding, Facts, HyperRule, Loss, Params, Read
 from aprfmt.arch.spec_builders import names_only_spec
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, Rows, linear, make_tables, norm, single_row
 from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.arch.vision_towers import UNUSED, activation_rule, evidence_of_projector, tower_rules
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
-Rows = tuple[RoleRow, ...]
 _SECTION = "vision_config"
 _TOWER = "visual."
 _LAYER = _TOWER + "blocks.{L}."

@@ -5,11 +5,9 @@ from dataclasses import replace
 from reprlib import repr as short_repr
 
 from aprfmt.arch import hyper_rules
-from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec import Facts, HyperRule, Params
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-
-Params = Mapping[str, Value]
 
 
 def require_values(facts: Facts, usual: Mapping[str, Value]) -> None:

@@ -17,18 +17,14 @@ The normal form of the hyperparameter `rope_scaling` is None (no scaling) or a m
 """
 
 import math
-from collections.abc import Mapping
 from reprlib import repr as short_repr
 
 from aprfmt.arch.rope_gguf import read_gguf, write_gguf
 from aprfmt.arch.rope_hf import HFRope, RopeDefaults, full_head_dim, write_hf
-from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec import Facts, Found, HyperRule, Params
 from aprfmt.arch.value_checks import MAX_ROTATED, finite_number, positive_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
 
 
 def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:

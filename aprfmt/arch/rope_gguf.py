@@ -14,7 +14,7 @@ from aprfmt.arch.rope_hf import (
     longrope_attention_factor,
     yarn_attention_factor,
 )
-from aprfmt.arch.spec import DerivedTensor, Facts
+from aprfmt.arch.spec import DerivedTensor, Facts, Params
 from aprfmt.arch.value_checks import (
     finite_number,
     positive_number,
@@ -26,7 +26,6 @@ from aprfmt.arch.value_checks import (
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
 Scaling = dict[str, Value]
 
 FREQS = "rope_freqs.weight"

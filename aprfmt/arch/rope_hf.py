@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.arch.spec import Facts
+from aprfmt.arch.spec import Facts, Params
 from aprfmt.arch.value_checks import (
     boolean,
     divisors,
@@ -22,7 +22,6 @@ from aprfmt.arch.value_checks import (
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
 Scaling = dict[str, Value]
 ORIGINAL = "original_max_position_embeddings"
 YARN_BETAS = (32.0, 1.0)  # default beta_fast and beta_slow, from the YaRN paper

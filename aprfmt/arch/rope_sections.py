@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch.rope_hf import RopeDefaults, write_hf
-from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec import Facts, HyperRule, Params
 from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
 Sections = tuple[int, int, int]
 _KEY = "{arch}.rope.dimension_sections"
 _OBJECTS = ("rope_parameters", "rope_scaling")

@@ -7,7 +7,7 @@ model runs without them. Sources: transformers' modeling files and its conversio
 gguf package's name map; the converter's bert.py.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules
@@ -16,13 +16,12 @@ from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, PARTS, fused_bind
 from aprfmt.arch.required_values import require_values
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.spec import Binding, Facts, HyperRule
+from aprfmt.arch.spec import Binding, Facts, HyperRule, Params
 from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, plain_mlp
 from aprfmt.arch.value_checks import sequence, text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
-Params = Mapping[str, Value]
 _LAYER = "encoder.layers.{L}."
 _WORDS, _TYPES = "embeddings.word_embeddings", "embeddings.token_type_embeddings"
 _NORMS = (

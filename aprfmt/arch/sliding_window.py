@@ -1,17 +1,13 @@
 """Sliding-window rules of every family: the window's size, and which layers have one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aprfmt.arch.spec import Facts, HyperRule, Loss
+from aprfmt.arch.spec import Facts, Found, HyperRule, Loss, Params, PerLayer
 from aprfmt.arch.value_checks import boolean, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-PerLayer = tuple[bool, ...]
 
 # What `layer_types` in config.json call a layer with a window, and one without.
 KINDS = {"sliding_attention": True, "full_attention": False}

@@ -4,25 +4,14 @@ GGUF has no key for the list: llama.cpp skips rope in every fourth layer. Source
 docs/reference/architectures.md; transformers' configuration_smollm3.
 """
 
-from collections.abc import Mapping
-
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.nope_layers import all_but_every, rope_layers_rule, rotating_layers
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.sliding_window import (
-    IGNORED_WINDOW,
-    PerLayer,
-    Window,
-    window_every_layer,
-    window_rules,
-)
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_every_layer, window_rules
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss, Params, PerLayer
 from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
-from aprfmt.base.protocols import Value
-
-Params = Mapping[str, Value]
 
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(

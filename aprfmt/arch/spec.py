@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 else:
     Array = Any
 
+Params = Mapping[str, Value]  # hyperparameters by name
+Found = tuple[Value, str] | None  # a value, and the key it was read under
+PerLayer = tuple[bool, ...]  # one for each layer
+
 # "tensor": the values of a stored tensor (rope_freqs.weight); "shape": its presence or shape.
 Origin = Literal["config", "metadata", "shape", "tensor", "default", "user"]
 
@@ -122,7 +126,7 @@ class Facts:
     tensors: Mapping[str, Any] = field(default_factory=dict)
     names: str = ""
 
-    def first(self, *keys: str, null: bool = False) -> tuple[Value, str] | None:
+    def first(self, *keys: str, null: bool = False) -> Found:
         """Return (value, key) of the first of `keys` that the file has; `{arch}` is filled in.
 
         None if it has none of them. A null counts as absent; with `null=True` it counts as None.
@@ -166,8 +170,8 @@ class _Missing:
 MISSING: Any = _Missing()
 
 
-Read = Callable[[Facts, Mapping[str, Value]], tuple[Value, str] | None]
-Write = Callable[[Value, Mapping[str, Value]], Mapping[str, Value]]
+Read = Callable[[Facts, Params], Found]
+Write = Callable[[Value, Params], Mapping[str, Value]]
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ class HyperRule:
     shown_in: tuple[str, ...] = ()
     null_in: tuple[str, ...] = ()
     high: int = (1 << 31) - 1
-    check: Callable[[Value, Facts, Mapping[str, Value]], str] | None = None
+    check: Callable[[Value, Facts, Params], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +223,7 @@ class DerivedTensor:
     """
 
     names: Mapping[str, str]
-    make: Callable[[Mapping[str, Value]], Sequence[float] | None]
+    make: Callable[[Params], Sequence[float] | None]
 
     def name(self, style: str) -> str:
         """Return the tensor's stored name in a style; "" if the style does not store it."""
@@ -261,32 +265,28 @@ class LayoutStep(Protocol):
 
     permutes: ClassVar[bool]
 
-    def shapes(
-        self, stored: Sequence[tuple[int, ...]], hp: Mapping[str, Value]
-    ) -> list[tuple[int, ...]]:
+    def shapes(self, stored: Sequence[tuple[int, ...]], hp: Params) -> list[tuple[int, ...]]:
         """Return the logical shapes; ArchError if the stored shapes do not fit."""
         ...
 
     def stored_shapes(
-        self, logical: Sequence[tuple[int, ...]], hp: Mapping[str, Value], count: int
+        self, logical: Sequence[tuple[int, ...]], hp: Params, count: int
     ) -> list[tuple[int, ...]]:
         """Return the shapes of the `count` stored tensors; ArchError if `logical` does not fit."""
         ...
 
-    def moves(
-        self, stored: Sequence[tuple[int, ...]], hp: Mapping[str, Value]
-    ) -> list[list[Move]] | None:
+    def moves(self, stored: Sequence[tuple[int, ...]], hp: Params) -> list[list[Move]] | None:
         """Return for each logical tensor the runs of stored elements that make it up, in order.
 
         None if the step cannot be expressed so: then the arrays have to be decoded.
         """
         ...
 
-    def undo(self, stored: Sequence[Array], hp: Mapping[str, Value]) -> list[Array]:
+    def undo(self, stored: Sequence[Array], hp: Params) -> list[Array]:
         """Return the logical arrays of stored ones."""
         ...
 
-    def apply(self, logical: Sequence[Array], hp: Mapping[str, Value]) -> list[Array]:
+    def apply(self, logical: Sequence[Array], hp: Params) -> list[Array]:
         """Return the stored arrays of logical ones; `undo(apply(x)) == x`."""
         ...
 
@@ -321,7 +321,7 @@ class Loss:
 
     style: str
     name: str
-    applies: Callable[[Mapping[str, Value]], bool]
+    applies: Callable[[Params], bool]
     consequence: str
     assumed: bool = False
     refused: bool = False
@@ -371,13 +371,13 @@ class ArchSpec:
     ignored: frozenset[str] = frozenset()
     buffers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     derived: tuple[DerivedTensor, ...] = ()
-    evidence: Callable[[Collection[str], Mapping[str, Value]], bool] | None = None
+    evidence: Callable[[Collection[str], Params], bool] | None = None
     level: Literal["full", "names"] = "full"
     forward: str = ""  # "module:function" of its own forward pass; "": the shared one
     draft: Mapping[str, DraftNames] = field(default_factory=dict)
     draft_layer: Mapping[str, bool] = field(default_factory=dict)
     section: str = "text_config"
-    mixed: Callable[[Mapping[str, Value]], str] | None = None
+    mixed: Callable[[Params], str] | None = None
 
     def __repr__(self) -> str:
         return short_repr(self, self.name)

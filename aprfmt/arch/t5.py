@@ -11,15 +11,12 @@ from typing import Any
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule
+from aprfmt.arch.spec import ArchSpec, Binding, Facts, Found, HyperRule, Params
 from aprfmt.arch.spec_builders import Made, names_only_spec
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, make_tables
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, Rows, make_tables
 from aprfmt.arch.value_checks import text, whole_number
 from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-Rows = tuple[RoleRow, ...]
 _COUNTS = {"encoder": ("num_layers", "{arch}.block_count"),
            "decoder": ("num_decoder_layers", "{arch}.decoder_block_count")}  # fmt: skip
 _SHORT = {"encoder": "enc", "decoder": "dec"}

@@ -37,6 +37,9 @@ class RoleRow:
     layered: bool = True
 
 
+Rows = tuple[RoleRow, ...]
+
+
 def linear(
     role: str,
     hf: str,

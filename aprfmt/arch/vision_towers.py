@@ -13,10 +13,9 @@ from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.spec import HyperRule
 from aprfmt.arch.spec_builders import names_only_spec
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, Rows, linear, make_tables, norm, single_row
 from aprfmt.base.protocols import Value
 
-Rows = tuple[RoleRow, ...]
 _LAYER = "encoder.layers.{L}."
 _WIDTH = ("hidden_size",)
 _PATCH = ("hidden_size", "image_channels", "patch_size", "patch_size")

@@ -4,19 +4,13 @@ Layers of both share the number {L}; the longer stack counts them. Keys have no 
 no form of the whole model. Source: transformers' modeling_whisper.
 """
 
-from collections.abc import Mapping
-
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec import Facts, Found, HyperRule, Params
 from aprfmt.arch.spec_builders import names_only_spec
-from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.tensor_rows import Q, RoleRow, Rows, linear, make_tables, norm, single_row
 from aprfmt.arch.value_checks import whole_number
-from aprfmt.base.protocols import Value
 
-Params = Mapping[str, Value]
-Found = tuple[Value, str] | None
-Rows = tuple[RoleRow, ...]
 _STACKS = ("encoder", "decoder")
 _TABLE = ("vocab_size", "hidden_size")
 

@@ -1,7 +1,7 @@
 """Start child processes: by path, isolated, and away from the user's folder.
 
 `python -m` and `python -c` put the working folder first in `sys.path`, so that a `numpy.py` that
-lies beside a downloaded model would be run. A child is therefore started with `-I` (no PYTHON*
+lies next to a downloaded model would be run. A child is therefore started with `-I` (no PYTHON*
 variables, no script's or working folder in `sys.path`), in the root folder, and is given the search
 path of this process without the working folder.
 """

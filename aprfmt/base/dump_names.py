@@ -101,7 +101,7 @@ def parse_dump_path(path: str) -> DumpPlace:
                 elif (axis := rank_axis(key)) and value.isdigit():
                     ranks[axis] = int(value)
                 elif key not in _EMPTY_TAGS and not key.endswith("_size"):
-                    # Behind a name: `q_proj.tp_rank=1`.
+                    # After a name: `q_proj.tp_rank=1`.
                     words.append(_without_ranks(f"{key}={value}", ranks))
             continue
         # Other parts: ranks, then a step, then the name.

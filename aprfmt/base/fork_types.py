@@ -42,7 +42,7 @@ class TypeSize(NamedTuple):
     elements: int
     size: int
     header: int = 0
-    tail: int = 0  # behind the whole tensor
+    tail: int = 0  # after the whole tensor
 
     def nbytes(self, shape: Sequence[int]) -> int | None:
         """Return the bytes of a tensor of `shape`, None where its rows are no whole blocks."""

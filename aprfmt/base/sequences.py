@@ -1,12 +1,16 @@
 """One value where several may be given: Python would read a text as its letters."""
 
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Value = TypeVar("Value", bound="str | Path")
 
 
 def listed(values: Value | Iterable[Value]) -> list[Value]:
     """Return the values as a list; a text or a path is one value."""
-    return [values] if isinstance(values, str | Path) else list(values)
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        return list(values)
+    return [values]

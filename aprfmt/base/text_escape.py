@@ -3,7 +3,7 @@ r"""Make text that came out of a file safe to print.
 Names, metadata and templates of a file may hold characters that move the cursor, recolour the
 terminal, reverse the reading direction or cannot be seen at all. All of them pass `escape`.
 Notation: `\n`, `\r`, `\t`, else `\xHH`, `\uHHHH` or `\UHHHHHHHH`, the code point in lower-case
-hexadecimal. A backslash of the text stays, unless the characters behind it would make it look like
+hexadecimal. A backslash of the text stays, unless the characters after it would make it look like
 an escape: then it is doubled. So `\d+` and `C:\models` stay, `\n` (two characters) becomes `\\n`,
 and `unescape(escape(text)) == text` for every text.
 """

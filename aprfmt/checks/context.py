@@ -13,9 +13,9 @@ from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
 from aprfmt.model.ledger import Item, Ledger, NotCompared, acceptance_predicate, make_ledger
 from aprfmt.model.resolve import Resolution, find_spec
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
 from aprfmt.tokenizer.stated import StatedTokenizer, read_tokenizer_parts
+from aprfmt.tokenizer.stored_parts import Carried
 
 
 @dataclass

@@ -8,7 +8,7 @@ weight_scale_inv  float [..., ceil(out/128), ceil(in/128)], or one number for th
 
 value = weight * scale: the "inverse" in the name is that of quantizing. The tile's size is
 `weight_block_size` of config.json; tiles at the ends may be short. Without it, and for the tiles of
-1 x 32 that MXFP8 and packed experts have beside others, it follows from the number of scales.
+1 x 32 that MXFP8 and packed experts have besides others, it follows from the number of scales.
 Without the tile's size the scales may be one number a row too, [..., out].
 Experts that are stored together are NAME and NAME_scale_inv.
 

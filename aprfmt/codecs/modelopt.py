@@ -241,7 +241,7 @@ DIALECT = Dialect(
 )
 
 
-# suffixes beside experts that are one tensor -> those of a weight
+# suffixes next to experts that are one tensor -> those of a weight
 _TOGETHER: Mapping[str, str] = {
     "": _MAIN, "_weight_scale": SCALE, "_weight_scale_2": _SECOND, "_input_scale": _INPUT,
 }  # fmt: skip

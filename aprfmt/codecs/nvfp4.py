@@ -3,7 +3,7 @@
 0   4  d   four UE4M3 scales (E4M3 without a sign; 0x7F reads as 0)
 4  32  qs  8 bytes for each 16 elements: low nibbles are elements 0-7, high nibbles 8-15
 
-The tensor's own float32 scale stands in a sibling tensor (`NAME.scale` beside `NAME.weight` in
+The tensor's own float32 scale stands in a sibling tensor (`NAME.scale` next to `NAME.weight` in
 GGUF), one number, or one an expert: with part "scale" the value is E2M1[q] * (UE4M3[d] * scale),
 rounded in that order, which is ModelOpt's. (ggml multiplies what comes out of the product.)
 """

@@ -11,7 +11,7 @@ from aprfmt.codecs.base import F32, BlockCodec, Blocks
 
 
 class Q8_K(BlockCodec):
-    """ggml's format of activations beside K-quants, seldom in a file."""
+    """ggml's format of activations in products with K-quants, seldom in a file."""
 
     name = "Q8_K"
 

@@ -1,6 +1,6 @@
 """Read and check the quant state of bitsandbytes: the companions of packed 4-bit weights.
 
-For a weight `W`, beside the packed bytes:
+For a weight `W`, next to the packed bytes:
 
 W.absmax                              float32 a block; uint8 codes with double quantization
 W.quant_map                           16 float32: the code, value by nibble

@@ -17,13 +17,13 @@ import numpy as np
 from aprfmt.codecs import native_kernels
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.grids import GridWeight, Groups
+from aprfmt.codecs.laid_out import AWQ_ORDER
 from aprfmt.codecs.rounding import group_values, integer_codes, largest_magnitudes
 from aprfmt.codecs.writer import OutTensor, Settings, Writer, round_numbers
 from aprfmt.errors import CodecError
 
 _SMALLEST = np.float32(2.0**-24)  # F16's, for a scale that it rounds to nothing
 _ROWS = 512  # outputs turned at a time
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of AWQ: nibble k of a word is output 8 * word + _ORDER[k]
 
 
 def _float16_scale(scale: F32) -> F32:
@@ -125,7 +125,7 @@ def _awq_words(pairs: Array) -> Array:
     """Return codes [outputs, in / 2], two a byte, as AWQ's words int32 [in, outputs / 8]."""
     eight = pairs.reshape(-1, 8, pairs.shape[1])  # outputs of a word
     words = np.zeros((len(eight), pairs.shape[1], 2), "<u4")  # by byte: the even input, the odd one
-    for place, output in enumerate(_ORDER):
+    for place, output in enumerate(AWQ_ORDER):
         codes = eight[:, output].astype("<u4")
         words[..., 0] |= (codes & 15) << np.uint32(4 * place)
         words[..., 1] |= codes >> 4 << np.uint32(4 * place)
@@ -223,5 +223,5 @@ AWQ = Writer(
 
 def _awq_order(codes: Array) -> Array:
     """Return codes [rows, outputs], those of each eight outputs in the order of AWQ's words."""
-    found: Array = codes.reshape(len(codes), -1, 8)[:, :, list(_ORDER)]
+    found: Array = codes.reshape(len(codes), -1, 8)[:, :, list(AWQ_ORDER)]
     return found.reshape(len(codes), -1)

@@ -69,7 +69,7 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
         verifier = digest = None
         if not options.dry_run:
             keep_freed()
-            # Both run beside everything else, the plan included.
+            # Both run in parallel with everything else, the plan included.
             fetched = any(map(is_remote, model.source.files))
             if hashed or (fetched and (options.source_hash or options.verify)):
                 digest = stack.enter_context(SourceHash(model.source, hashed))

@@ -1,7 +1,7 @@
 """Account for every tensor and companion file of a source in a copy, so that no loss is silent.
 
 Two open models are compared: the plan of the conversion is not trusted. Every stored tensor, the
-scales of packed weights, a tied head and the files beside the weights are copied, transformed or
+scales of packed weights, a tied head and the files next to the weights are copied, transformed or
 dropped; a drop needs a flag, which the copy records. Everything else is lost.
 """
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 HEAD = "lm_head"
 _FLOATS = ("F32", "F16", "BF16")
 _CHUNK = 1 << 22  # elements compared at a time
-_ACTIVATIONS = "input_scale"  # stands beside ModelOpt's weights where calibration gave it
+_ACTIVATIONS = "input_scale"  # stands next to ModelOpt's weights where calibration gave it
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Estimate a conversion's memory, disk space and time, from rates measured on this machine.
 
-The rates are those of small pieces of the work itself: a file without a name written beside the
+The rates are those of small pieces of the work itself: a file without a name written next to the
 output and synced, SHA-256, comparing, every pair of encodings on rows of the source, and of a
 source that lies elsewhere a part of its largest tensor, fetched as the conversion would.
 """
@@ -151,7 +151,7 @@ def _seconds(
     }
     if options.verify:
         found["verify"] = (source + output) * _timed(lambda: bytes(bytearray(piece))) / HASHED
-    # The source is fetched and hashed beside the copying; the longest of the three counts.
+    # The source is fetched, hashed and copied at once; the longest of the three counts.
     total = None
     if found["write"] is not None and found["fetch"] is not None:
         work = found["write"] + (found["encode"] or 0)

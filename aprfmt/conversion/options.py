@@ -69,7 +69,7 @@ class Options:
     takes it for a model of an architecture. `allow_inexact` accepts that values of packed weights
     change when they are repacked. `drop` are patterns of tensors to leave out, `rename` rules that
     give the source's tensors other names before anything else is done. `metadata` overrides single
-    keys of the output, `remove` leaves keys out; `texts` are the new content of text files beside
+    keys of the output, `remove` leaves keys out; `texts` are the new content of text files next to
     the weights. `allow_missing` are patterns of required roles that may be missing in the source,
     which the output records; `complete=False` requires no roles at all (a plain copy of the stored
     tensors). `carry=False` leaves the verbatim tokenizer.json out of a GGUF or APR, which has the

@@ -94,7 +94,7 @@ class Plan:
     absent: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)  # by name in the source: the flag
     edited: Collection[tuple[str, str]] = ()  # keys (kind, name) that get another value, or go
-    files_dropped: tuple[str, ...] = ()  # files beside the weights that --drop names
+    files_dropped: tuple[str, ...] = ()  # files next to the weights that --drop names
 
     @property
     def names(self) -> tuple[str, ...]:

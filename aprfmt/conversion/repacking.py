@@ -29,7 +29,7 @@ from aprfmt.tensors.view import View, decode_tensor
 if TYPE_CHECKING:
     from aprfmt.codecs.repacks import GroupCounts, Repacked
 
-# Numbers beside a weight's blocks: name after the weight's -> the parts that hold it, by dialect.
+# Numbers next to a weight's blocks: name after the weight's -> the parts that hold it, by dialect.
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "input_scale": (".input_scale", "_input_scale", "input_scale")
 }
@@ -318,7 +318,7 @@ def _check_activation_scales(origin: LazyTensor, name: str) -> None:
 
     `name` is the scale's tensor, for the message.
     """
-    from aprfmt.codecs.credible import check_input_scale_tensors
+    from aprfmt.codecs.scale_checks import check_input_scale_tensors
 
     try:
         check_input_scale_tensors(origin.parts)

@@ -15,11 +15,11 @@ from aprfmt.arch.value_checks import same_value
 from aprfmt.errors import ArchError
 from aprfmt.model.carried_files import json_object
 from aprfmt.tokenizer.build import bos_eos_post_processor
-from aprfmt.tokenizer.carried import TOKENIZER_JSON
 from aprfmt.tokenizer.hf_json import ROLES, id_list, post_processor_ids, special_texts
 from aprfmt.tokenizer.keys import TOKENS
-from aprfmt.tokenizer.pre import flatten_steps
+from aprfmt.tokenizer.pre_tokenizers import flatten_steps
 from aprfmt.tokenizer.stated import read_tokenizer_parts
+from aprfmt.tokenizer.stored_parts import TOKENIZER_JSON
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams

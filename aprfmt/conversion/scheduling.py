@@ -219,7 +219,7 @@ class _TensorInWork:
 
 PieceWork = tuple[int, Callable[[], PlacedPiece]]
 GivesWork = Callable[[DeferredSlot], Iterator[PieceWork]]
-FileWork = Iterator[tuple[_TensorInWork, PieceWork | None]]  # None behind a tensor's last piece
+FileWork = Iterator[tuple[_TensorInWork, PieceWork | None]]  # None after a tensor's last piece
 
 
 class WorkerPool:

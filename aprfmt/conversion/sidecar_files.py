@@ -95,9 +95,9 @@ def texts_to_write(
 ) -> dict[Path, str]:
     """Return {path: text} of the texts to write next to the weights, without those already there.
 
-    Beside a single file (`folder` is None) there may be another model's config.json. It is replaced
-    only with `force` together with the weights it belongs to, and never if the folder has other
-    weights. Raises OutputError where it may not be replaced.
+    Next to a single file (`folder` is None) there may be another model's config.json. It is
+    replaced only with `force` together with the weights it belongs to, and never if the folder has
+    other weights. Raises OutputError where it may not be replaced.
     """
     found = {weights.parent / name: text for name, text in texts.items()}
     if folder is not None:

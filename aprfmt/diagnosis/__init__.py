@@ -8,10 +8,10 @@ import numpy as np
 
 from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
-from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.packing_keys import repair_key_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
+from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.sides import Side, open_side
 from aprfmt.diagnosis.stored_names import compare_by_name, damage_texts
 from aprfmt.diagnosis.walk import Walk

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.norm_order import round_rope_table, round_to_type
-from aprfmt.diagnosis.rounded import TraceInArithmetic
+from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic
 from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, run_shadow_pass

@@ -7,7 +7,7 @@ from typing import Any
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.spec import HyperParams
 from aprfmt.arch.value_checks import same_value
-from aprfmt.diagnosis.found import Touched
+from aprfmt.diagnosis.records import Touched
 from aprfmt.inference.rows import RowSource, StoredRows
 from aprfmt.inference.weights import Holder, Weights
 from aprfmt.model import Model

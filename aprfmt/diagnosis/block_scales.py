@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import decode
-from aprfmt.codecs.credible import check_block_scales, check_input_scale_tensors
+from aprfmt.codecs.scale_checks import check_block_scales, check_input_scale_tensors
 from aprfmt.diagnosis.packing_repairs import bad_scale_text, wrong_part
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model

@@ -8,7 +8,7 @@ from typing import Any
 from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.value_checks import same_value
 from aprfmt.diagnosis.config_changes import IN_FILES, differing_keys
-from aprfmt.diagnosis.unread import misfit_reason, refusal_reason
+from aprfmt.diagnosis.unreadable_config import misfit_reason, refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.config_paths import GONE, Changes, Key, read_with_changes

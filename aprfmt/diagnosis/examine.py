@@ -23,7 +23,7 @@ from aprfmt.diagnosis.answers import (
     weights_inside,
 )
 from aprfmt.diagnosis.capture_point import find_other_capture_point
-from aprfmt.diagnosis.rounded import TraceInArithmetic, arithmetic_of_products
+from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic, arithmetic_of_products
 from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide, spanned_layers
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace

@@ -7,9 +7,9 @@ import numpy as np
 
 from aprfmt.base.protocols import Value
 from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
-from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import make_run_pair
+from aprfmt.diagnosis.records import Evidence
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel

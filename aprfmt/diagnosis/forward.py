@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.answers import Divergence, Examined
-from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.nextstep import recording_sentence
+from aprfmt.diagnosis.records import Evidence
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.found import CoverageText, Evidence, Touched
+from aprfmt.diagnosis.records import CoverageText, Evidence, Touched
 from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared

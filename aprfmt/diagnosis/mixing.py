@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aprfmt.diagnosis.found import Touched as Touched
 from aprfmt.diagnosis.paired_pass import SAME, PairedPass, PassResult, Probe
+from aprfmt.diagnosis.records import Touched as Touched
 from aprfmt.inference.engines.collect import weights_class_of
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.nonfinite import NonFinite

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.blend import multiplications_per_token
-from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import BUDGET, MixedResult, PartMeasurement, Share, make_run_pair
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter
@@ -22,6 +21,7 @@ from aprfmt.diagnosis.probes import (
     unrouted_experts,
 )
 from aprfmt.diagnosis.quantities import Quantity, compare_quantity
+from aprfmt.diagnosis.records import Evidence
 from aprfmt.inference.probe_ids import LONGEST, MARGIN, critical_lengths
 from aprfmt.measure.findings import Exercised, Finding
 from aprfmt.measure.proofs import unfitted_proof

@@ -19,15 +19,15 @@ from aprfmt.causes.hyperparameters import (
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.flags import add_flag_findings
-from aprfmt.diagnosis.found import KINDS, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
+from aprfmt.diagnosis.records import KINDS, Evidence
 from aprfmt.diagnosis.renumbered import settle_numbering
 from aprfmt.diagnosis.taken_parts import SIZES, taken_parts_text
 from aprfmt.diagnosis.tensors import compare_tensors, differ_in_tables_alone
 from aprfmt.diagnosis.tokens import add_tokenizer_findings
-from aprfmt.diagnosis.unclaimed import read_with_claim_of
-from aprfmt.diagnosis.unread import read_with_restored_key
+from aprfmt.diagnosis.undeclared_packing import read_with_claim_of
+from aprfmt.diagnosis.unreadable_config import read_with_restored_key
 from aprfmt.diagnosis.zero_values import zero_tensors_of_model
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command

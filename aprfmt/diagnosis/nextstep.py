@@ -13,7 +13,7 @@ from aprfmt.diagnosis.configuration_keys import repair_arguments
 from aprfmt.diagnosis.packing_keys import repair_key_command
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.tokens import has_more_tokens, tokenizer_set_arguments
-from aprfmt.diagnosis.unread import refusal_reason
+from aprfmt.diagnosis.unreadable_config import refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint

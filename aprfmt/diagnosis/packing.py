@@ -18,7 +18,6 @@ from aprfmt.codecs.dialect import Dialect, StoredPart
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.diagnosis.block_scales import find_wrong_scales
-from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.packing_repairs import (
     Repair,
     StoredWeight,
@@ -26,6 +25,7 @@ from aprfmt.diagnosis.packing_repairs import (
     part_numbers,
     possible_repairs,
 )
+from aprfmt.diagnosis.records import Evidence
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.findings import Finding

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.budget import Budget, BudgetSpent
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplications_per_token
-from aprfmt.diagnosis.found import Touched
+from aprfmt.diagnosis.records import Touched
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.forward import Span
 from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel

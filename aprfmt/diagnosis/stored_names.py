@@ -7,10 +7,10 @@ from dataclasses import replace
 from aprfmt.causes import CAUSES
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.models import relation_findings
+from aprfmt.diagnosis.records import Diagnosis, Evidence
 from aprfmt.diagnosis.tensors import explained_findings
-from aprfmt.diagnosis.unread import refusal_reason
+from aprfmt.diagnosis.unreadable_config import refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL

@@ -10,10 +10,10 @@ from aprfmt.causes.tensor.foreign_values import judge_foreign
 from aprfmt.causes.tensor.summary import add_measurements
 from aprfmt.causes.tensor.token_tables import common_rows, is_token_table
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.found import KINDS, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine_packed
+from aprfmt.diagnosis.records import KINDS, Evidence
 from aprfmt.diagnosis.unwritten_tail import unwritten_tails
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof, unfitted_proof

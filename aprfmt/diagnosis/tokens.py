@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.causes.tokenizer.comparison import compare_tokens
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference
-from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis.records import Evidence
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
@@ -16,6 +16,7 @@ from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.texts import uncompared_tokenizers
 from aprfmt.model import Model
 from aprfmt.tokenizer import to_gguf
+from aprfmt.tokenizer.keys import CHAT_TEMPLATE
 
 _OF = "probe texts, conversations and ends that are not A's; a share"
 
@@ -86,7 +87,6 @@ def _set_command(b: Model, keys: tuple[str, ...]) -> str:
     return set_command(b.path if b.folder is None else b.folder.path, [*map(shlex.quote, keys)])
 
 
-_TEMPLATE = "tokenizer.chat_template"
 _FILE = "chat_template.jinja"
 _LONGEST = 120  # characters of a text in a command
 
@@ -124,7 +124,7 @@ def _set_arguments(
         value = held.value if isinstance(held, TypedValue) else held
         file = None if a.folder is None else a.folder.path / _FILE
         if (
-            key == _TEMPLATE
+            key == CHAT_TEMPLATE
             and file is not None
             and file.is_file()
             and file.read_text(encoding="utf-8") == value

@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 
 from aprfmt.base.budget import BudgetSpent
-from aprfmt.diagnosis import conclude, direct
+from aprfmt.diagnosis import conclusion, trace_pair
 from aprfmt.diagnosis.blend import count_values
-from aprfmt.diagnosis.direct import point_rows
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
 from aprfmt.diagnosis.forward import JudgedTrace, judge_trace, shared_findings
-from aprfmt.diagnosis.found import ABSENT_POINTS, Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixed_checkpoints import find_mixture
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.nextstep import with_next_commands
-from aprfmt.diagnosis.observed import differing_statistics
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.probes import ChosenProbes
 from aprfmt.diagnosis.recorded_ids import (
@@ -30,10 +27,13 @@ from aprfmt.diagnosis.recorded_ids import (
     id_mismatch_sentence,
     without_leading_rows,
 )
+from aprfmt.diagnosis.records import ABSENT_POINTS, Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.renumbered import NUMBERED
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
+from aprfmt.diagnosis.statistics_evidence import differing_statistics
 from aprfmt.diagnosis.stored_names import stored_names_of_places
-from aprfmt.diagnosis.unread import architecture_name, refusal_reason
+from aprfmt.diagnosis.trace_pair import point_rows
+from aprfmt.diagnosis.unreadable_config import architecture_name, refusal_reason
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.capture import point_instances
@@ -111,7 +111,7 @@ class Walk:
         said = any(one.cause == "capture_rows" for one in self.levels.findings)
         if a is None and b is None and len(self.traces) > 1 and not said:
             first, second = self.traces["A"], self.traces["B"]
-            shared = [key for key in direct.shared_keys(first, second) if key in CHOSEN]
+            shared = [key for key in trace_pair.shared_keys(first, second) if key in CHOSEN]
             arrays = (*rows_of_one_side(second, first, shared), *arrays)
         if a is None or b is None or report is None:
             model = a or b or self.reference
@@ -502,7 +502,7 @@ class Walk:
         # The reference is A, or the model if A is a trace and B is not.
         reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
         # Every shared point, and the first token that differs.
-        pairs = direct.compare_points(a, b, moe, reference)
+        pairs = trace_pair.compare_points(a, b, moe, reference)
         token = find_first_token(pairs, *((b, a) if reference == "A" else (a, b)))
         if token is not None:
             self.first = token
@@ -514,20 +514,20 @@ class Walk:
         # What was compared, and what could not be.
         compared = sum(pair.rel_l2 is not None for pair in pairs)
         self.levels.checked.append(f"both runs with each other: {compared} points")
-        self.levels.reason = self.levels.reason or direct.no_common_row_sentence(pairs, a, b)
+        self.levels.reason = self.levels.reason or trace_pair.no_common_row_sentence(pairs, a, b)
         for pair in pairs:
             if pair.why:
                 self.levels.not_checked.append(f"{pair.key}: {pair.why}")
         if not self.judged:
-            self.levels.not_checked += direct.joined_stage_sentences(a, b)
+            self.levels.not_checked += trace_pair.joined_stage_sentences(a, b)
             self.levels.not_checked += hidden_by_rounding(
-                "A and B", direct.point_tolerances(pairs, a, b)
+                "A and B", trace_pair.point_tolerances(pairs, a, b)
             )
         # Without a model only the traces' own signatures suggest a cause.
         if self.a.kind == self.b.kind == "trace":
-            self.rows_apart = direct.partial_rows_finding(pairs)
+            self.rows_apart = trace_pair.partial_rows_finding(pairs)
         if not self.judged and not self._has_two_models():
-            finding = direct.signature_finding(pairs, a, b)
+            finding = trace_pair.signature_finding(pairs, a, b)
             if finding is not None:
                 self.levels.findings.append(finding)
                 if not finding.confirmed:
@@ -539,7 +539,7 @@ class Walk:
     def _store_points(self, pairs: Sequence[PointDiff]) -> None:
         """Store the compared points; add evidence for NaN and infinities on both sides."""
         self.pairs = pairs
-        self.levels.evidence += direct.nonfinite_on_both_sides(pairs)
+        self.levels.evidence += trace_pair.nonfinite_on_both_sides(pairs)
         self.points = point_rows(pairs, {k: v.examined.before for k, v in self.judged.items()})
 
     # --- conclusion -------------------------------------------------------------------------
@@ -564,12 +564,12 @@ class Walk:
         apart = self.rows_apart
         if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
             levels.findings.append(apart)
-        levels.evidence += conclude.largest_gains(self.points)
+        levels.evidence += conclusion.largest_gains(self.points)
         if self.judged and self.pair is None and levels.findings and not unlike:
             passes = [found.examined.after for found in self.judged.values()]
             levels.complete = not any(made.flagged for made in passes)
         # NaN on one side is a bug even where no operation was found wrong.
-        broken = direct.nonfinite_finding(self.pairs)
+        broken = trace_pair.nonfinite_finding(self.pairs)
         if broken is not None and not any(row.verdict == "bug" for row in levels.findings):
             levels.findings.append(broken)
         if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
@@ -584,7 +584,7 @@ class Walk:
         for judged in self.judged.values():
             for view in judged.examined.after.views.values():
                 residuals.add(view)
-        rounded = conclude.rounding_finding(
+        rounded = conclusion.rounding_finding(
             self.points, levels.findings, levels.evidence, residuals, guess
         )
         if rounded is not None:

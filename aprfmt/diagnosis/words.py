@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from aprfmt.compare.short_answer import PLACES, Line, short_answer
-from aprfmt.diagnosis.found import Diagnosis
+from aprfmt.diagnosis.records import Diagnosis
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NAMED
 from aprfmt.model.ledger import items_clause

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from aprfmt.diagnosis.direct import NO_POINT, execution_order
+from aprfmt.diagnosis.trace_pair import NO_POINT, execution_order
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.measure.tolerances import DISCRETE, SMALLEST_BUG

@@ -20,7 +20,7 @@ from aprfmt.model import open_model
 SCHEMA = "aprfmt.scan-row/1"
 OPEN = "open"  # what is asked first: can it be opened at all
 DERIVES = "derives"  # asked of two models: are the tensors of one those of the other, encoded again
-ERROR = "ERROR"  # beside PASS, FAIL and NOT_RUN: the question could not be answered
+ERROR = "ERROR"  # besides PASS, FAIL and NOT_RUN: the question could not be answered
 
 Row = dict[str, Any]
 

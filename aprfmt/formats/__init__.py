@@ -131,7 +131,7 @@ def writable_formats(*, own: bool = False) -> list[str]:
 
 
 def suffix_to_write(path: Path) -> str:
-    """Return the suffix of a file beside `path` that is written: its own, if its format is.
+    """Return the suffix of a file next to `path` that is written: its own, if its format is.
 
     Of a format that is only read it is that of safetensors.
     """

@@ -29,7 +29,7 @@ from aprfmt.formats import bounded_json
 from aprfmt.formats.journal import clean_leftovers
 from aprfmt.formats.mapped_file import file_identity
 from aprfmt.formats.notices import announce
-from aprfmt.formats.positional_io import read_at, write_at
+from aprfmt.formats.positional_io import PLAIN_FILE, read_at, write_at
 from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
 from aprfmt.formats.temporary_files import (
     LockedFolder,
@@ -46,7 +46,6 @@ SCHEMA = "aprfmt.patch/1"
 SUFFIX = ".aprfmt-patch"
 _MAX_LINE = 1 << 20
 _MAX_BYTES = 1 << 30
-_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 Patch = tuple[int, bytes]  # offset, new bytes
 
@@ -232,7 +231,7 @@ def _read_record(path: Path, record: Path) -> PatchRecord | None:
     trusted.
     """
     try:
-        fd = os.open(record, os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0))
+        fd = os.open(record, os.O_RDONLY | PLAIN_FILE | getattr(os, "O_NONBLOCK", 0))
     except OSError:  # removed meanwhile, or a link: ours is a file
         return None
     try:
@@ -255,7 +254,7 @@ def _read_record(path: Path, record: Path) -> PatchRecord | None:
 
 def _open_for_change(path: Path) -> int:
     """Return a descriptor of an existing file, for reading and writing, no link followed."""
-    return os.open(path, os.O_RDWR | _FLAGS)
+    return os.open(path, os.O_RDWR | PLAIN_FILE)
 
 
 def _write_pieces(path: Path, pieces: Sequence[Patch]) -> None:
@@ -278,7 +277,7 @@ def _remove_patch(lock: LockedFolder, record: Path) -> None:
 
 def _write_new_file(path: Path, data: bytes) -> None:
     """Create a file that only this user can read, with these bytes, and sync it."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN_FILE, 0o600)
     try:
         left = memoryview(data)
         while left:

@@ -8,6 +8,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Flags of os.open for the bytes of a file itself: no link, closed in children, no translation.
+PLAIN_FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
 
 def read_at(fd: int, size: int, offset: int) -> bytes:
     """Return up to `size` bytes from byte `offset`; the file position does not change.

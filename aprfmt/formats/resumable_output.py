@@ -30,7 +30,7 @@ from aprfmt.formats import bounded_json
 from aprfmt.formats.atomic import FileSet, OutputFile
 from aprfmt.formats.journal import complete_renames, is_plain_name, reserved_names
 from aprfmt.formats.output_file import copy_mode
-from aprfmt.formats.positional_io import read_at
+from aprfmt.formats.positional_io import PLAIN_FILE, read_at
 from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
 from aprfmt.formats.temporary_files import (
     as_output_error,
@@ -46,7 +46,6 @@ SUFFIX = ".aprfmt-resume"
 _MAX_LINE = 64 << 20  # the names of 100,000 shards
 _MAX_JOURNAL = 1 << 30
 _WINDOW = 4 << 20
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ class ResumableFile(OutputFile):
         """
         self.existed = old is not None
         mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
-        self._fd = _open_inside(self.temporary, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, mode)
+        self._fd = _open_inside(self.temporary, os.O_RDWR | os.O_CREAT | PLAIN_FILE, mode)
         facts = os.fstat(self._fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1 or not is_owned_by_user(facts):
             raise OutputError(
@@ -232,7 +231,7 @@ def _open_inside(path: Path, flags: int, mode: int) -> int:
     directory = getattr(os, "O_DIRECTORY", None)
     if directory is None or os.open not in os.supports_dir_fd:
         return os.open(path, flags, mode)
-    folder = os.open(path.parent, os.O_RDONLY | directory | _NO_FOLLOW)
+    folder = os.open(path.parent, os.O_RDONLY | directory | PLAIN_FILE)
     try:
         return os.open(path.name, flags, mode, dir_fd=folder)
     finally:
@@ -497,7 +496,7 @@ class ResumableFileSet(FileSet):
 
     def _open_journal(self, flags: int) -> int:
         """Return the journal, open and locked. Raises OutputError where another run has it."""
-        flags |= os.O_RDWR | os.O_APPEND | _NO_FOLLOW
+        flags |= os.O_RDWR | os.O_APPEND | PLAIN_FILE
         log = open_locked(self._journal, lambda: os.open(self._journal, flags, 0o600), self._lock)
         assert log is not None
         return log

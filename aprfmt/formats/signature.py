@@ -13,10 +13,10 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from aprfmt.formats.positional_io import PLAIN_FILE
 from aprfmt.formats.temporary_files import temporary_name
 
 _BYTES = 32
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _keys: dict[Path, bytes] = {}  # by the file that holds it
 
 NO_KEY = (
@@ -87,7 +87,7 @@ def _load_key(*, make: bool) -> bytes | None:
 
 def _read_key_file(path: Path) -> bytes | None:
     """Return the bytes of a key file that only this user may read; None for any other."""
-    flags = os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
+    flags = os.O_RDONLY | PLAIN_FILE | getattr(os, "O_NONBLOCK", 0)
     try:
         fd = os.open(path, flags)
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def _make_key_file(path: Path) -> None:
     """Create the key file in one step; if another run made it meanwhile, that one stays."""
     os.makedirs(path.parent, mode=0o700, exist_ok=True)
     draft = path.parent / temporary_name(path.name)
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN_FILE, 0o600)
     try:
         try:
             os.write(fd, os.urandom(_BYTES))

@@ -6,8 +6,8 @@ So no verdict of a tensor depends on them, but what an engine computes does.
 from collections.abc import Callable, Iterator, Sequence
 
 from aprfmt.base.protocols import LazyTensor
-from aprfmt.codecs.credible import check_input_scale_tensors
 from aprfmt.codecs.dialect import OF_INPUTS
+from aprfmt.codecs.scale_checks import check_input_scale_tensors
 from aprfmt.errors import CodecError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.model.ledger import NotCompared, State

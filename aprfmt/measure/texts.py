@@ -144,8 +144,8 @@ def uncompared_tokenizers(
 def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[NotCompared]:
     """Yield the tokenizer's keys by which other programs read two containers of one style.
 
-    They are not compared where aprfmt reads files that both embed: the keys of an APR file beside
-    a tokenizer.json, and those of the chat template beside chat_template.jinja. A finding of
+    They are not compared where aprfmt reads files that both embed: the keys of an APR file next to
+    a tokenizer.json, and those of the chat template next to chat_template.jinja. A finding of
     `report` on the same thing stands for them.
     """
     from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, HF_JSON, KEYS

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from aprfmt.base.protocols import TensorInfo
     from aprfmt.model.kinds import Kind
     from aprfmt.model.resolve import Resolution
-    from aprfmt.model.unread import UndecodedPacking
+    from aprfmt.model.unsupported_packing import UndecodedPacking
     from aprfmt.tensors.restoration import Restoration
     from aprfmt.tokenizer import Tokenizer
-    from aprfmt.tokenizer.carried import Carried
+    from aprfmt.tokenizer.stored_parts import Carried
 
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
 
@@ -339,7 +339,7 @@ class Model(Mapping[str, View], Tabular):
 
         Later changes of the folder's text files are not seen.
         """
-        from aprfmt.tokenizer.carried import Carried
+        from aprfmt.tokenizer.stored_parts import Carried
 
         return Carried(self)
 
@@ -371,7 +371,7 @@ class Model(Mapping[str, View], Tabular):
     @cached_property
     def unread(self) -> "UndecodedPacking | None":
         """The packed weights that no codec decodes; None if there are none."""
-        from aprfmt.model.unread import undecoded_packing
+        from aprfmt.model.unsupported_packing import undecoded_packing
 
         why = str(self._unread[0]) if self._unread else ""
         return undecoded_packing(self._lazy, self._packing, why)
@@ -570,7 +570,7 @@ def _rename_source(
 
 
 def _shard_index_of(path: Path) -> Path:
-    """Return the shard index beside a file that is named like a shard; else `path` itself."""
+    """Return the shard index next to a file that is named like a shard; else `path` itself."""
     if re.fullmatch(r"pytorch_model-\d{5}-of-\d{5}\.bin", path.name):
         index = path.with_name(PICKLED_INDEX)
         return index if index.is_file() else path

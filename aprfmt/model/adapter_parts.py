@@ -53,7 +53,7 @@ _COMPUTED = re.compile(
 
 
 _FACTOR = ".lora_"  # in the names of factors of PEFT's
-# A part of PEFT's with the adapter's name behind it.
+# A part of PEFT's with the adapter's name after it.
 _NAMED = re.compile(
     r"(\.lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|\.modules_to_save)"
     r"\.(?!weight$|bias$)([^.]+)(?=\.weight$|\.bias$|$)"

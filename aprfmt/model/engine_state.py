@@ -52,12 +52,12 @@ COMPUTED = (
     ".attn.masked_bias",
     ".attn.bias",
 )
-# What a trainer saves beside the weights.
+# What a trainer saves next to the weights.
 NO_WEIGHTS = ("optimizer.", "opt_param_scheduler.", "rng_state.", "args.")
 # Scales of vLLM's attention (vllm/attention/layer.py), which are 1 where no checkpoint sets them.
 UNIT_SCALES = ("._k_scale", "._v_scale", "._q_scale", "._prob_scale")
 _OF_KEYS = ("attn_k", "attn_v", "attn_k_norm", "attn_v_norm")  # roles of keys and values
-# A layer's number in a name, and what is behind it.
+# A layer's number in a name, and what is after it.
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.(.+)$")
 # An expert of Megatron Core: `local_experts.3.linear_fc1.weight`, `linear_fc1.weight3`.
 _EXPERT = re.compile(
@@ -620,7 +620,7 @@ class _StateReader:
         for parameter, whole in zip(listed, exact, strict=True):
             if whole is not None:
                 self._record_readings(parameter, whole)
-        # What an ending decides leaves shorter endings to the rest: a norm beside a mixer's norm.
+        # What an ending decides leaves shorter endings to the rest: a norm next to a mixer's norm.
         found = {""}
         while found:
             found = set()

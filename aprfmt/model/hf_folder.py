@@ -201,7 +201,7 @@ def find_weights(folder: Path) -> Path:
 
 
 def captured_files(folder: Path) -> list[Path]:
-    """Return the .npz files of a folder that has no weights beside them, sorted; else [].
+    """Return the .npz files of a folder that has no weights next to them, sorted; else [].
 
     `weights.npz` is no capture: MLX stored models so.
     """

@@ -235,7 +235,7 @@ class _LedgerBuilder:
         """Return the ledger with the items of these kinds."""
         makers: tuple[tuple[Callable[[], Iterator[Item]], tuple[Kind, ...]], ...] = (
             (self.files, ("file",)),
-            (self.embedded_files, ("metadata key",)),
+            (self.embedded_files, ("file",)),
             (self.index_entries, ("index entry",)),
             (self.tensors, ("tensor", "adapter tensor")),
             (self.metadata_keys, ("metadata key",)),

@@ -115,7 +115,7 @@ def unread_files_reason(model: Model, budget: Budget | None) -> str:
 
 
 def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
-    """Return {name, size, sha256, outside} of every file of weights, and of texts beside them.
+    """Return {name, size, sha256, outside} of every file of weights, and of texts next to them.
 
     `outside` is SHA-256 of the bytes outside the tensors; with `blocks` the digests of each MiB are
     in the row too. The rows of the index and the text files of the model come last and have

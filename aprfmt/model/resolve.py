@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, Facts, HyperParam, HyperParams
     from aprfmt.model import Model
     from aprfmt.model.relations import Relation
-    from aprfmt.model.unread import UndecodedPacking
+    from aprfmt.model.unsupported_packing import UndecodedPacking
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Digests of a model's weights as an engine holds them, for a script in the engine to compare.
 
 Each parameter has its name in vLLM and SGLang (joined `qkv_proj` and `gate_up_proj`, stacked
-experts) beside the published one, and one digest for each tensor-parallel rank: SHA-256 of the
+experts) next to the published one, and one digest for each tensor-parallel rank: SHA-256 of the
 little-endian float32 values of the rank's share. `rows` is how many rows of the share count: a
 table of the vocabulary has padding after them. `of` are the published tensors in it: one that is
 in no parameter of an engine was not loaded.

@@ -29,7 +29,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
     """Write the index of a folder's shards over the old one, or to `output`; return its facts.
 
     Every shard is one that is named like the set (`model-*.safetensors`), or model.safetensors
-    where only that is beside the index. What the old index says besides names and `total_size` is
+    where only that is next to the index. What the old index says besides names and `total_size` is
     kept. Raises UsageError where there are no shards or one of a numbered set is missing,
     FormatError for a shard that cannot be read and for a name that two shards hold, OutputError for
     an `output` that exists without `force`: then nothing is written.
@@ -39,7 +39,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
         raise UsageError(f"{folder}: no such folder; give the folder that holds the shards")
     shards = sibling_files(path)
     if not shards and path.is_file() and path.with_name(WEIGHTS).is_file():
-        shards = [path.with_name(WEIGHTS)]  # beside one file a stale index names it, or misleads
+        shards = [path.with_name(WEIGHTS)]  # next to one file a stale index names it, or misleads
     if not shards:
         raise UsageError(
             f"{path.parent}: holds no shards; expected files named like "

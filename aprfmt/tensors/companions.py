@@ -1,7 +1,7 @@
 """Join stored tensors that are one weight, once, before any architecture is asked.
 
 A quantized weight of bitsandbytes is four to six stored tensors; every later stage sees one
-LazyTensor with `parts`. Which ones, its codec says: a weight is found by a tensor beside it that
+LazyTensor with `parts`. Which ones, its codec says: a weight is found by a tensor next to it that
 claims it for an encoding (`Encoding.claim`), or by the dialect that config.json names. A missing
 part is an error by name, an unclaimed one stays an ordinary tensor.
 """
@@ -368,7 +368,7 @@ def _find_unclaimed(
         if tensor.info.encoding not in _FP8 or prefix is None:
             continue
         if dialect.stored(prefix, dialect.parts[0], tensors) is None:
-            continue  # what it is, `model/unread.py` says
+            continue  # what it is, `model/unsupported_packing.py` says
         names = dict(_stored_names(dialect, prefix, tensors))
         marker = max(
             (m for m in markers if name.startswith(m.removesuffix(MARKER))), key=len, default=""

@@ -1,7 +1,7 @@
 """Statistics of a tensor's values or of a captured activation, in one function for both.
 
 Sums are float64. Mean, deviation, extremes and norm are over the finite values; how many are not
-finite is counted beside them. The deviation divides by n (`std`); `std_sample` divides by n - 1.
+finite is counted next to them. The deviation divides by n (`std`); `std_sample` divides by n - 1.
 """
 
 import math
@@ -14,8 +14,8 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
-from aprfmt.codecs.credible import check_block_scales, check_input_scale_tensors
 from aprfmt.codecs.parallel import cpu_count
+from aprfmt.codecs.scale_checks import check_block_scales, check_input_scale_tensors
 from aprfmt.tensors.norms import exact_dot
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
             return tensor.decode()
         parts = raw_parts(tensor)
         if len(parts) > 1:
-            from aprfmt.codecs.credible import check_block_scales
+            from aprfmt.codecs.scale_checks import check_block_scales
 
             check_block_scales(parts)
         return decode(info.encoding, parts, info.shape, row_bytes=info.row_bytes)

@@ -137,7 +137,7 @@ def _check_damage(spec: FormatSpec, path: Path, folder: Path, seed: int) -> None
         except FormatError:
             continue
         raise AssertionError(f"{spec.name}: {sixteenth}/16 of a file open as if it were whole")
-    # Flip bits in the header and just behind it.
+    # Flip bits in the header and just after it.
     rng = np.random.default_rng(seed)
     for _ in range(_FLIPS):
         data = bytearray(whole)

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Literal
 
 from aprfmt.diagnosis import diagnose
-from aprfmt.diagnosis.found import Diagnosis
+from aprfmt.diagnosis.records import Diagnosis
 from aprfmt.diagnosis.words import report_text
 from aprfmt.errors import UsageError
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import suffix_to_write
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import answer_end
 from aprfmt.tokenizer.engine_defaults import DEFAULTS, TAKEN_FOR_CONTROL, default_ids
 from aprfmt.tokenizer.keys import (
@@ -22,7 +21,8 @@ from aprfmt.tokenizer.keys import (
     UNKNOWN,
     USER_DEFINED,
 )
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS
+from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from aprfmt.tokenizer.stored_parts import Carried
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.tokenizer.keys import BYTE, CONTROL, UNKNOWN, USER_DEFINED
-from aprfmt.tokenizer.pre import find_pre_tokenizer, normalizer_json, pre_tokenizer_json
+from aprfmt.tokenizer.pre_tokenizers import find_pre_tokenizer, normalizer_json, pre_tokenizer_json
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
 _NEVER_MADE = (UNKNOWN, CONTROL, USER_DEFINED, BYTE)  # merging never makes them

@@ -12,9 +12,9 @@ from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
-from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
 from aprfmt.tokenizer.hf_json import configured_stop_ids, post_processor_ids, vocabulary_from_json
-from aprfmt.tokenizer.pre import pre_name_of
+from aprfmt.tokenizer.pre_tokenizers import pre_name_of
+from aprfmt.tokenizer.stored_parts import TOKENIZER_JSON, Carried
 from aprfmt.tokenizer.vocabulary import (
     BLANK,
     NO_VOCABULARY,

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer.carried import MAX_TOKENS, Carried
 from aprfmt.tokenizer.engine_defaults import CLASS_EOS
 from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from aprfmt.tokenizer.pre import flatten_steps
+from aprfmt.tokenizer.pre_tokenizers import flatten_steps
+from aprfmt.tokenizer.stored_parts import MAX_TOKENS, Carried
 from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN, Vocabulary, filler_text
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "mask")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import ConversionError, FormatError
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
 from aprfmt.tokenizer.hf_json import special_texts, vocabulary_from_json
 from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS, pre_name_of
+from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS, pre_name_of
+from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import foreign_template
 from aprfmt.tokenizer.turn_ends import find_unstopped_turn

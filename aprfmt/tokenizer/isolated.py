@@ -15,7 +15,6 @@ from typing import Any
 
 from aprfmt.base.child_process import end_child, import_path, start_library_child
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer.expense import unbounded_reason, unbounded_reason_of_parts
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.limits import (
     CPU_SECONDS,
@@ -24,6 +23,7 @@ from aprfmt.tokenizer.limits import (
     ENGINE_OUTPUT,
     WALL_SECONDS,
 )
+from aprfmt.tokenizer.tokenizer_cost import unbounded_reason, unbounded_reason_of_parts
 
 _CHILD = Path(__file__).with_name("engine_child.py")
 _COSTLY = ("encode", "split_words", "decode")  # calls that a text may make endless

@@ -75,7 +75,7 @@ GENERATION: Mapping[str, Any] = {
     "forced_eos_token_id": None, "bad_words_ids": None,
 }  # fmt: skip
 
-# Architecture in GGUF -> control tokens that keep the blanks behind them; all other control tokens
+# Architecture in GGUF -> control tokens that keep the blanks after them; all other control tokens
 # of a SentencePiece vocabulary remove those blanks. GGUF has no key for it; llama.cpp goes by the
 # architecture's name (src/llama-vocab.cpp).
 SWALLOWING: Mapping[str, tuple[str, ...]] = {"phi3": ("<unk>", "<s>", "<|endoftext|>")}

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.tokenizer.base import Engine, Tokenizer
 from aprfmt.tokenizer.build import tokenizer_json
-from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
 from aprfmt.tokenizer.engine_defaults import default_ids
 from aprfmt.tokenizer.hf_json import (
     config_added_tokens,
@@ -17,6 +16,7 @@ from aprfmt.tokenizer.hf_json import (
 from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
 from aprfmt.tokenizer.keys import HF_JSON, MODEL, PRE, TOKENS
 from aprfmt.tokenizer.spm import SpmEngine
+from aprfmt.tokenizer.stored_parts import TOKENIZER_JSON, Carried
 from aprfmt.tokenizer.template import render
 from aprfmt.tokenizer.vocabulary import Vocabulary, collect_stop_ids, vocabulary_from_metadata
 

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import UnsupportedError
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.engine_defaults import DEFAULTS, EngineDefaults, default_ids, default_types
 from aprfmt.tokenizer.hf_json import (
     effective_added_tokens,
@@ -23,7 +22,8 @@ from aprfmt.tokenizer.hf_json import (
     vocabulary_from_json,
 )
 from aprfmt.tokenizer.keys import CONTROL, MERGES, MODEL, NORMAL, PRE, SCORES, TOKENS, TYPES
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS
+from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.vocabulary import (
     Vocabulary,
     collect_stop_ids,
@@ -200,8 +200,8 @@ def read_tokenizer_parts(model: "Model", *, carried_json: bool = False) -> State
     """Return the tokenizer as the usual programs for this format read it; None without one.
 
     A GGUF is read by its lists. With `carried_json` it is read by the tokenizer.json that it embeds
-    beside them, and None without that. A kind that aprfmt cannot encode has `encodes` False. Raises
-    FormatError for a damaged tokenizer, UnsupportedError where the lists name no kind.
+    next to them, and None without that. A kind that aprfmt cannot encode has `encodes` False.
+    Raises FormatError for a damaged tokenizer, UnsupportedError where the lists name no kind.
     """
     carried = model.carried
     has_lists = bool(carried.list_length(TOKENS))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from aprfmt.errors import AprfmtError
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import answer_end
 from aprfmt.tokenizer.engine_defaults import default_ids
 from aprfmt.tokenizer.hf_json import (
@@ -21,6 +20,7 @@ from aprfmt.tokenizer.hf_json import (
     transformers_stop_ids,
 )
 from aprfmt.tokenizer.keys import CONTROL, END_TEXTS, MODEL, PRE, TOKENS, TYPES, USER_DEFINED
+from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.vocabulary import collect_stop_ids
 
 GENERATION_CONFIG = "generation_config.json"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.tokenizer import keys
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.engine_defaults import BLANK_PRE, default_ids, default_types
-from aprfmt.tokenizer.pre import BY_ARCHITECTURE, PRE_TOKENIZERS
+from aprfmt.tokenizer.pre_tokenizers import BY_ARCHITECTURE, PRE_TOKENIZERS
+from aprfmt.tokenizer.stored_parts import Carried
 
 BLANK = "\u2581"  # how SentencePiece spells a space
 PADDING = re.compile(
@@ -39,7 +39,7 @@ class Vocabulary:
     at the end (`[PAD151666]`) are not part of it. `added` are the ids that are split off the text
     first: control and user-defined tokens; those in `rstrip` also remove blanks after them.
     `engine_defaults` are the ids that llama.cpp uses for roles which a GGUF does not set. `rowless`
-    are {id: token} of a tokenizer.json's tokens behind the embedding's rows, which are not in
+    are {id: token} of a tokenizer.json's tokens after the embedding's rows, which are not in
     `tokens`: loaders that go by the rows drop them, others fail when a text has one.
     """
 

@@ -1,7 +1,7 @@
 """Ids recorded as an end that no answer ends with: a piece of ordinary text, or a turn's beginning.
 
 A generation that ends at ordinary text is cut there, and one that ends at what begins a turn runs
-on to the next turn first. Some chat templates write nothing behind an answer (GLM); their models
+on to the next turn first. Some chat templates write nothing after an answer (GLM); their models
 do stop where the next turn begins, and are left alone.
 """
 
@@ -18,7 +18,7 @@ from aprfmt.tokenizer.hf_json import id_list
 from aprfmt.tokenizer.keys import CONTROL, END_TEXTS, IDS, NORMAL, USER_DEFINED
 from aprfmt.tokenizer.stated import StatedTokenizer
 
-ENDS = ("eos", "eot", "eom")
+END_ROLES = ("eos", "eot", "eom")
 FILES = ("generation_config.json", "config.json")
 
 
@@ -67,7 +67,7 @@ def _recorded_ends(side: StatedTokenizer) -> Iterator[tuple[str, list[int]]]:
     """Yield (key, ids) of every place that records an end: "FILE:KEY", or a key of a GGUF."""
     if side.uses_lists:
         stated = side.carried.token_ids()
-        yield from ((IDS[role].gguf, [stated[role]]) for role in ENDS if role in stated)
+        yield from ((IDS[role].gguf, [stated[role]]) for role in END_ROLES if role in stated)
         return
     config = side.carried.model.config or {}
     for file, values in zip(FILES, (side.carried.parse_file(FILES[0]), config), strict=True):

@@ -16,7 +16,7 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.device import parse_run
 from aprfmt.model import open_model
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
-from aprfmt.training.computed import explaining_missing_torch
+from aprfmt.training.reference_gradients import explaining_missing_torch
 from aprfmt.training.step_batch import read_step_batch
 
 WORDS = VerdictWords("agree", "differ")

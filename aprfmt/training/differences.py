@@ -19,8 +19,8 @@ from aprfmt.inference.gradients.differences import (
 from aprfmt.inference.gradients.documents import routers
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.model import Model
-from aprfmt.training.computed import batch_numbers
 from aprfmt.training.judge import Judgement, judge_rounding
+from aprfmt.training.reference_gradients import batch_numbers
 from aprfmt.training.step_batch import read_step_batch, router_text
 
 # Causes by the mistake that all directions agree on.

@@ -6,11 +6,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aprfmt.base.shapes import matrix_shape
-from aprfmt.causes.training.case import FEWEST, LONG, SIGMAS, SIZES, USUAL, Fit, StepCase, StepGuess
 from aprfmt.causes.training.clipping import CLIPS, VALUES, clip_factor
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import CHANCE, decay_counts, is_swallowed, share_arrived
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
+from aprfmt.causes.training.step_case import (
+    FEWEST,
+    LONG,
+    SIGMAS,
+    SIZES,
+    USUAL,
+    Fit,
+    StepCase,
+    StepGuess,
+)
 from aprfmt.causes.training.step_size import SLACK, measured_factor, simple_factor
 from aprfmt.causes.training.table import GRADIENTS, UPDATES
 from aprfmt.measure.encoding_noise import UNIT, float_spacing
@@ -204,7 +213,7 @@ def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
     of more steps can only contradict it: no square of it is above the second moment, and what it
     leaves of both moments has to be moments of the steps before; that takes a stated clipping. None
     where they do neither, where one of them is not there, and for a rule whose step has the
-    gradient beside the moments.
+    gradient next to the moments.
     """
     if held.gradient is None or held.first is None or not held.after or held.step < 1:
         return None

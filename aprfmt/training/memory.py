@@ -9,8 +9,8 @@ from pathlib import Path
 from aprfmt.inference.backends.base import ITEM_SIZES
 from aprfmt.inference.gradients.given_points import point_names
 from aprfmt.model import Model, open_model
-from aprfmt.training.computed import explaining_missing_torch
 from aprfmt.training.parameters import Parameter, pair_parameters
+from aprfmt.training.reference_gradients import explaining_missing_torch
 from aprfmt.training.saved_arrays import open_arrays, plain_name
 from aprfmt.training.step_batch import read_step_batch
 from aprfmt.training.update import CHUNK

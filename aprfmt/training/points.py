@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.training.case import COARSE
 from aprfmt.causes.training.gradient_case import GradientCase
+from aprfmt.causes.training.step_case import COARSE
 from aprfmt.inference.batch import Batch
 from aprfmt.inference.capture import point_instances
 from aprfmt.inference.gradients.given_points import GivenPoints
 from aprfmt.inference.gradients.point_readers import PointReader, point_readers, suspects
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
-from aprfmt.training.computed import Computed
 from aprfmt.training.judge import judge_gradient
+from aprfmt.training.reference_gradients import Computed
 from aprfmt.training.report import PointStep
 
 Array = NDArray[Any]

@@ -14,7 +14,6 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
-from aprfmt.causes.training.case import COARSE, StepGuess
 from aprfmt.causes.training.clipping import (
     CLIPS,
     Clipping,
@@ -32,6 +31,7 @@ from aprfmt.causes.training.optimizers import (
     parse_recipe,
     parse_settings,
 )
+from aprfmt.causes.training.step_case import COARSE, StepGuess
 from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
@@ -48,8 +48,6 @@ from aprfmt.model.renames import Rename
 from aprfmt.tensors.stats import compute_stats
 from aprfmt.tensors.view import is_zero
 from aprfmt.training import ComputedGradients
-from aprfmt.training.computed import BatchNumbers as BatchNumbers
-from aprfmt.training.computed import Computed, compute_gradients, doubtful_loss
 from aprfmt.training.differences import DifferenceChecker, open_differences
 from aprfmt.training.judge import (
     Judgement,
@@ -63,6 +61,8 @@ from aprfmt.training.judge import (
 )
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.points import ZERO, ComparedPoints, compare_points
+from aprfmt.training.reference_gradients import BatchNumbers as BatchNumbers
+from aprfmt.training.reference_gradients import Computed, compute_gradients, doubtful_loss
 from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep, UpdateFacts
 from aprfmt.training.saved_arrays import (
     OptimizerState,
@@ -1195,7 +1195,7 @@ class _Step:
             if moves or other not in moved or known:
                 continue
             if moved[other]:
-                # A beside a B of zero has no gradient. Where no A moves, that may be meant so.
+                # A next to a B of zero has no gradient. Where no A moves, that may be meant so.
                 if not self._is_idle(key) and (key.endswith(".lora_b") or ".lora_a" in some):
                     half.append(key)
             elif some:

@@ -15,7 +15,7 @@ from aprfmt.cli.eval import output
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
     from aprfmt.inference.batch import Batch, EndCounts
-    from aprfmt.inference.reported import LossVerdict
+    from aprfmt.inference.reported_loss import LossVerdict
     from aprfmt.inference.running import Run
 
 
@@ -87,7 +87,7 @@ def score_batch_file(
     """
     from aprfmt.inference.batch import read_batch, score_batch
     from aprfmt.inference.loss import assess_loss, mean_loss
-    from aprfmt.inference.reported import explain_loss, label_losses
+    from aprfmt.inference.reported_loss import explain_loss, label_losses
     from aprfmt.tokenizer import try_load_tokenizer
 
     # Score the batch with this model.
@@ -244,7 +244,7 @@ def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
 
 def mistake_sentence(answer: "LossVerdict") -> str:
     """Return in words which mistakes of a training loop would give the reported loss."""
-    from aprfmt.inference.reported import MISTAKES
+    from aprfmt.inference.reported_loss import MISTAKES
 
     if answer.says == "unmeasured":
         return "there is no label to recompute it from"
@@ -265,7 +265,7 @@ def mistake_sentence(answer: "LossVerdict") -> str:
 
 def mistake_remedy(answer: "LossVerdict") -> str:
     """Return what to do about a reported loss that is wrong."""
-    from aprfmt.inference.reported import MISTAKES
+    from aprfmt.inference.reported_loss import MISTAKES
 
     if answer.says in ("named", "likely"):
         return "; ".join(MISTAKES[name].todo for name in answer.distinct_mistakes[0])

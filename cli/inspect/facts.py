@@ -151,7 +151,7 @@ def _tokenizer_row(opened: Model) -> dict[str, object]:
     {"error": text} if it cannot be read.
     """
     from aprfmt.tokenizer import tokenizer_facts
-    from aprfmt.tokenizer.doubts import quick_warnings
+    from aprfmt.tokenizer.quick_checks import quick_warnings
 
     try:
         found = dict(tokenizer_facts(opened, quick=True))

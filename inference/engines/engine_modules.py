@@ -1,7 +1,7 @@
 """Outputs of vLLM's and SGLang's modules under the names that a transformers module path has.
 
 Both keep the residual stream apart: a decoder layer and a norm that adds give (hidden, residual).
-The stream behind a layer is their sum. A norm that runs in place writes into both afterwards, so
+The stream after a layer is their sum. A norm that runs in place writes into both afterwards, so
 that a hook which did not copy holds the next norm's result and the stream itself.
 """
 
@@ -101,7 +101,7 @@ def under_module_names(
 
 
 def _residual_of(base: str, arrays: Mapping[str, JoinedArray]) -> JoinedArray | None:
-    """Return the residual that a layer or norm gave beside its hidden values, of the same shape.
+    """Return the residual that a layer or norm gave besides its hidden values, of the same shape.
 
     None for other modules, whose results are no summands of the stream.
     """
@@ -112,14 +112,14 @@ def _residual_of(base: str, arrays: Mapping[str, JoinedArray]) -> JoinedArray | 
 
 
 def _adds_residual(module: str) -> bool:
-    """Return whether a module is a layer or a norm, which give a residual beside their result."""
+    """Return whether a module is a layer or a norm, which give a residual besides their result."""
     return is_layer(module) or _NORM.search(module) is not None
 
 
 def module_of_size(name: str) -> str:
     """Return the module whose result has the size of an array; the array's name for any other.
 
-    It is the first of what a module returned, or the residual beside it.
+    It is the first of what a module returned, or the residual returned with it.
     """
     base, number = tuple_member(name) or (name, -1)
     return base if number == 0 or (number == 1 and _adds_residual(base)) else name

@@ -1,7 +1,7 @@
 """Arrays whose width is not the point's: padded vocabularies, and what one rank of several holds.
 
 An engine pads the rows of its head to a multiple of a block or of its ranks, so that logits have
-columns behind the vocabulary. With tensor parallelism a rank holds some columns, with sequence
+columns after the vocabulary. With tensor parallelism a rank holds some columns, with sequence
 parallelism some rows.
 """
 

@@ -3,7 +3,7 @@
 `t h[tp] d`: three dimensions, the second divided among tensor-parallel ranks. `t[cp:zigzag] h`
 is in halves from both ends, `t h[tp:partial]` are summands. SGLang's dumper writes these
 (sglang/srt/debug_utils/comparator/dims_spec), and wrote `h(tp)`, `s(cp,zigzag)`, `h(tp,partial)`
-before. What stands behind `#` is a remark.
+before. What stands after `#` is a remark.
 """
 
 import re

@@ -442,7 +442,7 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
     shape[at] = sum(row.shape[at] for row in rows)
 
     def read() -> Numbers:
-        """Return the joined array; only one rank's part is in memory beside it at a time."""
+        """Return the joined array; only one rank's part is in memory with it at a time."""
         made: Numbers | None = None
         edge = 0
         for row in rows:

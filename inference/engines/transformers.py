@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from aprfmt.conversion import Options
 from aprfmt.conversion import convert_model as convert
 from aprfmt.errors import ArchError, BackendUnavailableError
+from aprfmt.inference.backends.torch_backend import DTYPES
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.modules import ModuleMap, ModuleReader
@@ -39,10 +40,6 @@ from aprfmt.tensors.companions import quantization_section
 
 Numbers = NDArray[Any]
 TakeValue = Callable[[str, Any], None]
-DTYPES = {
-    "float32": torch.float32, "float64": torch.float64,
-    "bfloat16": torch.bfloat16, "float16": torch.float16,
-}  # fmt: skip
 # By what is added to the scores; eager attention adds it twice.
 _ADDED_ONCE = {"alibi_keys": "sdpa"}
 _INSIDE = re.compile(r"(\.[^.\d][^.]*)+$")  # what a module's path has after its layer's number

@@ -17,8 +17,8 @@ from aprfmt.inference.fast.cuda.arrays import Flat
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.loader import cache_folder
 from aprfmt.inference.fast.cuda.ops import GROUP
-from aprfmt.inference.fast.cuda.pending import CupyPending, Workspace
-from aprfmt.inference.fast.cuda.placed import Dense, Placed, PlacedBlocks, Placer
+from aprfmt.inference.fast.cuda.pass_statistics import CupyPending, Workspace
+from aprfmt.inference.fast.cuda.stored_weights import Dense, Placed, PlacedBlocks, Placer
 from aprfmt.inference.fast.cupy_elements import make_contiguous
 from aprfmt.inference.fast.cupy_experts import CupyExperts
 from aprfmt.inference.fast.device_row import DeviceRow

@@ -7,7 +7,7 @@ from aprfmt.base.encodings import find_encoding
 from aprfmt.codecs import native_kernels
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.fast.encoded import ENCODED_ROWS, MOVE_AT, kernels_apply
-from aprfmt.inference.fast.kept import MEMORY_SHARE, SCRATCH, stays_encoded
+from aprfmt.inference.fast.gpu_encodings import MEMORY_SHARE, SCRATCH, stays_encoded
 from aprfmt.inference.memory_estimate import Placement
 from aprfmt.inference.rows import FREE
 

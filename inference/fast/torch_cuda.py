@@ -17,10 +17,10 @@ from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.cuda_driver import cupy_problem, driver_version
 from aprfmt.inference.fast.cuda import layers
 from aprfmt.inference.fast.device_row import DeviceRow
+from aprfmt.inference.fast.gpu_encodings import MEMORY_SHARE
 from aprfmt.inference.fast.graphs import NotRecordable, PassGraphs, PassInputs
-from aprfmt.inference.fast.kept import MEMORY_SHARE
 from aprfmt.inference.fast.torch_graphs import TorchGraphMaker
-from aprfmt.inference.fast.torch_pending import TorchPending
+from aprfmt.inference.fast.torch_pass_statistics import TorchPending
 from aprfmt.inference.fast.torch_products import TorchProducts
 from aprfmt.inference.fast.torch_weights import HALVES, Uploader, current_stream
 from aprfmt.inference.masks import Causal, Mask

@@ -13,8 +13,8 @@ from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
 from aprfmt.inference.backends.torch_maths import TORCH
 from aprfmt.inference.fast.cuda import batched, layers
+from aprfmt.inference.fast.gpu_encodings import SCRATCH, stays_encoded
 from aprfmt.inference.fast.graphs import NotRecordable
-from aprfmt.inference.fast.kept import SCRATCH, stays_encoded
 from aprfmt.inference.fast.torch_routing import lay_out_blocks
 from aprfmt.inference.fast.torch_weights import (
     HALVES,

@@ -14,7 +14,7 @@ import torch
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.inference.backends.base import Array
-from aprfmt.inference.fast.kept import CODED
+from aprfmt.inference.fast.gpu_encodings import CODED
 from aprfmt.inference.weights import Weight
 
 HALVES = (torch.bfloat16, torch.float16)

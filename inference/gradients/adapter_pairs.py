@@ -1,4 +1,4 @@
-"""LoRA pairs beside a frozen base, as what they are in a file: needs no torch."""
+"""LoRA pairs next to a frozen base, as what they are in a file: needs no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class AdapterPair:
 
     `rows` says by role key which rows of `b` are the role's, in the role's order; of joined
     projections there are several roles. `names` are the two stored names by key: that of the
-    weight with `.lora_a` and `.lora_b` behind it.
+    weight with `.lora_a` and `.lora_b` after it.
     """
 
     names: Mapping[str, str]

@@ -17,7 +17,7 @@ from aprfmt.inference.batch import Batch
 from aprfmt.inference.capture import point_instances
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
-from aprfmt.inference.gradients.of_batch import BatchGradients, batch_gradients
+from aprfmt.inference.gradients.batch_gradients import BatchGradients, batch_gradients
 from aprfmt.model import Model
 
 Array = NDArray[Any]
@@ -28,7 +28,7 @@ UNIT: Mapping[str, float] = {
 # A run may be this many times as far from float64 as another run in its dtype: orders of adding.
 MOST = 4.0
 # What a right backward of one layer is within in any order of adding, in units of roundoff. Where
-# no other run in its dtype says what rounding does, times the root of the operations behind it.
+# no other run in its dtype says what rounding does, times the root of the operations after it.
 ROOM = 16.0
 # A gradient smaller than this share of the largest is what rounding leaves of zero.
 NOTHING = 1e-12

@@ -12,8 +12,7 @@ from aprfmt.inference.batch import Batch
 from aprfmt.inference.forward import Span
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
-from aprfmt.inference.gradients.documents import Document, documents
-from aprfmt.inference.gradients.of_batch import (
+from aprfmt.inference.gradients.batch_gradients import (
     Activations,
     Pass,
     PointGradients,
@@ -21,6 +20,7 @@ from aprfmt.inference.gradients.of_batch import (
     prepare,
     tensors_of,
 )
+from aprfmt.inference.gradients.documents import Document, documents
 from aprfmt.model import Model
 
 PASSING = 2  # of the largest array, what an operation's result and its gradient take besides

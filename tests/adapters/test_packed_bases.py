@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 from tests.adapters.test_parts import PREFIX
 from tests.cli.run import aprfmt
-from tests.diagnose import packing
-from tests.diagnose.faults_packed import WIDE, gptq, mlx, nearest, source
+from tests.diagnosis import packing
+from tests.diagnosis.faults_packed import WIDE, gptq, mlx, nearest, source
 
 MLX = {"group_size": 32, "bits": 4, "mode": "affine"}
 KINDS: dict[str, tuple[Any, Any, str]] = {

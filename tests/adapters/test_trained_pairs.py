@@ -14,7 +14,7 @@ from aprfmt.adapters.reading import read_adapter
 from aprfmt.adapters.trained_pairs import trained_pairs
 from aprfmt.errors import UnsupportedError
 from aprfmt.inference.batch import read_batch
-from aprfmt.inference.gradients.of_batch import BatchGradients, batch_gradients
+from aprfmt.inference.gradients.batch_gradients import BatchGradients, batch_gradients
 from aprfmt.model import open_model
 from tests.inference.gradient_judge import write_batch
 from tests.inference.judge import everything_float64

@@ -29,11 +29,6 @@ _VISION = {
 _LLAMA = {**SIZES, **_SPECIAL, "hidden_size": 28, "num_attention_heads": 7, "model_type": "llama"}
 _QWEN = {**SIZES, **_SPECIAL, "hidden_size": 28, "num_attention_heads": 7, "num_key_value_heads": 1}
 _SEES = {"depth": 4, "num_heads": 6, "patch_size": 4}
-_GEMMA = {
-    **_HYBRID, "head_dim": 6, "vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8,
-    "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "sliding_window": 5,
-}  # fmt: skip
 
 # label -> (architecture, transformers' model type, loader, configuration)
 LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {

@@ -1,9 +1,9 @@
 """`aprfmt attest`: what was made of a base is reproduced, and one changed block is found.
 
 The files are written by `quantize` and `convert`; that their bytes are the libraries' own is held
-by tests/quantize and tests/codecs. Seen red: a comparison that looks at the first block of a tensor
-only, a statement whose digests are not compared, an importance matrix that is taken without a look
-at its digest, a repack that is decoded.
+by tests/quantizing and tests/codecs. Seen red: a comparison that looks at the first block of a
+tensor only, a statement whose digests are not compared, an importance matrix that is taken without
+a look at its digest, a repack that is decoded.
 """
 
 import json

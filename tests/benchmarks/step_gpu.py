@@ -120,9 +120,9 @@ def timed(path: Path, batch: Path, device: str, dtype: str) -> dict[str, Any]:
 
     from aprfmt.inference.batch import read_batch
     from aprfmt.inference.gradients.backend import GradientBackend
+    from aprfmt.inference.gradients.batch_gradients import PointGradients, prepare
     from aprfmt.inference.gradients.documents import documents
     from aprfmt.inference.gradients.memory import gradient_memory
-    from aprfmt.inference.gradients.of_batch import PointGradients, prepare
     from aprfmt.model import open_model
 
     found: dict[str, Any] = {"device": device, "dtype": dtype}

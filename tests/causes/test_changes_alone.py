@@ -13,7 +13,7 @@ from aprfmt.causes.forward.single_steps import use_earlier_layer_cache
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.model import open_model
-from tests.diagnose.engines import tiny_folder
+from tests.diagnosis.engines import tiny_folder
 from tests.models import IDS
 
 WIDTH, ROWS = 16, 12

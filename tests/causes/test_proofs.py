@@ -14,8 +14,8 @@ from aprfmt.measure import findings
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import BITS, MOST, Proof, certainty_of, unfitted_proof
 from aprfmt.measure.verdicts import CERTAINTIES
+from tests.causes import faults
 from tests.causes.tensor_faults import FAULTS
-from tests.compare import faults
 from tests.compare.test_verdicts import edited
 from tests.conversion.folders import llama_folder
 

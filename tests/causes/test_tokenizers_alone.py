@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from aprfmt.causes.tokenizer import pre_tokenizer
-from aprfmt.tokenizer.pre import row_splitting
+from aprfmt.tokenizer.pre_tokenizers import row_splitting
 
 # Splittings of a tokenizer.json: as the table has it, by steps it has, by one it has not.
 DIGITS = {"type": "Digits", "individual_digits": True}

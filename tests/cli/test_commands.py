@@ -13,7 +13,7 @@ from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.explain import find_topics
 from aprfmt.cli.main import group
 from aprfmt.cli.trace.output import COLUMNS
-from aprfmt.diagnosis.found import KINDS, DivergenceKind
+from aprfmt.diagnosis.records import KINDS, DivergenceKind
 from aprfmt.errors import UsageError
 from aprfmt.measure.records import TENSOR_VERDICTS
 from aprfmt.measure.verdicts import CERTAINTIES, Verdict

@@ -18,10 +18,10 @@ import pytest
 import aprfmt
 from aprfmt.base.encodings import find_encoding
 from aprfmt.measure.difference_image import make_image
+from tests.causes.faults import flipped
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt as command
 from tests.compare.damage import patched
-from tests.compare.faults import flipped
 from tests.conversion.folders import write_mixed
 
 NASTY = 'x</script><script>window.evil=1</script><img src="http:x" onerror="window.evil=1">'

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.checks.gates.faults import copied
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import tensors_of, write_mixed
-from tests.qa.faults import copied
 
 IDS = "1,2,3,4,5,6"
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from aprfmt.base.text_escape import LONGEST, shorten_names
+from tests.checks.gates.faults import copied
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import tensors_of, write_mixed
-from tests.qa.faults import copied
 
 LINE = 6 * LONGEST  # characters of the longest line that names a handful of things
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from aprfmt.cli.commands import COMMANDS
+from tests.checks.gates.faults import copied, swapped_tokens
 from tests.cli.run import ROOT, aprfmt
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.patience import PATIENCE
-from tests.qa.faults import copied, swapped_tokens
 from tests.scope import SAMPLED, SCOPE
 
 SEEDS = (0, 3) if os.environ.get(SCOPE) == SAMPLED else (0, 1, 2, 3)

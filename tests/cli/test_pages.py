@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import aprfmt
+from tests.causes.faults import flipped
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt as command
 from tests.compare.damage import patched
-from tests.compare.faults import flipped
 
 WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
 pytestmark = pytest.mark.xdist_group("pages")  # one browser, and what it shows is made once

@@ -33,7 +33,7 @@ from aprfmt.cli.inspect import output as inspect_output
 from aprfmt.cli.parity import output as parity_output
 from aprfmt.cli.step import output as step_output
 from aprfmt.cli.trace import dumped_arrays, page, reference
-from aprfmt.inference import reported
+from aprfmt.inference import reported_loss as reported
 from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.model import missing_path
 from aprfmt.recovery import Repair

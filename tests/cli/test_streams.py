@@ -14,9 +14,9 @@ import pytest
 
 from aprfmt.base.streams import OURS, spell_missing
 from aprfmt.cli.commands import COMMANDS
+from tests.base.test_text_escape import unescape
 from tests.cli.examples import make_examples
 from tests.cli.run import aprfmt
-from tests.test_text import unescape
 
 NAME = "Grüße ☃ 模型"
 TEXT = "Once upon a time there was a small model that told the same story twice.\n"

@@ -19,11 +19,11 @@ from hypothesis.extra import numpy as arrays
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import codec, decode, repack_blocks
 from aprfmt.codecs.bits import halves_to_pairs, pairs_to_halves
-from aprfmt.codecs.credible import check_scales
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repack_blocks import BLOCKS, grid_of_blocks
+from aprfmt.codecs.scale_checks import check_scales
 from aprfmt.codecs.writer import Settings, Writer
 from aprfmt.codecs.writers import PAIRS, READS, WRITERS
 from aprfmt.errors import CodecError

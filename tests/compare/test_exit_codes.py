@@ -15,10 +15,10 @@ from aprfmt.compare import DiffReport
 from aprfmt.compare.diffs import SECTIONS
 from aprfmt.measure.records import TENSOR_VERDICTS, FieldDiff, TensorDiff, TensorVerdict
 from aprfmt.measure.texts import SideVerdicts
+from tests.checks.gates.faults import copied, other_template, swapped_tokens
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.formats.gguf_files import File
-from tests.qa.faults import copied, other_template, swapped_tokens
 
 UP = "model.layers.0.mlp.up_proj.weight"
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from aprfmt.conversion import convert
-from aprfmt.diagnosis.conclude import rounding_finding
-from aprfmt.diagnosis.found import PointRow
+from aprfmt.diagnosis.conclusion import rounding_finding
 from aprfmt.diagnosis.mixing import Share
 from aprfmt.diagnosis.model_pair import finalize_finding
+from aprfmt.diagnosis.records import PointRow
 from aprfmt.inference.parity.outcomes import compare_logits
 from aprfmt.inference.replay.recorded_trace import finite_rel_l2, fit_values
 from aprfmt.inference.replay.shadow import OperationResiduals
@@ -29,8 +29,8 @@ from aprfmt.measure.nonfinite import Census, count_nonfinite
 from aprfmt.measure.numbers import PairSums, steps_between
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
-from tests.diagnose import files
-from tests.diagnose.engines import tiny_folder
+from tests.diagnosis import files
+from tests.diagnosis.engines import tiny_folder
 from tests.models import IDS
 
 WRONG = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

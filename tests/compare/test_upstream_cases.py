@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import aprfmt
+from tests.causes.faults import rounded
 from tests.cli.run import aprfmt as command
 from tests.compare.damage import patched
-from tests.compare.faults import rounded
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
 UP = "model.layers.0.mlp.up_proj.weight"

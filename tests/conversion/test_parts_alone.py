@@ -34,7 +34,7 @@ from aprfmt.formats.pytorch.zip_archive import _WIDE, _apply_zip64
 from aprfmt.model import manifest, open_model, packing
 from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.ledger import Pronounced
-from aprfmt.model.unread import UndecodedPacking
+from aprfmt.model.unsupported_packing import UndecodedPacking
 from aprfmt.recovery.byte_ranges import Range, join_ranges, remaining_ranges
 from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile
 from aprfmt.tensors.runs import ByteRun

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 import aprfmt
+from tests.causes.faults import flipped
 from tests.cli.browser import browser
 from tests.cli.run import aprfmt as command
 from tests.compare.damage import patched
-from tests.compare.faults import flipped
 from tests.docs.examples import DOCS, ROOT
 
 WIDTH, SCALE = 1240, 0.75  # CSS pixels, and those of the picture for each

@@ -39,7 +39,7 @@ from aprfmt.conversion.options import ConvertOptions
 from aprfmt.formats import FORMATS
 from aprfmt.inference.api import TraceOptions
 from aprfmt.inference.points_page import render_page as capture_points
-from aprfmt.inference.reported import MISTAKES
+from aprfmt.inference.reported_loss import MISTAKES
 from aprfmt.measure.verdicts import LEVELS
 from aprfmt.schemas import COMMON, schema, schema_names, schema_number
 from tests.docs.examples import DOCS, blocks

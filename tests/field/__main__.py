@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.diagnose.table import END, PAGE, START
+from tests.diagnosis.table import END, PAGE, START
 from tests.field.judge import Answer, counts, counts_table, matrix, measured
 from tests.field.row import Row
 from tests.field.rows import BY_NAME, FROZEN, OPEN, ROWS

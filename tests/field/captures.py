@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.diagnose.engines import place
+from tests.diagnosis.engines import place
 from tests.field.foreign import Patch, dump, every
 from tests.field.row import Pair
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.diagnose.engines import place
+from tests.diagnosis.engines import place
 from tests.field.hf import base, state_of
 from tests.field.row import Pair
 

@@ -130,7 +130,7 @@ def template_in_config() -> dict[str, Callable[[str], str | None]]:
     """Return edits of files that move the chat template into tokenizer_config.json."""
     import json
 
-    from tests.diagnose.faults import DEMO
+    from tests.diagnosis.faults import DEMO
 
     text = (DEMO / "chat_template.jinja").read_text()
 

@@ -13,8 +13,8 @@ from unittest import mock
 
 import numpy as np
 
-from tests.diagnose.engines import COARSE, place, trace
-from tests.diagnose.engines import LONG as LONG
+from tests.diagnosis.engines import COARSE, place, trace
+from tests.diagnosis.engines import LONG as LONG
 from tests.field.hf import base, loaded
 from tests.field.row import Pair
 from tests.models import IDS

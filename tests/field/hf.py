@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.diagnose.engines import place, tiny_folder
-from tests.diagnose.faults import DEMO
+from tests.diagnosis.engines import place, tiny_folder
+from tests.diagnosis.faults import DEMO
 from tests.field.row import Pair
 
 Tensor = Any

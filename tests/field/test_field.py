@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.measure.verdicts import VERDICTS
-from tests.diagnose.table import PAGE, between
+from tests.diagnosis.table import PAGE, between
 from tests.field import __main__ as command
 from tests.field.judge import Answer, counts, judged, matrix
 from tests.field.reference import distance

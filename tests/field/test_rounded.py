@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aprfmt.diagnosis import Diagnosis, diagnose
-from tests.diagnose.engines import place
+from tests.diagnosis.engines import place
 from tests.field.captures import rounded
 from tests.field.foreign import Keep, Patch, dump, dumped, every, layers_only
 from tests.field.hf import base, copy

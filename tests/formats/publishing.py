@@ -4,7 +4,6 @@ Version `v` of a scenario has known names and bytes, so that after any accident 
 which version a folder holds, or fail because it holds a mixture.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,10 +107,6 @@ def _no_exchange(a: Path, b: Path) -> bool:
 
 def _stays(folder: Path) -> bool:
     return True
-
-
-def _no_link(*args: object, **kwargs: object) -> None:
-    raise OSError(95, os.strerror(95))
 
 
 SCENARIOS = {

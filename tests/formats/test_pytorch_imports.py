@@ -215,7 +215,7 @@ def test_commands_that_judge_a_file_fail(
     words: tuple[str, ...], hostile: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole model saved by torch, and the same with an import that nothing needs."""
-    from tests.diagnose.engines import tiny_folder
+    from tests.diagnosis.engines import tiny_folder
 
     monkeypatch.chdir(tmp_path)  # scan writes its answers here
     folder = tmp_path / "model"

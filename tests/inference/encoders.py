@@ -53,7 +53,6 @@ ENCODERS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
 }  # fmt: skip
 _FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-encoders-")
 # Path below a layer -> (points of its output, point of its input), by transformers' modules.
-_LAYERS = ("encoder.layer", "transformer.layer", "layers")
 _MODULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "attention.self.query": (("q",), ""), "attention.self.key": (("k",), ""),
     "attention.self.value": (("v",), ""), "attention.output.dense": (("attn_out",), "attn"),

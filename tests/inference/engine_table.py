@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.run import aprfmt
-from tests.diagnose.engines import tiny_folder
+from tests.diagnosis.engines import tiny_folder
 from tests.inference import test_logprobs as answers
 from tests.inference import test_rank_dumps as dumps
 from tests.inference import test_real_engine

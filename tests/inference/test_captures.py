@@ -24,7 +24,7 @@ from aprfmt.inference.engines.proposing import propose_mapping
 from aprfmt.inference.trace_file import load_trace
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
-from tests.diagnose.engines import tiny_folder, trace
+from tests.diagnosis.engines import tiny_folder, trace
 from tests.inference.engine_dumps import modules, state
 from tests.models import IDS
 

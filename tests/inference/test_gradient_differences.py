@@ -17,13 +17,13 @@ import pytest
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import read_batch
+from aprfmt.inference.gradients.batch_gradients import BatchGradients, batch_gradients
 from aprfmt.inference.gradients.differences import (
     BatchLoss,
     GradientCheck,
     check_gradient,
     parts_of,
 )
-from aprfmt.inference.gradients.of_batch import BatchGradients, batch_gradients
 from aprfmt.model import Model, open_model
 from tests.inference.gradient_judge import write_batch
 from tests.models import EVERY, save_tiny

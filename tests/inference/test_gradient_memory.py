@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from aprfmt.inference.batch import read_batch
-from aprfmt.inference.gradients import of_batch
+from aprfmt.inference.gradients import batch_gradients as of_batch
+from aprfmt.inference.gradients.batch_gradients import batch_gradients
 from aprfmt.inference.gradients.documents import documents
 from aprfmt.inference.gradients.memory import gradient_memory
-from aprfmt.inference.gradients.of_batch import batch_gradients
 from aprfmt.model import open_model
 from tests.inference.gradient_judge import write_batch
 from tests.models import save_tiny

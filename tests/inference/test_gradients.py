@@ -16,7 +16,7 @@ from aprfmt.conversion import convert
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import read_batch
 from aprfmt.inference.gradients.backend import GradientBackend, PlacedPair
-from aprfmt.inference.gradients.of_batch import BatchGradients, batch_gradients, rounding
+from aprfmt.inference.gradients.batch_gradients import BatchGradients, batch_gradients, rounding
 from aprfmt.model import open_model
 from aprfmt.tensors.view import decode_tensor
 from tests.inference.gradient_judge import JudgedGradients, judged_gradients

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from aprfmt.diagnosis import diagnose
-from aprfmt.diagnosis.direct import equal_neighbour
+from aprfmt.diagnosis.trace_pair import equal_neighbour
 from aprfmt.inference.engines.modules import hidden_state_index, hidden_state_points
 from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.trace_file import load_trace
 from aprfmt.model import open_model
-from tests.diagnose.engines import tiny_folder, trace
+from tests.diagnosis.engines import tiny_folder, trace
 from tests.models import IDS
 
 torch = pytest.importorskip("torch")

@@ -12,7 +12,7 @@ from aprfmt.inference.trace_file import load_trace
 from aprfmt.measure.logprob_tables import Logprobs, compare_logprobs, rows_from_logits
 from aprfmt.measure.tolerances import Threshold
 from tests.cli.run import aprfmt
-from tests.diagnose.engines import tiny_folder
+from tests.diagnosis.engines import tiny_folder
 from tests.inference.test_captures import npy, own
 from tests.models import IDS
 

@@ -16,7 +16,7 @@ from aprfmt.measure.logprob_tables import LEAST, Logprobs, compare_logprobs, kl_
 from aprfmt.measure.tolerances import MAX_FACTOR, Threshold
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
-from tests.diagnose.engines import tiny_folder
+from tests.diagnosis.engines import tiny_folder
 from tests.inference.test_captures import own
 from tests.models import IDS
 

@@ -20,7 +20,7 @@ from aprfmt.inference.parity.outcomes import compare_experts
 from aprfmt.measure.traces import compare_traces
 from tests.cli.run import aprfmt
 from tests.compare.test_nonfinite import TOKENS, WRONG, alone, folder
-from tests.diagnose.engines import place, stats_only, tiny_folder, trace
+from tests.diagnosis.engines import place, stats_only, tiny_folder, trace
 from tests.inference.judge import traced64
 
 # --- captured traces ----------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from aprfmt.errors import (
     UnsupportedError,
     UsageError,
 )
-from aprfmt.inference import capture, forward, reported
+from aprfmt.inference import capture, forward
+from aprfmt.inference import reported_loss as reported
 from aprfmt.inference.aprt import load_aprt
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _align_labels
@@ -51,9 +52,10 @@ from aprfmt.inference.fast.cuda.host_uploads import HostUploads
 from aprfmt.inference.fast.encoded import EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
-from aprfmt.inference.parity import between, operations, outcomes, outer
+from aprfmt.inference.parity import between, operations, outcomes
+from aprfmt.inference.parity import prediction_gates as outer
 from aprfmt.inference.parity.bundle import HEADER, choose_bundle, parse_bundle, run_cell
-from aprfmt.inference.parity.matched import ThroughRows
+from aprfmt.inference.parity.matched_weights import ThroughRows
 from aprfmt.inference.parity.outcomes import compare_logits
 from aprfmt.inference.replay import shadow
 from aprfmt.inference.replay.recorded_trace import layer_keys

@@ -37,7 +37,7 @@ from aprfmt.measure.traces import compare_traces, rounding_ratios
 from aprfmt.model import open_model
 from aprfmt.tensors.stats import Stats, compute_stats
 from tests.cli.run import aprfmt
-from tests.diagnose.engines import broken, tiny_folder
+from tests.diagnosis.engines import broken, tiny_folder
 from tests.inference.engine_dumps import batch, columns, dumper, hook_passes, modules, rows, state
 from tests.inference.test_captures import npy, own
 from tests.models import IDS

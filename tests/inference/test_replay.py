@@ -20,7 +20,7 @@ from aprfmt.inference.replay.shadow import (
 )
 from aprfmt.inference.weights import model_weights
 from aprfmt.model import open_model
-from tests.diagnose.engines import tiny_folder, trace
+from tests.diagnosis.engines import tiny_folder, trace
 from tests.models import IDS
 
 MODELS = ("llama", "qwen2", "gemma2", "deepseek_v2", "gpt2")

@@ -18,10 +18,10 @@ COUNT = 120
 
 WEIGHTS: tuple[tuple[str, float], ...] = (
     # Only a GPU, or a library that few have, runs these: no test of most machines could see it.
-    ("cupy_backend", 0), ("torch_cuda", 0), ("graphs", 0), ("torch_pending", 0), ("pending", 0),
-    ("cuda_driver", 0), ("gemm", 0), ("llama_cpp", 0), ("llama_text", 0), ("memory", 0),
-    ("torch_products", 0), ("torch_weights", 0), ("torch_graphs", 0), ("graph_maker", 0),
-    ("cublas", 0),
+    ("cupy_backend", 0), ("torch_cuda", 0), ("graphs", 0), ("torch_pass_statistics", 0),
+    ("pass_statistics", 0), ("cuda_driver", 0), ("gemm", 0), ("llama_cpp", 0),
+    ("llama_text", 0), ("memory", 0), ("torch_products", 0), ("torch_weights", 0),
+    ("torch_graphs", 0), ("graph_maker", 0), ("cublas", 0),
     # Words and pages: their tests are of what they say, not of every space.
     ("causes", 0), ("points_page", 0.2), ("arch/docs_page", 0.2), ("render", 0.2), ("image", 0.2),
     ("trace/page", 0.2), ("parity/page", 0.2),

@@ -5,14 +5,18 @@ python -m tests.schemas.generate --write   write aprfmt/schemas/*.json anew
 
 RECORDS names a dataclass or TypedDict for each place of a schema. Its fields are the keys, each
 with the JSON type of its annotation. All are required but those that a TypedDict may leave out and
-the file does not require, and no other key is allowed. What the file says more of a key (a
-description, a least value, a pattern, a $ref) stays while it admits nothing that the annotation
-does not. Envelopes, and what commands put together by hand, are still written by hand.
+the file does not require, and no other key is allowed. Where the file describes a key by no words
+of its own, the description is what the record's docstring says of it, or the comment on its line.
+What the file says more of a key (a description, a least value, a pattern, a $ref) stays while it
+admits nothing that the annotation does not. Envelopes, and what commands put together by hand, are
+still written by hand.
 """
 
 import argparse
 import dataclasses
+import inspect
 import json
+import re
 import sys
 import types
 import typing
@@ -28,6 +32,8 @@ from aprfmt.schemas import COMMON, schema_number
 FOLDER = Path(aprfmt.schemas.__file__).parent
 NUMBER = {"$ref": f"{COMMON}#/$defs/number"}
 PLAIN: Mapping[Any, str] = {str: "string", bool: "boolean", int: "integer", type(None): "null"}
+_COMMENTED = re.compile(r"^    (\w+): [^#\n]*  # (.+)$", re.M)
+_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z`])|; ")
 ALL = frozenset({"string", "boolean", "integer", "number", "null", "array", "object"})
 
 
@@ -65,6 +71,26 @@ def fields_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
     return {name: hints[name] for name in names}, names
 
 
+def descriptions_of(kind: Any) -> dict[str, str]:
+    """Return {field: what its record says of it}, the field in backticks; others are absent.
+
+    It is the comment on the field's line, or the first part of a docstring's sentence, up to a
+    semicolon, that has the field in backticks.
+    """
+    try:
+        lines = dict(_COMMENTED.findall(inspect.getsource(kind)))
+    except OSError:  # TypedDict("Name", {...}) has no lines of its own
+        lines = {}
+    text = " ".join((inspect.getdoc(kind) or "").split())
+    parts = [each.rstrip(".") for each in _SENTENCE.split(text)]
+    found = {}
+    for name in fields_of(kind)[0]:
+        named = [each for each in parts if f"`{name}`" in each]
+        if name in lines or named:
+            found[name] = f"`{name}`: {lines[name]}" if name in lines else named[0]
+    return found
+
+
 def schema_of(kind: Any) -> dict[str, Any]:
     """Return the schema of the JSON that a value of this type becomes."""
     origin, args = get_origin(kind), get_args(kind)
@@ -77,7 +103,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [schema_of(each) for each in args]}
     if is_record(kind):
-        return object_of(*fields_of(kind), {})
+        return object_of(*fields_of(kind), {}, descriptions_of(kind))
     if origin is tuple and args[-1:] != (...,):
         return {"type": "array", "prefixItems": [schema_of(each) for each in args],
                 "items": False, "minItems": len(args)}  # fmt: skip
@@ -89,15 +115,24 @@ def schema_of(kind: Any) -> dict[str, Any]:
 
 
 def object_of(
-    kinds: Mapping[str, Any], required: Sequence[str], now: Mapping[str, Any]
+    kinds: Mapping[str, Any],
+    required: Sequence[str],
+    now: Mapping[str, Any],
+    said_of: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the schema of an object with these keys; `now` is what a file has for it."""
+    """Return the schema of an object with these keys; `now` is what a file has for it.
+
+    `said_of` are descriptions of keys, for those that the file does not describe by hand.
+    """
     had = now.get("properties", {})
     names = [*(name for name in had if name in kinds), *(name for name in kinds if name not in had)]
     old = [name for name in now.get("required", ()) if name in kinds]
     made = {
         "type": "object",
-        "properties": {name: kept(kinds[name], had.get(name)) for name in names},
+        "properties": {
+            name: described(name, kept(kinds[name], had.get(name)), said_of.get(name))
+            for name in names
+        },
         "required": [*old, *(name for name in required if name not in old)],
         "additionalProperties": False,
     }
@@ -106,6 +141,15 @@ def object_of(
     said = {key: value for key, value in now.items() if key not in made}
     order = [key for key in now if key in made or key in said]
     return {key: made.get(key, said.get(key)) for key in dict.fromkeys([*order, *made])}
+
+
+def described(name: str, row: Mapping[str, Any], said: str | None) -> dict[str, Any]:
+    """Return a key's schema with what its record says of it, unless the file says it by hand.
+
+    What was taken of a record names the key in backticks; by hand nothing does.
+    """
+    by_hand = f"`{name}`" not in row.get("description", f"`{name}`")
+    return dict(row) if said is None or by_hand else {**row, "description": said}
 
 
 def kept(kind: Any, now: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -124,7 +168,7 @@ def kept(kind: Any, now: Mapping[str, Any] | None) -> dict[str, Any]:
         return dict(now) if now is not None and admits_no_more(now, made) else made
     args = [each for each in get_args(kind) if each not in (type(None), ...)]
     if is_record(kind) and "properties" in now:
-        return object_of(*fields_of(kind), now)
+        return object_of(*fields_of(kind), now, descriptions_of(kind))
     if get_origin(kind) in (typing.Union, types.UnionType) and len(args) == 1 and "anyOf" in now:
         return {**now, "anyOf": [
             each if each == {"type": "null"} else kept(args[0], each) for each in now["anyOf"]
@@ -231,7 +275,7 @@ def generated(rows: Sequence[Record]) -> dict[str, tuple[str, str]]:
             parent, _, last = row.place.rpartition("/")
             holder = at(whole, parent)
             key: Any = int(last) if isinstance(holder, list) else last
-            holder[key] = object_of(kinds, required, holder[key])
+            holder[key] = object_of(kinds, required, holder[key], descriptions_of(row.record))
         text = json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
         found[name] = (FOLDER / name).read_text(encoding="utf-8"), text
     return found

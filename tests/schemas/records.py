@@ -35,7 +35,7 @@ RECORDS: tuple[Record, ...] = (
     Record("common", "$defs/nonfinite/anyOf/0", "measure.nonfinite:NonFinite"),
     Record("common", "$defs/device_memory", "inference.memory_estimate:DeviceMemory"),
     Record("common", "$defs/dry_run/properties/runs/items", "inference.memory_estimate:Estimate"),
-    Record("diagnose", "properties/evidence/items", "diagnosis.found:Evidence"),
+    Record("diagnose", "properties/evidence/items", "diagnosis.records:Evidence"),
     Record("diagnose", "properties/causes/items", "measure.named_causes:NamedCause"),
     Record(
         "diagnose",
@@ -50,7 +50,7 @@ RECORDS: tuple[Record, ...] = (
         },
         ("proof", "evidence"),
     ),
-    Record("diagnose", "properties/points/items", "diagnosis.found:PointRow"),
+    Record("diagnose", "properties/points/items", "diagnosis.records:PointRow"),
     Record(
         "diff", "properties/sample/properties/differing/items", "measure.sampling:DifferingRange"
     ),
@@ -96,7 +96,9 @@ RECORDS: tuple[Record, ...] = (
     Record("eval", "properties/draft", "cli.eval.output:DraftAcceptance"),
     Record("eval", "properties/batch", "cli.eval.batch:BatchFacts"),
     Record("eval", "properties/reported", "cli.eval.batch:ReportedLoss"),
-    Record("eval", "properties/reported/properties/guesses/items", "inference.reported:LossGuess"),
+    Record(
+        "eval", "properties/reported/properties/guesses/items", "inference.reported_loss:LossGuess"
+    ),
     Record("hex", "properties/fields/items", "cli.hex:FieldRow"),
     Record("hex", "properties/blocks/items", "cli.hex:BlockRow"),
     Record(

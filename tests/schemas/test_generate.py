@@ -15,6 +15,7 @@ from tests.schemas.generate import (
     Record,
     admits_no_more,
     at,
+    descriptions_of,
     fields_of,
     file_of,
     generated,
@@ -67,8 +68,18 @@ class Asked(TypedDict):
     rest: NotRequired[list[str]]
 
 
+@dataclass
+class Told:
+    """A row. `size` is in bytes; `share` is of `size`. Nothing says what `other` means here."""
+
+    size: int
+    share: float
+    last: int  # of all rows
+    bare: str
+
+
 def made(now: Mapping[str, Any], record: Any = Outer) -> dict[str, Any]:
-    return object_of(*fields_of(record), now)
+    return object_of(*fields_of(record), now, descriptions_of(record))
 
 
 def test_a_record_becomes_an_object() -> None:
@@ -85,6 +96,19 @@ def test_a_record_becomes_an_object() -> None:
     asked = made({}, Asked)
     assert asked["required"] == ["there"] and set(asked["properties"]) == {"there", "rest"}
     assert made(found) == found and made(asked, Asked) == asked
+
+
+def test_a_key_is_described_by_its_record_and_by_hand_where_it_is() -> None:
+    """Seen red: a sentence written over words by hand."""
+    said = {name: row.get("description") for name, row in made({}, Told)["properties"].items()}
+    assert said == {
+        "size": "`size` is in bytes", "share": "`share` is of `size`",
+        "last": "`last`: of all rows", "bare": None,
+    }  # fmt: skip
+    hand = {"properties": {"size": {"type": "integer", "description": "How large it is."}}}
+    assert made(hand, Told)["properties"]["size"]["description"] == "How large it is."
+    old = {"properties": {"size": {"type": "integer", "description": "`size` is in pages"}}}
+    assert made(old, Told)["properties"]["size"]["description"] == "`size` is in bytes"
 
 
 def test_what_a_file_says_more_stays_and_what_it_says_wrong_goes() -> None:

@@ -10,7 +10,7 @@ from aprfmt.base.protocols import TypedValue
 from aprfmt.model import Model
 from aprfmt.model.carried_files import parse_embedded_files
 from aprfmt.model.hf_folder import read_folder
-from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.stored_parts import Carried
 
 
 class _Fake(SimpleNamespace):

@@ -17,11 +17,11 @@ from aprfmt.checks.file.vocabulary import _find_stale_ids
 from aprfmt.model import Model
 from aprfmt.tokenizer import load_tokenizer, to_gguf
 from aprfmt.tokenizer.absent_keys import absent_ids, absent_types
-from aprfmt.tokenizer.doubts import quick_warnings
 from aprfmt.tokenizer.engine_defaults import default_ids, kind_of_pieces
+from aprfmt.tokenizer.quick_checks import quick_warnings
 from aprfmt.tokenizer.stated import read_tokenizer_parts
-from tests.diagnose.faults_tokens import scored
-from tests.diagnose.token_edits import GGML, Keys, lose, put, typed
+from tests.diagnosis.faults_tokens import scored
+from tests.diagnosis.token_edits import GGML, Keys, lose, put, typed
 from tests.tokenizer.fake import fake, folder_model, without_json
 
 TEXT_END, START, END = 1533, 1534, 1535  # <|endoftext|>, <|im_start|>, <|im_end|>

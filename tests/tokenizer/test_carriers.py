@@ -312,7 +312,7 @@ def test_inspecting_imports_neither_library() -> None:
     code = (
         "import sys; from types import SimpleNamespace as S; from pathlib import Path\n"
         "from aprfmt.tokenizer import tokenizer_facts\n"
-        "from aprfmt.tokenizer.carried import Carried\n"
+        "from aprfmt.tokenizer.stored_parts import Carried\n"
         "keys = {'tokenizer.ggml.tokens': ['a'], 'tokenizer.chat_template': '{{ 1 }}'}\n"
         "m = S(format='gguf', key_style='gguf', metadata=keys, folder=None, config=None,"
         " path=Path('x'), embedded_files={})\n"

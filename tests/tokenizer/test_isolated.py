@@ -15,17 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer import isolated, pre
-from aprfmt.tokenizer.expense import (
+from aprfmt.tokenizer import isolated
+from aprfmt.tokenizer import pre_tokenizers as pre
+from aprfmt.tokenizer.isolated import IsolatedEngine, engine_of_data, engine_of_text
+from aprfmt.tokenizer.tokenizer_cost import (
     MOST_GROWTH,
     MOST_REPEATS,
     _growth_factor,
     costly_reason,
     unbounded_reason,
 )
-from aprfmt.tokenizer.isolated import IsolatedEngine, engine_of_data, engine_of_text
+from tests.checks.gates.faults import copied
 from tests.cli.run import Done, process
-from tests.qa.faults import copied
 
 CHAIN = [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 100}] * 8
 BOMB = {"type": "Sequence", "normalizers": CHAIN}

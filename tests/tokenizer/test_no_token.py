@@ -16,7 +16,7 @@ from aprfmt.causes.tokenizer.comparison import compare_tokens
 from aprfmt.model import open_model
 from aprfmt.tokenizer.hf_json import transformers_stop_ids
 from tests.cli.run import aprfmt as command
-from tests.diagnose.test_remedies import written
+from tests.diagnosis.test_remedies import written
 
 CONFIG, MAP, GENERATION = (
     "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",

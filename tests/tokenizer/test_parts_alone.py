@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer import engine_server, expense, isolated, keys, render_child
+from aprfmt.tokenizer import engine_server, isolated, keys, render_child
+from aprfmt.tokenizer import tokenizer_cost as expense
 from aprfmt.tokenizer.build import tokenizer_json
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import scores_from_merges
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.hf_json import FLAGS, config_added_tokens
 from aprfmt.tokenizer.loading import _metadata_special_texts
 from aprfmt.tokenizer.stated import _plain_vocabulary
+from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer.fake import fake
 

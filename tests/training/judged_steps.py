@@ -609,7 +609,6 @@ def frozen_layer(model: Any) -> torch.optim.Optimizer:
 
 
 RULE = f"adamw:lr={LR},wd={WD}"
-K_V = r"attn_[kv]\.weight$"
 NORM = r"norm\.weight$"
 
 FAULTS = (

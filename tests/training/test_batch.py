@@ -18,10 +18,10 @@ from safetensors.numpy import load_file, save_file
 
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.inference.batch import read_batch
-from aprfmt.inference.gradients.by_label import label_gradients
-from aprfmt.inference.gradients.of_batch import batch_gradients
+from aprfmt.inference.gradients.batch_gradients import batch_gradients
+from aprfmt.inference.gradients.label_gradients import label_gradients
 from aprfmt.model import open_model
-from aprfmt.training.computed import compute_gradients, doubtful_loss
+from aprfmt.training.reference_gradients import compute_gradients, doubtful_loss
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.adapters.test_trained_pairs import written
@@ -175,7 +175,8 @@ def test_gradients_are_checked_without_a_backward(
 
 def test_runs_of_a_batch_are_compared_backward(tmp_path: Path, monkeypatch: Any) -> None:
     """The run whose backward is wrong is named, and the first point where it is."""
-    from aprfmt.inference.gradients import between, of_batch
+    from aprfmt.inference.gradients import batch_gradients as of_batch
+    from aprfmt.inference.gradients import between
     from aprfmt.training.between import compare_runs, parse_gradient_run
 
     model, batch, _ = made("qwen2")

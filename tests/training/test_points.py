@@ -21,9 +21,9 @@ from aprfmt.inference.batch import read_batch
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.forward import Span
 from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.gradients.batch_gradients import batch_gradients, prepare
 from aprfmt.inference.gradients.documents import documents
 from aprfmt.inference.gradients.given_points import WITHOUT_GRADIENT
-from aprfmt.inference.gradients.of_batch import batch_gradients, prepare
 from aprfmt.model import open_model
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step

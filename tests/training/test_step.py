@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from aprfmt.causes import causes_of, modules_of
-from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe
+from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.training import judge
 from aprfmt.training.memory import estimate_step

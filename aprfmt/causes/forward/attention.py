@@ -5,9 +5,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch, change_head_fields
+from aprfmt.causes.forward.mismatch import (
+    Array,
+    Change,
+    Hypothesis,
+    Mismatch,
+    Patch,
+    change_head_fields,
+)
 from aprfmt.causes.row import Cause
 from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.masks import chunk_mask
@@ -46,7 +52,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 NOT_CAUSAL = (
     "attention is not causal: queries see later tokens, as with is_causal false in config.json"
 )

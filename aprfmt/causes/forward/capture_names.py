@@ -1,13 +1,11 @@
 """Hypotheses about correct values recorded under the name of another point."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.causes.forward.cut_points import STREAM, recorded_values_are_used
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.replay.recorded_trace import layer_keys
@@ -30,8 +28,6 @@ CAUSE_ROWS = (
         next="nothing",
     ),
 )  # fmt: skip
-
-Array = NDArray[Any]
 
 
 def match_neighbour_points(case: Mismatch) -> Iterator[Change]:

@@ -5,9 +5,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
+from aprfmt.causes.forward.mismatch import (
+    Array,
+    Change,
+    Hypothesis,
+    Layers,
+    Mismatch,
+    Patch,
+    hyper_change,
+)
 from aprfmt.causes.forward.product import replace_weights, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -33,7 +40,6 @@ CAUSE_ROWS = (
         keys=("hc_iterations", "hc_eps"),
     ),
 )
-Array = NDArray[Any]
 _KEYS = "compressed_keys"
 _STREAMS = "hyper_connections"
 

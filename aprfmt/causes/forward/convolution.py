@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.placing import mixer_of_layer
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -28,7 +27,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 WHERE = ("shortconv",)
 
 

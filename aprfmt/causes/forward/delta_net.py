@@ -11,10 +11,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixer_kinds
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
+from aprfmt.causes.forward.mismatch import (
+    Array,
+    Change,
+    Hypothesis,
+    Layers,
+    Mismatch,
+    Patch,
+    hyper_change,
+)
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.placing import mixer_of_layer
@@ -33,7 +40,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 POINTS = ("conv", "beta", "decay", "delta", "delta_norm", "attn_out", "mid", "out")
 
 

@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
 from aprfmt.causes.forward.residual_stream import EXPERTS
 from aprfmt.inference.replay.patched_model import PatchedModel
 
-Array = NDArray[Any]
 SHARED = ("moe_out", "ffn_contrib", "out", "logits")
 FACTORS = (1.0, 1.25, 1.5, 2.0)  # capacities over an even share of the tokens
 # What is said -> the shared expert's gate, of the product before its sigmoid.

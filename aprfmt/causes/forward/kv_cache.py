@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.causes.forward.attention import known_entries
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import OperationCall
 from aprfmt.tensors.norms import exact_norm
@@ -23,7 +22,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 MOST = 64  # rows that are listed; those that are the tokens' own are no part of the change
 
 

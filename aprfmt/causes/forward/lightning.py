@@ -4,14 +4,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixer_kinds
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
+from aprfmt.causes.forward.mismatch import (
+    Array,
+    Change,
+    Hypothesis,
+    Layers,
+    Mismatch,
+    Patch,
+    hyper_change,
+)
 from aprfmt.inference.lightning import decay_slopes
 from aprfmt.inference.replay.patched_model import PatchedModel
 
-Array = NDArray[Any]
 # What is said -> the rates [heads] of a layer, of the model's, heads, layer and layers.
 RATES: Mapping[str, Callable[[Array, int, int, int], Array]] = {
     "nothing decays": lambda rate, heads, layer, layers: 0 * rate,

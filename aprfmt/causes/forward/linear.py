@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.product import (
     exchange_weights_change,
     product_of,
@@ -20,8 +19,6 @@ from aprfmt.causes.tensor.permutation import adjacent_pair_order, invert_permuta
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import exact_norm
-
-Array = NDArray[Any]
 
 
 def find_missing_bias(case: Mismatch) -> Iterator[Change]:

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.causes.forward.experts import weight_side_change
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, hyper_change
 from aprfmt.causes.forward.product import replace_weights, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.context import Context, PassFacts
@@ -28,7 +27,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 MAX_TRIES = 5000  # assignments of experts to choices tried for a token
 

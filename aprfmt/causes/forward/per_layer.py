@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Layers, Mismatch, Patch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.layer_heads import head_dim_of_layer, key_value_layer, kv_head_count
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel
@@ -36,7 +35,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 # Called with a point's value, what the layer's earlier points had, and the model.
 Altered = Callable[[Array, Mapping[str, Any], PatchedModel], Array]
 

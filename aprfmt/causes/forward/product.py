@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.arch.role_vocabulary import role_key, split_key
-from aprfmt.causes.forward.mismatch import Change, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Mismatch, Patch
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.measure.distances import rel_l2
 
-Array = NDArray[Any]
 NOTHING: Mapping[str, Any] = {}
 MAX_VALUES = 1 << 26  # largest weight that is read for a hypothesis
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
 from aprfmt.causes.forward.product import Product, product_of, weight_values
 from aprfmt.causes.forward.shards import COUNTS, ROLES, role_of
 from aprfmt.causes.row import Cause
@@ -33,7 +32,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 # Products with a rank's share of rows -> the points they make, those of one sublayer together.
 SHARED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "attention": (("attn_q", "q"), ("attn_k", "k"), ("attn_v", "v")),

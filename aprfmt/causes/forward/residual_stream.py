@@ -4,10 +4,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.causes.forward.attention import solve_cap
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
+from aprfmt.causes.forward.mismatch import (
+    Array,
+    Change,
+    Hypothesis,
+    Layers,
+    Mismatch,
+    Patch,
+    hyper_change,
+)
 from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
 from aprfmt.causes.forward.single_steps import BEHIND, share_norm_input
@@ -55,7 +62,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 # Point -> the hyperparameter of the factor before it.
 FACTORS = {
     "embd": "embedding_scale", "embd_scaled": "embedding_scale", "attn_contrib": "residual_scale",

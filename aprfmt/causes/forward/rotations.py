@@ -10,15 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Layers, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Layers, Mismatch, Patch
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeFrequencies, RopeKind, compute_frequencies, rotation_of_layer
 from aprfmt.tensors.norms import exact_norm
-
-Array = NDArray[Any]
-
 
 # --- the reference's rotation --------------------------------------------------------------------
 

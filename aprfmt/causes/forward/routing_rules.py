@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Layers, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Layers, Patch
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.routing import Routing
 
-Array = NDArray[Any]
 Scores = Literal["softmax", "sigmoid"]
 Ranking = Literal["none", "best", "two", "mean"]
 MixedBy = Literal["scores", "biased", "logits", "softmax of the chosen", "softmax of the scores"]

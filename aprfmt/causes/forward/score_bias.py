@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.score_bias import alibi_slopes, key_bias
 
-Array = NDArray[Any]
 MOST = (1.0, 2.0, 4.0, 16.0, 32.0)  # exponents at which slopes end, other than the usual 8
 AFTER = ("scores", "probs", "attn", "attn_out", "attn_contrib", "mid", "out", "logits")
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Layers, Mismatch, Patch
 from aprfmt.causes.forward.product import product_of, weight_values
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -26,7 +25,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 COUNTS = (2, 4, 8)  # devices that share a product
 # What sums over devices -> roles of its products.
 SUMMED: Mapping[str, tuple[str, ...]] = {

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import (
+    Array,
     Change,
     Hypothesis,
     Layers,
@@ -27,7 +27,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 TILES = (32, 16, 64, 8, 128)
 
 

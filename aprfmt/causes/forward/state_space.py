@@ -4,10 +4,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixer_kinds
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch, hyper_change
+from aprfmt.causes.forward.mismatch import (
+    Array,
+    Change,
+    Hypothesis,
+    Layers,
+    Mismatch,
+    Patch,
+    hyper_change,
+)
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.forward.residual_stream import factor_change
 from aprfmt.causes.row import Cause
@@ -54,7 +61,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-Array = NDArray[Any]
 BIAS = ".ssm_dt.bias"
 # Cause -> its place: a role, or the point after it.
 PLACES: Mapping[str, str] = {

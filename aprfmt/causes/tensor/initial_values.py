@@ -104,7 +104,7 @@ def _explain_side(
         return {}
     if (side == "A" or not all(one.usual for one in seen.values())) and _are_untrained(pairs, rows):
         seen = {key: one for key, one in seen.items() if side == "B" and one.usual}
-    # Constants and short vectors show it beside a matrix of theirs, or where all else is equal.
+    # Constants and short vectors show it with a matrix of theirs, or where all else is equal.
     others = [row for key, row in rows.items() if key not in seen and key not in short]
     equal = sum(row.verdict in EQUAL or row.verdict == "WITHIN" for row in others)
     alone = equal >= MOST_OTHERS * len(rows)

@@ -63,7 +63,7 @@ class TokensReport:
     """Findings (what counts), differences without effect, and what was and was not compared.
 
     `carried` are the labels of the sides that carry a tokenizer; `remarks` are sentences about a
-    template and the vocabulary beside it. `added` are the ids of special and of added tokens.
+    template and the vocabulary next to it. `added` are the ids of special and of added tokens.
     """
 
     findings: tuple[Difference, ...] = ()

@@ -7,7 +7,7 @@ from typing import Any
 from aprfmt.causes.tokenizer.pre_tokenizer import UNSAID
 from aprfmt.causes.tokenizer.special_ids import frame_roles
 from aprfmt.causes.tokenizer.vocabulary_lists import LOOKS_SPECIAL, comparable_pieces
-from aprfmt.tokenizer import pre
+from aprfmt.tokenizer import pre_tokenizers
 from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
 from aprfmt.tokenizer.hf_json import FLAGS, id_list
 from aprfmt.tokenizer.keys import CONTROL, GENERATION, IDS, NORMAL, UNKNOWN, USER_DEFINED
@@ -176,9 +176,11 @@ def _parts_in_json_form(side: StatedTokenizer, other: StatedTokenizer) -> Tokeni
     made["normalizer"] = _comparable_normalizer(side, other, like["normalizer"])
     # A pre-tokenizer that differs is built from llama.cpp's rules.
     if vocabulary.kind == "bpe" and other.data is not None:
-        if pre.tokenizer_splitting(other.data) != pre.row_splitting(vocabulary.pre):
-            row = pre.PRE_TOKENIZERS[vocabulary.pre]
-            made["pre_tokenizer"] = (pre.pre_tokenizer_json(row), row.ignore_merges)
+        if pre_tokenizers.tokenizer_splitting(other.data) != pre_tokenizers.row_splitting(
+            vocabulary.pre
+        ):
+            row = pre_tokenizers.PRE_TOKENIZERS[vocabulary.pre]
+            made["pre_tokenizer"] = (pre_tokenizers.pre_tokenizer_json(row), row.ignore_merges)
     elif vocabulary.add_space_prefix != other.vocabulary.add_space_prefix:
         made["pre_tokenizer"] = (
             _with_blank_prefix(like["pre_tokenizer"][0], vocabulary.add_space_prefix),
@@ -239,7 +241,9 @@ def _comparable_normalizer(side: StatedTokenizer, other: StatedTokenizer, node: 
     `node` is that normalizer in JSON. None if no step is left.
     """
     steps = [
-        dict(step) for step in pre.flatten_steps(node, "normalizers") if step.get("type") in UNSAID
+        dict(step)
+        for step in pre_tokenizers.flatten_steps(node, "normalizers")
+        if step.get("type") in UNSAID
     ]
     want = side.vocabulary.add_space_prefix
     if want != other.vocabulary.add_space_prefix and side.vocabulary.kind == "spm":
@@ -252,7 +256,7 @@ def _comparable_normalizer(side: StatedTokenizer, other: StatedTokenizer, node: 
 
 def _with_blank_prefix(node: object, want: bool) -> object:
     """Return a pre-tokenizer whose Metaspace puts a blank in front, or does not."""
-    steps = [dict(step) for step in pre.flatten_steps(node, "pretokenizers")]
+    steps = [dict(step) for step in pre_tokenizers.flatten_steps(node, "pretokenizers")]
     for step in steps:
         if step.get("type") == "Metaspace":
             step.pop("add_prefix_space", None)

@@ -8,7 +8,7 @@ from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
 from aprfmt.tokenizer.keys import MODEL, PRE
-from aprfmt.tokenizer.pre import (
+from aprfmt.tokenizer.pre_tokenizers import (
     PRE_TOKENIZERS,
     Splitting,
     are_steps_known,

@@ -123,7 +123,7 @@ def _is_own_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
         return False
     ends = next(
         (n for n, i in enumerate(ids) if tokenizer.engine.is_control(i)), len(ids)
-    )  # an end behind the text is the run's own
+    )  # an end after the text is the run's own
     text = tokenizer.decode(ids[:ends])
     return ends >= FEWEST and tuple(tokenizer.encode(text, add_special=False)) == tuple(ids[:ends])
 

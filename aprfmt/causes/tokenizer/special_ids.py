@@ -13,6 +13,7 @@ from aprfmt.tokenizer.hf_json import id_list, token_statements
 from aprfmt.tokenizer.keys import END_TEXTS, FLAGS, GENERATION, IDS
 from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import are_equal_programs
+from aprfmt.tokenizer.wrong_ends import END_ROLES
 
 CAUSE_ROWS = (
     Cause(
@@ -56,7 +57,6 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 _READ_OF_GGUF = ("bos", "eos", "pad", "unk")  # roles whose keys transformers reads of a GGUF
-_ENDS = ("eos", "eot", "eom")  # roles of ids that end a generation
 # What a training sets anew on purpose, such as the end of a chat's turn: A's value would undo it.
 CHOSEN_BY_TRAINING = frozenset(row.name for row in CAUSE_ROWS)
 # Names of the differences that decide where a generation ends.
@@ -80,7 +80,7 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         lost = (x is None or y is None) and not unstated
         if x is not None and y is not None and _same_text_moved(a, b, x, y):
             continue
-        if lost and not (role in _ENDS and _ends_elsewhere(a, b, {x, y} - {None}, role)):
+        if lost and not (role in END_ROLES and _ends_elsewhere(a, b, {x, y} - {None}, role)):
             if not (role == "bos" and (a.adds_bos or b.adds_bos)):
                 continue
         if lost and role == "eos" and _is_frame_of_encoder(a, b, {x, y} - {None}):

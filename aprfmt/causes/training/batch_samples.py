@@ -325,9 +325,9 @@ def guess_dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def all_differ(case: BackwardCase) -> bool:
-    """Return whether hardly a gradient agrees, the first ones behind the loss among the wrong.
+    """Return whether hardly a gradient agrees, the first ones after the loss among the wrong.
 
-    Of a model these stand behind its layers, of an adapter in the last layer that it has.
+    Of a model these stand after its layers, of an adapter in the last layer that it has.
     """
     unlike = case.wrong | case.open
     first = first_wrong(unlike | case.missing)
@@ -337,7 +337,7 @@ def all_differ(case: BackwardCase) -> bool:
 
 
 def loss_differs(case: BackwardCase) -> bool:
-    """Return whether hardly a gradient agrees, those behind the layers among the wrong ones."""
+    """Return whether hardly a gradient agrees, those after the layers among the wrong ones."""
     first = first_wrong(case.wrong | case.open | case.missing)
     return all_differ(case) and split_key(first[0])[0] is None
 

@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import Recipe, changed, round_to
+from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.step_size import SLACK, measured_factor
 
 CAUSE_ROWS = (

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import F64, Recipe
+from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
 
 CAUSE_ROWS = (
     Cause(

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe, changed
+from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
 from aprfmt.measure.encoding_noise import float_spacing
 
 CAUSE_ROWS = (

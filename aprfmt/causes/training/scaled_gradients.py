@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe, changed
+from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
 
 CAUSE_ROWS = (
     Cause(

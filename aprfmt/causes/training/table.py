@@ -2,8 +2,8 @@
 
 from aprfmt.causes import hypotheses_of
 from aprfmt.causes.training.backward_case import BackwardHypothesis
-from aprfmt.causes.training.case import StepHypothesis
 from aprfmt.causes.training.gradient_case import GradientHypothesis
+from aprfmt.causes.training.step_case import StepHypothesis
 
 __all__ = [
     "BACKWARDS",

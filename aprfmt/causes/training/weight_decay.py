@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.case import FAINT, StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe, changed, round_to
+from aprfmt.causes.training.step_case import FAINT, StepCase, StepGuess, StepHypothesis
 
 CAUSE_ROWS = (
     Cause(

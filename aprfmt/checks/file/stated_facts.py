@@ -24,7 +24,7 @@ from aprfmt.model.stated_dtype import (
     elements_by_encoding,
     main_float_encoding,
 )
-from aprfmt.model.unread import sparsity_format
+from aprfmt.model.unsupported_packing import sparsity_format
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, quantization_section
 
@@ -128,7 +128,7 @@ def check_quantization(ctx: CheckContext) -> Result:
     if config is None:
         raise NotRun("there is no config.json")
     section: Any = quantization_section(config)
-    # A ggml type with a scale beside it (NVFP4) is said by the tensor's own type.
+    # A ggml type with a scale next to it (NVFP4) is said by the tensor's own type.
     held = [t.encoding for t in ctx.model.values() if t.parts]
     packed = {name for name in held if encoding_row(name).ggml is None}
     loose = [name for name in ctx.model if name.endswith(_PACKED) and not ctx.model[name].parts]

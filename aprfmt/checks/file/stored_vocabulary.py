@@ -6,9 +6,9 @@ from typing import Any
 
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.hf_json import effective_added_tokens, stored_vocab
 from aprfmt.tokenizer.keys import MERGES, SCORES, TOKENS, TYPES
+from aprfmt.tokenizer.stored_parts import Carried
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.tokenizer.absent_keys import absent_ids, set_command
 from aprfmt.tokenizer.base import Engine
-from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import missing_template_tokens
-from aprfmt.tokenizer.doubts import PLACEHOLDER
 from aprfmt.tokenizer.engine_defaults import DEFAULTS, GGUF_MODELS, KIND_NAMES, kind_of_pieces
 from aprfmt.tokenizer.hf_json import token_statements
 from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE, TOKENS
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.pieces import byte_level_alphabet
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS, flatten_steps
+from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS, flatten_steps
+from aprfmt.tokenizer.quick_checks import PLACEHOLDER
 from aprfmt.tokenizer.stated import DEFAULT_PRE, StatedTokenizer, stale_post_processor_ids
+from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import TODO, foreign_template
 from aprfmt.tokenizer.turn_ends import find_unstopped_turn
@@ -82,7 +82,7 @@ def check_lists(ctx: CheckContext) -> Result:
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _ids_are_numbers(ctx.carried):
         load_tokenizer(ctx.model)  # else the check of what is wrong says it
-        side = ctx.stated  # as other programs read it: what a GGUF embeds beside its lists is ours
+        side = ctx.stated  # as other programs read it: what a GGUF embeds next to its lists is ours
         if side is not None and side.lacks_list:
             findings.append(
                 Finding(
@@ -175,7 +175,7 @@ def check_size(ctx: CheckContext) -> Result:
     if count <= rows and not few and not (dense and count < rows):
         return Result(said)
     beyond = [(i, t) for i, t in enumerate(words.tokens[rows:], rows) if t is not None]
-    # Placeholders of other models of a family are added behind the embedding (gemma 3's image).
+    # Placeholders of other models of a family are added after the embedding (gemma 3's image).
     level: Literal["fail", "warning"] = "fail"
     if not (dense or few or words.plain > rows) and all(PLACEHOLDER.search(t) for _, t in beyond):
         level = "warning"
@@ -281,7 +281,7 @@ def _find_empty_tokens(ctx: CheckContext) -> list[Finding]:
 
 
 def _find_repeated_frame(ctx: CheckContext) -> list[Finding]:
-    """Return a failure for an id that is put twice in a row before or behind every text.
+    """Return a failure for an id that is put twice in a row before or after every text.
 
     [] where the tokenizer cannot be read or is absent.
     """

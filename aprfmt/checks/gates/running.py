@@ -126,7 +126,7 @@ def _required_gates(request: QaRequest, only: Collection[str], skip: Collection[
     Raises UsageError where one of them is skipped all the same.
     """
     asked = set(only)
-    if request.golden and not only:  # beside --only its texts serve whichever gates were named
+    if request.golden and not only:  # with --only its texts serve whichever gates were named
         asked.add("golden-output")
     for option, name in _INPUTS.items():
         if not getattr(request, option):

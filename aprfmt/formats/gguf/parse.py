@@ -36,7 +36,7 @@ class ParsedGguf(Structure):
     `order` is "<" or ">". `infos` are in the table's order with absolute offsets. The data section
     begins at `data_offset`, the tensor table takes the bytes `table`; `end` is where the last
     tensor's bytes end, before its padding. `counts` are those of tensors and keys in the header.
-    `joined` says that another model file begins behind it, "" where none does.
+    `joined` says that another model file begins after it, "" where none does.
     """
 
     where: str

@@ -30,7 +30,7 @@ from aprfmt.formats.pytorch.zip_archive import ZipRecord, read_directory
 MAX_PICKLE = 256 << 20
 _PROTOCOL = 1001  # the number after the magic number
 _BLOCK = 512  # of tar
-# Records that torch.save writes beside those of storages, below the archive's name.
+# Records that torch.save writes next to those of storages, below the archive's name.
 _RECORDS = frozenset(
     (
         "data.pkl", "byteorder", "version", ".format_version", ".storage_alignment",

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped_file import open_bytes
+from aprfmt.formats.safetensors.layout import INDEX_SUFFIX
 from aprfmt.formats.safetensors.parse import parse
 from aprfmt.remote.paths import is_remote
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
-_SUFFIX = ".safetensors.index.json"
 REMEDY = "aprfmt repair --index"
 # Source: transformers, modeling_utils.py (_get_resolved_checkpoint_files: the single file first);
 # llama.cpp, conversion (get_model_part_names); vLLM, weight_utils.py
@@ -111,7 +111,7 @@ def find_replacement_shards(
     """
     if is_remote(path):
         return None
-    single = path.with_name(path.name.removesuffix(_SUFFIX) + ".safetensors")
+    single = path.with_name(path.name.removesuffix(INDEX_SUFFIX) + ".safetensors")
     alone = single.is_file()
     if not alone and any(home.exists() for home in homes.values()):
         return None  # nearly every index: the rest are not looked for
@@ -143,7 +143,7 @@ def complete_set(path: Path) -> dict[str, Path]:
     sets: dict[str, dict[str, Path]] = {}
     for one in sorted(path.parent.iterdir()):
         match = SHARD.fullmatch(one.name)
-        if match and match["stem"] == path.name.removesuffix(_SUFFIX):
+        if match and match["stem"] == path.name.removesuffix(INDEX_SUFFIX):
             sets.setdefault(match["count"], {})[one.name] = one
     whole = [held for count, held in sets.items() if len(held) == int(count)]
     return whole[0] if len(whole) == 1 else {}
@@ -163,7 +163,7 @@ def unlisted_files(path: Path, stored: Mapping[str, set[str]]) -> Iterator[Index
 
 def sibling_files(path: Path) -> list[Path]:
     """Return the safetensors files in an index's folder that are named like its shards."""
-    stem = path.name.removesuffix(_SUFFIX)
+    stem = path.name.removesuffix(INDEX_SUFFIX)
     return sorted(
         one for one in path.parent.glob(f"{stem}-*.safetensors") if not one.name.startswith(".")
     )

@@ -256,7 +256,7 @@ def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
 
 
 def _end_of_text(raw: memoryview) -> int:
-    """Return the offset behind the last byte of a header that is no space; 0 for spaces only."""
+    """Return the offset after the last byte of a header that is no space; 0 for spaces only."""
     end = len(raw)
     while end:
         piece = bytes(raw[max(0, end - WINDOW) : end])

@@ -12,6 +12,7 @@ from aprfmt.errors import CodecError
 from aprfmt.inference.fast.cuda.arrays import ITEM, flat, stream_of
 from aprfmt.inference.fast.cuda.decode import DECODED
 from aprfmt.inference.fast.cuda.loader import load_function, processor_count
+from aprfmt.inference.fast.cuda.ops import SHARED_LIMIT
 
 # Encodings with a kernel, and the largest number of vectors in one call.
 MATVEC = tuple(name for name in DECODED if name != "F32")
@@ -22,7 +23,6 @@ _TENSOR_FILES = ("prelude.cuh", "matvec_q4_k.cu")
 _WARPS, _LANE = 4, 8  # matvec.cu: warps per block, adjacent columns per lane
 _TENSOR_WARPS, _TENSOR_BLOCK, _TENSOR_REDUCE = 16, 2116, 2 * 16 * 16 * 4  # matvec_q4_k.cu
 # Largest dynamic shared memory of a block (sm_90: 227 KiB); more columns use the plain kernel.
-SHARED_LIMIT = 227 * 1024
 
 
 def matvec(

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from aprfmt.causes.tensor import arithmetic
-from tests.compare.faults import HIDDEN, NORM, UP, Fault, computed, moved
+from tests.causes.faults import HIDDEN, NORM, UP, Fault, computed, moved
 
 
 def _ulps(x: Any) -> Any:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from aprfmt.causes.tensor import byte_shifts
-from tests.compare.faults import EMBEDDING, UP, Fault, Q, moved, raw
+from tests.causes.faults import EMBEDDING, UP, Fault, Q, moved, raw
 
 FAULTS = (
     Fault("five bytes late", "byte_offset", UP, raw(UP, lambda old: old[5:] + b"12345"),

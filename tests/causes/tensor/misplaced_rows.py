@@ -3,7 +3,7 @@
 from typing import Any
 
 from aprfmt.causes.tensor import misplaced_rows
-from tests.compare.faults import EMBEDDING, UP, Fault, bits, moved
+from tests.causes.faults import EMBEDDING, UP, Fault, bits, moved
 
 
 def _twice(x: Any) -> Any:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from aprfmt.causes.tensor import other_tensors
-from tests.compare.faults import (
+from tests.causes.faults import (
     EMBEDDING,
     GATE,
     HEAD,

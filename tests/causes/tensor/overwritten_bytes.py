@@ -1,7 +1,7 @@
 """Seeded faults of `aprfmt/causes/tensor/overwritten_bytes.py`."""
 
 from aprfmt.causes.tensor import overwritten_bytes
-from tests.compare.faults import GATE, UP, Fault
+from tests.causes.faults import GATE, UP, Fault
 
 
 def overwritten(data: dict[str, bytes]) -> None:

@@ -5,19 +5,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.tensor import rearrangements
-from tests.compare.faults import (
-    EMBEDDING,
-    HEADS,
-    HIDDEN,
-    OUT,
-    SIZE,
-    UP,
-    Fault,
-    K,
-    Q,
-    moved,
-    rows_of,
-)
+from tests.causes.faults import EMBEDDING, HEADS, HIDDEN, OUT, SIZE, UP, Fault, K, Q, moved, rows_of
 
 
 def _pairs(x: Any, heads: int) -> Any:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from aprfmt.causes.tensor import stored_bytes
-from tests.compare.faults import UP, Fault, computed, flipped, raw
+from tests.causes.faults import UP, Fault, computed, flipped, raw
 
 FAULTS = (
     Fault(

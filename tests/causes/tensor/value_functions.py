@@ -3,7 +3,7 @@
 import numpy as np
 
 from aprfmt.causes.tensor import value_functions
-from tests.compare.faults import UP, Fault, computed
+from tests.causes.faults import UP, Fault, computed
 
 FAULTS = (
     Fault(

@@ -10,7 +10,7 @@ import pytest
 
 from aprfmt.diagnosis import diagnose
 from aprfmt.inference.fast.cupy_backend import CupyBackend
-from tests.diagnose.engines import tiny_folder, trace
+from tests.diagnosis.engines import tiny_folder, trace
 from tests.inference.gpu.machine import on
 from tests.inference.gpu.test_torch_faults import without_biases
 

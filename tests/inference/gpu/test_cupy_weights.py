@@ -11,7 +11,8 @@ import pytest
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import codec, decode, encode
-from aprfmt.inference.fast.cuda import DECODED, memory, placed
+from aprfmt.inference.fast.cuda import DECODED, memory
+from aprfmt.inference.fast.cuda import stored_weights as placed
 from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.inference.weights import Weight, Weights
 from tests.inference.gpu.machine import on

@@ -17,7 +17,7 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.between import compare_choices
 from aprfmt.inference.parity.cells import Parity
-from aprfmt.inference.parity.matched import weights_through_encoding
+from aprfmt.inference.parity.matched_weights import weights_through_encoding
 from aprfmt.inference.parity.outcomes import measure_backend_loss
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.session import Session

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from aprfmt.errors import CodecError
-from aprfmt.inference.fast.cuda import RESULT, WORKSPACE, launch_stats, pending, to_stats
+from aprfmt.inference.fast.cuda import RESULT, WORKSPACE, launch_stats, to_stats
+from aprfmt.inference.fast.cuda import pass_statistics as pending
 from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.tensors.stats import Stats, compute_stats
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aprfmt.diagnosis import diagnose
-from tests.diagnose.engines import tiny_folder, trace
+from tests.diagnosis.engines import tiny_folder, trace
 from tests.inference.gpu.on_gpu import cuda, need
 
 pytestmark = pytest.mark.gpu

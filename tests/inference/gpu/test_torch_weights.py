@@ -10,7 +10,7 @@ import torch
 
 import aprfmt
 from aprfmt.conversion.options import ConvertOptions
-from aprfmt.inference.fast.kept import stays_encoded
+from aprfmt.inference.fast.gpu_encodings import stays_encoded
 from aprfmt.inference.fast.torch_products import TorchProducts
 from aprfmt.inference.fast.torch_weights import BlocksOnTorch, Bnb4OnTorch
 from aprfmt.inference.session import Session

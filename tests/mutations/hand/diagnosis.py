@@ -74,7 +74,7 @@ ROWS: tuple[Row, ...] = (
         "traces of other tokens are compared",
     ),
     Row(
-        "traces-own-bound-of-diagnose", "aprfmt/diagnosis/direct.py",
+        "traces-own-bound-of-diagnose", "aprfmt/diagnosis/trace_pair.py",
         "between = RunPair.from_traces(actual, right, moe=moe)",
         'between = RunPair(("", ""), moe=moe)',
         "diagnose holds points to a bound of its own",
@@ -94,7 +94,7 @@ ROWS: tuple[Row, ...] = (
         "        if zeros:\n            self.levels.reason",
         "        if False:\n            self.levels.reason",
         "a buffer that nobody filled is compared",
-        ("tests/diagnose/test_honesty.py::test_zeros_are_no_verdict",),
+        ("tests/diagnosis/test_honesty.py::test_zeros_are_no_verdict",),
     ),
     Row(
         "measure-lone-nan", "aprfmt/measure/distances.py",
@@ -108,7 +108,7 @@ ROWS: tuple[Row, ...] = (
         "rows without positions are taken as the first ones",
     ),
     Row(
-        "conclude-not-shadowed", "aprfmt/diagnosis/conclude.py",
+        "conclude-not-shadowed", "aprfmt/diagnosis/conclusion.py",
         "explained = judged or not beyond", "explained = True",
         "what is beyond every bound is confirmed rounding, though no operation was judged",
     ),

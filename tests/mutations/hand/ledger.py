@@ -34,7 +34,7 @@ ROWS: tuple[Row, ...] = (
         "    if unreadable or not (counted or known or passed):\n",
         "    if not (counted or known or passed):\n",
         "a section that cannot be read is equal",
-        ("tests/ledger/test_verdict.py::test_every_combination_has_the_exit_of_the_table*",),
+        ("tests/model/ledger/test_verdict.py::test_every_combination_has_the_exit_of_the_table*",),
     ),
     Row(
         "ledger-nothing-compared", _LEDGER,
@@ -66,7 +66,7 @@ ROWS: tuple[Row, ...] = (
         "        return (*rows, *self.unreadable)\n",
         "        return self.unreadable\n",
         "PASS over tensors that nothing reads, without a word",
-        ("tests/ledger/test_commands.py::test_one_model*",),
+        ("tests/model/ledger/test_commands.py::test_one_model*",),
     ),
     Row(
         "verdict-of-gates", _RECORDS,
@@ -79,7 +79,7 @@ ROWS: tuple[Row, ...] = (
         "            if entry.state is not None and entry.state in APART | OPEN\n",
         "            if entry.state is not None and entry.state in OPEN\n",
         "a conversion says verified, and a file of the source is in no copy",
-        ("tests/ledger/test_commands.py::test_a_conversion*",),
+        ("tests/model/ledger/test_commands.py::test_a_conversion*",),
     ),
     Row(
         "captures-unknown", "aprfmt/measure/trace_view.py",
@@ -92,7 +92,7 @@ ROWS: tuple[Row, ...] = (
         "dict.fromkeys(captures.others, ",
         "dict.fromkeys((), ",
         "files of a capture that hold no array are not named",
-        ("tests/ledger/test_commands.py::test_captured_arrays*",),
+        ("tests/model/ledger/test_commands.py::test_captured_arrays*",),
     ),
     Row(
         "batch-unread", "cli/eval/scoring.py",
@@ -111,7 +111,7 @@ ROWS: tuple[Row, ...] = (
         'state: State = "unequal" if name in a and name in b else one_sided',
         'state: State = "equal"',
         "a scale of activations on one side only is equal",
-        ("tests/ledger/test_verdict.py::test_a_scale_of_activations_on_one_side_only*",),
+        ("tests/model/ledger/test_verdict.py::test_a_scale_of_activations_on_one_side_only*",),
     ),
     Row(
         "generation-one-sided", "aprfmt/measure/texts.py",
@@ -186,14 +186,14 @@ ROWS: tuple[Row, ...] = (
         "    return replace(least, share=given / max(1, sum(sizes)), accused=accused)\n",
         "    return replace(least, share=1.0, accused=accused)\n",
         "what holds for half of one tensor is confirmed of all tensors",
-        ("tests/compare/test_explained_parts.py::test_the_share_of_several_tensors_*",),
+        ("tests/causes/test_explained_parts.py::test_the_share_of_several_tensors_*",),
     ),
     Row(
         "bound-of-one-accused", "aprfmt/causes/tensor/summary.py",
         "    accused = any(one.accused for one in proofs)\n",
         "    accused = all(one.accused for one in proofs)\n",
         "a tensor held to the damaged side's own steps is confirmed with another that is not",
-        ("tests/compare/test_explained_parts.py::test_the_share_of_several_tensors_*",),
+        ("tests/causes/test_explained_parts.py::test_the_share_of_several_tensors_*",),
     ),
     Row(
         "confirmed-unjudged", "aprfmt/measure/proofs.py",
@@ -215,12 +215,12 @@ ROWS: tuple[Row, ...] = (
         '        return "some rows of another point"\n',
         "noise in some rows is confirmed as values of another point",
         (
-            "tests/diagnose/test_walk.py::"
+            "tests/diagnosis/test_walk.py::"
             "test_values_that_no_relation_gives_are_not_confirmed_as_another_point",
         ),
     ),
     Row(
-        "amplified-unjudged", "aprfmt/diagnosis/conclude.py",
+        "amplified-unjudged", "aprfmt/diagnosis/conclusion.py",
         "    judged = residuals.all_right and all(row.shadow is not None for row in beyond)\n",
         "    judged = bool(residuals.found) and all(row.shadow is not None for row in beyond)\n",
         "rounding is said of a difference that a wrong operation makes",

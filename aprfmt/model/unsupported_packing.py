@@ -1,0 +1,323 @@
+"""Packed weights that no codec decodes: their method, and the tensors they are stored in."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING
+
+from aprfmt.base.encodings import BY_CLAIM
+from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
+from aprfmt.errors import CodecError, UnsupportedError
+from aprfmt.tensors.companions import quantization_section
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import ArchSpec, HyperParams
+
+# Encodings in which a module of a quantized model holds codes; I64 is for positions and counts.
+CODED = frozenset({
+    "I8", "U8", "I16", "U16", "I32", "U32", "F4",
+    "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+})  # fmt: skip
+# Last parts of names that are codes whatever their encoding and axes: HQQ's, which may view them as
+# floats, and SpQR's.
+_CODES = ("W_q", "dense_weights")
+# What stands below a packed module, next to names like `_data`: the weight whose parts quanto
+# stores under its name, and the codebooks of VPTQ.
+_BELOW = ("weight", "centroids", "res_centroids", "outlier_centroids")
+_SCALE = re.compile(r"scal|amax", re.IGNORECASE)
+# FP8 by the byte: a cast of values, or codes whose scale is another tensor.
+_FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+_INT8_SCALE = "SCB"  # next to a weight in LLM.int8(): the largest magnitude of each row
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class UndecodedPacking:
+    """Weights that are packed and that no codec here decodes.
+
+    `method` is the quantization method in config.json, "" if it declares none. `weights` are the
+    names that the weights would have, `tensors` what they are stored in. `why` says why they are
+    not decoded, where the method alone does not say it. `lacks` are the suffixes of tensors that
+    stand next to such codes and are not in the file: without them no program reads the weights.
+    """
+
+    method: str
+    weights: frozenset[str]
+    tensors: tuple[TensorInfo, ...]
+    why: str
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def claim(self) -> str:
+        """What config.json declares, and why it is not decoded here, as a clause."""
+        if self.lacks:
+            return (
+                f"weights of {self.method} are codes alone, without {', '.join(self.lacks)}: what "
+                "the codes count for is lost"
+            )
+        why = f" ({self.why})" if self.why else ""
+        return (
+            f"quantization {self.method!r} of config.json is not decoded here{why}"
+            if self.method
+            else f"config.json says nothing of quantization, but weights are packed{why}"
+        )
+
+    @property
+    def text(self) -> str:
+        """The `claim`, with the number of weights and the first tensors, as a clause."""
+        measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
+        more = ", ..." if len(self.tensors) > _SHOWN else ""
+        return (
+            f"{self.claim}: {len(self.weights)} weights in {len(self.tensors)} tensors "
+            f"({', '.join(measures)}{more})"
+        )
+
+    @property
+    def refusal(self) -> str:
+        """The error message of commands that need the values of these weights."""
+        return (
+            f"{self.text}; expected weights that can be read; copy them as they are (to "
+            f"safetensors or APR), or {self.todo}"
+        )
+
+    @property
+    def todo(self) -> str:
+        """What makes these weights readable, as an imperative clause."""
+        if self.lacks:
+            return "save the model again with all its tensors"
+        if self.method:
+            return "decode them with the tool that made them"
+        return "get the config.json that belongs to them"
+
+    def as_note(self, where: str) -> Note:
+        """Return the warning Note for a listing of the model at `where`."""
+        return Note(
+            "warning", where, f"{self.text}; they are copied as they are stored", "unread_weights"
+        )
+
+    def roles_among(
+        self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]
+    ) -> frozenset[str]:
+        """Return those of the missing role keys whose weights these tensors hold.
+
+        `style` is the naming of the file, `hyper` the model's hyperparameters.
+        """
+        from aprfmt.arch.binding import groups_for
+
+        return frozenset(
+            key
+            for key in missing
+            if any(
+                self.weights & {*group.stored} for group in groups_for(spec, style, [key], hyper)
+            )
+        )
+
+
+def undecoded_packing(
+    tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None, why: str
+) -> UndecodedPacking | None:
+    """Return the packed weights that no codec decodes; None if there are none.
+
+    `tensors` are the stored ones after parts were joined, `config` has the quantization section.
+    `why` is the error of an earlier attempt to join them, "" without one.
+    """
+    # Without a section, only tensors that hold codes suggest packed weights.
+    section, reason = quantization_section(config or {}), why
+    if section is None and not _any_coded(tensors):
+        return None
+    # Tensors by module, and what the section says about its method.
+    modules: dict[str, list[TensorInfo]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        if not tensor.parts:
+            modules[_module_of(name)].append(tensor.info)
+    method = ""
+    if section is not None:
+        method = str(section.get("quant_method", section.get("format", "unnamed")))
+        why = why or _undescribed_reason(section)
+    # The modules with codes: all under an unknown method, else the unexplained ones.
+    if section is not None and (why or not _has_known_convention(section)):
+        coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
+        sparse = sparsity_format(section)
+        if not why and (sparse or "format" in section):
+            why = f"sparsity {sparse!r}" if sparse else f"format {section['format']!r}"
+    else:
+        coded = {
+            module
+            for module, infos in modules.items()
+            if _is_undeclared_packed(module, infos, section)
+        }
+        why = f"none of them is a tensor of {method} as it is read here"
+    if section is None:
+        coded |= _modules_without_scale(tensors, modules)
+        odd = ((module, _misnamed_scale(module, modules[module])) for module in sorted(coded))
+        why = reason or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
+    if not coded:
+        return None
+    # The weights that these would be, and the tensors that hold them.
+    weights = frozenset(f"{module}.weight" for module in coded)
+    stored = (
+        info
+        for module, infos in modules.items()
+        if module in coded
+        for info in infos
+        if info.name != f"{module}.bias"
+    )
+    lacks = _lost_companions(section or {}, coded, tensors)
+    return UndecodedPacking(method, weights, tuple(stored), why, lacks)
+
+
+def _lost_companions(
+    section: Mapping[str, Value], modules: Iterable[str], tensors: Mapping[str, LazyTensor]
+) -> tuple[str, ...]:
+    """Return the suffixes of tensors that bitsandbytes keeps next to codes and that none here has.
+
+    `modules` hold the codes. () where each is next to one of them, and for other methods.
+    """
+    if section.get("quant_method") != "bitsandbytes":
+        return ()
+    from aprfmt.codecs import CODECS
+
+    kind = str(section.get("bnb_4bit_quant_type", "fp4")).upper()  # bitsandbytes' default
+    four = any(section.get(key) for key in ("load_in_4bit", "_load_in_4bit"))
+    claim = next((claim for claim, row in BY_CLAIM.items() if row.name == kind), "")
+    if four and claim:
+        codec = CODECS[kind]
+        wanted = [*(part for part in codec.parts[1:] if part != claim), claim]
+    else:
+        wanted = [] if four else [_INT8_SCALE]
+    beside = {
+        suffix
+        for module in modules
+        for suffix in wanted
+        if not {f"{module}.{suffix}", f"{module}.weight.{suffix}"}.isdisjoint(tensors)
+    }
+    return tuple(f".{suffix}" for suffix in wanted if suffix not in beside)
+
+
+def _module_of(name: str) -> str:
+    """Return the name of the module that a stored tensor belongs to.
+
+    Components such as those that a quantizer adds below a module are removed.
+    """
+    module, _, last = name.rpartition(".")
+    while module:
+        above, _, last = module.rpartition(".")
+        if last not in _BELOW and not last.startswith("_"):
+            break
+        module = above
+    return module
+
+
+def _any_coded(tensors: Mapping[str, LazyTensor]) -> bool:
+    """Return whether any tensor holds a packed weight's codes; fast for a million names."""
+    if any(map(methodcaller("endswith", _CODES), tensors)):
+        return any(_is_coded(tensor.info) for tensor in tensors.values())
+    kinds = set(map(attrgetter("info.encoding"), tensors.values())) & CODED
+    return bool(kinds) and any(_is_coded(tensor.info) for tensor in tensors.values())
+
+
+def _is_coded(info: TensorInfo) -> bool:
+    """Return whether a tensor holds a weight's codes, by its name, encoding and axes."""
+    named = info.name.rpartition(".")[2] in _CODES
+    return named or (info.encoding in CODED and len(info.shape) > 1)
+
+
+def _is_undeclared_packed(
+    module: str, infos: Sequence[TensorInfo], section: Mapping[str, Value] | None
+) -> bool:
+    """Return whether a module holds a packed weight that the section does not declare.
+
+    True where codes and scales of a known kind of packing occur together, and where a section
+    declares the module packed but none of its tensors is a part of anything that is decoded.
+    """
+    if not any(map(_is_coded, infos)):
+        return False
+    from aprfmt.codecs.dialects import dialects_at, dialects_of_codes, is_packed_part
+
+    if section is None and _misnamed_scale(module, infos):
+        return True
+    plain = next((info for info in infos if info.name == f"{module}.weight"), None)
+    names = {info.name for info in infos}
+    if plain is None and section is None:
+        return any(dialects_of_codes(info.name, info.encoding, names) for info in infos)
+    if plain is None:
+        return not any(map(is_packed_part, names))
+    rows = dialects_of_codes(plain.name, plain.encoding, names)
+    if section is None or not rows:
+        return bool(rows)
+    try:
+        found = dialects_at(section, module)
+    except CodecError:
+        return False  # reported where the section is read
+    return found is not None and not any(row in found[0] for row in rows)
+
+
+def _misnamed_scale(module: str, infos: Sequence[TensorInfo]) -> str:
+    """Return the tensor that must be the scale of a module's FP8 codes; "" without one.
+
+    Its name contains "scal" or "amax", and it is not a scale of the layer's inputs.
+    """
+    if not any(info.encoding in _FP8 and len(info.shape) > 1 for info in infos):
+        return ""
+    from aprfmt.codecs.dialect import OF_INPUTS
+
+    for info in infos:
+        odd = _SCALE.search(info.name.removeprefix(module)) and not OF_INPUTS.search(info.name)
+        if odd and info.encoding not in _FP8 and not info.name.endswith("scale_input"):
+            return info.name
+    return ""
+
+
+def _modules_without_scale(
+    tensors: Mapping[str, LazyTensor], modules: Mapping[str, Sequence[TensorInfo]]
+) -> set[str]:
+    """Return the modules with FP8 codes without a scale, if other modules have scales."""
+    scaled = {
+        name
+        for name, tensor in tensors.items()
+        if tensor.parts and tensor.parts[""].info.encoding in _FP8
+    }
+    if not scaled:
+        return set()
+    return {
+        module
+        for module, infos in modules.items()
+        if any(info.encoding in _FP8 and len(info.shape) > 1 for info in infos)
+    }
+
+
+def sparsity_format(section: Mapping[str, Value]) -> str:
+    """Return the sparse format that compressed-tensors declares; "" if weights are dense."""
+    stated = section.get("sparsity_config")
+    form = stated.get("format") if isinstance(stated, Mapping) else None
+    return form if isinstance(form, str) and form != "dense" else ""
+
+
+def _undescribed_reason(section: Mapping[str, Value]) -> str:
+    """Return why a known method's section does not describe its weights; "" if it does."""
+    from aprfmt.codecs.scopes import all_sections
+
+    try:
+        all_sections(section)
+    except UnsupportedError as error:
+        return str(error)
+    except CodecError:
+        pass  # reported where the section is read
+    return ""
+
+
+def _has_known_convention(section: Mapping[str, Value]) -> bool:
+    """Return whether a section declares a kind of packing that is decoded here.
+
+    True too for a damaged section, which is reported where it is read.
+    """
+    from aprfmt.codecs.dialects import dialects_of
+
+    try:
+        return bool(dialects_of(section))
+    except UnsupportedError:
+        return False
+    except CodecError:
+        return True

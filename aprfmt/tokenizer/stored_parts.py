@@ -1,0 +1,272 @@
+"""The parts of a model's tokenizer as stored in its files or metadata, parsed once.
+
+A Hugging Face folder has files; our GGUF and APR embed the same files in their metadata. Any
+GGUF and APR has metadata keys, too; where both give a value the keys win (a user may have set
+them).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.base.protocols import Value
+from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.model.carried_files import read_embedded_files
+from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, HF_JSON, IDS, Key
+from aprfmt.tokenizer.tokenizer_cost import MOST_FRAME, count_template_tokens
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+TOKENIZER_JSON = "tokenizer.json"
+MAX_JSON = 64 << 20  # the largest real tokenizer.json is about 35 MB
+MAX_TEMPLATE = 1 << 20  # the largest real chat template has about 100 kB
+MAX_TOKENS = 1 << 24
+
+# format -> the name a Key has there; Hugging Face folders have files instead.
+_SPELLING: Mapping[str, Callable[[Key], str]] = {
+    "gguf": lambda key: key.gguf,
+    "apr": lambda key: key.apr,
+}
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The stored tokenizer parts of one open model.
+
+    Every file is parsed on first use and only once. `cache` is a cache for other modules.
+    """
+
+    model: "Model"
+    cache: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    _parsed: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    _beside: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def where(self) -> str:
+        """The path of the model, with which messages begin."""
+        return str(self.model.path)
+
+    def metadata_value(self, key: Key) -> Value:
+        """Return the metadata value of a Key, by this format's spelling; None if it is absent."""
+        spell = _SPELLING.get(self.model.key_style)
+        return None if spell is None else self.model.metadata.get(spell(key))
+
+    def key_text(self, key: Key) -> str:
+        """Return `PATH: KEY` for messages, the key as this format spells it."""
+        spell = _SPELLING.get(self.model.key_style)
+        return f"{self.where}: {key.gguf if spell is None else spell(key)}"
+
+    def list_length(self, key: Key) -> int | None:
+        """Return the length of a list value without reading its elements; None without a list."""
+        value = self.metadata_value(key)
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        return len(value) if is_list else None
+
+    def list_value(self, key: Key, kind: type | tuple[type, ...]) -> list[Any] | None:
+        """Return the list value of a key; None if absent.
+
+        Raises FormatError if it is no list, is too long, or has elements that are not of `kind`.
+        """
+        value = self.metadata_value(key)
+        if value is None:
+            return None
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise FormatError(f"{self.key_text(key)}: is {type(value).__name__}; expected a list")
+        if len(value) > MAX_TOKENS:
+            raise FormatError(
+                f"{self.key_text(key)}: {len(value)} elements, the limit is {MAX_TOKENS}"
+            )
+        found = value.tolist() if hasattr(value, "tolist") else list(value)
+        kinds = set(map(type, found))
+        allowed = set(kind) if isinstance(kind, tuple) else {kind}
+        if not kinds <= allowed:
+            names = ", ".join(sorted(k.__name__ for k in kinds - allowed))
+            raise FormatError(f"{self.key_text(key)}: holds {names}; the file is damaged")
+        return found
+
+    def text_value(self, key: Key) -> str | None:
+        """Return the string value of a key; None if absent. FormatError for another type."""
+        value = self.metadata_value(key)
+        if value is not None and not isinstance(value, str):
+            raise FormatError(f"{self.key_text(key)}: is {type(value).__name__}; expected a string")
+        return value
+
+    def flag_value(self, name: str) -> bool | None:
+        """Return the value of one of FLAGS; None if it is absent or not a boolean."""
+        value = self.metadata_value(FLAGS[name])
+        return value if isinstance(value, bool) else None
+
+    def token_ids(self) -> dict[str, int]:
+        """Return {role: token id} from the metadata; FormatError if one is not a whole number."""
+        found = {}
+        for role, key in IDS.items():
+            value = self.metadata_value(key)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise FormatError(f"{self.key_text(key)}: is {value!r}; expected a token id")
+            found[role] = value
+        return found
+
+    # --- Hugging Face's files, in a folder or carried ------------------------------------------
+
+    @cached_property
+    def files(self) -> Mapping[str, str]:
+        """{name: text} of the text files in the folder or embedded, without tokenizer.json."""
+        return self.embedded_texts if self.model.folder is None else self.model.folder.texts
+
+    @cached_property
+    def embedded_texts(self) -> Mapping[str, str]:
+        """{name: text} of the small files that a GGUF or APR of aprfmt embeds."""
+        return read_embedded_files(self.model)
+
+    def unread_files(self) -> list[str]:
+        """Return the names of tokenizer files in the folder that aprfmt does not read."""
+        folder = self.model.folder
+        names = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
+        return [n for n in names if folder is not None and (folder.path / n).is_file()]
+
+    @cached_property
+    def origin(self) -> str:
+        """The path or key of tokenizer.json, for messages; "" without one."""
+        if self.model.folder is not None and TOKENIZER_JSON in self.model.folder.texts:
+            return str(self.model.folder.path / TOKENIZER_JSON)
+        return f"{self.where}: {HF_JSON}" if HF_JSON in self.model.metadata else ""
+
+    def tokenizer_json(self) -> str | None:
+        """Return the text of tokenizer.json; None without one.
+
+        Raises FormatError if the metadata has another type.
+        """
+        if not self.origin:
+            return None
+        folder = self.model.folder
+        if folder is not None and TOKENIZER_JSON in folder.texts:
+            return folder.texts[TOKENIZER_JSON]
+        text = self.model.metadata[HF_JSON]
+        if not isinstance(text, str):
+            raise FormatError(f"{self.origin}: is {type(text).__name__}; expected a string")
+        return text
+
+    def parse_file(self, name: str) -> Mapping[str, Any]:
+        """Return the object in one of the small JSON files, parsed once; {} without the file.
+
+        Raises FormatError for damaged JSON.
+        """
+        if name not in self._parsed:
+            text = self.files.get(name)
+            where = f"{self.where}: {name}"
+            self._parsed[name] = {} if text is None else self._parse_object(text, where, 16 << 20)
+        return self._parsed[name]
+
+    def parse_tokenizer_json(self) -> Mapping[str, Any] | None:
+        """Return tokenizer.json parsed; None without one. FormatError for damaged JSON.
+
+        It is parsed at each call, as 262,144 tokens take some 150 MB. What is made from it is
+        cached: `model.tokenizer` and the tokenizer's facts.
+        """
+        text = self.tokenizer_json()
+        if text is None:
+            return None
+        found = self._parse_object(text, self.origin, MAX_JSON)
+        put = count_template_tokens(found)
+        if put > MOST_FRAME:
+            raise FormatError(
+                f"{self.origin}: its post_processor puts {put:,} tokens around a text; the limit "
+                f"is {MOST_FRAME:,}; it is broken or hostile"
+            )
+        for key, value in found.items():
+            self._beside[key] = None if key in ("model", "added_tokens") else value
+        return found
+
+    def tokenizer_json_keys(self) -> Mapping[str, Any]:
+        """Return {key: value} of tokenizer.json; {} without the file.
+
+        The vocabulary's keys have the value None. The file is parsed once for this. Raises
+        FormatError.
+        """
+        if not self._beside:
+            self.parse_tokenizer_json()
+        return self._beside
+
+    def _parse_object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
+        """Return the JSON object in a text; FormatError if it is none or longer than `limit`."""
+        from aprfmt.formats.bounded_json import loads
+
+        value = loads(text, where, max_bytes=limit, nonfinite=True)
+        if not isinstance(value, Mapping):
+            raise FormatError(f"{where}: holds a JSON {type(value).__name__}; expected an object")
+        return value
+
+    @cached_property
+    def tokenizer_config(self) -> Mapping[str, Any]:
+        """The keys of tokenizer_config.json; {} without the file."""
+        return self.parse_file("tokenizer_config.json")
+
+    def chat_template(self) -> str | None:
+        """Return the chat template, None without one. FormatError if it is no text or too long.
+
+        From the metadata, chat_template.jinja or tokenizer_config.json. Of several named templates
+        it is `default`, else the first.
+        """
+        return self.template_and_origin()[0]
+
+    def readable_template(self) -> str | None:
+        """Return the chat template, None without one or if it cannot be read."""
+        try:
+            return self.chat_template()
+        except AprfmtError:
+            return None
+
+    def _stored_templates(self) -> Iterator[tuple[Value, str]]:
+        """Yield (chat template or None, name of the place) per place, in order of precedence."""
+        if self.model.key_style in _SPELLING:
+            for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
+                yield self.model.metadata.get(key), key
+        name = "chat_template.jinja"
+        yield self.files[name] if name in self.files else None, name
+        yield self.tokenizer_config.get("chat_template"), "tokenizer_config.json"
+        yield self.parse_file("chat_template.json").get("chat_template"), "chat_template.json"
+
+    def template_and_origin(self) -> tuple[str | None, str]:
+        """Return (chat template, `PATH: PLACE`); (None, "") without one.
+
+        Raises FormatError if it is not a text, or is too long.
+        """
+        found, place = next(
+            ((text, at) for text, at in self._stored_templates() if text), (None, "")
+        )
+        where = f"{self.where}: {place}"
+        if isinstance(found, list):
+            named = {
+                row["name"]: row["template"]
+                for row in found
+                if isinstance(row, Mapping)
+                and isinstance(row.get("name"), str)
+                and isinstance(row.get("template"), str)
+            }
+            found = named.get("default") or next(iter(named.values()), None)
+        if found is None or found == "":
+            return None, ""
+        if not isinstance(found, str):
+            raise FormatError(
+                f"{where}: the chat template is {type(found).__name__}; expected a string"
+            )
+        if len(found) > MAX_TEMPLATE:
+            raise FormatError(
+                f"{where}: the chat template has {len(found)} characters; "
+                f"the limit is {MAX_TEMPLATE}"
+            )
+        return found, where
+
+    def vocab_size(self) -> int | None:
+        """Return the vocabulary size that the configuration gives; None if it gives none."""
+        config = self.model.config or {}
+        text_config = config.get("text_config")
+        for source in (config, text_config, self.model.metadata):
+            value = source.get("vocab_size") if isinstance(source, Mapping) else None
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_TOKENS:
+                return value
+        return None

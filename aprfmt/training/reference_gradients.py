@@ -1,0 +1,286 @@
+"""The gradients of a step's batch, computed here to compare a trainer's gradients with."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from aprfmt.base.installation import install_command
+from aprfmt.errors import BackendUnavailableError, UsageError
+from aprfmt.inference.batch import Batch
+from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
+from aprfmt.inference.gradients.documents import routers
+from aprfmt.inference.loss import BITS, IMPLAUSIBLY_GOOD, RANDOM_BOUNDS
+from aprfmt.inference.weights import free_memory
+from aprfmt.model import Model
+from aprfmt.training import ComputedGradients
+from aprfmt.training.step_batch import read_step_batch, router_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from aprfmt.inference.gradients.batch_gradients import BatchGradients
+    from aprfmt.inference.gradients.label_gradients import LabelGradients
+
+GIB = 1 << 30
+FREE_SHARE = 0.9  # of the free memory that a backward may take
+
+
+# Of quantized weights a trainer computes in bfloat16.
+ARITHMETIC = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class Recompute(Protocol):
+    """Computes a batch's gradients again with one mistake in the backward."""
+
+    def __call__(
+        self, change: BackwardChange, trained: Collection[str] | None = None
+    ) -> ComputedGradients:
+        """Return the gradients with the mistake `change`.
+
+        `trained` are the stored names of the parameters whose gradients are wanted, None for all.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A batch's gradients, and the same in the trainer's arithmetic, None where that is no other.
+
+    These are the methods of `ComputedGradients`. `recompute` computes the exact ones again with a
+    mistake, and `by_label` what each label adds to the last norm's; both need the model to be open.
+    """
+
+    exact: "BatchGradients"
+    rounded: "BatchGradients | None"
+    recompute: Recompute
+    by_label: "Callable[[], LabelGradients | None]" = lambda: None
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the batch from the exact pass, in nats per label."""
+        return self.exact.loss
+
+    @property
+    def how(self) -> str:
+        """Where and in which arithmetic they were computed: `torch:cpu:float64`."""
+        return self.exact.how
+
+    @property
+    def keys(self) -> Collection[str]:
+        """The role keys of all parameters that have a gradient."""
+        return self.exact.keys
+
+    def gradient(self, key: str) -> "NDArray[Any]":
+        """Return dL/dW of a parameter from the exact pass, float64 in the role's shape.
+
+        Raises KeyError for a parameter without a gradient.
+        """
+        return self.exact.gradient(key)
+
+    def rounding(self, key: str) -> float | None:
+        """Return the L2 distance that the trainer's arithmetic alone makes of a gradient.
+
+        None where no second pass was run in it, or where that has no gradient of the parameter.
+        """
+        if self.rounded is None or key not in self.rounded.keys:
+            return None
+        return float(np.linalg.norm(self.rounded.gradient(key) - self.exact.gradient(key)))
+
+
+@dataclass(frozen=True)
+class BatchNumbers:
+    """Numbers of a batch by what they are, the ids of its tokens, and how it is laid out.
+
+    `labels` are the counts of scored labels of each row, `row_length` the columns, padding among
+    them. `packed` says that a row holds several documents. `routers` are the factors of routers'
+    auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
+    are the tokens that occur more than once. `experts`: the model, or the base, has experts.
+    `unread` are arrays of the file that nothing reads. `padded_first`: a row begins with padding.
+    """
+
+    counts: Mapping[str, float] = field(default_factory=dict)
+    tokens: frozenset[int] = frozenset()
+    labels: tuple[int, ...] = ()
+    row_length: int = 0
+    packed: bool = False
+    routers: RouterFactors = NO_ROUTER_LOSS
+    router_note: str = ""
+    repeated: frozenset[int] = frozenset()
+    experts: bool = False
+    unread: tuple[str, ...] = ()
+    padded_first: bool = False
+
+
+def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
+    """Return the numbers of a batch that a wrong factor may equal, and its token ids.
+
+    Among them are the counts of labels, samples and tokens, and ratios of them. `scale` is an
+    adapter's alpha / r, None without one.
+    """
+    labels, samples = batch.label_count, len(batch.mask)
+    tokens = int(batch.mask.sum())
+    counts = {
+        "labels": labels,
+        "samples": samples,
+        "labels / samples": labels / max(1, samples),
+        "tokens / labels, padding left out": tokens / max(1, labels),
+        "tokens / labels, padding counted": batch.mask.size / max(1, labels),
+        "row length": batch.row_length,
+        "1 / ln 2, a loss in bits": BITS,
+    }
+    if scale is not None:
+        counts["alpha / r"] = scale
+    ids = batch.ids[:, : batch.row_length][batch.mask]
+    known, often = np.unique(ids, return_counts=True)
+    return BatchNumbers(
+        counts,
+        frozenset(int(i) for i in known),
+        tuple(int(count) for count in batch.label[:, 1:].sum(1)),
+        batch.row_length,
+        bool(batch.document_starts.any()),
+        routers(batch),
+        router_text(batch),
+        frozenset(int(i) for i in known[often > 1]),
+        unread=batch.unread,
+        padded_first=bool((~batch.mask[:, 0]).any()),
+    )
+
+
+def doubtful_loss(loss: float, vocabulary: int) -> str:
+    """Return why a loss in nats can hardly be that of the trained model; "" if it can.
+
+    Above ln(vocabulary) it is worse than guessing, as random weights are, and above their bound too
+    it is another fault. Near zero there is nothing left to learn, and gradients show nothing.
+    """
+    uniform = math.log(max(2, vocabulary))
+    text = f"the batch's loss is {loss:.4g} nats"
+    if loss < IMPLAUSIBLY_GOOD:
+        return f"{text}: too good to be true of text, and its gradients say little"
+    if loss <= uniform:
+        return ""
+    above = f"{text}, above ln({vocabulary}) = {uniform:.4g} of guessing"
+    if loss <= RANDOM_BOUNDS[1] * uniform:
+        return f"{above}: right of random weights, of trained ones not"
+    return f"{above}, and above what random weights give: other tokens, or another checkpoint"
+
+
+@contextmanager
+def explaining_missing_torch() -> Iterator[None]:
+    """Raise BackendUnavailableError, which says what to install, for an import that fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"gradients of a batch need torch ({error}); run {install_command('torch')}"
+        ) from error
+
+
+def compute_gradients(
+    base: Model,
+    batch: Path,
+    *,
+    adapter: Path | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
+    trained_in: str | None = None,
+    points: Collection[str] = (),
+) -> tuple["Computed", BatchNumbers]:
+    """Return (the gradients of a batch's mean loss over its labels, the batch's numbers).
+
+    `points` are the keys of the capture points whose gradients are wanted too. Raises UsageError
+    where the memory of the device does not suffice.
+    """
+    with explaining_missing_torch():
+        from aprfmt.inference.gradients.batch_gradients import Activations, batch_gradients
+        from aprfmt.inference.gradients.memory import gradient_memory
+    from aprfmt.adapters.trained_pairs import open_trained_pairs
+
+    loaded = read_step_batch(batch, base)
+    with ExitStack() as stack:
+        pairs = open_trained_pairs(adapter, base, stack)
+        free = _free_device_memory(device)
+        held: Activations = "all"
+        if free is not None:
+            for held in ("all", "layer"):
+                memory = gradient_memory(
+                    base, loaded, dtype=dtype, pairs=pairs, activations=held, points=points
+                )
+                if memory.peak <= FREE_SHARE * free:
+                    break
+            else:
+                raise UsageError(
+                    f"{base.path}: a backward in {dtype} takes {memory.peak / GIB:.1f} GiB on "
+                    f"{device}, {free / GIB:.1f} GiB are free; give shorter rows, or --dtype "
+                    "float32"
+                )
+        result = batch_gradients(
+            base, loaded, device=device, dtype=dtype, pairs=pairs, activations=held, points=points
+        )
+        lower = trained_in or dtype_of(base)
+        rounded = None
+        if lower != dtype:
+            rounded = batch_gradients(
+                base,
+                loaded,
+                device=device,
+                dtype=lower,
+                pairs=pairs,
+                activations=held,
+                points=points,
+            )
+        scales = {pair.scale for pair in pairs}
+
+    def recompute(
+        change: BackwardChange, trained: Collection[str] | None = None
+    ) -> ComputedGradients:
+        """Return the gradients with a mistake in the backward, of some parameters or of all."""
+        with ExitStack() as again:
+            found = batch_gradients(
+                base,
+                loaded,
+                device=device,
+                dtype=dtype,
+                trained=None if adapter is not None else trained,
+                pairs=open_trained_pairs(adapter, base, again),
+                activations=held,
+                change=change,
+            )
+            return Computed(found, None, recompute)
+
+    def by_label() -> "LabelGradients | None":
+        """Return what each label adds to the last norm's gradient; None of an adapter."""
+        if adapter is not None:
+            return None
+        from aprfmt.inference.gradients.label_gradients import label_gradients
+
+        return label_gradients(base, loaded, device=device, dtype=dtype, activations=held)
+
+    numbers = batch_numbers(loaded, scales.pop() if len(scales) == 1 else None)
+    experts = bool(base.hyper.get("n_experts"))
+    return Computed(result, rounded, recompute, by_label), replace(numbers, experts=experts)
+
+
+def dtype_of(base: Model) -> str:
+    """Return the dtype in which a trainer computes most of a model's weights, such as `bfloat16`.
+
+    Quantized weights count as bfloat16.
+    """
+    elements: Counter[str] = Counter()
+    for view in base.roles.values():
+        elements[ARITHMETIC.get(view.encoding, "bfloat16")] += math.prod(view.shape)
+    return elements.most_common(1)[0][0]
+
+
+def _free_device_memory(device: str) -> int | None:
+    """Return the free memory of a device in bytes; None where it is not known."""
+    if device == "cpu":
+        return free_memory()
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None

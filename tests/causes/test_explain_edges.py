@@ -1,0 +1,142 @@
+"""Edges of `diff`: the first byte of a shift, half of the rows, small numbers, long runs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.base.encodings import BY_GGML, ENCODINGS
+from aprfmt.causes.tensor import table
+from aprfmt.causes.tensor.guess import JointHypothesis, PairHypothesis
+from aprfmt.causes.tensor.overwritten_bytes import join_places
+from aprfmt.compare import diff
+from aprfmt.errors import AprfmtError
+from tests.causes import faults
+from tests.compare.damage import Change
+from tests.compare.test_verdicts import edited
+from tests.conversion.folders import float_bytes, llama_folder
+from tests.formats.gguf_files import File
+
+# Where a block's members of type ggml_half stand (ggml-common.h).
+HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q8_1": (0, 2),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory.mktemp("edges") / "source", "BF16", ffn=64)
+
+
+def explained(source: Path, target: Path, change: Change) -> tuple[str, bool, str]:
+    """Return the cause, whether it is confirmed, and the evidence about the up projection."""
+    report = diff(source, edited(source, target, change))
+    (row,) = [row for row in report.tensors if row.key == faults.ROLES[faults.UP]]
+    found = row.explanation
+    return (
+        ("", False, "")
+        if found is None
+        else (found.cause, found.confirmed, " / ".join(found.evidence))
+    )
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_blocks_whose_halves_are_swapped_are_named(name: str, tmp_path: Path) -> None:
+    row = ENCODINGS[name]
+    count = 256 * 64 // row.block_size
+    blocks = np.random.default_rng(0).integers(1, 60, (count, row.type_size), np.uint8)
+    swapped = blocks.copy()
+    for at in HALVES[name]:
+        swapped[:, [at, at + 1]] = blocks[:, [at + 1, at]]
+    kind = next(number for number, known in BY_GGML.items() if known is row)
+    for path, raw in ((tmp_path / "a.gguf", blocks), (tmp_path / "b.gguf", swapped)):
+        path.write_bytes(File(data=raw.tobytes()).tensor("t", [256, 64], kind).build())
+    (found,) = diff(tmp_path / "a.gguf", tmp_path / "b.gguf").tensors
+    assert found.explanation is not None and found.explanation.confirmed
+    assert found.cause == "endianness", found.explanation
+
+
+def test_a_shift_has_to_hold_from_the_first_byte_on(source: Path, tmp_path: Path) -> None:
+    late = faults.raw(faults.UP, lambda old: old[5:] + b"12345")
+    cause, confirmed, says = explained(source, tmp_path / "late", late)
+    assert (cause, confirmed) == ("byte_offset", True) and "5 bytes too late" in says
+    first = faults.raw(faults.UP, lambda old: bytes([old[5] ^ 0x10]) + old[6:] + b"12345")
+    cause, confirmed, _ = explained(source, tmp_path / "first", first)
+    assert cause != "byte_offset" and not confirmed
+
+
+@pytest.mark.parametrize(("rows", "part"), [(31, True), (32, True), (33, False)])
+def test_up_to_half_of_the_rows_are_explained_alone(
+    rows: int, part: bool, source: Path, tmp_path: Path
+) -> None:
+    def change(x: Any) -> Any:
+        x[:rows] *= 1 + np.arange(64, dtype=np.float32) / 50
+        return x
+
+    cause, confirmed, says = explained(source, tmp_path / "b", faults.computed(faults.UP, change))
+    assert (cause == "scale" and confirmed) == part
+    assert (f"in {rows} of 64 rows: 0, 1, 2, 3, 4, 5 ..." in says) == part
+
+
+def test_rows_of_small_numbers_have_their_factors_too(tmp_path: Path) -> None:
+    """A weight's numbers are small: the squares of a row of 64 add up to less than one."""
+    values = (np.random.default_rng(5).standard_normal((64, 64)) / 50).astype(np.float32)
+    small = {faults.UP: float_bytes(values, "BF16")}
+    source = llama_folder(tmp_path / "a", "BF16", ffn=64, replaced=small)
+    factors = np.linspace(1, 2, 64, dtype=np.float32)[:, None]
+    scaled = faults.computed(faults.UP, lambda x: x * factors)
+    cause, confirmed, says = explained(source, tmp_path / "b", scaled)
+    assert (cause, confirmed) == ("scale", True)
+    assert "every row of B is A's times a factor of its own / factors from 1 to 2 in" in says
+
+
+def test_heads_of_more_bytes_than_a_window_are_equal_to_the_last(tmp_path: Path) -> None:
+    """A row of 4224 bytes ends at no edge of 8 MiB; GGUF has a head's rows in another order."""
+    source = llama_folder(
+        tmp_path / "hf", "BF16", hidden=2112, layers=1, ffn=32, vocab=32, kv_heads=1
+    )
+    aprfmt.convert(source, tmp_path / "x.gguf")
+    report = diff(source, tmp_path / "x.gguf", tensors=["L0.attn_q.weight"])
+    (row,) = report.tensors
+    assert (row.verdict, row.first_byte) == ("SAME_VALUES", None)
+
+
+def test_places_are_joined_over_windows() -> None:
+    """Seen red: the limit kept inside each window only."""
+    windows = [np.array([0, 1, 5]), np.array([], np.int64), np.array([10, 200])]
+    assert join_places(windows, gap=10, most=2) == [[0, 11], [200, 201]]
+    assert join_places([windows[0], windows[2] + 90], gap=10, most=2) is None
+    assert join_places([windows[1]], gap=10, most=2) == []
+
+
+def test_an_explanation_that_raises_is_said_and_the_others_go_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: the error caught around all of them, and one swallowed without a line."""
+
+    def broken(*_: object) -> Any:
+        raise AprfmtError("a tensor that it reads is damaged")
+        yield
+
+    def late(*_: object) -> Any:
+        yield lambda: broken().__next__()
+
+    single = PairHypothesis(("swapped_tensors",), broken)
+    monkeypatch.setattr(table, "TABLE", (single, *table.TABLE))
+    joint = (
+        JointHypothesis(("fused_order",), broken, weak=("scale",)),
+        JointHypothesis(("derived",), late, weak=("scale",)),
+    )
+    monkeypatch.setattr(table, "JOINT", (*joint, *table.JOINT))
+    target = edited(source, tmp_path / "b", faults.computed(faults.UP, lambda x: 2 * x))
+    report = diff(source, target)
+    (row,) = [row for row in report.tensors if row.key == faults.ROLES[faults.UP]]
+    assert row.explanation is not None and row.explanation.confirmed and row.cause == "scale"
+    said = "a tensor that it reads is damaged"
+    lines = [f"not tried: {cause}: {said}" for cause in ("fused_order", "derived")]
+    assert report.not_tried == (f"not tried: swapped_tensors of {row.key}: {said}", *lines)
+    assert set(report.not_tried) <= set(report.notes)

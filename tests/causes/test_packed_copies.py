@@ -1,0 +1,338 @@
+"""Packed copies by the libraries that make them: right ones are within their bound."""
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.causes.tensor import lattices
+from aprfmt.codecs.lattice import Lattice
+from aprfmt.compare import diff
+from aprfmt.measure.bounds import fit_errors
+from aprfmt.measure.records import TensorDiff
+from tests.conversion.folders import float_bytes, llama_folder, tensors_of, write_mixed
+from tests.diagnosis import packing
+
+torch: Any = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+
+Array = Any
+UP = "model.layers.0.mlp.up_proj"
+KEY = "L0.ffn_up.weight"
+HIDDEN, FFN = 96, 160
+
+
+@pytest.fixture(scope="module")
+def values() -> Array:
+    """A matrix [160, 96] of BF16 numbers with somewhat heavy tails."""
+    found = np.random.default_rng(4).standard_t(6, (FFN, HIDDEN)) / 10
+    return found.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def source(values: Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in BF16 whose first up projection is given."""
+    return llama_folder(
+        tmp_path_factory.mktemp("packed") / "source",
+        "BF16",
+        hidden=HIDDEN,
+        layers=1,
+        ffn=FFN,
+        heads=3,
+        kv_heads=1,
+        replaced={f"{UP}.weight": float_bytes(values, "BF16")},
+    )
+
+
+def copied(
+    source: Path, folder: Path, rows: packing.Rows, section: dict[str, Any] | None = None
+) -> Path:
+    """Copy the model with the tensors of its up projection replaced."""
+    folder.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    if section is not None:
+        config["quantization_config"] = section
+    (folder / "config.json").write_text(json.dumps(config))
+    kept = {name: row for name, row in tensors_of(source).items() if not name.startswith(UP)}
+    write_mixed(folder / "model.safetensors", kept | rows)
+    return folder
+
+
+def judged(source: Path, there: Path) -> TensorDiff:
+    """Return the record of the up projection."""
+    (row,) = diff(source, there, tensors=[KEY]).tensors
+    return row
+
+
+def plain(values: Any, dtype: str = "bfloat16") -> packing.Rows:
+    """Return values of a torch tensor or an array, in a plain type."""
+    array = values.float().numpy() if isinstance(values, torch.Tensor) else values
+    return {f"{UP}.weight": packing.row(np.asarray(array, np.float32).astype(dtype))}
+
+
+# --- by the libraries -----------------------------------------------------------------------------
+
+
+def compressed(values: Array, **how: Any) -> tuple[Any, Any, Any, Any]:
+    """Return codes, scale, zero point and decoded values by compressed-tensors."""
+    library: Any = pytest.importorskip("compressed_tensors.quantization")
+    quantize, dequantize = (
+        getattr(importlib.import_module(f"{library.__name__}.lifecycle.forward"), name)
+        for name in ("quantize", "dequantize")
+    )
+    utils: Any = importlib.import_module(f"{library.__name__}.utils")
+
+    args = library.QuantizationArgs(**how)
+    x = torch.from_numpy(values)
+    groups = x.reshape(len(x), -1, how.get("group_size") or x.shape[1])
+    if how["strategy"] == "tensor":
+        groups = x.reshape(1, 1, -1)
+    scale, zero = utils.calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+    if how["strategy"] == "tensor":
+        scale, zero = scale.reshape(1), zero.reshape(1)
+    codes = quantize(x, scale, zero, args, dtype=args.pytorch_dtype())
+    return codes, scale, zero, dequantize(codes, scale, zero, args, dtype=torch.float32)
+
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "int4": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32},
+    "int4 asymmetric": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32,
+                        "symmetric": False},
+    "int8": {"num_bits": 8, "type": "int", "strategy": "channel"},
+    "fp8": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    "fp8 of the tensor": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_compressed_tensors_decodes_is_a_copy(
+    scheme: str, dtype: str, values: Array, source: Path, tmp_path: Path
+) -> None:
+    decoded = compressed(values, **SCHEMES[scheme])[3]
+    row = judged(source, copied(source, tmp_path / "b", plain(decoded, dtype)))
+    assert row.explanation is not None, row
+    assert (row.explanation.cause, row.explanation.confirmed) == ("quantisation", True)
+    assert "decoded again" in row.explanation.evidence[0]
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_what_compressed_tensors_stores_is_within(
+    scheme: str, values: Array, source: Path, tmp_path: Path
+) -> None:
+    codes, scale, _, decoded = compressed(values, **SCHEMES[scheme])
+    raw, label = codes.view(torch.uint8).numpy().tobytes(), "I8" if scheme == "int8" else "F8_E4M3"
+    rows = {
+        f"{UP}.weight": (label, (FFN, HIDDEN), raw),
+        f"{UP}.weight_scale": packing.row(scale.float().numpy()),
+    }
+    form = f"{SCHEMES[scheme]['type']}-quantized"
+    section = packing.compressed_section(form, **SCHEMES[scheme], symmetric=True)
+    there = copied(source, tmp_path / "b", rows, section)
+    with aprfmt.open(there) as model:
+        assert np.array_equal(model.roles[KEY].numpy(), decoded.numpy())
+    row = judged(source, there)
+    assert row.verdict == "WITHIN" and "rounded to the nearest" in row.cause, row
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_what_bitsandbytes_decodes_is_a_copy(
+    kind: str, nested: bool, values: Array, source: Path, tmp_path: Path
+) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    packed, state = functional.quantize_4bit(
+        torch.from_numpy(values), blocksize=64, quant_type=kind, compress_statistics=nested
+    )
+    # The library's path for matrices on a CPU mistakes rows that are no whole number of blocks.
+    state.shape = torch.Size([values.size])
+    decoded = functional.dequantize_4bit(packed, state).reshape(values.shape)
+    row = judged(source, copied(source, tmp_path / "b", plain(decoded)))
+    assert row.explanation is not None and row.explanation.confirmed, row
+    assert row.explanation.cause == "quantisation"
+    if nested:
+        state.offset = torch.zeros_like(state.offset)
+        lost = functional.dequantize_4bit(packed, state).reshape(values.shape)
+        row = judged(source, copied(source, tmp_path / "lost", plain(lost)))
+        assert row.explanation is not None and row.explanation.confirmed, row
+        assert row.explanation.cause == "nested_offset", row.explanation
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0"])
+def test_what_gguf_py_decodes_is_a_copy(
+    name: str, dtype: str, values: Array, source: Path, tmp_path: Path
+) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    decoded = gguf.dequantize(gguf.quantize(values, kind), kind)
+    row = judged(source, copied(source, tmp_path / "b", plain(decoded, dtype)))
+    assert row.explanation is not None and row.explanation.confirmed, row
+    assert row.explanation.cause == "quantisation"
+
+
+# --- the bound ------------------------------------------------------------------------------------
+
+
+def lattice(p: packing.Packed) -> Lattice:
+    """Return the values that a packed weight could have had."""
+    step = p.scales[:, p.group]
+    low = -p.zeros[:, p.group] * step
+    return Lattice(step, low, low + step * (2**p.bits - 1))
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_error_feedback_is_within_and_its_faults_are_not(
+    bits: int, symmetric: bool, act_order: bool, values: Array
+) -> None:
+    p = packing.fed_back(values, bits, symmetric=symmetric, act_order=act_order)
+    assert "GPTQ" in fit_errors(values, p.values(), lattice(p)).how
+    factor = {2: 2.0, 3: 1.4, 4: 1.15, 8: 1.02}[bits]
+    for wrong in (p.values() + lattice(p).step, factor * p.values()):
+        assert not fit_errors(values, wrong, lattice(p)).how
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.8])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_rounding_to_the_nearest_is_within_and_one_value_more_is_not(
+    bits: int, clip: float, values: Array
+) -> None:
+    p = packing.nearest(values, bits, clip=clip)
+    assert fit_errors(values, p.values(), lattice(p)).how == "rounded to the nearest"
+    wrong = p.values().copy()
+    inner = (p.codes > 2) & (p.codes < 2**bits - 3)
+    at = tuple(np.argwhere(inner)[7])
+    wrong[at] += 2 * lattice(p).step[at]
+    assert not fit_errors(values, wrong, lattice(p)).how
+
+
+def test_a_scale_of_127_for_128_is_seen_in_eight_bits(values: Array) -> None:
+    p = packing.nearest(values, 8, symmetric=True)
+    made = lattice(p)
+    other = Lattice(*(np.asarray(part) * 128 / 127 for part in made))
+    assert fit_errors(values, p.values(), made).how
+    assert not fit_errors(values, p.values() * 128 / 127, other).how
+
+
+def test_plain_values_betray_no_scheme(values: Array) -> None:
+    rng = np.random.default_rng(2)
+    assert lattices.find_scheme(values, "BF16") is None
+    noisy = (values + 0.002 * rng.standard_normal(values.shape)).astype(ml_dtypes.bfloat16)
+    assert lattices.find_scheme(noisy.astype(np.float32), "BF16") is None
+    assert lattices.find_scheme(values + 1e-3 * rng.standard_normal(values.shape), "F32") is None
+
+
+def test_zeros_betray_no_scheme(values: Array) -> None:
+    """Seen red: values clipped to zero were five bits above a minimum."""
+    clipped = np.maximum(values[:16], 0).astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert lattices.find_scheme(clipped, "BF16") is None
+
+
+# --- requantizing the base ------------------------------------------------------------------------
+
+Write = Callable[[str, Array], packing.Rows]
+TILES = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+PACKED: dict[str, tuple[dict[str, Any], Write]] = {
+    "gptq": (packing.gptq_section(), lambda n, x: packing.gptq(n, packing.fed_back(x))),
+    "awq": (packing.awq_section(), lambda n, x: packing.awq(n, packing.nearest(x))),
+    "fp8": (TILES, lambda n, x: packing.fp8(n, x, per="tile", suffix=".weight_scale_inv")),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_packed_copy_derives_from_its_base(
+    name: str, values: Array, source: Path, tmp_path: Path
+) -> None:
+    section, write = PACKED[name]
+    there = copied(source, tmp_path / "b", write(UP, values), section)
+    (row,) = diff(source, there, tensors=[KEY], base=source).tensors
+    (one,) = row.derivations
+    assert row.verdict == "WITHIN" and one.derives is True
+    assert "codes are the base's under its own scales" in one.text
+    moved = values.copy()
+    moved[3, 5] += 0.4
+    there = copied(source, tmp_path / "c", write(UP, moved), section)
+    (row,) = diff(there, there, tensors=[KEY], base=source).tensors
+    one = row.derivations[-1]
+    assert one.derives is False and "bitsandbytes" not in one.text
+    assert one.text.startswith("row 3, element 5") or name != "awq", one.text
+
+
+# --- scales of another type than the codes were made with -----------------------------------------
+
+POWERS = 2.0 ** np.arange(-60, 20)
+E5M2 = np.arange(1, 0x7C, dtype=np.uint8).view(ml_dtypes.float8_e5m2).astype(np.float64)
+WAYS: dict[str, Callable[[Array, Array, Array], Array]] = {
+    "up": lambda s, low, high: high,
+    "down": lambda s, low, high: low,
+    "to the nearest": lambda s, low, high: np.where(s - low < high - s, low, high),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "tile"),
+    [
+        ("a power of two", POWERS, (32, 32)),
+        ("a power of two", POWERS, (160, 32)),
+        ("a power of two", POWERS, (160, 96)),
+        ("F8_E5M2", E5M2, (32, 32)),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_scales_rounded_after_the_codes_were_made_are_one_cause(
+    way: str,
+    kind: str,
+    held: Array,
+    tile: tuple[int, int],
+    values: Array,
+    source: Path,
+    tmp_path: Path,
+) -> None:
+    """Few tiles or many: never "shared", "a factor a row" or a fold of norms."""
+    (tall, wide), made = tile, plain(values * 52)  # scales that E5M2 holds as normal numbers
+    start = copied(source, tmp_path / "a", made)
+    x = (values * 52).astype(ml_dtypes.bfloat16).astype(np.float32)
+    cells = x.reshape(FFN // tall, tall, HIDDEN // wide, wide)
+    scales = np.abs(cells).max((1, 3)) / 448
+    codes = (cells / scales[:, None, :, None]).reshape(x.shape).astype(ml_dtypes.float8_e4m3fn)
+    above = np.searchsorted(held, scales)
+    stored = WAYS[way](scales, held[above - 1], held[above]).astype(np.float32)
+    rows = {f"{UP}.weight": packing.row(codes), f"{UP}.weight_scale_inv": packing.row(stored)}
+    section = {"quant_method": "fp8", "weight_block_size": list(tile)}
+    found = judged(start, copied(source, tmp_path / "b", rows, section)).explanation
+    assert found is not None and (found.cause, found.certainty) == ("quant_scale", "confirmed")
+    assert f"each was rounded to {kind}" in found.says
+
+
+def test_scales_that_are_powers_of_two_of_their_own_are_right(
+    values: Array, source: Path, tmp_path: Path
+) -> None:
+    """Scales rounded before the codes are made are no fault, and a shared one is not "rounded"."""
+    cells = values.reshape(5, 32, 3, 32)
+    right = np.exp2(np.ceil(np.log2(np.abs(cells).max((1, 3)) / 448))).astype(np.float32)
+    codes = (cells / right[:, None, :, None]).reshape(values.shape).astype(ml_dtypes.float8_e4m3fn)
+    section = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    for folder, stored in (("b", right), ("c", np.roll(right, 1, 1))):
+        rows = {f"{UP}.weight": packing.row(codes), f"{UP}.weight_scale_inv": packing.row(stored)}
+        found = judged(source, copied(source, tmp_path / folder, rows, section)).explanation
+        assert found is None or "was rounded" not in found.says
+
+
+def test_errors_in_steps_do_not_depend_on_the_unit(values: Array) -> None:
+    """A matrix, its copy and the copy's steps in another unit: the same numbers, bit for bit."""
+    p = packing.nearest(values, 4)
+    made = lattice(p)
+    rng = np.random.default_rng(1)
+    for noise in (0.0, 0.3, 0.7, 2.0):
+        copy = p.values() + noise * rng.normal(size=values.shape) * made.step
+        found = fit_errors(values, copy, made)
+        for factor in (2.0**-9, 4.0, 2.0**7):
+            other = Lattice(*(factor * np.asarray(part) for part in made))
+            assert fit_errors(factor * values, factor * copy, other) == found

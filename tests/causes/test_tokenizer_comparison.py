@@ -1,0 +1,382 @@
+"""Two tokenizers compared: correct copies of every kind are equal, what differs is shown.
+
+Copies are made with gguf-py's own SpecialVocab by the conventions of llama.cpp's converter.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.base.protocols import TypedValue
+from aprfmt.causes.tokenizer import effect as measuring
+from aprfmt.causes.tokenizer.comparison import TokensReport, compare_tokenizers, compare_tokens
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.vocabulary import check_merges
+from aprfmt.checks.records import NotRun
+from aprfmt.model import Model, open_model
+from aprfmt.tokenizer import to_gguf, to_hf
+from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens
+from aprfmt.tokenizer.stated import read_tokenizer_parts
+from tests.cli.run import aprfmt as command
+from tests.tokenizer.fake import fake, folder_model, without_json
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+SPECIAL = ["<unk>", "<s>", "</s>"]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of tokenizer: its name in GGUF, the pre-tokenizer's, and how it is trained."""
+
+    model: str
+    pre: str
+    make: Callable[[], tuple[Any, Any]]
+
+
+def byte_level() -> tuple[Any, Any]:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return made, trainers.BpeTrainer(
+        vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+
+
+def llama3() -> tuple[Any, Any]:
+    from tokenizers import Regex, pre_tokenizers
+
+    from aprfmt.tokenizer.pre_tokenizers import LLAMA3
+
+    made, trainer = byte_level()
+    steps = [
+        pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    made.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return made, trainer
+
+
+def sentencepiece() -> tuple[Any, Any]:
+    from tokenizers import Tokenizer, models, normalizers, trainers
+
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    made.normalizer = normalizers.Sequence(steps)
+    whole = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
+    return made, trainers.BpeTrainer(vocab_size=700, special_tokens=whole, show_progress=False)
+
+
+def unigram() -> tuple[Any, Any]:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    return made, trainers.UnigramTrainer(
+        vocab_size=400, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
+    )
+
+
+def wordpiece() -> tuple[Any, Any]:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    made = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return made, trainers.WordPieceTrainer(
+        vocab_size=500, special_tokens=SPECIAL, show_progress=False
+    )
+
+
+KINDS = {
+    "byte-level": Kind("gpt2", "gpt-2", byte_level),
+    "llama3": Kind("gpt2", "llama-bpe", llama3),
+    "sentencepiece": Kind("llama", "default", sentencepiece),
+    "unigram": Kind("t5", "default", unigram),
+    "wordpiece": Kind("bert", "default", wordpiece),
+}
+
+
+def trained(kind: Kind, folder: Path) -> tuple[Path, Any]:
+    """Train a tokenizer on the README and save it as transformers does."""
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    made, trainer = kind.make()
+    made.train_from_iterator([README.read_text()], trainer)
+    # llama.cpp puts EOS behind a text of t5's kind, SEP behind one of bert's.
+    end = " </s>" if kind.model in ("t5", "bert") else ""
+    made.post_processor = processors.TemplateProcessing(
+        single=f"<s> $A{end}", pair=f"<s> $A $B{end}",
+        special_tokens=[(text, made.token_to_id(text)) for text in ("<s>", "</s>")],
+    )  # fmt: skip
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        sep_token="</s>" if kind.model == "bert" else None,
+    )  # fmt: skip
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.add_tokens(["<tool>", "\n\n\n"])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    config = {
+        "model_type": "llama",
+        "vocab_size": len(tokenizer) + 13,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder, tokenizer
+
+
+def converted(kind: Kind, folder: Path, tokenizer: Any) -> Model:
+    """Return the lists that llama.cpp's converter writes for a folder."""
+    from gguf.vocab import SpecialVocab
+
+    data = json.loads((folder / "tokenizer.json").read_text())
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    names = {i: token for token, i in tokenizer.get_vocab().items()}
+    added = tokenizer.added_tokens_decoder
+    tokens = [names.get(i, f"[PAD{i}]") for i in range(size)]
+    types = [_type(kind, i, token, names, added) for i, token in enumerate(tokens)]
+    special = SpecialVocab(folder, load_merges=kind.model == "gpt2")
+    keys: dict[str, Any] = {
+        "tokenizer.ggml.model": kind.model,
+        "tokenizer.ggml.pre": kind.pre,
+        "tokenizer.ggml.tokens": [_phantom(t) if kind.model == "bert" else t for t in tokens],
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.chat_template": special.chat_template,
+    }
+    if kind.model == "gpt2":
+        keys["tokenizer.ggml.merges"] = special.merges
+    elif kind.model == "llama":
+        ranks = {"".join(pair): -float(i) for i, pair in enumerate(data["model"]["merges"])}
+        keys["tokenizer.ggml.scores"] = [ranks.get(token, -1e4) for token in tokens]
+    elif kind.model == "t5":
+        known = dict(map(tuple, data["model"]["vocab"]))
+        keys["tokenizer.ggml.scores"] = [float(known.get(token, -1000.0)) for token in tokens]
+    roles = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
+    for role, i in special.special_token_ids.items():
+        keys[f"tokenizer.ggml.{roles.get(role, role)}_token_id"] = i
+    for role, flag in special.add_special_token.items():
+        keys[f"tokenizer.ggml.add_{role}_token"] = flag
+    return fake("gguf", keys)
+
+
+def _type(kind: Kind, i: int, token: str, names: dict[int, str], added: Any) -> int:
+    if i not in names:
+        return 5
+    if i in added:
+        return 3 if added[i].special else 4
+    return 6 if kind.model == "llama" and token.startswith("<0x") else 1
+
+
+def _phantom(token: str) -> str:
+    if token.startswith("[") and token.endswith("]"):
+        return token
+    return token[2:] if token.startswith("##") else "\u2581" + token
+
+
+def compared(a: Model, b: Model) -> TokensReport:
+    mine, theirs = read_tokenizer_parts(a), read_tokenizer_parts(b)
+    assert mine is not None and theirs is not None
+    return compare_tokenizers(mine, theirs)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_converted_copy_of_every_kind_is_equal(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    folder, tokenizer = trained(kind, tmp_path)
+    there, back = folder_model(folder), converted(kind, folder, tokenizer)
+    for a, b in ((there, back), (back, there)):
+        report = compared(a, b)
+        assert [found.says for found in report.findings] == []
+        assert report.remarks == ()
+    for model in (there, back):
+        with suppress(NotRun):  # a kind without merges
+            assert check_merges(CheckContext(model)).findings == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_exchanged_piece_is_found_in_every_kind(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    folder, tokenizer = trained(kind, tmp_path)
+    back = converted(kind, folder, tokenizer)
+    tokens = back.metadata["tokenizer.ggml.tokens"]
+    tokens[300], tokens[301] = tokens[301], tokens[300]
+    report = compared(folder_model(folder), back)
+    assert [found.cause for found in report.findings][:1] == ["tokenizer_pieces"]
+    first = report.findings[0]
+    assert "id 300" in first.where and "exchanged" in first.says
+    assert first.shown is (kind.model in ("gpt2", "llama"))
+
+
+def test_a_real_byte_level_model_is_its_own_folders_equal(smollm2: Path, tmp_path: Path) -> None:
+    _real(smollm2, tmp_path)
+
+
+def test_a_real_sentencepiece_model_is_its_own_folders_equal(gemma: Path, tmp_path: Path) -> None:
+    _real(gemma, tmp_path)
+
+
+def _real(path: Path, folder: Path) -> None:
+    with open_model(path) as model:
+        for name, text in to_hf(model).items():
+            (folder / name).write_text(text)
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        assert [f.says for f in compared(folder_model(folder), model).findings] == []
+        assert compare_tokens(model, model).findings == ()
+
+
+def test_what_cannot_be_compared_is_said(demo_model: Path, tmp_path: Path) -> None:
+    there = folder_model(demo_model)
+    none = fake("gguf", {"general.architecture": "llama"})
+    assert compare_tokens(there, none).not_checked == ("tokenizer: B carries none; not compared",)
+    assert compare_tokens(none, none).not_checked == (
+        "tokenizer: A and B carry none; not compared",
+    )
+    keys: dict[str, Any] = dict(without_json(to_gguf(there)))
+    keys["tokenizer.ggml.eos_token_id"] = "two"
+    report = compare_tokens(there, fake("gguf", keys))
+    assert report.findings == () and "cannot be read" in report.not_checked[0]
+
+
+def test_a_role_that_moves_between_tokens_of_one_text_is_shown(demo_model: Path) -> None:
+    """Files of the field hold a filler more than once: the id says more than its text."""
+    keys: dict[str, Any] = dict(without_json(to_gguf(folder_model(demo_model))))
+    tokens = [*keys["tokenizer.ggml.tokens"].value[:-2], "[PAD]", "[PAD]"]
+    keys["tokenizer.ggml.tokens"] = TypedValue(tokens, "array:string")
+    sides = [
+        fake("gguf", {**keys, "tokenizer.ggml.padding_token_id": len(tokens) - back})
+        for back in (2, 1)
+    ]
+    [found] = compared(*sides).findings
+    assert found.says == "pad is 1534 ([PAD]) in A, 1535 ([PAD]) in B" and found.shown
+
+
+def template(single: str, pair: str) -> dict[str, Any]:
+    """Return a TemplateProcessing: letters are texts, "<" and ">" special tokens."""
+    tokens = {"<": 1533, ">": 1534}
+    return {
+        "type": "TemplateProcessing",
+        "special_tokens": {k: {"id": k, "ids": [i], "tokens": [k]} for k, i in tokens.items()},
+        **{
+            name: [
+                {"SpecialToken" if each in tokens else "Sequence": {"id": each, "type_id": 0}}
+                for each in row
+            ]
+            for name, row in (("single", single), ("pair", pair))
+        },
+    }
+
+
+FRAMED = template("<A>", "<A>B>")
+PROCESSORS = {
+    "text twice": template("<AA>", "<A>B>"),
+    "text dropped": template("<>", "<A>B>"),
+    "text ten times": template("<" + "A" * 10 + ">", "<A>B>"),
+    "begin lost": template("A>", "A>B>"),
+    "only two texts": template("<A>", "<A>>B>"),
+    "texts exchanged": template("<A>", "<B>A>"),
+    "second text lost": template("<A>", "<A>"),
+    "as bert": {"type": "BertProcessing", "cls": ["<", 1533], "sep": [">", 1534]},
+    "as roberta": {
+        "type": "RobertaProcessing", "cls": ["<", 1533], "sep": [">", 1534],
+        "trim_offsets": True, "add_prefix_space": False,
+    },
+    "nothing": None,
+    "offsets": {
+        "type": "Sequence",
+        "processors": [
+            {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False,
+             "use_regex": True},
+            FRAMED,
+        ],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["Qwen2ForCausalLM", "Qwen2ForSequenceClassification"])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_post_processors_differ_where_the_library_makes_other_ids(
+    name: str, kind: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Of one text; and of two, where the model is one that is given two."""
+    from tokenizers import Tokenizer
+
+    models: list[Model] = []
+    ids: list[list[list[int]]] = []
+    for side, processor in (("a", FRAMED), ("b", PROCESSORS[name])):
+        shutil.copytree(demo_model, tmp_path / side)
+        file = tmp_path / side / "tokenizer.json"
+        text = json.dumps(json.loads(file.read_text()) | {"post_processor": processor})
+        file.write_text(text)
+        made = Tokenizer.from_str(text)
+        ids.append([made.encode("Elinor").ids])
+        if kind.endswith("Classification"):
+            ids[-1].append(made.encode("Elinor", "Marianne").ids)
+        config = tmp_path / side / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [kind]}))
+        models.append(folder_model(tmp_path / side))
+    report = compared(*models)
+    assert bool(report.findings) == (ids[0] != ids[1]), ids
+    assert all(found.shown and found.where for found in report.findings)
+
+
+def test_of_many_ids_the_first_eight_are_shown() -> None:
+    assert measuring._short_ids(range(8)) == "0 1 2 3 4 5 6 7"
+    assert measuring._short_ids(range(9)) == "0 1 2 3 4 5 6 7 ..."
+
+
+def test_commands_agree_on_a_template_that_names_unknown_tokens(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(demo_model, other)
+    (other / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+        "{{ m.content }}<|eot_id|>{% endfor %}"
+    )
+    assert command("diff", demo_model, other).code == 1
+    found = command("diagnose", demo_model, other, "--json")
+    assert (found.code, found.json["cause"]) == (1, "chat_template")
+    assert any("<|eot_id|>" in row["says"] for row in found.json["evidence"])
+    for name in ("validate", "qa"):
+        checked = command(name, other)
+        assert checked.code == 1 and "writes '<|eot_id|>'" in checked.out, name
+    assert "FAIL" not in command("validate", demo_model).out
+
+
+def test_roles_written_as_text_are_no_unknown_tokens() -> None:
+    """Zephyr's template marks roles in words that its vocabulary has no token for."""
+    zephyr = {"one question": ("ok", "<|user|>\nhi</s>\n<|assistant|>\n")}
+    assert unknown_tokens(named_tokens(zephyr), {"</s>"}) == []
+    assert unknown_tokens(named_tokens(zephyr), {"x"}) == ["<|user|>", "<|assistant|>", "</s>"]
+    assert unknown_tokens(["<|im_end|>"], {"\u2581<|im_end|>"}) == []
+
+
+def test_the_first_text_that_splits_differently_is_shown(demo_model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(demo_model, other)
+    data = json.loads((other / "tokenizer.json").read_text())
+    data["model"]["merges"] = data["model"]["merges"][:900]
+    (other / "tokenizer.json").write_text(json.dumps(data))
+    done = command("diff", demo_model, other, "--json")
+    rows = {row["name"]: row for row in done.json["tokenizer"]}
+    assert (rows["merges"]["a"], rows["merges"]["b"]) == (1277, 900)
+    shown = rows["merges: shown by"]
+    assert shown["a"].endswith("is by (1 ids: 1167)") and "b|y" in shown["b"]
+    found = command("diagnose", demo_model, other)
+    assert "the merges of A cut to the first 900 of 1277" in found.out

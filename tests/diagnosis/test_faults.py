@@ -1,0 +1,136 @@
+"""Every seeded fault is named, with its place, and nothing sound raises an alarm."""
+
+import pytest
+
+from aprfmt.arch import ARCHS
+from aprfmt.arch.role_vocabulary import HYPER_NAMES
+from aprfmt.causes import CAUSES, causes_of, modules_of
+from aprfmt.causes.forward.table import TABLE
+from aprfmt.causes.forward.usual_blocks import UsualMistake
+from aprfmt.causes.forward.usual_mistakes import usual_mistakes
+from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
+from aprfmt.diagnosis.records import KINDS, Diagnosis
+from aprfmt.diagnosis.words import first_lines
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.verdicts import CERTAINTIES
+from aprfmt.model import open_model
+from tests.diagnosis.engines import tiny_folder
+from tests.diagnosis.faults import CONTROLS, ENGINES, FAULTS, FILES
+from tests.diagnosis.table import PAGE, answer, between, cells, confusion, row
+from tests.inference.encoders import ENCODERS
+from tests.models import IDS, MAKERS
+
+CERTAINTY = list(CERTAINTIES)
+
+
+def check_first_lines(found: Diagnosis) -> None:
+    """Hold the answer for a person to what it promises.
+
+    At most 12 lines, how sure, where in the file's own names, what was not compared, what to do.
+    """
+    lines = [text for text, _ in first_lines(found)]
+    text = "\n".join(lines)
+    assert 1 <= len(lines) <= 12, text
+    assert lines[0].startswith(KINDS[found.kind])
+    if found.lead is not None and not found.reason:
+        one = found.causes[0]
+        assert one.level in text and (one.cause or "no cause of the table fits") in lines[0], text
+        assert not one.where or one.where[0] in text, (one.where, text)
+        most = CAUSES[one.cause].most if one.cause else "located"
+        assert CERTAINTY.index(one.level) <= CERTAINTY.index(most), (one.cause, one.level)
+        own = found.stored.get(one.roles[0], ()) if one.roles else ()
+        assert not own or own[0] in text, (own, text)
+        remedy = one.remedy
+        assert remedy is None or f"next: {remedy.command}" in lines or "more commands" in text
+    open_items = [row for row in found.pronounced.not_compared if row.state != "equal"]
+    assert not open_items or found.reason or "compared" in text, text
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_verdict_the_cause_and_the_place(name: str) -> None:
+    fault, found = FAULTS[name], answer(name)
+    check_first_lines(found)
+    assert found.verdict == fault.verdict, found.sentence
+    named = tuple(dict.fromkeys(finding.cause for finding in found.findings))
+    assert named == fault.causes, found.sentence
+    assert found.confidence == fault.confidence, found.sentence
+    if fault.where:
+        assert found.lead is not None
+        assert set(fault.where) <= set(found.lead.where), found.lead.where
+    assert found.cause == (fault.causes[0] if fault.causes else None if found.reason else "none")
+    lead = found.lead
+    if lead is not None and lead.verdict == "bug" and fault.confidence == "confirmed":
+        assert lead.residual_before is not None
+        assert lead.residual_after is not None
+        assert lead.residual_after < 0.01 * lead.residual_before
+    assert row(fault, found) in PAGE.read_text(), "run python -m tests.diagnosis.table"
+
+
+def test_the_page_lists_every_fault_once_and_counts_them() -> None:
+    page = PAGE.read_text()
+    lines = [
+        line
+        for part in ("engines", "files", "controls")
+        for line in between(page, part).splitlines()[2:]
+    ]
+    assert [cells(line)[0] for line in lines] == list(FAULTS)
+    assert between(page, "confusion") == confusion(lines)
+
+
+def test_the_table_is_as_wide_as_it_has_to_be() -> None:
+    faults = [fault for fault in FAULTS.values() if not fault.control]
+    controls = [fault for fault in FAULTS.values() if fault.control]
+    assert len(FAULTS) == len(ENGINES) + len(FILES) + len(CONTROLS)
+    assert len(faults) >= 40 and len(controls) >= 10
+    assert len({fault.base.partition("-")[0] for fault in faults} - {"demo"}) >= 10
+    seeded = {cause for fault in FAULTS.values() for cause in fault.causes}
+    assert set(CAUSES) - {"none", *SEEDED_ELSEWHERE} <= seeded
+    assert any(fault.verdict == "same" and not fault.causes for fault in controls)
+    upstream = {number for fault in FAULTS.values() for number in fault.upstream}
+    assert {1, 2, 3, 8, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34} <= upstream
+
+
+def test_tables_name_causes_of_the_one_table() -> None:
+    assert {hypothesis.cause for hypothesis in TABLE} <= set(CAUSES)
+    run = {
+        rule.name for name in ARCHS.own for rule in ARCHS[name].hyper if ARCHS[name].level == "full"
+    }
+    assert set(hyper_causes()) == run >= set(HYPER_NAMES)
+    assert set(hyper_causes().values()) - {""} <= set(CAUSES)
+    assert set(SHOWN_BY) <= set(HYPER_NAMES)
+    proposed = {row.cause for row in TABLE} | {"capture_rows", "ranks_differ"}
+    proposed |= set().union(*({usual.change.cause for usual in tried(base)} for base in USUAL_IN))
+    assert proposed <= set(CAUSES)
+    computed = {row.name for module in modules_of("forward") for row in causes_of(module)}
+    assert len(computed) > 20 and computed <= proposed
+
+
+# Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps) and
+# of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered).
+SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
+    "architecture_key",
+    "flat_shard",
+    "quant_signs",
+    "ranks_differ",
+    "shard_order",
+    "token_numbering",
+    "visible_padding",
+}
+USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in
+
+
+def tried(base: str) -> list[UsualMistake]:
+    """Return the usual mistakes that are tried in a pass of a tiny model."""
+    with open_model(tiny_folder(base)) as model:
+        patched = PatchedModel.unpatched(model, IDS, "float32", None)
+        found = usual_mistakes(patched)
+        patched.weights.close()
+    return found
+
+
+def test_every_architecture_that_runs_has_faults_of_its_own() -> None:
+    """Encoders stand in the table by the names of their tiny models."""
+    tried = {fault.base for fault in FAULTS.values() if not fault.control}
+    runs = {name for name in ARCHS.own if ARCHS[name].level == "full"}
+    assert runs - tried == set()
+    assert runs == {*MAKERS, *(name for name in ENCODERS if name in runs)}

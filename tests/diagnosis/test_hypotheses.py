@@ -1,0 +1,147 @@
+"""Hypotheses at work where the table's faults do not lead: large means, far positions, masks."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from aprfmt.causes.forward.norm_order import round_to_type
+from aprfmt.causes.forward.routing_rules import wrong_routing_rules
+from aprfmt.causes.forward.usual_mistakes import usual_mistakes
+from aprfmt.diagnosis import Diagnosis, diagnose
+from aprfmt.diagnosis.rowwise import FAR
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.trace import Trace
+from aprfmt.inference.trace_file import load_trace, save_trace
+from aprfmt.model import open_model
+from tests.diagnosis import files
+from tests.diagnosis.engines import COARSE, broken, place, tiny_folder, trace
+from tests.diagnosis.faults import heads, left_out
+from tests.diagnosis.faults_packed import INT4
+from tests.diagnosis.faults_undecoded import ALONE, PLAIN4, SIXTEEN, of_scale, one_is, undecoded
+from tests.models import IDS
+
+
+def confirmed(folder: Path, run: Path) -> Diagnosis:
+    """Return what is said of a run, which has one confirmed cause."""
+    found = diagnose(str(folder), str(run))
+    assert (found.verdict, found.confidence) == ("bug", "confirmed"), found.sentence
+    assert len(found.findings) == 1
+    return found
+
+
+def test_the_eps_of_a_layer_norm_is_solved_whatever_the_mean_of_its_rows() -> None:
+    """A layer norm takes the mean away: embeddings around 3 are those around 0 to it."""
+    folder = files.copy(
+        tiny_folder("gpt2"), "means", tensors=files.edit("transformer.wte.weight", lambda x: x + 3)
+    )
+    found = confirmed(folder, trace(folder, "means-eps", hp={"norm_eps": 2.5e-3}))
+    assert found.cause == "norm_eps" and "add eps 0.0025 where" in found.sentence
+    calls = iter(range(1 << 30))
+
+    def third(op: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
+        return op(x, w, bias, eps=2.5e-3 if next(calls) == 2 else eps)
+
+    found = confirmed(folder, trace(folder, "one-eps", backend=lambda: broken("layer_norm", third)))
+    assert (
+        found.cause == "norm_eps"
+        and "the norm at attn_norm alone adds eps 0.0025" in found.sentence
+    )
+
+
+def test_positions_far_behind_the_first_are_found() -> None:
+    """An engine whose rope goes on where its cache was full, and whose rows are counted anew."""
+    folder = tiny_folder("llama")
+    run = place("counted.safetensors")
+    rows = tuple(range(len(IDS)))
+    with load_trace(trace(folder, "far", positions=range(1060, 1060 + len(IDS)))) as far:
+        records = {key: replace(record, positions=rows) for key, record in far.records.items()}
+        save_trace(run, Trace(far.run, records, far.aliases, far.recorded_values))
+    found = confirmed(folder, run)
+    assert found.cause == "positions" and "counted from 1060 instead of 0" in found.sentence
+
+
+def test_the_farthest_step_of_positions_that_is_tried() -> None:
+    """A cache of 40 rows that goes on behind itself, seen in the output of attention alone."""
+    folder, behind = tiny_folder("llama"), len(IDS) - 2
+    positions = [*range(behind), behind + FAR, behind + 1 + FAR]
+    found = confirmed(folder, trace(folder, "stepped", points=COARSE, positions=positions))
+    assert found.cause == "positions"
+
+
+def test_queries_that_miss_their_own_token_are_named() -> None:
+    """The first one has no other; it sees itself."""
+
+    def earlier(own: Any) -> Any:
+        mask = own.mask & ~np.eye(*own.mask.shape[-2:], dtype=np.bool_)
+        mask[..., 0, 0] = True
+        return mask
+
+    folder = tiny_folder("llama")
+    run = trace(
+        folder,
+        "own",
+        points=COARSE,
+        backend=lambda: broken("probs", heads(mask=earlier, causal=None)),
+    )
+    found = confirmed(folder, run)
+    assert found.cause == "mask" and "queries do not see their own token" in found.sentence
+
+
+def test_another_factor_on_positions_is_held_against_the_scaling_that_the_model_states() -> None:
+    """phi3 of this size states longrope; qwen2 states no scaling."""
+    said = {}
+    for name in ("phi3", "qwen2"):
+        with open_model(tiny_folder(name)) as model:
+            changes = [
+                row.change for row in usual_mistakes(PatchedModel.unpatched(model, IDS, "float32"))
+            ]
+        said[name] = {row.says for row in changes if row.says.startswith("positions are divided")}
+    assert said["phi3"] and all(row.endswith("; the model says longrope") for row in said["phi3"])
+    assert said["qwen2"] and all(row.endswith("model does not say") for row in said["qwen2"])
+
+
+def test_a_stream_that_is_replaced_is_seen_in_logits_alone() -> None:
+    folder = tiny_folder("llama")
+    run = trace(folder, "replaced", points=frozenset({"logits"}), alter=left_out("attn_out", "mid"))
+    found = confirmed(folder, run)
+    assert found.cause == "residual" and "what attention computed replaces" in found.sentence
+
+
+def test_a_weight_with_two_faults_is_not_right_without_one_of_them() -> None:
+    """Beside BF16 weights: groups misclaimed for all, and one scale of one weight is negative."""
+    fault = undecoded(
+        "twice", "", INT4, PLAIN4, "packing_claim", of_scale(one_is(-1.0), "weight_scale"), SIXTEEN
+    )
+    a, b = fault.make()
+    claim, scale = diagnose(str(a), str(b)).findings
+    assert (claim.cause, claim.confirmed) == ("packing_claim", True) and ALONE not in claim.where
+    assert (scale.cause, scale.confirmed) == ("scales_invalid", False) and scale.where == (ALONE,)
+
+
+def test_every_other_ranking_of_groups_of_experts_is_tried() -> None:
+    with open_model(tiny_folder("deepseek_v3")) as model:
+        made = list(wrong_routing_rules(PatchedModel.unpatched(model, IDS, "float32")))
+    ranked = {rule.groups: says for says, rule in made if says.startswith("groups of experts")}
+    assert set(ranked) == {"best", "mean", "none"}
+    assert all(
+        says.endswith("the model says by their two best experts") for says in ranked.values()
+    )
+
+
+# The 16 upper bits of every float32 with lower ones at, below and above half of a unit.
+_UPPER = np.arange(1 << 16, dtype=np.uint32)[:, None] << 16
+_FLOATS = (_UPPER | np.array([0, 1, 0x7FFF, 0x8000, 0x8001], np.uint32)).reshape(-1)
+
+
+def test_values_are_rounded_as_the_shorter_types_round() -> None:
+    """Bfloat16 by ml_dtypes; tf32, whose unit from 2 to 4 is 1/512, by quarters of it."""
+    values = _FLOATS.view(np.float32)
+    values = values[np.isfinite(values)]
+    expected = values.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(round_to_type(values, "bfloat16"), expected)
+    quarters = np.arange(4096, dtype=np.float32)
+    made = round_to_type(2 + quarters / 2048, "tf32")
+    np.testing.assert_array_equal(made, 2 + np.rint(quarters / 4) / 512)

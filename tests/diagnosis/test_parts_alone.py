@@ -1,0 +1,937 @@
+"""Parts of a diagnosis, each by itself."""
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from aprfmt import diagnosis
+from aprfmt.causes.forward import linear
+from aprfmt.causes.forward.mismatch import Change
+from aprfmt.codecs import scale_checks as credible
+from aprfmt.diagnosis import (
+    accumulated_rounding,
+    block_scales,
+    config_changes,
+    configuration_keys,
+    examine,
+    model_pair,
+    models,
+    nextstep,
+    observed,
+    quantities,
+    records,
+    tensors,
+    tokens,
+    trace_pair,
+    unreadable_config,
+    walk,
+)
+from aprfmt.diagnosis import forward as forward_words
+from aprfmt.diagnosis.answers import Solution, layer_scopes
+from aprfmt.diagnosis.dumped_ranks import differing_ranks
+from aprfmt.diagnosis.found import Touched
+from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis.nextstep import missing_points
+from aprfmt.diagnosis.paired_pass import compare_passes
+from aprfmt.diagnosis.probes import POSITIONS, DifferingRows
+from aprfmt.diagnosis.relations import relation_text
+from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps
+from aprfmt.diagnosis.words import titled_lines
+from aprfmt.errors import ArchError
+from aprfmt.inference.backends import blas
+from aprfmt.inference.record import Record
+from aprfmt.inference.replay.recorded_trace import RecordedValue
+from aprfmt.inference.replay.shadow import ShadowPoint
+from aprfmt.inference.trace import Trace
+from aprfmt.measure import tolerances
+from aprfmt.measure.traces import RunPair
+from aprfmt.model import open_model
+from aprfmt.model.config_paths import GONE
+from aprfmt.tensors.stats import compute_stats
+from tests.cli.run import aprfmt as command
+
+
+def point(key: str, layer: int, recorded: Any = None, after: tuple[str, ...] = ()) -> Any:
+    return SimpleNamespace(key=key, layer=layer, recorded=recorded, base=False, after=after)
+
+
+def test_what_lacks_lies_between_the_last_good_point_and_the_divergence() -> None:
+    keys = ["L0.attn_norm", "L0.q", "L0.k", "L0.mid", "L0.out"]
+    views = {key: point(key, 0, recorded=1 if key == "L0.attn_norm" else None) for key in keys}
+    view = point("L0.mid", 0, after=("L0.attn_norm",))
+    assert missing_points(view, views) == ["L0.q", "L0.k"]
+    assert missing_points(point("L0.out", 0, after=("L0.k",)), views) == ["L0.mid"]
+    assert missing_points(point("L9.q", 9), views) == []
+
+
+def test_of_several_layers_their_outputs_lack() -> None:
+    keys = [f"L{i}.{name}" for i in range(3) for name in ("q", "out")]
+    views = {key: point(key, int(key[1])) for key in keys}
+    assert missing_points(point("L2.out", 2, after=("L0.q",)), views) == ["L0.out", "L1.out"]
+
+
+def test_alike_are_other_steps_of_the_same_cause_that_solve_it() -> None:
+    def step(cause: str) -> Any:
+        return SimpleNamespace(change=SimpleNamespace(cause=cause))
+
+    own, twin, failing, other = step("rope"), step("rope"), step("rope"), step("norm")
+    measured: list[Any] = []
+
+    def measure(steps: Any) -> Any:
+        measured.append(steps[-1])
+        return SimpleNamespace(steps=steps)
+
+    singles = [SimpleNamespace(steps=(one,)) for one in (own, twin, failing, other)]
+    search: Any = SimpleNamespace(
+        runs=0, measure=measure, singles=singles, solves=lambda one: one.steps[-1] is not failing
+    )
+    assert Search.same_cause_steps(search, [own], own) == [twin]
+    assert measured == [twin, failing]
+
+
+@pytest.mark.parametrize("label", ["ONLY_IN_A", "ONLY_IN_B"])
+def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: True)
+    monkeypatch.setattr(tensors, "_undecoded_text", lambda model, keys: "")
+    rows: Any = [SimpleNamespace(key=f"L{i}.ffn_up.weight", verdict=label) for i in range(3)]
+    evidence: list[Any] = []
+    found: Any = SimpleNamespace(
+        evidence=evidence, reason="", add=lambda *_: None, ended=False, not_checked=[], stated=[]
+    )
+    model: Any = SimpleNamespace(unread=None, find=lambda key: None)
+    tensors._add_missing_tensors(model, model, rows, found)
+    side = "B" if label == "ONLY_IN_A" else "A"
+    assert [one.says for one in evidence] == [f"{side} lacks 3 tensors"]
+    assert evidence[0].where == tuple(row.key for row in rows)
+    (cause,) = found.stated
+    assert found.ended and cause.cause == "missing_tensors" and cause.side == side
+    assert cause.says.startswith(f"{side} lacks 3 of the tensors: L0.ffn_up")
+    assert found.not_checked == [f"forward pass: {side} lacks tensors that it reads"]
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 5])
+def test_factors_of_columns_are_said_only_of_rows_enough_to_show_them(tokens: int) -> None:
+    """Two rows are any two rows' multiples nearly: a fit of them is none."""
+    rng = np.random.default_rng(3)
+    mine = rng.normal(size=(tokens, 8))
+    said = relation_text(mine, mine * rng.uniform(0.5, 2, 8), 1e-3)
+    assert ("every column" in said) == (tokens > 2)
+    assert "every row" in relation_text(mine, mine * rng.uniform(0.5, 2, (tokens, 1)), 1e-3)
+    assert "same vector added" in relation_text(mine, mine + 5 * rng.normal(size=8), 1e-3)
+    assert relation_text(mine, mine, 1e-3) == ""
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_an_experts_capacity_is_tried_where_all_rows_are_compared(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aprfmt.diagnosis.search.find_capacity", lambda case: ["change"])
+    calls = [SimpleNamespace(op="add_weighted")]
+    case = SimpleNamespace(view=SimpleNamespace(calls=calls), rows=range(rows), tokens=5)
+    steps = list(Search._row_steps(cast(Any, SimpleNamespace(case=case))))
+    assert [cast(Any, step.change) for step in steps] == ["change"] * (rows == 5)
+
+
+@pytest.mark.parametrize("spanned", [1, 2])
+@pytest.mark.parametrize("layer", [-1, 0])
+def test_an_answer_is_tried_in_fewer_layers_only_where_it_lies_in_one(
+    spanned: int, layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    change = Change("rope", "", ())
+    monkeypatch.setattr(examine, "spanned_layers", lambda case: range(spanned))
+
+    def scopes(case: Any, change: Change) -> list[None]:
+        asked.append(change)
+        return [None]
+
+    monkeypatch.setattr(examine, "layer_scopes", scopes)
+    passed = SimpleNamespace(flagged=[])
+    monkeypatch.setattr(examine, "run_shadow_pass", lambda patched, recorded: passed)
+    monkeypatch.setattr(examine, "measure_agreement", lambda case, found, change: None)
+    case: Any = SimpleNamespace(layer=layer, patched=None, recorded=None)
+    found = examine._furthest_in_scope(case, [SearchStep(change, None)], 0.0, set(), {}, 0)
+    assert bool(asked) == (spanned == 1 and layer >= 0)
+    assert found is not None and found.reach == math.inf
+
+
+@pytest.mark.parametrize("right", [2, 4])
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16])
+def test_rows_made_for_another_number_of_heads_are_named(heads: int, right: int) -> None:
+    """Of 32 rows: made for pairs alone, and put right for the true number, as loaders do."""
+    rows = np.arange(32)
+    pairs = rows.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+    undone = pairs.reshape(right, -1, 2).swapaxes(1, 2).reshape(-1)
+    for order, words in ((pairs, ""), (undone, f", and undone for {right}")):
+        if heads == right or np.array_equal(order, rows):
+            continue
+        assert linear._wrong_head_count(order, right) == (heads, words)
+    swapped = np.roll(rows, 32 // right)
+    assert linear._wrong_head_count(swapped, right) is None, "whole heads"
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_frequencies_are_looked_at_where_they_may_change(kind: str, turned: bool) -> None:
+    """Behind the context, and behind the one that the scaling was made from."""
+    scaled: dict[str, Any] = {
+        "rope_scaling": {"type": kind, "original_context_length": 64},
+        "context_length": 256,
+    }
+    plain: dict[str, Any] = {"rope_scaling": None, "context_length": 512}
+    a, b = (plain, scaled) if turned else (scaled, plain)
+    assert quantities._critical_lengths(a, b, 1024) == [1, 65, 257, 1024]
+    assert quantities._critical_lengths(a, b, 100) == [1, 65, 100]
+    assert quantities._critical_lengths(plain, plain, 1024) == [1]
+
+
+class Values:
+    """A trace of one point."""
+
+    def __init__(self, values: Any) -> None:
+        self.found = np.asarray(values)
+
+    def recorded_values(self, key: str) -> Any:
+        return self.found
+
+
+def test_a_first_divergence_is_known_by_its_signature() -> None:
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(4, 8))
+    row = rng.normal(size=8)
+    probs = np.tril(np.ones((1, 4, 4))) / np.arange(1, 5)[:, None]
+    seen: list[tuple[str, Any, Any, str]] = [
+        ("L0.q", x, x + row, "missing_bias"),
+        ("L0.q", x, x + rng.normal(size=x.shape), ""),
+        ("L0.q", x[:1], x[:1] + row, ""),  # of one row any difference is a vector
+        ("L0.attn_norm", x, x + row, ""),
+        ("L0.probs", probs, probs + 0.1, "mask"),
+        ("L0.probs", probs, probs * 0.9, "softmax_reduction"),
+        ("L0.scores", x, x * 2, "attention_scale"),
+        ("L0.out", x, x * 2, "multiplier"),
+        ("L0.attn_norm", x, x * rng.uniform(0.5, 2, (4, 1)), "norm_eps"),
+        ("L0.q_rope", x, x[:, ::-1], "rope_theta"),
+        ("L0.q", x, x * np.nan, ""),
+        ("L0.q", x, x[:2], ""),
+    ]
+    for key, a, b, cause in seen:
+        assert (
+            trace_pair.guess_by_signature(key, cast(Any, Values(a)), cast(Any, Values(b)))[0]
+            == cause
+        ), key
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_masks_are_tried_in_every_layer_and_in_each_that_lies_between(
+    layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aprfmt.diagnosis.search.spanned_layers", lambda case: set(range(layers)))
+    monkeypatch.setattr("aprfmt.diagnosis.search.solve_masks", lambda rows, tokens: ["mask"])
+    monkeypatch.setattr("aprfmt.diagnosis.search.row_solvers", lambda case: [])
+    view = SimpleNamespace(calls=[SimpleNamespace(op="probs")], tolerance=1e-3)
+    case = SimpleNamespace(
+        view=view, rows=range(5), tokens=5, distances_by_row=lambda view: np.ones(5)
+    )
+    steps = list(Search._row_steps(cast(Any, SimpleNamespace(case=case))))
+    each = [frozenset({layer}) for layer in range(layers)] if layers > 1 else []
+    assert [step.layers for step in steps] == [None, *each]
+
+
+def test_changes_of_different_things_are_joined_and_none_twice() -> None:
+    """Two values of one thing are not made together; the nearest is continued first."""
+    named = (("a", "x"), ("a", "x"), ("b", "x"), ("c", "y"), ("d", "z"))
+    steps = [SearchStep(Change(cause, "", (where,)), None) for cause, where in named]
+    measured: list[tuple[SearchStep, ...]] = []
+
+    def measure(tried: tuple[SearchStep, ...]) -> TriedSteps:
+        measured.append(tried)
+        return TriedSteps(tried, 1.0, float(len(tried)))
+
+    search: Any = SimpleNamespace(
+        nearness=lambda view: 0.0, case=SimpleNamespace(view=None), runs=100,
+        singles=[TriedSteps((step,), 1.0, 1.0 + at / 8) for at, step in enumerate(steps)],
+        _with_best_values=lambda best, others: best, solves=lambda tried: False, measure=measure,
+    )  # fmt: skip
+    assert Search._join_changes(search) == []
+    assert measured[0] == (steps[4], steps[0])
+    for tried in measured:
+        assert len({step.changed_thing for step in tried}) == len(tried) <= DEEPEST
+    keys = [frozenset(map(id, tried)) for tried in measured]
+    assert len(keys) == len({*keys}) and max(map(len, keys)) == 4
+
+
+@pytest.mark.parametrize(("gain", "continued"), [(LEAST / 2, 0), (LEAST, 0), (2 * LEAST, 1)])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_change_is_continued_where_it_brings_the_rows_nearer_by_more_than_the_least(
+    first: bool, gain: float, continued: int
+) -> None:
+    """A single one (`first`) against the start, a joined one against what it continues."""
+    steps = [SearchStep(Change(name, "", (name,)), None) for name in "abc"]
+    measured: list[tuple[SearchStep, ...]] = []
+
+    def measure(tried: tuple[SearchStep, ...]) -> TriedSteps:
+        measured.append(tried)
+        return TriedSteps(tried, 1.0, 0.0 if first or len(tried) > 2 else 1.0 + gain)
+
+    start = gain if first else 1.0
+    search: Any = SimpleNamespace(
+        nearness=lambda view: 0.0, case=SimpleNamespace(view=None), runs=100,
+        singles=[TriedSteps((step,), 1.0, start if not at else LEAST / 4)
+                 for at, step in enumerate(steps)],
+        _with_best_values=lambda best, others: best, solves=lambda tried: False, measure=measure,
+    )  # fmt: skip
+    assert Search._join_changes(search) == []
+    pairs = [tried for tried in measured if len(tried) == 2]
+    assert len(pairs) == (2 * continued if first else 2)
+    assert bool([tried for tried in measured if len(tried) > 2]) == (not first and bool(continued))
+
+
+@pytest.mark.parametrize(
+    ("next_points", "tried", "taken"),
+    [
+        (["L1.q", "L2.q", None], 3, 2), ([None, "L1.q", None], 1, 0),
+        (["L1.q", None, "L2.q"], 2, 1),
+        (["L1.q", "L2.q", "L1.q"], 3, 1), (["L2.q", "L2.q", "L1.q"], 3, 0),
+        (["L0.q", "L0.q", "L0.q"], 3, None), (["L0.q", "L0.q", "L1.q"], 3, 2),
+    ],
+)  # fmt: skip
+def test_the_layers_are_those_in_which_the_pass_agrees_furthest(
+    next_points: list[str | None], tried: int, taken: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All, those like this one, this one; none is tried after one that agrees to the end."""
+    scopes = [None, frozenset({0, 1}), frozenset({0})]
+    passes = iter(next_points)
+    change = Change("rope", "", (), scoped=True)
+    monkeypatch.setattr(examine, "spanned_layers", lambda case: [0])
+    monkeypatch.setattr(examine, "layer_scopes", lambda case, change: scopes)
+    monkeypatch.setattr(examine, "measure_agreement", lambda case, found, change: None)
+
+    def ran(patched: Any, recorded: Any) -> Any:
+        key = next(passes)
+        return SimpleNamespace(flagged=[] if key is None else [point("L9.k", 9), point(key, 0)])
+
+    monkeypatch.setattr(examine, "run_shadow_pass", ran)
+    case: Any = SimpleNamespace(layer=0, patched=None, recorded=None)
+    order = {"L0.q": 0, "L1.q": 1, "L2.q": 2}
+    found = examine._furthest_in_scope(case, [SearchStep(change, None)], 0.25, {"L9.k"}, order, 0)
+    assert len(next_points) - len(list(passes)) == tried
+    if taken is None:
+        assert found is None
+        return
+    assert found is not None and found.residual == 0.25
+    key = next_points[taken]
+    assert (found.layers, found.reach) == (scopes[taken], math.inf if key is None else order[key])
+
+
+def test_a_step_that_agrees_further_takes_the_place_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second, better = (SearchStep(Change(name, "", ()), None) for name in ("a", "b", "a"))
+    asked: list[list[SearchStep]] = []
+
+    def reaching(case: Any, steps: Any, *rest: Any) -> Any:
+        asked.append(list(steps))
+        answer = Solution(steps[-1].change, None, 0.1, None, 1.0, cast(Any, None), cast(Any, None))
+        return replace(answer, reach=5.0 if better in steps and len(steps) == 2 else 1.0)
+
+    monkeypatch.setattr(examine, "_furthest_in_scope", reaching)
+    joined = TriedSteps((first, second), 0.1, 2.0)
+    search: Any = SimpleNamespace(
+        run=lambda: [joined], necessary_steps=lambda joined: [(first, 0.3), (second, 0.4)],
+        same_cause_steps=lambda steps, step: [better] if step is first else [],
+        other_cause_steps=lambda steps, step: [],
+    )  # fmt: skip
+    view = SimpleNamespace(key="L0.q")
+    monkeypatch.setattr(
+        examine, "replace", lambda one, **new: one if one is view else replace(one, **new)
+    )
+    case: Any = SimpleNamespace(found=SimpleNamespace(views={"L0.q": view}), view=view)
+    made = examine._search_usual_mistakes(case, search, [], set())
+    assert asked == [[first, second], [better, second]]
+    assert [one.answer.change for one in made if one.answer] == [better.change, second.change]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_a_configuration_does_not_fit_where_several_tensors_have_other_shapes(count: int) -> None:
+    wrong = [(f"L{i}.attn_q.weight", (8, 4), (4, 4)) for i in range(count)]
+    model: Any = SimpleNamespace(
+        path="m", resolution=SimpleNamespace(coverage=SimpleNamespace(misshapen=wrong))
+    )
+    says = (
+        f"m: {count} tensors have other shapes than the configuration gives, such as "
+        "L0.attn_q.weight: [8, 4] for [4, 4]"
+    )
+    assert unreadable_config.misfit_reason(model) == (says if count > 1 else "")
+
+
+def test_a_model_that_cannot_be_read_has_no_other_shapes() -> None:
+    class Unread:
+        @property
+        def resolution(self) -> Any:
+            raise ArchError("unknown architecture")
+
+    model: Any = Unread()
+    assert unreadable_config.misfit_reason(model) == ""
+    assert unreadable_config.refusal_reason(model) == "unknown architecture"
+    assert unreadable_config.architecture_name(
+        cast(Any, SimpleNamespace(spec=SimpleNamespace(name="a")))
+    )
+
+
+@pytest.mark.parametrize(
+    ("windows", "layer", "alike"),
+    [
+        ((1, 1, 1, 1), 2, None),  # all of one kind: that scope is the first one
+        ((1, 0, 1, 0), 2, {0, 2}),
+        ((1, 1, 1, 0), 0, {0, 1, 2}),
+        ((1, 0, 0, 0), 0, None),  # the only one of its kind: that scope is the last one
+        ((1,), 0, None),
+    ],
+)
+def test_a_change_is_tried_everywhere_in_its_kind_and_in_its_layer(
+    windows: tuple[int, ...], layer: int, alike: set[int] | None
+) -> None:
+    same = (0,) * len(windows)
+    hp = {"window_layers": windows, "rope_layers": same, "moe_layers": same}
+    case: Any = SimpleNamespace(layer=layer, patched=SimpleNamespace(hp=hp, n_layers=len(windows)))
+    change = Change("rope", "", (), scoped=True)
+    kind = [] if alike is None else [frozenset(alike)]
+    assert layer_scopes(case, change) == [None, *kind, frozenset({layer})]
+    assert layer_scopes(case, replace(change, scoped=False)) == [None]
+    case.layer = -1
+    assert layer_scopes(case, change) == [None]
+
+
+@pytest.mark.parametrize("most", [0, 2, 5, 9])
+def test_keys_that_do_not_matter_are_left_out_up_to_so_many(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six keys in which files differ the last one alone mends; each try is a whole reading."""
+    tried: list[set[Any]] = []
+
+    def mends(a: Any, b: Any, changes: Any, names: Any) -> bool:
+        tried.append(set(changes))
+        assert (a, b) == (right, model)
+        return ("k5",) in changes
+
+    monkeypatch.setattr(configuration_keys, "_MOST", most)
+    monkeypatch.setattr(configuration_keys, "_repairs", mends)
+    monkeypatch.setattr(
+        configuration_keys, "_keys_to_change", lambda a, b: [((f"k{i}",), i) for i in range(6)]
+    )
+    model: Any = SimpleNamespace(
+        key_style="gguf", resolution=SimpleNamespace(report=SimpleNamespace(read={}))
+    )
+    right: Any = SimpleNamespace(resolution=model.resolution)
+    words = configuration_keys.repair_arguments(right, model, ["x"])
+    assert words == [f"k{i}={i}" for i in range(min(most, 5), 6)]
+    assert len(tried) == 1 + min(most, 5)
+
+
+def test_one_file_twice_is_said_to_be_one_and_a_copy_is_compared(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    path, copy = tmp_path / "m.gguf", tmp_path / "copy.gguf"
+    assert command("convert", demo_model, path, "--quiet").code == 0
+    shutil.copy(path, copy)
+    (tmp_path / "link.gguf").symlink_to(path)
+    with open_model(path) as a:
+        for other, same in ((path, True), (tmp_path / "link.gguf", True), (copy, False)):
+            with open_model(other) as b:
+                found = models.compare_models(a, b)
+            says = [one.says for one in found.evidence]
+            assert ("A and B are the same file, m.gguf" in says) == same
+            assert ("identity: the same file" in found.checked) == same
+            assert (found.report is None) == same
+
+
+def test_products_of_a_diagnosis_have_one_thread_and_then_their_own_again(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last bits of a product may depend on its threads, and a verdict on last bits."""
+    seen: list[int | None] = []
+
+    class Walk:
+        def __init__(self, *parts: Any) -> None: ...
+
+        def run(self) -> str:
+            seen.append(blas.blas_threads())
+            return "walked"
+
+    monkeypatch.setattr(diagnosis, "Walk", Walk)
+    before = blas.blas_threads()
+    assert before is not None
+    blas.set_blas_threads(2)
+    try:
+        found: Any = diagnosis.diagnose(str(demo_model), str(demo_model), ids=[1, 2])
+        assert found == "walked" and seen == [1] and blas.blas_threads() == 2
+    finally:
+        blas.set_blas_threads(before)
+
+
+def test_another_rotation_says_in_which_layers_and_from_which_length_on(demo_model: Path) -> None:
+    with open_model(demo_model) as model:
+        hyper = dict(model.hyper)
+    other = quantities.compare_quantity("rope_theta", hyper, {**hyper, "rope_theta": 1e4})
+    assert other is not None and not other.equal
+    assert (other.position, other.length) == (1, 2)
+    assert other.where == tuple(f"L{layer}" for layer in range(int(hyper["n_layers"])))
+    assert "in 4 layers (L0, ...) and for any sequence" in other.says
+    long = {**hyper, "context_length": 2048}
+    scaling = {"type": "dynamic", "factor": 2.0}
+    other = quantities.compare_quantity("rope_scaling", long, {**hyper, "rope_scaling": scaling})
+    assert other is not None and other.position == 512, other
+    assert "for sequences of more than 512 tokens" in other.says
+    same = quantities.compare_quantity("rope_theta", hyper, dict(hyper))
+    assert same is not None and same.equal and not same.where and same.length == 0
+
+
+def test_ids_that_reach_experts_become_probes_while_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of tokens that are tried, those are measured that a differing expert is given."""
+    made: list[list[Any]] = []
+
+    def measurement(passes: Any, parts: Any, probes: list[Any]) -> Any:
+        made.append(probes)
+        return SimpleNamespace(probes=probes)
+
+    monkeypatch.setattr(model_pair, "PartMeasurement", measurement)
+    monkeypatch.setattr(model_pair, "make_probe", lambda ids, hyper, why: tuple(ids))
+    for budget, tried, kept in ((math.inf, 3, 2), (5, 2, 1), (0, 0, 0)):
+        routed: dict[int, set[int]] = {0: {1}}
+        passes = SimpleNamespace(routed=routed, flops=0, pass_flops=lambda one: 2, runs=[])
+
+        def stage(one: tuple[int, ...], passes: Any = passes) -> None:
+            passes.runs.append(one)
+            passes.flops += 1
+            passes.routed[0] |= {1: set(), 2: {4}, 3: {6, 7}}[len(passes.runs)]
+
+        passes.stage_inputs = stage
+        measuring: Any = SimpleNamespace(
+            passes=passes,
+            parts=[],
+            probes=["first"],
+            known={1: 1},
+            measure_shares=lambda neutral: "again",
+        )
+        monkeypatch.setattr(model_pair, "BUDGET", budget)
+        side: Any = SimpleNamespace(hyper={"vocab_size": 100})
+        apart = DifferingRows(experts={"L0.ffn_gate_exps.weight": [1, 4, 6]})
+        pair = model_pair.ModelPair(side, side, cast(Any, None), apart)
+        found: Any = pair._reach_experts(measuring, cast(Any, "before"), [])
+        assert len(passes.runs) == tried
+        assert measuring.probes == ["first", *passes.runs[1:tried]][: kept + 1]
+        assert found == ("again" if kept else "before")
+
+
+def test_rows_that_the_probes_read_are_counted() -> None:
+    coverage = SimpleNamespace(run=[], not_reached=[])
+    levels: Any = SimpleNamespace(coverage=coverage, added={7, 9})
+    apart = DifferingRows({"token_embd.weight": [1, 2, 5], "position_embd.weight": [0, 9]})
+    side: Any = SimpleNamespace(hyper={})
+    probe = SimpleNamespace(ids=[2, 9, 5], rows=None, why="x")
+    measuring: Any = SimpleNamespace(passes=SimpleNamespace(routed={}), probes=[probe])
+    chosen: Any = SimpleNamespace(rows=[2, 5, 30], ids=[2, 9, 5])
+    model_pair.ModelPair(side, side, levels, apart)._add_coverage(measuring, chosen)
+    assert coverage.run[1:] == [
+        "1 of 2 special and added tokens",
+        "2 of 3 rows that differ in token_embd.weight",
+        "1 of 2 rows that differ in position_embd.weight",
+    ]
+    assert coverage.not_reached == [
+        "token_embd.weight: 1 of its differing rows, the first is row 1",
+        "position_embd.weight: 1 of its differing rows, the first is row 9",
+    ]
+
+
+def test_lines_of_one_kind_are_counted_where_there_are_several() -> None:
+    rows = ["L0.attn_q: 3 rows differ", "L1.attn_q: 4 rows differ", "the head is tied"]
+    _, several, one = (line for line, _ in titled_lines("evidence", rows))
+    assert several == "  L0.attn_q: 3 rows differ (and 1 more like this)"
+    assert one == "  the head is tied"
+
+
+@pytest.mark.parametrize("label", ["A", "B"])
+def test_a_side_that_is_read_with_a_restored_key_is_compared_in_its_place(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: Any = SimpleNamespace(
+        stated=["later"], evidence=["more"], models={}, checked=["tokens", models._NO_PASS]
+    )
+    compared: list[Any] = []
+
+    def compare(*given: Any) -> Any:
+        compared.extend(given)
+        return found
+
+    monkeypatch.setattr(models, "compare_models", compare)
+    whole: Any = ("made", "finding", "error")
+    made: Any = models._compare_with_repaired(cast(Any, "good"), whole, label, None)
+    assert made is found
+    assert compared == (["made", "good", None] if label == "A" else ["good", "made", None])
+    assert (found.stated, found.evidence) == (["finding", "later"], ["error", "more"])
+    assert found.models == {label: "made"}
+    assert found.checked == ["tokens", f"forward pass: {label} with the key that lets it be read"]
+
+
+@pytest.mark.parametrize("nonfinite", ["", "L1.attn_out"])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("unknown", [{}, {"kq-0": "its scale is not known"}])
+def test_what_a_saved_trace_lacks_is_said_of_its_side(
+    nonfinite: str, held: bool, unknown: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = SimpleNamespace(
+        records={"embd": 0, "logits": 0}, run={"model": "m.gguf", "unknown": unknown},
+        nonfinite=nonfinite, recorded_values=lambda key: 1 if held else None,
+    )  # fmt: skip
+    said: list[tuple[Any, ...]] = []
+    levels = SimpleNamespace(not_checked=[])
+    stage: Any = SimpleNamespace(
+        ids=None, stack=None, levels=levels, model_of=lambda side: None,
+        add_evidence=lambda *given: said.append(given),
+        _store_trace=lambda side, given: trace,
+    )  # fmt: skip
+    monkeypatch.setattr(walk, "open_side_trace", lambda *given: trace)
+    monkeypatch.setattr(walk, "backend_name", lambda given: "")
+    walk.Walk._load_trace(stage, cast(Any, SimpleNamespace(label="B")))
+    assert said[0] == ("identity", "B: a trace of 2 points from m.gguf")
+    assert [one for one in said[1:]] == (
+        [("forward", f"B has a NaN or an infinity, first at {nonfinite}", nonfinite)]
+        if nonfinite
+        else []
+    )
+    assert ("B: holds statistics, no values" in levels.not_checked) is not held
+    assert [row for row in levels.not_checked if "kq-0" in row] == (
+        ["B: kq-0: its scale is not known"] if unknown else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        ([1.0, 0.5, 0.0], [1.0, 0.5, 0.0], 0.0),
+        ([1.0, 0.5, 0.0], [1.0, 0.5, 0.1], math.inf),
+        ([1.0, 0.5, 0.0], [1.0, 0.75, 0.0], 0.5),
+        ([1.0, 0.5, 0.1], [1.0, 0.5, 0.0], 1.0),
+        ([1.0, 0.5], [1.0, 0.5, 0.0], math.inf),
+    ],
+)
+def test_pairs_that_turn_in_neither_model_are_the_same(
+    one: list[float], other: list[float], apart: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rope over a part of a head, as some models store it: the other frequencies are zero."""
+    made = {"a": np.array(one), "b": np.array(other)}
+    monkeypatch.setattr(quantities, "rotation_of_layer", lambda hp, layer: "default")
+    monkeypatch.setattr(
+        quantities,
+        "compute_frequencies",
+        lambda hp, kind, length: SimpleNamespace(inv_freq=made[hp["of"]], factor=1.0),
+    )
+    assert quantities._frequency_distance({"of": "a"}, {"of": "b"}, 0, 8) == apart
+
+
+@pytest.mark.parametrize("tokens", [7, 8, 9])
+@pytest.mark.parametrize("equal", [False, True])
+def test_what_differs_behind_the_longest_probe_is_not_reached(tokens: int, equal: bool) -> None:
+    """The length is that of the shortest sequence in which the difference shows."""
+    left: list[str] = []
+    row = SimpleNamespace(equal=equal, length=8, says="the masks differ")
+    pair: Any = SimpleNamespace(
+        quantities={1: [row]},
+        levels=SimpleNamespace(
+            findings=[SimpleNamespace(cause=cause) for cause in ("rope_theta", "sliding_window")],
+            coverage=SimpleNamespace(not_reached=left),
+        ),
+    )
+    model_pair.ModelPair._add_unreached_quantities(pair, tokens)
+    says = f"sliding_window: the masks differ; the longest probe has {tokens} tokens"
+    assert left == ([says] if tokens < 8 and not equal else [])
+
+
+@pytest.mark.parametrize(
+    ("example", "probed", "shown", "ends"),
+    [
+        (
+            ("x is [1, 2]", "x is [3]"), True, True,
+            "; first shown by x is [1, 2] in A, [3] in B",
+        ),
+        ((), False, False, "; texts could not be encoded on both sides, so that none was tried"),
+        ((), True, False, "; no probe text and no conversation shows it"),
+        ((), True, True, ""),
+    ],
+)  # fmt: skip
+def test_a_difference_of_tokenizers_says_what_shows_it(
+    example: tuple[str, ...], probed: bool, shown: bool, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_set_command", lambda model, mend: f"set {mend}")
+    monkeypatch.setattr(tokens, "_difference_proof", lambda one: None)
+    one: Any = SimpleNamespace(
+        says="a merge is missing", example=example, probed=probed, shown=shown, cause="merges",
+        where=("B",), before=0.5, after=0.0, name="merges", a=3, b=2, mend=("k=v",),
+    )  # fmt: skip
+    found = tokens._token_finding(one, cast(Any, None))
+    assert found.says == f"a merge is missing{ends}"
+    assert found.exercised == ("shows" if shown else "not_exercised")
+    assert (found.values, found.next) == ({"merges": {"a": 3, "b": 2}}, "set ('k=v',)")
+
+
+@pytest.mark.parametrize("kind", ["model", "trace"])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("written", ["", "aprfmt convert A B"])
+def test_b_is_written_again_or_its_tensors_are_compared(
+    written: str, trained: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nextstep, "diff_tensors_command", lambda asked, finding: "aprfmt diff")
+    monkeypatch.setattr(nextstep, "rewrite_command", lambda *given: written)
+    monkeypatch.setattr(nextstep, "matrix_encodings", lambda model: {})
+    monkeypatch.setattr(nextstep, "overflows_encoding", lambda values, theirs: False)
+    monkeypatch.setattr(nextstep, "has_trained_head", lambda *given: False)
+    side = SimpleNamespace(kind=kind, model=SimpleNamespace(metadata={}), path="A")
+    asked: Any = SimpleNamespace(a=side, b=side, trained=trained)
+    finding: Any = SimpleNamespace(cause="x", values={}, side="B")
+    found = nextstep.rewrite_b_command(asked, finding)
+    assert found == (
+        "" if kind == "trace" else "aprfmt diff" if trained else written or "aprfmt diff"
+    )
+
+
+@pytest.mark.parametrize("verdict", ["same", "not_comparable", "bug", "undecided"])
+def test_without_a_finding_only_equality_is_sure(verdict: str) -> None:
+    told: Any = SimpleNamespace(lead=None, verdict=verdict)
+    sure = records.Diagnosis.confidence.fget(told)  # type: ignore[attr-defined]
+    assert sure == ("confirmed" if verdict in ("same", "not_comparable") else "unconfirmed")
+    told.lead = SimpleNamespace(confidence="ambiguous")
+    assert records.Diagnosis.confidence.fget(told) == "ambiguous"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-3, math.inf, math.nan])
+def test_a_point_without_rounding_or_beyond_all_has_no_bound_of_its_own(
+    off: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accumulated_rounding, "_experts_may_flip", lambda *given: False)
+    monkeypatch.setattr(accumulated_rounding, "_is_concentrated", lambda view: 0.0)
+    monkeypatch.setattr(accumulated_rounding, "_rounding_distance", lambda view, twin: off)
+    view: Any = SimpleNamespace(key="L1.out")
+    bounds = accumulated_rounding._long_point_bounds([view], cast(Any, 0), cast(Any, 0), "float32")
+    wanted = {"L1.out": accumulated_rounding.TIMES * 1e-3} if off == 1e-3 else {}
+    assert bounds == wanted
+
+
+@pytest.mark.parametrize("explained", [False, True])
+@pytest.mark.parametrize("doubtful", [False, True])
+@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize("faint", [False, True])
+def test_a_divergence_is_told_with_what_explains_it_and_what_else_would(
+    faint: bool, others: int, doubtful: bool, explained: bool
+) -> None:
+    change = SimpleNamespace(cause="rope_theta", says="the base as in A")
+    answer = SimpleNamespace(change=change, then=None, layers=(3, 1), residual=0.25)
+    view = SimpleNamespace(
+        key="L1.q_rope", base="L1.q", residual=0.5, tolerance=0.1,
+        calls=[SimpleNamespace(op="rope"), SimpleNamespace(op="rope")],
+    )  # fmt: skip
+    divergence: Any = SimpleNamespace(
+        view=view, answer=answer if explained else None, likely="", faint=faint, tried=7,
+        doubtful=doubtful, others=[answer] * others,
+    )  # fmt: skip
+    found = [row.says for row in forward_words._divergence_evidence("B", divergence)]
+    wanted = [] if faint else ["B's own input through the model's rope is 0.5 from B's L1.q_rope"]
+    if not explained:
+        wanted.append("nothing in the table makes L1.q_rope agree, nor do 7 passes")
+    elif faint:
+        wanted.append("L1.q_rope is no further off than this run's arithmetic makes it, but not")
+    else:
+        wanted += ["rope_theta fits L1.q_rope loosely"] * doubtful
+        wanted.append(
+            "with this applied in layer 1, 3 alone - the base as in A - L1.q_rope is 0.25"
+        )
+        wanted += ["rope_theta explains it as well (the base as in A)"] * others
+    assert len(found) == len(wanted)
+    assert all(text.startswith(begin) for text, begin in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "paths"),
+    [
+        ({"a": 1}, {"a": 1}, {}),
+        ({"a": 1}, {"a": 2}, {("a",): 1}),
+        ({"a": 1}, {}, {("a",): 1}),
+        ({}, {"a": 1}, {("a",): GONE}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, {("a", "c"): 2}),
+        ({"a": {"b": 1}}, {"a": None}, {("a", "b"): 1}),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"d": 1}}},
+         {("a", "b", "c"): 1, ("a", "b", "d"): GONE}),
+        ({"a": {"b": 1}}, {"a": 5}, {("a",): {"b": 1}}),
+    ],
+)  # fmt: skip
+def test_keys_in_which_configurations_differ_are_the_innermost(
+    mine: Any, theirs: Any, paths: Any
+) -> None:
+    assert dict(config_changes.differing_keys(mine, theirs)) == paths
+
+
+@pytest.mark.parametrize("label", ["ONLY_IN_A", "ONLY_IN_B"])
+@pytest.mark.parametrize(
+    ("lost", "named"),
+    [
+        (("a.bias",), ["a.bias"]), (("a.bias", "a.weight"), []), (("a.weight",), []),
+        (("a.bias", "b.bias", "b.weight"), ["a.bias"]),
+        (("a.bias", "c.bias"), ["a.bias", "c.bias"]),
+    ],
+)  # fmt: skip
+def test_a_bias_that_went_with_its_weight_is_no_loss_of_its_own(
+    lost: tuple[str, ...], named: list[str], label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: True)
+    monkeypatch.setattr(tensors, "_undecoded_text", lambda model, names: "")
+    levels = Levels()
+    model: Any = SimpleNamespace(unread=None, find=lambda key: None)
+    rows: Any = [SimpleNamespace(verdict=label, key=key) for key in lost]
+    tensors._add_missing_tensors(model, model, rows, levels)
+    side = "B" if label == "ONLY_IN_A" else "A"
+    found = [(list(one.where), one.side) for one in levels.findings if one.cause == "missing_bias"]
+    assert found == ([(named, side)] if named else [])
+
+
+ZEROS, ONES, NAN = (np.full(2, x, "<f4").tobytes() for x in (0, 1, np.nan))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "codes", "inputs", "right"),
+    [
+        (ONES, b"\x01\x02", ONES, True),
+        (ZEROS, b"\x01\x02", ONES, False),  # the reference's scales are lost too
+        (ZEROS, b"\x01\x01", ONES, True),  # a weight of one value
+        (NAN, b"\x01\x02", ONES, False),
+        (ONES, b"\x01\x02", NAN, False),  # no value depends on it, and a run does
+        (ONES, b"\x03\x02", ONES, False),  # other codes
+    ],
+)
+def test_a_part_is_the_wrong_one_where_the_weight_is_right_with_the_references(
+    theirs: bytes, codes: bytes, inputs: bytes, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decoded(encoding: str, parts: Any, shape: Any) -> Any:
+        if isinstance(parts, bytes):
+            return np.frombuffer(parts, "<f4")
+        return np.frombuffer(parts[""], np.uint8) * np.frombuffer(parts["scale"], "<f4")
+
+    def part(raw: bytes) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(encoding="F32", shape=(2,)), raw=lambda: raw)
+
+    reference = {"": codes if codes != b"\x03\x02" else b"\x01\x02", "scale": theirs}
+    monkeypatch.setattr(block_scales, "raw_parts", lambda right: reference)
+    for module in (block_scales, credible):
+        monkeypatch.setattr(module, "decode", decoded)
+    own: Any = {"": part(codes), "scale": part(ONES[::-1]), "input_scale": part(inputs)}
+    weight: Any = SimpleNamespace(info=SimpleNamespace(encoding="NF4", shape=(2,)))
+    assert block_scales._is_right_with_part(weight, own, "scale") is right
+
+
+@pytest.mark.parametrize("sides", ["A", "B", "AB", ""])
+def test_every_dump_is_asked_whether_its_ranks_differ(sides: str) -> None:
+    row = {"name": "norm", "pass": 3, "says": "rank 1 differs", "apart": 0.5, "axis": "tp",
+           "ranks": (0, 1)}  # fmt: skip
+    traces: Any = {
+        side: SimpleNamespace(run={"dump": {"unequal": (row,) if side in sides else ()}})
+        for side in "AB"
+    }
+    found = list(differing_ranks(traces))
+    assert [one.side for one in found] == list(sides)
+    assert all(one.says == "norm (pass 3): rank 1 differs" for one in found)
+
+
+@pytest.mark.parametrize("lacks", ["A", "B", "both"])
+def test_a_point_without_numbers_on_a_side_is_said_not_to_be_compared(lacks: str) -> None:
+    def trace(side: str) -> Any:
+        record = SimpleNamespace(
+            point="ffn_norm", positions=None, dtype="float32", shape=(2, 3), stats=None, digest="",
+            values=None, seen=None,
+        )  # fmt: skip
+        values = None if lacks in (side, "both") else np.ones((2, 3))
+        return SimpleNamespace(
+            run={}, resolution=0.0, records={"L0.ffn_norm": record},
+            find_record=lambda key: record, recorded_values=lambda key: values,
+            values_mask=lambda key: None,
+        )  # fmt: skip
+
+    asked: list[str] = []
+
+    def compare(key: str, *_: Any) -> str:
+        asked.append(key)
+        return "not compared"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_pair, "compare_point", compare)
+        between: Any = SimpleNamespace()
+        found: Any = trace_pair.compare_shared_rows("L0.ffn_norm", trace("A"), trace("B"), between)
+    assert (found, asked) == ("not compared", ["L0.ffn_norm"])
+
+
+@pytest.mark.parametrize("positions", [[], [5], [5, 9]])
+@pytest.mark.parametrize("solved", [[], [3], [3, 40]])
+def test_a_probe_is_as_long_as_it_takes_to_reach_a_difference(
+    positions: list[int], solved: list[int]
+) -> None:
+    """The first differing position, and what is computed from hyperparameters."""
+    parts = [Touched(keys=(POSITIONS, "output_norm.weight")), Touched(keys=("output.weight",)),
+             Touched(hyper=("rope_theta",))]  # fmt: skip
+    rows = {POSITIONS: positions, "token_embd.weight": [7]}
+    reached: Any = {2: [SimpleNamespace(length=each) for each in solved]}
+    side: Any = None
+    pair = model_pair.ModelPair(side, side, Levels(parts=parts), DifferingRows(rows), reached)
+    expected = {2: max(solved, default=0)} | ({0: 6} if positions else {})
+    assert pair.lengths_needed() == expected
+
+
+@pytest.mark.parametrize(("tolerance", "sure"), [(0.5, True), (0.25, True), (0.2499, False)])
+def test_a_nan_is_the_only_difference_where_the_rest_is_within_one_operation(
+    tolerance: float, sure: bool
+) -> None:
+    mine, theirs = np.array([[3.0, 3.0, 0.0]]), np.array([[4.0, np.nan, 0.0]])
+    view = ShadowPoint(
+        "L0.q", "q", 0, mine, RecordedValue(theirs, None, "float32"), math.inf, tolerance, 1.0, ()
+    )
+    assert view.finite_distance == 0.25
+    finding = forward_words._nonfinite_finding("B", view)
+    assert (finding.cause, finding.confirmed) == ("nonfinite", sure)
+    assert finding.residual_after == (0.25 if sure else None)
+
+
+def test_logits_are_compared_over_the_ids_that_both_have() -> None:
+    """A's norm is the measure, and a NaN is on the side that has it."""
+    rng = np.random.default_rng(8)
+    mine, theirs = rng.standard_normal((3, 8)), 2 * rng.standard_normal((3, 11))
+    for a, b in ((mine, theirs), (theirs, mine)):
+        both = a[:, :8], b[:, :8]
+        pair = RunPair(("numpy", "numpy"))
+        found = compare_passes(
+            pair, {"L0.q": mine, "logits": a}, {"logits": b, "L0.q": theirs}, "float64"
+        )
+        apart = np.linalg.norm(both[0] - both[1]) / np.linalg.norm(both[0])
+        assert found["logits"].rel_l2 == pytest.approx(apart) and found["logits"].beyond
+        assert found["L0.q"].rel_l2 == math.inf and found["L0.q"].beyond
+        assert list(found) == ["L0.q", "logits"]
+        odd = b.copy()
+        odd[1, 2] = np.nan
+        seen = compare_passes(pair, {"logits": a}, {"logits": odd}, "float64")["logits"].nonfinite
+        assert seen is not None and (seen.alone, seen.a, seen.b, seen.side) == (1, 0, 1, "B")
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_statistics_may_differ_as_the_coarser_of_two_runs_does(dtypes: tuple[str, str]) -> None:
+    a, b = (
+        Trace({}, {"L0.q": Record("q", 0, (4,), None, dtype, None, "", compute_stats(np.ones(4)))})
+        for dtype in dtypes
+    )
+    bound = observed._stats_bound(a, b, "L0.q")
+    assert bound == tolerances.statistics_tolerance("bfloat16", "bfloat16")
+    assert bound > tolerances.statistics_tolerance("float32", "float32")

@@ -1,0 +1,122 @@
+"""How usual mistakes are tried: never without a bound, and never confirmed by a loose fit."""
+
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.usual_blocks import UsualMistake
+from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis import search as searching
+from aprfmt.diagnosis.examine import examine
+from aprfmt.diagnosis.rowwise import solve_masks
+from aprfmt.inference.engines.opening import open_trace
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.model import open_model
+from tests.diagnosis import dumps
+from tests.diagnosis import wrong_modules as wrong
+from tests.diagnosis.engines import COARSE, tiny_folder, trace
+from tests.diagnosis.faults import FAULTS
+from tests.diagnosis.silenced import without
+from tests.models import IDS
+
+STRANGE = ["hf-eps-outside", "hf-added-to-itself", "hf-rope-backwards", "hf-softmax-twice",
+           "hf-one-norm-eps", "hf-quick-gelu"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_without_its_rows_no_other_cause_is_confirmed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = FAULTS[name]
+    a, b = fault.make()
+    without(monkeypatch, fault.causes[0])
+    found = diagnose(str(a), str(b))
+    assert found.verdict == "bug"
+    assert not [row.cause for row in found.findings if row.confirmed], found.sentence
+
+
+def strange() -> Any:
+    """A trace whose every layer has noise at four points, which nothing explains."""
+
+    def make() -> Any:
+        random = np.random.default_rng(5)
+
+        def alter(point: str, layer: int, x: Any) -> Any:
+            if point not in ("attn_out", "ffn_out", "q", "ffn_mul"):
+                return x
+            return x + random.standard_normal(x.shape).astype(x.dtype)
+
+        return alter
+
+    return trace(tiny_folder("llama"), "search-noise", points=COARSE, alter=make)
+
+
+def test_all_searches_of_a_trace_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    beneath = Mismatch.attempt_all
+
+    def counted(case: Mismatch, changes: Any) -> Any:
+        passes.append(len(changes))
+        return beneath(case, changes)
+
+    monkeypatch.setattr(searching, "RUNS", 4)
+    with open_model(tiny_folder("llama")) as model, open_trace(strange()) as made:
+        patched = PatchedModel.unpatched(model, IDS, "float32", None)
+        without(monkeypatch, "none")  # every row stays
+        monkeypatch.setattr("aprfmt.causes.forward.table.TABLE", ())
+        monkeypatch.setattr(Mismatch, "attempt_all", counted)
+        found = examine(patched, RecordedTrace(made, IDS, {}))
+        patched.weights.close()
+    assert len(found.divergences) >= 4
+    assert 0 < len(passes) <= 4 * searching.ALL + 1
+
+
+def without_biases(model: Any, stack: ExitStack) -> None:
+    """No bias of q, k and v is added."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
+            parameter.data.zero_()
+
+
+def test_what_later_answers_disprove_is_dropped() -> None:
+    """With the mask put right, attention agrees with q, k and v as recorded: without a bias."""
+    broken = wrong.both(without_biases, wrong.seen(lambda i, j: j + 0 * i >= 0))
+    a, b = dumps.dump("qwen2", "no-biases-no-mask", {}, broken, dumps.everything, dumps.as_npz)
+    found = diagnose(str(a), str(b))
+    assert {row.cause for row in found.findings} == {"missing_bias", "mask"}
+    assert not any(row.also for row in found.findings), found.sentence
+
+
+def test_masks_are_read_from_the_rows_that_differ() -> None:
+    says = [change.says for change in solve_masks(np.array([9, 10, 11, 12]), 13)]
+    assert any("tokens from 9 on" in text for text in says)
+    assert any("chunks of 9" in text for text in says)
+    first = [change.says for change in solve_masks(np.arange(6), 13)]
+    assert any("the first 7 tokens all see each other" in text for text in first)
+    assert not list(solve_masks(np.array([], np.int64), 13))
+    assert all(isinstance(change, Change) for change in solve_masks(np.array([3]), 13))
+
+
+@pytest.mark.parametrize("layers", [(), (3,), (1, 2), (0, 1, 2)])
+def test_every_usual_change_is_tried_in_each_of_several_layers(
+    layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one layer alone it is tried as it is: once more would be the same pass."""
+    usual = [
+        UsualMistake(Change("mask", "a", (), scoped=True)),
+        UsualMistake(Change("mask", "b", (), scoped=True), frozenset({1})),
+        UsualMistake(Change("mask", "c", (), scoped=False)),
+    ]
+    monkeypatch.setattr(searching, "spanned_layers", lambda case: frozenset(layers))
+    monkeypatch.setattr(searching, "single_layer_mistakes", lambda patched: [])
+    search = object.__new__(searching.Search)
+    search.case = SimpleNamespace(patched=None)  # type: ignore[assignment]
+    monkeypatch.setattr(search, "_usual_changes", lambda: usual, raising=False)
+    made = [(step.change.says, step.layers) for step in search._single_layer_steps()]
+    every = [("a", frozenset({at})) for at in layers]
+    assert made == ([] if len(layers) < 2 else [*every, ("b", frozenset({1}))])

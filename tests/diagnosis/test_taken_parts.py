@@ -1,0 +1,77 @@
+"""A model made of another's layers or channels is derived, with what was taken.
+
+Seen red: exit 2, "models of other sizes".
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+from aprfmt.diagnosis import Diagnosis, diagnose
+from tests.diagnosis import files
+from tests.diagnosis.faults import DEMO
+from tests.diagnosis.files import Rows
+
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
+
+
+def with_layers(order: list[int], damaged: bool = False, stored: int = 0) -> Diagnosis:
+    """Return what is said of the demo model whose layers are those of `order`.
+
+    `stored`: layers that the files have though the configuration does not.
+    """
+
+    def edit(rows: Rows) -> None:
+        old = dict(rows)
+        for name in [name for name in rows if LAYER.match(name)]:
+            del rows[name]
+        for at, source in enumerate([*order, *range(len(order), len(order) + stored)]):
+            for name, row in old.items():
+                found = LAYER.match(name)
+                if found and int(found[1]) == source:
+                    rows[f"model.layers.{at}.{found[2]}"] = row
+        if damaged:
+            dtype, shape, data = rows["model.layers.0.self_attn.o_proj.weight"]
+            rows["model.layers.0.self_attn.o_proj.weight"] = dtype, shape, data[2:] + data[:2]
+
+    count = len(order)
+    config = {"num_hidden_layers": count, "layer_types": ["full_attention"] * count}
+    name = f"layers-{'-'.join(map(str, order))}-{damaged}-{stored}"
+    return diagnose(str(DEMO), str(files.copy(DEMO, name, tensors=edit, config=config)))
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        ([0, 2, 3], "layers 0-2 are A's layers 0, 2-3; A's layer 1 is not in B"),
+        ([0, 1], "layers 0-1 are A's layers 0-1; A's layers 2-3 are not in B"),
+        ([0, 1, 2, 1, 2, 3], "layers 0-5 are A's layers 0-2, 1-3"),
+    ],
+    ids=["removed", "cut", "repeated"],
+)
+def test_layers_that_were_taken(order: list[int], says: str) -> None:
+    found = with_layers(order)
+    assert (found.kind, found.cause, found.exit_code) == ("derived", "derived", 1)
+    assert says in found.sentence
+
+
+def test_what_is_no_part_of_the_other_is_not_called_one() -> None:
+    assert with_layers([0, 2, 3], damaged=True).kind == "not_comparable"
+    assert with_layers([0, 1, 2], stored=1).kind != "derived"  # only the key is wrong
+
+
+def test_channels_that_were_pruned() -> None:
+    kept = np.sort(np.random.default_rng(3).permutation(512)[:384])
+
+    def edit(rows: Rows) -> None:
+        for name in [name for name in rows if ".mlp." in name]:
+            dtype, shape, data = rows[name]
+            values = np.frombuffer(data, np.uint16).reshape(shape)
+            values = values[:, kept] if "down" in name else values[kept]
+            rows[name] = dtype, values.shape, values.tobytes()
+
+    made = files.copy(DEMO, "fewer-channels", tensors=edit, config={"intermediate_size": 384})
+    found = diagnose(str(DEMO), str(made))
+    assert (found.kind, found.cause, found.exit_code) == ("derived", "derived", 1)
+    assert "384 of 512 channels of each MLP were kept" in found.sentence

@@ -1,0 +1,532 @@
+"""Whether an engine loaded what was published: its state is read under the published names."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.model import open_model
+from tests.cli.run import aprfmt
+from tests.diagnosis.engines import tiny_folder
+from tests.docs.examples import DOCS, blocks
+from tests.model.engine_states import State, of_rank, published, save, sglang
+
+torch = pytest.importorskip("torch")
+HEADS = {"llama": 16, "qwen2": 12, "mixtral": 12}
+Q = "model.layers.1.self_attn.qkv_proj.weight"
+OUT = "model.layers.1.self_attn.o_proj.weight"
+GATE = "model.layers.1.mlp.gate_up_proj.weight"
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+def states(arch: str, ranks: int, experts: bool = False) -> list[State]:
+    """Return the state of every rank of a tiny model."""
+    given = published(tiny_folder(arch))
+    return [of_rank(given, rank, ranks, HEADS[arch], experts) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    "arch, ranks, experts",
+    [
+        ("llama", 1, False),
+        ("llama", 2, False),
+        ("llama", 4, False),
+        ("qwen2", 2, False),
+        ("mixtral", 1, False),
+        ("mixtral", 2, False),
+        ("mixtral", 2, True),
+    ],
+)
+def test_what_was_loaded_is_equal(arch: str, ranks: int, experts: bool, tmp_path: Path) -> None:
+    path = save(tmp_path / "s", states(arch, ranks, experts))
+    done = aprfmt("diff", tiny_folder(arch), path, "--json")
+    assert done.code == 0, done.out[:2000]
+    assert {one["verdict"] for one in done.json["tensors"]} == {"SAME_BYTES"}
+    with open_model(tiny_folder(arch)) as model:
+        assert len(done.json["tensors"]) == len(model.roles)
+
+
+def both(name: str, change: Callable[[Any], Any]) -> Callable[[list[State]], None]:
+    """Return what changes a tensor on every rank."""
+
+    def apply(held: list[State]) -> None:
+        for state in held:
+            state[name] = change(state[name])
+
+    return apply
+
+
+def exchanged(name: str) -> Callable[[list[State]], None]:
+    """Return what gives each of two ranks the other's share."""
+
+    def apply(held: list[State]) -> None:
+        held[0][name], held[1][name] = held[1][name], held[0][name]
+
+    return apply
+
+
+def on_second(name: str, change: Callable[[Any], Any]) -> Callable[[list[State]], None]:
+    """Return what changes a tensor on the second rank alone."""
+
+    def apply(held: list[State]) -> None:
+        held[1][name] = change(held[1][name])
+
+    return apply
+
+
+def without(name: str) -> Callable[[list[State]], None]:
+    """Return what removes a tensor."""
+
+    def apply(held: list[State]) -> None:
+        for state in held:
+            del state[name]
+
+    return apply
+
+
+def old_layer(held: list[State]) -> None:
+    """Leave layer 0's q, k and v in layer 1."""
+    for state in held:
+        state[Q] = state[Q.replace("1", "0")]
+
+
+def key_first(x: Any) -> Any:
+    """Return the rows of k, q and v: half of them are those of q."""
+    size = len(x) // 4
+    return torch.cat([x[2 * size : 3 * size], x[: 2 * size], x[3 * size :]])
+
+
+def random(x: Any) -> Any:
+    """Return other numbers, as of initialisation."""
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(x.shape, generator=generator) * x.std()
+
+
+def turned(x: Any) -> Any:
+    """Return up before gate."""
+    return torch.cat(x.chunk(2)[::-1])
+
+
+WRONG: dict[str, tuple[Callable[[list[State]], None], str, str]] = {
+    # what an engine holds -> how, the cause, one of the places
+    "shares of q, k and v": (exchanged(Q), "shard_order", "q_proj"),
+    "shares of o": (exchanged(OUT), "shard_order", "o_proj"),
+    "never filled": (both(GATE, torch.zeros_like), "stale_tensor", "gate_proj"),
+    "not a number": (both(OUT, lambda x: x * float("nan")), "nonfinite", "o_proj"),
+    "random": (both(GATE, random), "stale_tensor", "up_proj"),
+    "gate for up": (both(GATE, lambda x: torch.cat(x.chunk(2)[::-1])), "fused_order", "up_proj"),
+    "k before q": (both(Q, key_first), "fused_order", "q_proj"),
+    "a norm of one rank": (on_second(NORM, lambda x: x * 2), "scale", "input_layernorm"),
+    "an old layer": (old_layer, "layer_order", "k_proj"),
+    "not there": (without(OUT), "", "o_proj"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_was_not_loaded_is_named(fault: str, tmp_path: Path) -> None:
+    change, cause, where = WRONG[fault]
+    held = states("llama", 2)
+    change(held)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    assert done.code == 1
+    wrong = [one for one in done.json["tensors"] if not one["verdict"].startswith("SAME")]
+    assert any(where in (one["name_a"] or "") for one in wrong), wrong
+    assert len(wrong) <= 3
+    if cause:
+        assert [one["cause"] for one in done.json["causes"]] == [cause]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_order_of_unequal_matrices_is_said_as_the_engine_has_it(
+    ranks: int, tmp_path: Path
+) -> None:
+    """Not as an order of the rows that are put together of all ranks."""
+    held = states("llama", ranks)
+    both(Q, key_first)(held)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    (cause,) = done.json["causes"]
+    assert cause["level"] == "confirmed"
+    assert "k, q, v are joined in this order, where an engine has q, k, v" in cause["says"]
+
+
+def test_a_key_head_that_ranks_share_and_hold_unlike(tmp_path: Path) -> None:
+    """Four ranks share two key heads; the second copy of the first is another."""
+    held = states("llama", 4)
+    held[1][Q] = held[1][Q].clone()
+    held[1][Q][16:32] *= 1.5
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    assert done.code == 1
+    wrong = [one["name_a"] for one in done.json["tensors"] if one["verdict"] == "DIFFERENT"]
+    assert wrong == ["model.layers.1.self_attn.k_proj.weight"]
+
+
+def test_an_expert_on_the_wrong_rank(tmp_path: Path) -> None:
+    held = states("mixtral", 2, True)
+    for name in [
+        key
+        for key in held[0]
+        if (key.startswith("model.layers.1.") and "w13" in key)
+        or (key.startswith("model.layers.1.") and "w2_" in key)
+    ]:
+        exchanged(name)(held)
+    done = aprfmt("diff", tiny_folder("mixtral"), save(tmp_path / "s", held), "--json")
+    assert done.code == 1
+    cause = done.json["causes"][0]
+    assert len(done.json["causes"]) == 1 and cause["cause"] == "expert_order"
+    assert "experts stand on other ranks: those of ranks 0 and 1 are exchanged" in cause["says"]
+    assert "layers.1" in str(cause["where"])
+
+
+def test_parameters_that_an_engine_packed_away_are_not_compared(tmp_path: Path) -> None:
+    """As vLLM on a CPU leaves them: no numbers, and scales of attention that nothing set."""
+    held = states("llama", 1)
+    for name in list(held[0]):
+        if name.endswith("qkv_proj.weight"):
+            held[0][name] = torch.empty(0)
+            for scale in ("k", "v", "q", "prob"):
+                above = name.removesuffix("qkv_proj.weight")
+                held[0][f"{above}attn._{scale}_scale"] = torch.tensor(1.0)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    assert done.code == 2
+    assert "parameters hold no numbers, as the engine packed them" in done.err
+    verdicts = [one["verdict"] for one in done.json["tensors"]]
+    assert set(verdicts) == {"SAME_BYTES", "UNREADABLE"}
+    assert verdicts.count("UNREADABLE") == 3 * sum("qkv_proj" in name for name in held[0])
+    # A difference of what is there is found all the same, and a scale that was set is listed.
+    held[0][NORM] = held[0][NORM] * 2
+    held[0]["model.layers.1.self_attn.attn._k_scale"] = torch.tensor(0.5)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "t", held), "--json")
+    assert done.code == 1
+    found = [one["name_b"] for one in done.json["tensors"] if one["verdict"] == "ONLY_IN_B"]
+    assert found == ["model.layers.1.self_attn.attn._k_scale"]
+
+
+def doubled(name: str) -> Callable[[list[State]], None]:
+    """Return what gives the second rank the first one's share."""
+
+    def apply(held: list[State]) -> None:
+        held[1][name] = held[0][name].clone()
+
+    return apply
+
+
+def doubled_expert(held: list[State]) -> None:
+    """Leave the second rank's first expert in its second place."""
+    for end in ("w13_weight", "w2_weight"):
+        name = next(key for key in held[1] if key.startswith("model.layers.1.") and end in key)
+        held[1][name][1] = held[1][name][0]
+
+
+def other_key_head(held: list[State]) -> None:
+    """Share key heads by rank modulo heads: 0, 1, 0, 1 where 0, 0, 1, 1 is right."""
+    held[1][Q], held[2][Q] = held[1][Q].clone(), held[2][Q].clone()
+    size = held[1][Q].shape[0] - 32
+    one, two = held[1][Q][size:].clone(), held[2][Q][size:].clone()
+    held[1][Q][size:], held[2][Q][size:] = two, one
+
+
+TWICE: dict[str, tuple[str, int, bool, Callable[[list[State]], None], str, str]] = {
+    # what is there twice -> model, ranks, whole experts by rank, how, a place, what is said
+    "a share of o": (
+        "llama",
+        2,
+        False,
+        doubled(OUT),
+        "layers.1.self_attn.o_proj",
+        "rank 1 has that of rank 0; that of rank 1 is nowhere",
+    ),
+    "a share of q, k and v": (
+        "llama",
+        2,
+        False,
+        doubled(Q),
+        "layers.1.self_attn.q_proj",
+        "rank 1 has that of rank 0; that of rank 1 is nowhere",
+    ),
+    "an expert": (
+        "mixtral",
+        2,
+        True,
+        doubled_expert,
+        "layers.1.",
+        "expert 4 is expert 3; expert 4 is nowhere",
+    ),
+    "key heads on other ranks": (
+        "llama",
+        4,
+        False,
+        other_key_head,
+        "layers.1.self_attn.k_proj",
+        "ranks share other heads of k and v than theirs: those of ranks 1 and 2 are exchanged",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TWICE)
+def test_what_is_there_twice_is_placed(fault: str, tmp_path: Path) -> None:
+    """It differs in the layer it is in and nowhere else; what is said of it holds for all of it."""
+    arch, ranks, experts, change, where, said = TWICE[fault]
+    held = states(arch, ranks, experts)
+    change(held)
+    done = aprfmt("diff", tiny_folder(arch), save(tmp_path / "s", held), "--json")
+    assert done.code == 1
+    wrong = [one["name_a"] for one in done.json["tensors"] if one["verdict"] == "DIFFERENT"]
+    assert any(where in name for name in wrong) and all("layers.1." in name for name in wrong)
+    if fault.startswith("a share"):
+        assert "ranks 0, 1 hold the same share of it" in done.err
+    assert [said in one["says"] for one in done.json["causes"]] == [True]
+    assert done.json["causes"][0]["level"] == "confirmed"
+
+
+# Files beside tp_rank_0 and tp_rank_1 -> (name, the rank whose state it holds), what is said.
+BESIDE: dict[str, tuple[tuple[str, int], str]] = {
+    "a rank by another word": (("other_rank_0.pt", 0), "count ranks by rank and tp"),
+    "another rank's by another word": (("rank_1.pt", 1), "count ranks by rank and tp"),
+    "an older copy": (("old_tp_rank_1.pt", 1), "of tp rank 1 is there twice: old_tp_rank_1.pt and"),
+    "a number with a zero": (("tp_rank_01.pt", 1), "tp rank 1 is there twice: tp_rank_01.pt and"),
+    "more of its axes": (("tp_rank_0_pp_rank_0.pt", 0), "count ranks by"),
+    "in a folder": (("backup/tp_rank_1.pt", 1), "of tp rank 1 is there twice: backup/"),
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_a_rank_that_is_there_twice_is_refused(kind: str, tmp_path: Path) -> None:
+    """Its bytes are equal, and nothing says which of the two was loaded."""
+    (name, rank), said = BESIDE[kind]
+    held = states("llama", 2)
+    path = save(tmp_path / "s", held)
+    (path / name).parent.mkdir(exist_ok=True)
+    torch.save(held[rank], path / name)
+    done = aprfmt("diff", tiny_folder("llama"), path)
+    assert done.code == 2 and said in done.err, done.err
+
+
+@pytest.mark.parametrize("name", ["s/tp_rank_0.pt", "s/model_rank_0.pt", "state.pt", "state.pth"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_one_ranks_state_of_published_names_is_a_state(
+    name: str, whole: bool, tmp_path: Path
+) -> None:
+    """It has no tokenizer and no configuration, and is not held to these; its tensors are."""
+    held = {one: tensor.clone() for one, tensor in published(tiny_folder("llama")).items()}
+    held["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    if not whole:
+        held[OUT] += 1
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    torch.save(held, path)
+    state = path.parent if name.startswith("s/") else path
+    done = aprfmt("diff", tiny_folder("llama"), state, "--json")
+    assert done.code == (0 if whole else 1), (done.out, done.err)
+    wrong = [one["name_a"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"]
+    assert wrong == ([] if whole else [OUT])
+
+
+def test_ranks_of_two_axes_are_one_run(tmp_path: Path) -> None:
+    """Processes that hold one tensor-parallel rank hold the same: else it is another run's."""
+    held, path = states("llama", 2), tmp_path / "s"
+    path.mkdir()
+    for rank in range(4):
+        torch.save(held[rank % 2], path / f"TP{rank % 2}_Rank{rank}.pt")
+    assert aprfmt("diff", tiny_folder("llama"), path).code == 0
+    torch.save({**held[1], OUT: held[1][OUT] + 1}, path / "TP1_Rank3.pt")
+    done = aprfmt("diff", tiny_folder("llama"), path)
+    assert done.code == 2 and f"{OUT!r} of tp rank 1 is there twice" in done.err
+    assert "with other values" in done.err
+
+
+def test_files_without_a_rank_are_said(tmp_path: Path) -> None:
+    path = save(tmp_path / "s", states("llama", 2))
+    torch.save({"lr": 0.1, "step": torch.tensor(3)}, path / "optimizer.pt")
+    done = aprfmt("diff", tiny_folder("llama"), path)
+    assert done.code == 0 and "optimizer.pt: not read, no rank in the name" in done.err
+
+
+def test_a_missing_rank_and_foreign_names_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "s", states("llama", 4))
+    (path / "tp_rank_1.pt").unlink()
+    done = aprfmt("diff", tiny_folder("llama"), path)
+    assert done.code == 2 and "tp rank 1 of 4 is missing" in done.err
+    odd = save(tmp_path / "t", [{"a.qkv_proj.weight": torch.ones(3, 2)}])
+    done = aprfmt("diff", tiny_folder("llama"), odd)
+    assert done.code == 2 and "none of its 1 tensors is one of" in done.err
+    assert "a.qkv_proj.weight [3, 2]" in done.err
+
+
+@pytest.mark.parametrize(
+    "arch, ranks, kept",
+    [("llama", 2, 1), ("llama", 4, 1), ("llama", 4, 2), ("mixtral", 2, 1), ("qwen2", 2, 1)],
+)
+def test_ranks_without_the_others_are_no_model(
+    arch: str, ranks: int, kept: int, tmp_path: Path
+) -> None:
+    """Names that count fewer ranks than there were are no cause of anything."""
+    path = save(tmp_path / "s", states(arch, ranks)[-kept:])
+    done = aprfmt("diff", tiny_folder(arch), path)
+    assert done.code == 2 and f"holds {kept} of {ranks} ranks: " in done.err, done.out
+
+
+ODD: dict[str, tuple[Callable[[list[State]], None], str]] = {
+    "a rank lacks a tensor": (lambda held: held[1].pop(OUT), f"{OUT}: rank 1 of 2 does not have"),
+    "a share of zeros": (lambda held: held[1][OUT].zero_(), f"{OUT}: the share of rank 1 is zeros"),
+    "a share of q, k, v of zeros": (lambda held: held[0][Q].zero_(), f"{Q}: the share of rank 0"),
+}
+
+
+@pytest.mark.parametrize("fault", ODD)
+def test_what_one_rank_did_not_load_is_said(fault: str, tmp_path: Path) -> None:
+    held = states("llama", 2)
+    ODD[fault][0](held)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held))
+    assert done.code == 1 and ODD[fault][1] in done.err
+
+
+def test_a_layer_that_the_model_has_not_is_listed(tmp_path: Path) -> None:
+    held = states("llama", 1)
+    held[0]["model.layers.3.input_layernorm.weight"] = torch.ones(48)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    assert done.code == 1
+    odd = [one["name_b"] for one in done.json["tensors"] if one["verdict"] == "ONLY_IN_B"]
+    assert odd == ["model.layers.3.input_layernorm.weight"]
+
+
+def script() -> Callable[[State, Path, int], tuple[list[str], list[str]]]:
+    """Return the function of the how-to page, which needs torch and the standard library."""
+    page = next(
+        block
+        for block in blocks(DOCS / "how-to" / "engine_weights.md")
+        if block.title == "loaded.py"
+    )
+    held: dict[str, Any] = {}
+    exec(compile(page.text, "loaded.py", "exec"), held)
+    found: Callable[[State, Path, int], tuple[list[str], list[str]]] = held["differing"]
+    return found
+
+
+@pytest.mark.parametrize("arch, ranks", [("llama", 1), ("llama", 2), ("llama", 4), ("mixtral", 2)])
+def test_the_script_of_the_page_agrees_by_digest(arch: str, ranks: int, tmp_path: Path) -> None:
+    """Every parameter of every rank has its digest in the manifest; a changed one has not."""
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_folder(arch), folder)
+    done = aprfmt("hash", folder, "--roles", "--ranks", ranks, "--json")
+    assert done.code == 0, done.err
+    manifest = Path(done.json["written"])
+    for rank, state in enumerate(states(arch, ranks)):
+        assert script()(state, manifest, rank) == ([], [])
+        changed = {**state, OUT: state[OUT] * 1.01, "rotary.cos_sin_cache": state[OUT]}
+        assert script()(changed, manifest, rank) == ([OUT], ["rotary.cos_sin_cache"])
+    assert aprfmt("validate", folder).code == 0
+
+
+def test_a_manifest_of_roles_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_folder("llama"), folder)
+    done = aprfmt("hash", folder, "--roles", "--ranks", 5)
+    assert done.code == 2 and "no such number of equal shares" in done.err
+    assert aprfmt("hash", folder, "--ranks", 2).code == 2
+    assert aprfmt("hash", folder, "--roles").code == 0
+    again = aprfmt("hash", folder, "--roles")
+    assert again.code == 2 and "--force" in again.err
+
+
+# Rows of keys in the layers of the tiny models that use another layer's.
+SHARED = {"gemma3n": {3: 10, 4: 10, 5: 10}, "gemma4": {3: 10, 4: 10, 5: 14}}
+L5 = "model.layers.5.self_attn.qkv_proj.weight"
+L2 = "model.layers.2.self_attn.qkv_proj.weight"
+
+
+def added(name: str, row: int) -> Callable[[State], None]:
+    """Return what changes one row of a parameter."""
+
+    def apply(held: State) -> None:
+        held[name] = held[name].clone()
+        held[name][row] += 1
+
+    return apply
+
+
+def emptied(name: str) -> Callable[[State], None]:
+    """Return what takes a parameter away."""
+    return lambda held: held.pop(name)
+
+
+# Architecture, what an engine did wrong, the roles that differ.
+SGLANG: list[tuple[str, Callable[[State], None] | None, set[str]]] = [
+    ("gemma3n", None, set()),
+    ("gemma4", None, set()),
+    ("gemma4_unified", None, set()),
+    ("deepseek_v4", None, set()),
+    ("gemma3n", added(L5, -1), set()),  # nothing uses the rows that stand for keys
+    ("gemma3n", added(L5, 39), {"L5.attn_q.weight"}),
+    ("gemma4", added(L5, 0), {"L5.attn_q.weight"}),
+    ("gemma4", emptied(L5), {"L5.attn_q.weight"}),
+    ("gemma4_unified", added(L2, 56), {"L2.attn_k.weight"}),
+    ("gemma4_unified", added(L2, -1), {"L2.attn_k.weight"}),
+    ("deepseek_v4", added("model.layers.2.self_attn.wqkv_a.weight", -1), {"L2.attn_kv.weight"}),
+    (
+        "deepseek_v4",
+        added("model.layers.2.self_attn.indexer.compressor.wkv_gate.weight", 0),
+        {"L2.indexer.compressor_kv.weight"},
+    ),
+    (
+        "deepseek_v4",
+        added("model.layers.2.self_attn.compressor.ape", 1),
+        {"L2.attn_compressor_ape.weight"},
+    ),
+    (
+        "deepseek_v4",
+        added("model.layers.0.mlp.experts.w13_weight", 2),
+        {"L0.ffn_gate_exps.weight", "L0.ffn_up_exps.weight"},
+    ),
+]
+
+
+@pytest.mark.parametrize("arch, wrong, differ", SGLANG)
+def test_states_of_sglang(
+    arch: str, wrong: Callable[[State], None] | None, differ: set[str], tmp_path: Path
+) -> None:
+    """Layers that share keys, keys that are values, and deepseek_v4's names and order."""
+    folder = tiny_folder(arch)
+    held = sglang(published(folder), SHARED.get(arch))
+    if wrong is not None:
+        wrong(held)
+    done = aprfmt("diff", folder, save(tmp_path / "s", [held]), "--json")
+    assert done.code == (1 if differ else 0), done.out[:2000] + done.err
+    found = {one["key"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"}
+    assert found == differ
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("other", [False, True], ids=["the same bytes", "other bytes"])
+def test_a_module_that_two_ways_lead_to_is_in_a_state_twice(
+    other: bool, ranks: int, tmp_path: Path
+) -> None:
+    """What was read already under a published name is no tensor of its own; other bytes are."""
+    held = states("llama", ranks)
+    name = "model.layers.1.mlp.down_proj.weight"
+    for state in held:
+        state["drafter.down.weight"] = state[name] + 1 if other else state[name].clone()
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    alone = [row["name_b"] for row in done.json["tensors"] if row["verdict"] == "ONLY_IN_B"]
+    assert (alone, done.code) == ((["drafter.down.weight"], 1) if other else ([], 0))
+
+
+@pytest.mark.parametrize("at", [None, 0, -1])
+def test_rows_behind_the_vocabulary_are_zeros_or_not_compared(
+    at: int | None, tmp_path: Path
+) -> None:
+    held = states("llama", 2)
+    given = published(tiny_folder("llama"))["lm_head.weight"].shape[0]
+    rows = held[0]["lm_head.weight"].shape[0]
+    behind = 2 * rows - given
+    assert 0 < behind < rows
+    if at is not None:
+        held[1]["lm_head.weight"][rows - behind :][at, 3] = 0.5
+    path = save(tmp_path / "s", held)
+    done = aprfmt("diff", tiny_folder("llama"), path, "--json")
+    assert done.code == 0
+    assert {one["verdict"] for one in done.json["tensors"]} == {"SAME_BYTES"}
+    (said,) = (text for text in done.json["notes"] if "lm_head.weight: " in text)
+    kind = "zeros" if at is None else "no zeros, and were not compared"
+    assert said.endswith(f"{behind} rows behind the vocabulary are {kind}")
