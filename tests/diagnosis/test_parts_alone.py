@@ -23,9 +23,9 @@ from aprfmt.diagnosis import (
     model_pair,
     models,
     nextstep,
-    observed,
     quantities,
     records,
+    statistics_evidence,
     tensors,
     tokens,
     trace_pair,
@@ -35,11 +35,11 @@ from aprfmt.diagnosis import (
 from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis.answers import Solution, layer_scopes
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
-from aprfmt.diagnosis.found import Touched
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.nextstep import missing_points
 from aprfmt.diagnosis.paired_pass import compare_passes
 from aprfmt.diagnosis.probes import POSITIONS, DifferingRows
+from aprfmt.diagnosis.records import Touched
 from aprfmt.diagnosis.relations import relation_text
 from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps
 from aprfmt.diagnosis.words import titled_lines
@@ -932,6 +932,6 @@ def test_statistics_may_differ_as_the_coarser_of_two_runs_does(dtypes: tuple[str
         Trace({}, {"L0.q": Record("q", 0, (4,), None, dtype, None, "", compute_stats(np.ones(4)))})
         for dtype in dtypes
     )
-    bound = observed._stats_bound(a, b, "L0.q")
+    bound = statistics_evidence._stats_bound(a, b, "L0.q")
     assert bound == tolerances.statistics_tolerance("bfloat16", "bfloat16")
     assert bound > tolerances.statistics_tolerance("float32", "float32")

@@ -13,10 +13,10 @@ import pytest
 
 import aprfmt
 from aprfmt.diagnosis import Diagnosis, diagnose
-from tests.diagnose import files
-from tests.diagnose.engines import place
-from tests.diagnose.faults import DEMO
-from tests.diagnose.files import Rows
+from tests.diagnosis import files
+from tests.diagnosis.engines import place
+from tests.diagnosis.faults import DEMO
+from tests.diagnosis.files import Rows
 
 EMBD, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 VOCAB = 1536  # rows and ids of the demo model

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aprfmt.diagnosis import Diagnosis, diagnose
-from tests.diagnose.engines import tiny_folder
+from tests.diagnosis.engines import tiny_folder
 from tests.models import IDS
 
 torch = pytest.importorskip("torch")

@@ -7,8 +7,8 @@ import numpy as np
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.row_reader import RowReader, SelectedRows
 from aprfmt.tokenizer import tokenizer_facts
-from aprfmt.tokenizer.doubts import PLACEHOLDER
 from aprfmt.tokenizer.hf_json import vocabulary_from_json
+from aprfmt.tokenizer.quick_checks import PLACEHOLDER
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
