@@ -10,7 +10,7 @@ from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.item_repairs import repair_items_command
+from aprfmt.measure.item_repairs import repair_items_command, surplus_commands
 from aprfmt.measure.named_causes import (
     MISLABELLED,
     TRAINED,
@@ -19,7 +19,6 @@ from aprfmt.measure.named_causes import (
     overflows_encoding,
     rewrite_command,
     set_command,
-    surplus_command,
 )
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import (
@@ -32,15 +31,12 @@ from aprfmt.measure.records import (
 )
 from aprfmt.measure.texts import KeyDiff, SideVerdicts
 from aprfmt.model.ledger import (
-    APART,
     LATE,
-    NO_PART,
     SIDES,
     Compared,
     Ledger,
     NotCompared,
     Pronounced,
-    Surplus,
     VerdictWords,
     acceptance_predicate,
     one_sided_tensors,
@@ -171,15 +167,16 @@ class DiffReport(Tabular):
         mends = [one.remedy.command for one in self.causes if one.remedy is not None]
         if mends or self.exit_code() == 0:
             return tuple(dict.fromkeys(mends))
-        if self._surplus_files:
-            return tuple(surplus_command(where, self.b) for where in self._surplus_files)
+        if self._surplus_commands:
+            return self._surplus_commands
         if self._items_command:
             return (self._items_command,)
         if self.damage:  # a file that cannot be read whole cannot be diagnosed
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
             return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)}",)
-        if self.exit_code() == 2:
+        unreadable = any(row.verdict == "UNREADABLE" for row in self.tensors)
+        if self.exit_code() == 2 and not unreadable:  # `diagnose` finds why they do not decode
             return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
         if self.asked and "tensors" not in self.asked:  # `diagnose` sends to these sections
             only = " ".join(f"--only {name}" for name in self.asked)
@@ -194,15 +191,11 @@ class DiffReport(Tabular):
         return repair_items_command(self.not_compared, self.item_arguments, self.b)
 
     @property
-    def _surplus_files(self) -> tuple[str, ...]:
-        """The files of B with bytes that belong to no tensor, if only they differ; else ()."""
-        apart = [row for row in self.not_compared if row.state in APART]
-        alone = all(row.state == "only in B" and row.why == NO_PART for row in apart)
-        if not apart or not alone or replace(self, not_compared=()).exit_code() == 1:
+    def _surplus_commands(self) -> tuple[str, ...]:
+        """The commands that take bytes of no tensor out of B, if only they differ; else ()."""
+        if self.ledgers is None or replace(self, not_compared=()).exit_code() == 1:
             return ()
-        files = {} if self.ledgers is None else self.ledgers[1].items_of_kind("file")
-        held = (files[row.name].holds for row in apart if row.name in files)
-        return tuple(dict.fromkeys(str(each.path) for each in held if isinstance(each, Surplus)))
+        return surplus_commands(self.not_compared, self.ledgers[1], self.b)
 
     def count_differing_fields(self, accept: Collection[str] = ()) -> Mapping[str, int]:
         """Return {section: number of differences that count}, without the tensors' section.

@@ -110,8 +110,8 @@ def _diagnose_packing(
 ) -> Diagnosis | None:
     """Return the diagnosis of a model that does not open because of its packed weights.
 
-    None where packed weights are not the reason, or neither model is undamaged. `error` is why it
-    did not open.
+    Where it is not known what is wrong with them, the rest is compared by stored names; None where
+    packed weights are not the reason. `error` is why it did not open.
     """
     try:
         first, second = (
@@ -138,4 +138,4 @@ def _diagnose_packing(
                     *(f"{name}: what is wrong with it" for name in fault.left),
                 ),
             )
-    return None
+    return compare_by_name((a, b), first, second) if first.damage or second.damage else None

@@ -24,7 +24,10 @@ from aprfmt.causes.forward.cut_points import (
 from aprfmt.causes.forward.mismatch import Change, Mismatch
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.inference.capture import key_name, parse_key
+from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass
+
+UNKNOWN = "other values"  # that nothing relates to the reference's
 
 
 def find_other_capture_point(case: Mismatch) -> Change | None:
@@ -56,7 +59,7 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     # What the recorded values are, where a relation to the reference's says it.
     here = [key_name(name, case.layer) for name in names]
     texts = {name: _relation_text(case, key) for name, key in zip(names, here, strict=True)}
-    words = [text or "other values" for text in texts.values()]
+    words = [text or UNKNOWN for text in texts.values()]
     # Other layers in which the same points differ, and what their values are.
     others = _differing_keys(case, names) - {*here}
     known = list(texts.values())
@@ -67,8 +70,8 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     says = "; ".join(f"{name} is {text}" for name, text in zip(names, words, strict=True))
     return Change(
         "capture_point",
-        f"what is recorded was taken at another point: {says}; {cut}, which is computed from it, "
-        "agrees",
+        f"{_begin(any(texts.values()))}: {says}{_rows_text(case)}; {cut}, which is computed from "
+        "it, agrees",
         tuple(k for k in (*here, *sorted(others)) if case.recorded.has_record(k)),
         drop=frozenset((*here, *others)),
         values={"recorded_as": case.view.point, "is": words[0], "agrees": cut},
@@ -97,11 +100,11 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
             continue
         elsewhere = {key} | keys_taken_elsewhere(case, drop)
         relation = _relation_text(case, key)
-        known = relation or "other values"
+        known = relation or UNKNOWN
         return Change(
             "capture_point",
-            f"what is recorded was taken at another point: {case.view.point} is {known}; {cut}, "
-            "which is computed from it, agrees",
+            f"{_begin(bool(relation))}: {case.view.point} is {known}"
+            f"{'' if relation else _rows_text(case)}; {cut}, which is computed from it, agrees",
             (key, *sorted(elsewhere - {key})),
             drop=frozenset(elsewhere),
             values={"recorded_as": case.view.point, "is": known, "agrees": cut},
@@ -143,6 +146,30 @@ def _recorded_values_show(case: Mismatch, cut: ShadowPoint) -> bool:
         for view in case.found.views.values()
         if here < order[view.key] <= order[cut.key] and is_computed_from(view.key, case.view.key)
     )
+
+
+def _begin(related: bool) -> str:
+    """Return what is said of the recording: of values that nothing relates, only the place."""
+    if related:
+        return "what is recorded was taken at another point"
+    return "what is recorded is not what was computed there, and what it is instead is not known"
+
+
+def _rows_text(case: Mismatch) -> str:
+    """Return which rows of the first point differ, where some do not; else ""."""
+    view = case.view
+    if view.recorded is None or view.recorded.values.size != view.mine.size:
+        return ""
+    if POINTS[view.point].rows != "tokens":
+        return ""
+    mine = view.mine.reshape(len(view.mine), -1)
+    theirs = view.recorded.values.reshape(mine.shape)
+    far = np.linalg.norm(mine - theirs, axis=1) > view.tolerance * np.linalg.norm(mine, axis=1)
+    rows = np.flatnonzero(far)
+    if not 0 < len(rows) < len(far):
+        return ""
+    shown = ", ".join(map(str, rows[:4])) + (", ..." if len(rows) > 4 else "")
+    return f", in {'row' if len(rows) == 1 else 'rows'} {shown} of {len(far)}"
 
 
 # --- what the values are -------------------------------------------------------------------------

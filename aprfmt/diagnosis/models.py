@@ -57,13 +57,23 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
         if repaired is not None:
             return _compare_with_repaired(good, repaired, label, budget)
     # Nothing can be compared with zeros, and the same file needs no comparison.
-    for label, model in (("A", a), ("B", b)):
-        zeros = zero_tensors_of_model(model)
-        if zeros:
-            found.reason = (
-                f"all values of {label} are zero, in {zeros} tensors: nothing was written there"
-            )
+    zeros = {label: zero_tensors_of_model(model) for label, model in (("A", a), ("B", b))}
+    empty = [label for label, count in zeros.items() if count]
+    if empty:
+        says = (
+            f"all values of {' and '.join(empty)} are zero, in {zeros[empty[0]]} tensors: nothing "
+            "was written there"
+        )
+        if len(empty) > 1:
+            found.reason = says
             return found
+        found.ended = True
+        keys = tuple(a if empty == ["A"] else b)
+        found.stated.append(
+            Finding("stale_tensor", says, "tensor", "bug", keys, False, side=empty[0])
+        )
+        return found
+    for label, model in (("A", a), ("B", b)):
         found.evidence += _missing_required(label, model)
     if _is_same_file(a, b):
         found.evidence.append(Evidence("identity", f"A and B are the same file, {a.path.name}"))

@@ -19,7 +19,7 @@ from aprfmt.inference.probe_ids import TILE, critical_lengths
 from aprfmt.inference.record import Record
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
-from aprfmt.inference.replay.shadow import run_shadow_pass
+from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import cap_proof, unfitted_proof
@@ -158,6 +158,113 @@ def hidden_padding(
         residual_after=0.0,
         of="the rows behind the padding",
         proof=unfitted_proof(compared),
+    )
+
+
+def exchanged_rows(
+    model: Model | None, trace: Trace, ids: Sequence[int], dtype: str
+) -> tuple[Trace, Finding] | None:
+    """Return (the trace in the order of its tokens, finding) if its rows are in another order.
+
+    The order is found on the first point and judged on all: with each row in its token's place
+    nothing departs from the pass on `ids`. None where that is not so, or no recorded point lies
+    behind an attention: tokens that were exchanged themselves would look the same.
+    """
+    if model is None:
+        return None
+    patched = PatchedModel.unpatched(model, ids, dtype)
+    try:
+        recorded = RecordedTrace(trace, tuple(ids), {})
+        keys = [key for key in patched.points if key in trace.records]
+        first = next((key for key in keys if _rows_of(key) == "tokens"), "")
+        if not first:
+            return None
+        view = run_shadow_pass(patched, recorded, first).views.get(first)
+        order = None if view is None or not view.flagged else _order_of_rows(view, len(ids))
+        if order is None:
+            return None
+        for axes in ((), (1,), (1, 2)):  # of scores: they may have been dumped apart
+            restored = _with_rows_in_order(trace, order, axes)
+            found = run_shadow_pass(patched, RecordedTrace(restored, tuple(ids), {}))
+            judged = [key for key, one in found.views.items() if one.residual is not None]
+            if not found.flagged and any(_is_behind_attention(key) for key in judged):
+                return restored, _order_finding(order, judged)
+    finally:
+        patched.weights.close()
+    return None
+
+
+def _rows_of(key: str) -> str:
+    """Return what the rows of a point are of, "" for a name that is no point."""
+    row = POINTS.get(key.rpartition(".")[2])
+    return "" if row is None else row.rows
+
+
+def _is_behind_attention(key: str) -> bool:
+    """Return whether a point is computed from the rows of several tokens: all but the first are."""
+    layer, _, point = key.rpartition(".")
+    return layer not in ("", "L0") or point in ("logits", "final_norm")
+
+
+def _order_of_rows(view: ShadowPoint, tokens: int) -> NDArray[np.int64] | None:
+    """Return the recorded row of each token; None unless each row is that of exactly one token."""
+    if (
+        view.recorded is None
+        or len(view.mine) != tokens
+        or view.recorded.values.size != (view.mine.size)
+    ):
+        return None
+    mine = view.mine.reshape(tokens, -1).astype(np.float64)
+    theirs = view.recorded.values.reshape(tokens, -1).astype(np.float64)
+    size = np.sqrt((mine**2).sum(1))
+    far = np.sqrt(((mine[:, None] - theirs[None]) ** 2).sum(2)) / np.maximum(size, 1e-30)[:, None]
+    fits = far <= 2 * view.tolerance
+    order = np.arange(tokens)
+    moved = ~fits[order, order]
+    if not moved.any() or (fits[moved][:, moved].sum(1) != 1).any():
+        return None
+    order[moved] = order[moved][fits[moved][:, moved].argmax(1)]
+    return order if len({*order.tolist()}) == tokens else None
+
+
+def _with_rows_in_order(
+    trace: Trace, order: NDArray[np.int64], axes_of_scores: Sequence[int]
+) -> Trace:
+    """Return a trace whose rows are `order` of the stored ones, at points with a row per token."""
+
+    def fetch(key: str) -> NDArray[Any] | None:
+        """Return the values with their rows in order."""
+        values = trace.fetch(key)
+        rows = _rows_of(key)
+        axes = axes_of_scores if rows == "scores" else _AXES.get(rows, ())
+        if values is None or any(
+            axis >= values.ndim or values.shape[axis] != len(order) for axis in axes
+        ):
+            return values
+        for axis in axes:
+            values = np.take(values, order, axis)
+        return values
+
+    return replace(trace, fetch=fetch)
+
+
+def _order_finding(order: NDArray[np.int64], keys: Sequence[str]) -> Finding:
+    """Return the finding that the rows of a trace are in another order than its tokens."""
+    moved = np.flatnonzero(order != np.arange(len(order)))
+    shown = ", ".join(f"{at} is stored as {order[at]}" for at in moved[:4])
+    more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
+    return Finding(
+        "capture_rows",
+        f"rows are stored in another order than their tokens: row {shown}{more}; in the tokens' "
+        f"order all {len(keys)} points agree",
+        "capture",
+        "same",
+        tuple(keys),
+        True,
+        values={"rows": order.tolist()},
+        residual_after=0.0,
+        of="the points, in the tokens' order",
+        proof=unfitted_proof(len(keys) - 1),
     )
 
 

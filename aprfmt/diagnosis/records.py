@@ -9,7 +9,7 @@ from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.object_repr import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Confidence, Finding
-from aprfmt.measure.item_repairs import repair_items_command
+from aprfmt.measure.item_repairs import repair_items_command, surplus_commands
 from aprfmt.measure.named_causes import MENDS, NamedCause
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.verdicts import Level, Verdict, worst_verdict
@@ -271,6 +271,9 @@ class Diagnosis(Tabular):
         rows = [row.next for row in self.findings if row.next]
         if not rows and self.ledgers is not None and self.verdict == "bug":
             left = self.pronounced.not_compared
+            surplus = surplus_commands(left, self.ledgers[1], self.b)
+            if surplus:
+                return surplus
             made = repair_items_command(left, self.item_arguments, self.b)
             return (made,) if made else ()
         if (

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from aprfmt.base.protocols import SURPLUS
 from aprfmt.causes import CAUSES
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.models import relation_findings
 from aprfmt.diagnosis.records import Diagnosis, Evidence
-from aprfmt.diagnosis.tensors import explained_findings
+from aprfmt.diagnosis.tensors import explained_findings, lost_companions_finding
 from aprfmt.diagnosis.unreadable_config import refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
@@ -40,8 +41,18 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         replace(finding, next=finding.next or mends.get(finding.cause, ""))
         for finding, _ in explained_findings(report, set())
     ]
+    codes: set[str] = set()  # of packed weights without what they count for
+    for label, side in (("A", a), ("B", b)):
+        if side.unread is not None and side.unread.lacks:
+            findings.append(lost_companions_finding(side, label))
+            packed = tuple(side.unread.weights)
+            codes |= {
+                row.key
+                for row in report.tensors
+                if row.key in packed or row.key.startswith(tuple(f"{name}." for name in packed))
+            }
     # Differing tensors that no cause covers.
-    named = {key for finding in findings for key in finding.where}
+    named = codes | {key for finding in findings for key in finding.where}
     apart = tuple(row.key for row in report.tensors if row.verdict not in EQUAL)
     broken = {"A": damage_texts(a), "B": damage_texts(b)}
     lost = {"UNREADABLE"} if any(broken.values()) else set()
@@ -119,10 +130,13 @@ def _part_sentence(a: Model, b: Model) -> str:
 
 
 def damage_texts(model: Model) -> tuple[str, ...]:
-    """Return sentences on a model's damaged files and missing shards; () if all are whole."""
+    """Return sentences on a model's damaged files and missing shards; () if all are whole.
+
+    Bytes that belong to nothing cost nothing: they are an item of the ledger.
+    """
     missing = [note for note in model.source.notes if note.key == "missing_shard"]
     return (
-        *(f"{one.where}: {one.text}" for one in model.damage),
+        *(f"{one.where}: {one.text}" for one in model.damage if one.kind != SURPLUS),
         *(f"{note.where}: {note.text}" for note in missing),
     )
 

@@ -21,7 +21,14 @@ from aprfmt.measure.records import EQUAL, TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.draft import is_draft_head
-from aprfmt.model.ledger import OF_TENSORS, SIDES, make_ledger, one_sided_tensors
+from aprfmt.model.ledger import (
+    OF_TENSORS,
+    SIDES,
+    NotCompared,
+    State,
+    make_ledger,
+    one_sided_tensors,
+)
 
 PADDED = "padded_vocabulary"
 SHOWN = 4  # errors of tensors that cannot be read
@@ -184,14 +191,22 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
         others = [key for key in keys if key not in biases]
         model = b if side == "B" else a
         if others and model.unread is not None and model.unread.lacks:
-            _add_lost_companions(model, side, others, found)
+            _add_lost_companions(model, side, found)
         elif others:
             found.evidence.append(
                 Evidence("tensor", f"{side} lacks {len(others)} tensors", tuple(others[:12]))
             )
             packed = _undecoded_text(model, others)
-            if packed:
-                found.reason = packed
+            if packed:  # on one side only each, so they differ; by how much is not known
+                found.ended = True
+                found.not_checked.append(f"forward pass: {packed}")
+                codes = {tensor.name for tensor in model.unread.tensors} if model.unread else set()
+                there: State = "only in A" if side == "A" else "only in B"
+                found.left += tuple(
+                    NotCompared("tensor", row.key, there, packed.removeprefix(f"{model.path}: "))
+                    for row in rows
+                    if row.key in codes
+                )
                 continue
             found.ended = True
             found.not_checked.append(f"forward pass: {side} lacks tensors that it reads")
@@ -239,17 +254,21 @@ def _tensors_large_enough(
     return [key for key, view in found if view is not None and math.prod(view.shape) >= least > 0]
 
 
-def _add_lost_companions(model: Model, side: str, keys: Sequence[str], found: Levels) -> None:
+def lost_companions_finding(model: Model, side: str) -> Finding:
+    """Return the finding that a model's codes are stored without what they count for.
+
+    `model.unread` names them; `side` is "A" or "B".
+    """
+    assert model.unread is not None
+    where = tuple(sorted(model.unread.weights))
+    says = f"{side}: {model.unread.text}"
+    return Finding("scales_missing", says, "tensor", "bug", where, False, side=side)
+
+
+def _add_lost_companions(model: Model, side: str, found: Levels) -> None:
     """Add the finding that codes are stored without what they count for; no pass can be run."""
-    unread = model.unread
-    assert unread is not None
-    where = tuple(sorted(unread.weights))
-    found.add(
-        Finding(
-            "scales_missing", f"{side}: {unread.text}", "tensor", "bug", where, False, side=side
-        ),
-        Touched((), where),
-    )
+    finding = lost_companions_finding(model, side)
+    found.add(finding, Touched((), finding.where))
     found.ended = True
     found.not_checked.append(f"forward pass: the codes of {side} do not decode")
 

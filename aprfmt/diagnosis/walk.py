@@ -21,6 +21,7 @@ from aprfmt.diagnosis.nextstep import with_next_commands
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.probes import ChosenProbes
 from aprfmt.diagnosis.recorded_ids import (
+    exchanged_rows,
     frame_finding,
     hidden_causes,
     hidden_padding,
@@ -330,8 +331,17 @@ class Walk:
     def _judge_recorded_ids(self) -> None:
         """Add findings on wrong special tokens or padding around recorded ids.
 
-        Padding that no later row sees is removed from ids and traces.
+        Padding that no later row sees is removed from ids and traces, and rows of a trace that are
+        in another order than its tokens are put in order.
         """
+        for side in (self.a, self.b):
+            trace = self.traces.get(side.label)
+            if trace is None or self.ids is None:
+                continue
+            ordered = exchanged_rows(self.model_of(side), trace, self.ids, self._pass_dtype())
+            if ordered is not None:
+                self.traces[side.label], finding = ordered
+                self.levels.stated.append(finding)
         sides = [
             side
             for side in (self.a, self.b)

@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from aprfmt.measure.named_causes import fixed_name, set_command
-from aprfmt.model.ledger import APART, Item, Ledger, NotCompared, read_value
+from aprfmt.measure.named_causes import fixed_name, set_command, surplus_command
+from aprfmt.model.ledger import APART, NO_PART, Item, Ledger, NotCompared, Surplus, read_value
 from aprfmt.model.relations import opening_path
 
 # (kind, name) of an item -> the words of `set` that mend it, quoted for a shell; "" where none do.
@@ -54,6 +54,21 @@ def repair_items_command(rows: Sequence[NotCompared], arguments: Arguments, path
     if not words or "" in words or sum(map(len, words)) > _LONGEST:
         return ""
     return set_command(Path(path), words)
+
+
+def surplus_commands(rows: Sequence[NotCompared], ledger: Ledger, path: str) -> tuple[str, ...]:
+    """Return the commands that write files of B without bytes of no tensor, one per file.
+
+    `rows` are the items that were not compared, `ledger` is that of B, under `path`. () if
+    something else than such bytes of B is unequal or on one side only, or nothing is.
+    """
+    apart = [row for row in rows if row.state in APART]
+    if not all(row.state == "only in B" and row.why == NO_PART for row in apart):
+        return ()
+    files = ledger.items_of_kind("file")
+    held = (files[row.name].holds for row in apart if row.name in files)
+    paths = dict.fromkeys(str(each.path) for each in held if isinstance(each, Surplus))
+    return tuple(surplus_command(file, path) for file in paths)
 
 
 def _argument(row: NotCompared, mine: Item | None, theirs: Item | None, a: Ledger) -> str:

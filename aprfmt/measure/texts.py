@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprfmtError
-from aprfmt.model.ledger import NotCompared, State, same_content
+from aprfmt.model.ledger import Kind, NotCompared, State, same_content
 from aprfmt.model.readings import FILES, matching_row
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ def uncompared_tokenizers(
         return (NotCompared("part", TOKENIZER_PART, state), *settings)
     why = "; ".join(tokens.not_checked).removeprefix("tokenizer: ")
     x, y = _stored_tokenizer(a), _stored_tokenizer(b)
-    return (NotCompared("part", TOKENIZER_PART, "equal" if x and x == y else "unreadable", why),)
+    stored: State = "equal" if x and x == y else "unreadable"
+    unequal = _unequal_settings(a, b)
+    return (NotCompared("part", TOKENIZER_PART, stored, why), *settings, *unequal)
 
 
 def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[NotCompared]:
@@ -171,6 +173,32 @@ def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[
         state: State = "unequal" if x and y else "only in A" if x else "only in B"
         why = "other programs read it, and aprfmt the file that is embedded"
         yield NotCompared("metadata key", key, state, why)
+
+
+def _unequal_settings(a: "Model", b: "Model") -> Iterator[NotCompared]:
+    """Yield the settings beside two tokenizers that are not read, where their values differ.
+
+    Those that a tokenizer acts on: keys that are compared as they are stored are listed by the
+    ledgers. Files that only one side has, or that cannot be read, are listed apart.
+    """
+    kinds: Mapping[str, Kind] = {
+        "generation_config.json": "generation setting",
+        "tokenizer_config.json": "tokenizer part",
+    }
+    for file, kind in kinds.items():
+        try:
+            mine, theirs = a.carried.parse_file(file), b.carried.parse_file(file)
+        except AprfmtError:
+            continue
+        for key in dict.fromkeys((*mine, *theirs)) if mine and theirs else ():
+            row = matching_row(FILES[file], key)
+            if row is None or row.as_stored or row.reading in ("text", "without effect"):
+                continue
+            name = f"{file}: {key}"
+            if key not in mine or key not in theirs:
+                yield NotCompared(kind, name, "only in A" if key in mine else "only in B")
+            elif not same_content(mine[key], theirs[key]):
+                yield NotCompared(kind, name, "unequal")
 
 
 def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:

@@ -135,6 +135,7 @@ class Ledger:
     unreadable: tuple[NotCompared, ...] = ()
     read_carried: Callable[[], Mapping[str, Value]] = field(default=dict, repr=False)
     style: str = ""  # of the container's keys
+    refused: bool = False  # no architecture could be made of its keys: what they lack is not known
 
     @cached_property
     def embedded_keys(self) -> Mapping[str, Value] | AprfmtError:
@@ -208,7 +209,7 @@ def join_ledgers(first: Ledger, second: Ledger) -> Ledger:
     """Return one ledger of two ledgers of the same model that list different kinds."""
     unreadable = dict.fromkeys((*first.unreadable, *second.unreadable))
     items = (*first.items, *second.items)
-    return Ledger(first.where, items, tuple(unreadable), first.read_carried, first.style)
+    return replace(first, items=items, unreadable=tuple(unreadable))
 
 
 class _LedgerBuilder:
@@ -221,6 +222,7 @@ class _LedgerBuilder:
         self.spec: ArchSpec | None = None
         self.native: KeyReport | None = None  # of the container's own keys
         self.of_config: KeyReport | None = None
+        self.refused = False
         try:
             found = model.resolution
             self.spec = found.spec
@@ -228,7 +230,7 @@ class _LedgerBuilder:
             self.native = found.report if own else found.native
             self.of_config = None if own else found.report
         except AprfmtError:
-            pass
+            self.refused = True
         self.towers = tuple(multimodal_towers(model))
 
     def build(self, kinds: Collection[Kind]) -> Ledger:
@@ -255,6 +257,7 @@ class _LedgerBuilder:
             tuple(self.unreadable),
             self._read_embedded_keys,
             self.model.key_style,
+            self.refused,
         )
 
     def _yield_until_error(self, make: Callable[[], Iterator[Item]]) -> Iterator[Item]:
@@ -878,7 +881,8 @@ def _compare_items(
                 return NotCompared(kind, name, "unequal", there.of)
         return None
     other = b if x is not None else a
-    if there.needed and _has_home_of(there, a, b):
+    needed = there.needed or (other.refused and there.reading == "hyperparameter")
+    if needed and _has_home_of(there, a, b):
         return NotCompared(kind, name, "only in A" if x is not None else "only in B", there.of)
     if not there.unread:
         return None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
 
 LISTED = 6  # of those, in the form for agents
-SHOWN = 12  # points beyond tolerance, unless all points are asked for
+SHOWN = 2  # points beyond tolerance, so that the answer has 12 lines; with -v all
 
 
 def show_difference(difference: TraceDiff, reference: str, show_all: bool) -> None:

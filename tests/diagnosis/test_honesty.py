@@ -190,12 +190,11 @@ def test_runs_are_told_it_too(name: str) -> None:
 
 
 def test_zeros_are_no_verdict(tmp_path: Path) -> None:
-    for name in ("zeros", "zero-trace"):
-        a, b = FAULTS[name].make()
-        for pair in ((a, b), (b, a)):
-            done = command("diagnose", *pair, "--json")
-            assert done.code == 2 and done.json["verdict"] == "not_comparable"
-            assert "are zero" in done.json["reason"]
+    a, b = FAULTS["zero-trace"].make()
+    for pair in ((a, b), (b, a)):
+        done = command("diagnose", *pair, "--json")
+        assert done.code == 2 and done.json["verdict"] == "not_comparable"
+        assert "are zero" in done.json["reason"]
     _, zeros = FAULTS["zeros"].make()
     assert command("diagnose", zeros, zeros).code == 2
     _, blank = FAULTS["zero-trace"].make()

@@ -252,8 +252,21 @@ def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
         shift = low + found - at
         if shift == 0 or abs(shift) > size // 2:
             return None
-        return shift if _overlap_is_equal(a, b, shift) else None
+        equal = _overlap_is_equal(a, b, shift) and not _is_in_place(a, b, shift)
+        return shift if equal else None
     return None
+
+
+def _is_in_place(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
+    """Return whether what a shift gives stands at its own place in both: it explains nothing.
+
+    So it is where A repeats rows that B has once.
+    """
+    start, stop = max(0, -shift), min(len(b), len(b) - shift)
+    return all(
+        copy_bytes(a, at, min(stop, at + READ)) == copy_bytes(b, at, min(stop, at + READ))
+        for at in range(start, stop, READ)
+    )
 
 
 def _overlap_is_equal(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
