@@ -122,7 +122,15 @@ def command(
 
         arrays = (*grads, *state)
         found = estimate_step(
-            model, after, adapter, arrays, arch, batch, dtype, differences=check_gradients
+            model,
+            after,
+            adapter,
+            arrays,
+            arch,
+            batch,
+            dtype,
+            differences=check_gradients,
+            device=device,
         )
         return output.report_memory(found)
     options.check_new(force, html)
