@@ -156,7 +156,8 @@ def test_the_gradients_of_a_base_in_nf4_are_those_of_bitsandbytes(
 ) -> None:
     """In float64 peft gets the numbers that bitsandbytes decodes, and ours are within 1e-14.
 
-    Its own layers compute in float32, whose rounding was 1.8e-6 to 3.7e-6 of a gradient. Seen red:
+    Its own layers compute in float32. In 12 draws of factors they were 1.6e-6 to 4.1e-6 of a
+    gradient from ours, and as far from peft in float64: it is their rounding. Seen red:
     alpha / r 1e-5 too large.
     """
     if any(importlib.util.find_spec(name) is None for name in ("peft", "bitsandbytes")):
@@ -205,7 +206,7 @@ def test_the_gradients_of_a_base_in_nf4_are_those_of_bitsandbytes(
         true = stepped(exact)
     mine = computed(tmp_path / "base", tmp_path / "adapter", tmp_path / "batch.npz")
     for (loss, theirs), most in ((own, 5e-6), (true, 1e-9)):
-        assert abs(mine.loss - loss) < min(most, 1e-6)
+        assert abs(mine.loss - loss) < min(most, 1e-6) * loss  # 1.2e-6 is a step of float32 here
         assert mine.adapter.keys() == theirs.keys()
         assert len(theirs) == 6 * plain.config.num_hidden_layers
         for key, expected in theirs.items():
