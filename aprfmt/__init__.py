@@ -10,7 +10,8 @@ Importing the package imports nothing heavy; every function imports what it need
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from aprfmt.base.sequences import listed
 from aprfmt.base.version import __version__
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
     from aprfmt.recovery import Repair
+    from aprfmt.training.between import RunsReport
+    from aprfmt.training.options import StepOptions
     from aprfmt.training.report import StepReport
 
 __all__ = [
@@ -257,31 +260,39 @@ def set(
     return set_metadata(model, output, values, remove=listed(remove), force=force, verify=verify)
 
 
+@overload
 def step(
-    model: "Path | str", *, after: "Path | str | None" = None,
-    adapter: "Path | str | None" = None, grads: "Path | str | Sequence[Path | str]" = (),
-    batch: "Path | str | None" = None, optimizer: str | None = None,
-    optimizer_state: "Path | str | None" = None, trained_in: str | None = None,
-    device: str = "cpu", dtype: str = "float64", arch: str | None = None,
-) -> "StepReport":  # fmt: skip
+    model: "Path | str", *, between: None = None, **options: "Unpack[StepOptions]"
+) -> "StepReport": ...
+@overload
+def step(
+    model: "Path | str", *, between: Sequence[str], **options: "Unpack[StepOptions]"
+) -> "RunsReport": ...
+def step(
+    model: "Path | str", *, between: Sequence[str] | None = None, **options: "Unpack[StepOptions]"
+) -> "StepReport | RunsReport":
     """Return what a training step did to the weights, and whether it is what its optimizer makes.
 
-    `model` is the checkpoint before the step and `after` the one after it; with `adapter` they are
-    the base and the adapters. `grads` are files of the step's gradients, one or several, held
-    against those of `batch`, which torch computes on `device` in `dtype`; they are of parameters,
-    or of capture points. `trained_in` is the trainer's arithmetic, where it is not that of the
-    weights. `optimizer` is `adamw:lr=2e-4,wd=0.1,step=1`,
-    `optimizer_state` what the trainer saved of it. The result has `.exit_code`, `.tensors`,
-    `.causes`, `.norms` and `.to_json()`. Raises UsageError where a file is of another model, or
-    where there is nothing to compare.
-    """
-    from aprfmt.training.step import explain_step
+    `options` are those of `aprfmt step`. `model` is the checkpoint before the step and `after` the
+    one after it; with `adapter` they are the base and the adapters. `grads` are files of the step's
+    gradients, one or several, held against those of `batch`, which torch computes on `device` in
+    `dtype`, or with `check_gradients` against differences of its loss; they are of parameters, or
+    of capture points. `rename` are rules OLD=NEW for their names. `trained_in` is the trainer's
+    arithmetic, where it is not that of the weights. `optimizer` is `adamw:lr=2e-4,wd=0.1,step=1`,
+    `optimizer_state` what the trainer saved of it. `accept` are patterns (`unread:PATTERN`) of what
+    may stay uncompared. The result has `.exit_code`, `.tensors`, `.causes`, `.norms` and
+    `.to_json()`.
 
-    return explain_step(
-        model, after=after, adapter=adapter, grads=listed(grads), batch=batch, optimizer=optimizer,
-        optimizer_state=optimizer_state, trained_in=trained_in, device=device, dtype=dtype,
-        arch=arch,
-    )  # fmt: skip
+    `between` are runs such as `cpu` and `cuda:0:bfloat16`, whose gradients of `batch` are compared.
+    The result then has `.exit_code`, `.runs`, `.gradients` and `.to_json()`.
+
+    Raises UsageError where a file is of another model, or where there is nothing to compare.
+    """
+    from aprfmt.training.options import answer_between, answer_step
+
+    if between is not None:
+        return answer_between(model, between, **options)
+    return answer_step(model, **options)
 
 
 def trace(model: "Path | str", **options: "Unpack[TraceOptions]") -> "Trace":

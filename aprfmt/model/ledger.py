@@ -1017,8 +1017,8 @@ class Pronounced:
         return {"pronounced": asdict(self)}
 
 
-def array_items(kind: Kind, names: Collection[str]) -> tuple[NotCompared, ...]:
-    """Return a NotCompared per array of a capture or batch that nothing reads."""
+def array_items(kind: str, names: Collection[str]) -> tuple[NotCompared, ...]:
+    """Return a NotCompared per array of a capture, batch or state that nothing reads."""
     return tuple(NotCompared(kind, name, "unread", "") for name in names)
 
 

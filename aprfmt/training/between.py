@@ -15,7 +15,14 @@ from aprfmt.causes.training.optimizers import Recipe, changed, parse_recipe, upd
 from aprfmt.errors import UsageError
 from aprfmt.inference.device import parse_run
 from aprfmt.model import open_model
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
+from aprfmt.model.ledger import (
+    Compared,
+    NotCompared,
+    Pronounced,
+    VerdictWords,
+    array_items,
+    pronounce,
+)
 from aprfmt.training.reference_gradients import explaining_missing_torch
 from aprfmt.training.step_batch import read_step_batch
 
@@ -62,7 +69,8 @@ class RunsReport:
     """The gradients of a batch in several runs; `loss` is that of the arbiter, float64 on the CPU.
 
     `gradients` are in backward order: points from the loss, then parameters. `zero` are those that
-    rounding alone leaves something of, `missing` those that a run has none of.
+    rounding alone leaves something of, `missing` those that a run has none of, `unread` arrays of
+    the batch that nothing reads.
     """
 
     model: str
@@ -72,6 +80,7 @@ class RunsReport:
     gradients: tuple[GradientDistances, ...]
     zero: tuple[str, ...]
     missing: tuple[str, ...]
+    unread: tuple[str, ...] = ()
     accept: tuple[str, ...] = ()
 
     @property
@@ -89,6 +98,7 @@ class RunsReport:
             for row in self.runs
             if row.flips
         ]
+        left += array_items("batch array", self.unread)
         wrong = [row for row in self.runs if row.wrong]
         detail = "; ".join(f"{row.run} is wrong in {row.wrong}" for row in wrong)
         every = len(self.gradients) + len(self.missing)
@@ -101,7 +111,8 @@ class RunsReport:
         return self.pronounced.exit
 
     def to_json(self) -> dict[str, Any]:
-        """Return {"between": {...}} for `--json`: runs, gradients and the verdict."""
+        """Return {"between": {...}, "pronounced": {...}}: runs, gradients and the verdict."""
+        found = self.pronounced
         return {
             "between": {
                 "adapter": self.adapter,
@@ -110,9 +121,11 @@ class RunsReport:
                 "gradients": [asdict(row) for row in self.gradients],
                 "zero": list(self.zero),
                 "missing": list(self.missing),
-                "verdict": self.pronounced.word,
-                "says": self.pronounced.says,
-            }
+                "unread": list(self.unread),
+                "verdict": found.word,
+                "says": found.says,
+            },
+            **found.to_json(),
         }
 
 
@@ -218,5 +231,6 @@ def compare_runs(
         ),
         made.open,
         made.missing,
+        loaded.unread,
         tuple(accept),
     )

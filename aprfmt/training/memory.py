@@ -31,7 +31,8 @@ class StepMemory:
 
     `backward_bytes` is what the gradients of a batch take by autograd, the least of all its
     activations held and those of one layer; `forward_bytes` what its differences take without
-    torch. Each is None where it was not asked for.
+    torch. Each is None where it was not asked for. On a GPU `backward_bytes` is what the host takes
+    of it, and `device_bytes` what the GPU does.
     """
 
     parameters: int
@@ -39,6 +40,7 @@ class StepMemory:
     peak_bytes: int
     backward_bytes: int | None = None
     forward_bytes: int | None = None
+    device_bytes: int | None = None
 
 
 def estimate_step(
@@ -50,12 +52,13 @@ def estimate_step(
     batch: Path | str | None = None,
     dtype: str = "float64",
     differences: bool = False,
+    device: str = "cpu",
 ) -> StepMemory:
     """Return what `explain_step` with these files would read and take of memory.
 
     `arrays` are the files of gradients and of the optimizer's state. With `batch` the result has
-    the memory for its gradients in `dtype`, or with `differences` for differences of its loss.
-    Raises UsageError for files that are not of one model.
+    the memory for its gradients in `dtype` on `device`, or with `differences` for differences of
+    its loss. Raises UsageError for files that are not of one model.
     """
     with ExitStack() as stack:
         base = stack.enter_context(open_model(Path(model), arch=arch))
@@ -71,24 +74,27 @@ def estimate_step(
             for name, (captures, own) in held.items()
             if plain_name(name) in points
         )
-        backward = forward = None
+        backward = forward = on_device = None
         if batch is not None and differences:
             forward = _forward_bytes(base, Path(batch))
         elif batch is not None:
-            backward = _backward_bytes(base, Path(batch), adapter, dtype)
+            backward, on_device = _backward_bytes(base, Path(batch), adapter, dtype, device)
             backward += POINT_COPIES * 8 * recorded
     piece = max((_elements_in_memory(row) for row in rows), default=0)
     read = sum(side.nbytes for row in rows for side in (row.before, row.after) if side is not None)
     peak = PROGRAM + ARRAYS * 8 * piece
     if sizes:
         peak += (4 * KEPT + 8) * max(sizes)
-    return StepMemory(len(rows), read + 4 * sum(sizes), peak, backward, forward)
+    return StepMemory(len(rows), read + 4 * sum(sizes), peak, backward, forward, on_device)
 
 
-def _backward_bytes(base: Model, batch: Path, adapter: Path | str | None, dtype: str) -> int:
-    """Return the bytes that the gradients of a batch take, with one layer's activations at a time.
+def _backward_bytes(
+    base: Model, batch: Path, adapter: Path | str | None, dtype: str, device: str
+) -> tuple[int, int | None]:
+    """Return (bytes of the host that the gradients of a batch take, bytes of a GPU).
 
-    The copies that are compared are among them. Raises BackendUnavailableError without torch.
+    One layer's activations are held at a time. The second is None on the CPU. The copies that are
+    compared are among the first. Raises BackendUnavailableError without torch.
     """
     with explaining_missing_torch():
         from aprfmt.inference.gradients.memory import gradient_memory
@@ -97,8 +103,11 @@ def _backward_bytes(base: Model, batch: Path, adapter: Path | str | None, dtype:
     loaded = read_step_batch(batch, base)
     with ExitStack() as stack:
         pairs = open_trained_pairs(None if adapter is None else Path(adapter), base, stack)
-        found = gradient_memory(base, loaded, dtype=dtype, pairs=pairs, activations="layer")
-        return TORCH + found.peak + COPIES * 8 * found.gradients // ITEM_SIZES[dtype]
+        found = gradient_memory(
+            base, loaded, dtype=dtype, pairs=pairs, activations="layer", device=device
+        )
+        host = TORCH + COPIES * 8 * found.gradients // ITEM_SIZES[dtype]
+        return (host + found.peak, None) if device == "cpu" else (host, found.peak)
 
 
 def _forward_bytes(base: Model, batch: Path) -> int:

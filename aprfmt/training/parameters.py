@@ -12,7 +12,7 @@ from aprfmt.measure.alignment import align_models
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import adapter_parts, unwrap_module
 from aprfmt.model.kinds import peft_config
-from aprfmt.model.ledger import NotCompared
+from aprfmt.model.ledger import OF_TENSORS, NotCompared, make_ledger
 from aprfmt.tensors.view import View
 
 # Parts of an adapter by what follows the role in a parameter's key.
@@ -80,7 +80,7 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
         return _pair_adapter(before, after, base)
     if after is None:
         rows = [Parameter(key, view.names, view, None) for key, view in before.roles.items()]
-        return Parameters(tuple(_without_tied(rows)), ())
+        return Parameters(tuple(_without_tied(rows)), make_ledger(before, OF_TENSORS).not_compared)
     if _is_adapter(after):
         raise UsageError(
             f"{after.path}: is an adapter, {before.path} is a whole model; give the adapter of "

@@ -209,7 +209,13 @@ def compute_gradients(
         if free is not None:
             for held in ("all", "layer"):
                 memory = gradient_memory(
-                    base, loaded, dtype=dtype, pairs=pairs, activations=held, points=points
+                    base,
+                    loaded,
+                    dtype=dtype,
+                    pairs=pairs,
+                    activations=held,
+                    points=points,
+                    device=device,
                 )
                 if memory.peak <= FREE_SHARE * free:
                     break

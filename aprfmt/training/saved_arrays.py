@@ -330,6 +330,7 @@ class OptimizerState:
     factored: str = ""  # the name of the second moments by row, of Adafactor
     # {stored name: name of an array of its size that no rule here uses}, as Kahan summation's rest.
     unused: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()  # names of arrays that nothing here reads
 
     @property
     def scheduled(self) -> bool:
@@ -381,11 +382,12 @@ def open_state(
         if int(np.prod(held.shapes[own], dtype=np.int64)) == 1:
             values[name] = np.asarray(held.read(own)).reshape(-1)[0].item()
     # Sort the arrays by kind: {kind: {parameter: array}}, and collect the step counts.
+    every = tuple(arrays)
     kinds = ("first", "second", "largest", "rows", "columns")
     parts: dict[str, dict[str, str]] = {kind: {} for kind in kinds}
     steps: set[int] = set()
     coded: list[str] = []
-    for name in tuple(arrays):
+    for name in every:
         owner, kind = _split_state(name)
         if kind == "step":
             steps.add(_whole_step(path, name, arrays[name][0].read(arrays[name][1])))
@@ -464,7 +466,20 @@ def open_state(
         tuple(unplaced),
         factored,
         _unused(arrays, parts["first"] | parts["second"], order),
+        tuple(name for name in every if not _split_state(name)[1] and not _goes_with(name, every)),
     )
+
+
+def _goes_with(name: str, names: Collection[str]) -> bool:
+    """Return whether an array is the table or the scales of an 8-bit moment among `names`.
+
+    Also whether it is transformers' Adafactor's RMS, which is made anew in each step before it is
+    used.
+    """
+    head, _, own = name.rpartition(".")
+    if own in ("qmap1", "qmap2", "absmax1", "absmax2"):
+        return f"{head}.state{own[-1]}" in names
+    return own == "RMS" and any(f"{head}.{each}" in names for each in (*ROWS, "exp_avg_sq"))
 
 
 def _unused(

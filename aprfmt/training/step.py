@@ -43,7 +43,7 @@ from aprfmt.measure.proofs import Proof, cap_proof
 from aprfmt.measure.verdicts import Level
 from aprfmt.model import Model, open_model
 from aprfmt.model.kinds import peft_config
-from aprfmt.model.ledger import NotCompared
+from aprfmt.model.ledger import NotCompared, array_items
 from aprfmt.model.renames import Rename
 from aprfmt.tensors.stats import compute_stats
 from aprfmt.tensors.view import is_zero
@@ -275,6 +275,9 @@ class _Step:
         why = "it is of no parameter of the model"
         names = () if self.given is None else self.given.unplaced
         self.left += [NotCompared("gradient", name, "unreadable", why) for name in names]
+        unread = self.facts.unread if self.checker is None else self.checker.unread
+        self.left += array_items("batch array", unread)
+        self.left += array_items("state array", () if self.state is None else self.state.unread)
         entries = () if self.state is None else self.state.left
         why = "which parameter it is of is not known"
         self.left += [NotCompared("moment", name, "unreadable", why) for name in entries]
@@ -1302,9 +1305,6 @@ class _Step:
         computed = self.computed
         if self.facts.router_note:
             self.notes.append(self.facts.router_note)
-        unread = self.facts.unread if self.checker is None else self.checker.unread
-        if unread:
-            self.notes.append(f"arrays of the batch that nothing reads: {', '.join(unread[:8])}")
         if computed is None or self.given is None:
             return
         rounded = [

@@ -13,6 +13,7 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.model.renames import Rename
+    from aprfmt.training.options import StepOptions
 
 
 @click.command("step")
@@ -113,7 +114,7 @@ def command(
     Exit 0: every parameter is what the optimizer makes of it; 1: one is not, and the mistake that
     gives it is named where it is known; 2: one could not be compared.
     """
-    from aprfmt.training.step import explain_step
+    from aprfmt.training.options import answer_between, answer_step
 
     if dry_run:
         state = () if optimizer_state is None else (optimizer_state,)
@@ -121,40 +122,40 @@ def command(
 
         arrays = (*grads, *state)
         found = estimate_step(
-            model, after, adapter, arrays, arch, batch, dtype, differences=check_gradients
+            model,
+            after,
+            adapter,
+            arrays,
+            arch,
+            batch,
+            dtype,
+            differences=check_gradients,
+            device=device,
         )
         return output.report_memory(found)
     options.check_new(force, html)
+    given: StepOptions = {
+        "after": after,
+        "adapter": adapter,
+        "grads": grads,
+        "batch": batch,
+        "device": device,
+        "dtype": dtype,
+        "check_gradients": check_gradients,
+        "optimizer": optimizer,
+        "optimizer_state": optimizer_state,
+        "trained_in": trained_in,
+        "rename": rename,
+        "accept": accept,
+        "arch": arch,
+    }
     if between is not None:
-        if batch is None or after is not None or grads or html is not None:
-            raise UsageError(
-                "--between compares two runs of one batch; give --batch FILE, and none of --after, "
-                "--grads and --html"
-            )
-        from aprfmt.training.between import compare_runs
-
-        runs = compare_runs(
-            model, batch, between, adapter=adapter, optimizer=optimizer, arch=arch, accept=accept
-        )
+        if html is not None:
+            raise UsageError("--between compares two runs of one batch; leave out --html")
+        runs = answer_between(model, between, **given)
         return render.emit(runs.to_json(), runs.exit_code, lambda: output.show_runs(runs, verbose))
     with render.ProgressLine("step") as progress:
-        report = explain_step(
-            model,
-            after=after,
-            adapter=adapter,
-            grads=grads,
-            batch=batch,
-            device=device,
-            dtype=dtype,
-            optimizer=optimizer,
-            optimizer_state=optimizer_state,
-            differences=check_gradients,
-            trained_in=trained_in,
-            rename=rename,
-            arch=arch,
-            accept=accept,
-            progress=progress,
-        )
+        report = answer_step(model, progress, **given)
     body = report.to_json()
     add_page(body, html, force, lambda: output.page(body))
     return render.emit(body, report.exit_code, lambda: output.show(report, verbose))

@@ -160,6 +160,8 @@ def report_memory(found: "StepMemory") -> int:
     )
     if found.backward_bytes is not None:
         text += f"; the gradients of the batch take at least {size(found.backward_bytes)}"
+    if found.device_bytes is not None:
+        text += f", and {size(found.device_bytes)} of the GPU's"
     if found.forward_bytes is not None:
         text += f"; differences of the batch's loss take {size(found.forward_bytes)}"
     return render.emit({"dry_run": asdict(found)}, 0, lambda: render.say(text))

@@ -23,6 +23,10 @@ from aprfmt.inference.gradients.batch_gradients import (
 from aprfmt.inference.gradients.documents import Document, documents
 from aprfmt.model import Model
 
+# Bytes that torch's allocator keeps for cuBLAS on a GPU, for each pair of handle and stream; a
+# handle is of one thread, and autograd's backward has its own. 32 MiB is the size on Hopper, the
+# most; on older ones it is 8 MiB. Source: torch, notes/cuda.rst; CublasHandlePool.cpp.
+WORKSPACE, THREADS = 32 << 20, 2
 PASSING = 2  # of the largest array, what an operation's result and its gradient take besides
 
 
@@ -32,7 +36,8 @@ class GradientMemory:
 
     `weights` are all weights as the pass has them, `gradients` those of what trains, `activations`
     what the graph of the longest sequence holds, `points` the wanted points' gradients and values.
-    `passing` is the working space of the largest operation.
+    `passing` is the working space of the largest operation, `workspaces` that of cuBLAS on a GPU,
+    which no model changes.
     """
 
     weights: int
@@ -40,12 +45,13 @@ class GradientMemory:
     activations: int
     passing: int
     points: int
+    workspaces: int = 0
 
     @property
     def peak(self) -> int:
         """The most bytes on the device at any time: the sum of all fields."""
         every = (self.weights, self.gradients, self.activations, self.passing, self.points)
-        return sum(every)
+        return sum(every) + self.workspaces
 
     def to_json(self) -> dict[str, Any]:
         """Return {field: bytes}, with `peak`, as commands print it."""
@@ -84,8 +90,9 @@ def gradient_memory(
     trained: Collection[str] | None = None,
     pairs: Sequence[AdapterPair] = (),
     activations: Activations = "all",
+    device: str = "cpu",
 ) -> GradientMemory:
-    """Return the memory that `batch_gradients` with the same arguments takes.
+    """Return the memory that `batch_gradients` with the same arguments takes on its device.
 
     Nothing is decoded or computed. Experts are taken to be chosen evenly.
     """
@@ -112,6 +119,7 @@ def gradient_memory(
         saved.bytes,
         PASSING * max(saved.largest, roles and max(x.numel() for x in held) * size),
         recorded * many,
+        THREADS * WORKSPACE if device.startswith("cuda") else 0,
     )
 
 

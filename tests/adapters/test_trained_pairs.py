@@ -131,8 +131,35 @@ def test_factors_gradients_follow_from_the_merged_weights(tmp_path: Path) -> Non
     assert apart(mine.gradient(f"{key}.lora_b"), 2.0 * gradient @ a.T) < 1e-9
 
 
-def test_the_gradients_of_a_base_in_nf4_are_those_of_bitsandbytes(tmp_path: Path) -> None:
-    """Its own layers compute in float32; in float64 peft gets the numbers that it decodes."""
+DEMO = Path(__file__).resolve().parents[2] / "fixtures" / "demo"  # a Qwen2, in bfloat16
+# SmolLM2-135M's own widths, heads, base of rope and tied table; four of its 30 layers, and fewer
+# tokens.
+SMOL: dict[str, Any] = {
+    "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 4,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 4096, "head_dim": 64,
+    "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def plain_base(name: str, folder: Path) -> Path:
+    """Write the base of a QLoRA, before it is quantized; return its folder."""
+    if name == "demo":
+        return DEMO
+    sizes = SMOL if name == "smollm2" else {"hidden_size": 64, "intermediate_size": 128}
+    save_tiny("llama", folder, tied=name == "smollm2", **sizes)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["llama", "demo", "smollm2"])
+def test_the_gradients_of_a_base_in_nf4_are_those_of_bitsandbytes(
+    name: str, tmp_path: Path
+) -> None:
+    """In float64 peft gets the numbers that bitsandbytes decodes, and ours are within 1e-14.
+
+    Its own layers compute in float32. In 12 draws of factors they were 1.6e-6 to 4.1e-6 of a
+    gradient from ours, and as far from peft in float64: it is their rounding. Seen red:
+    alpha / r 1e-5 too large.
+    """
     if any(importlib.util.find_spec(name) is None for name in ("peft", "bitsandbytes")):
         pytest.skip("NOT-RUN: peft or bitsandbytes is not installed")
     import bitsandbytes
@@ -140,21 +167,23 @@ def test_the_gradients_of_a_base_in_nf4_are_those_of_bitsandbytes(tmp_path: Path
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    sizes: Any = {"hidden_size": 64, "intermediate_size": 128}
-    plain: Any = save_tiny("llama", tmp_path / "plain", **sizes).double()
-    quantized: Any = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "plain",
+    folder = plain_base(name, tmp_path / "plain")
+    auto: Any = AutoModelForCausalLM
+    plain = auto.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+    quantized: Any = auto.from_pretrained(
+        folder,
+        dtype=torch.float32,
         quantization_config=BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
         ),
         attn_implementation="eager",
     )
     quantized.save_pretrained(tmp_path / "base")
-    for name, module in quantized.named_modules():
+    for each, module in quantized.named_modules():
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if state is not None:
             decoded = bitsandbytes.functional.dequantize_4bit(module.weight.data, state)
-            plain.get_submodule(name).weight.data = decoded.double()
+            plain.get_submodule(each).weight.data = decoded.double()
     ids, _, labels = write_batch(tmp_path / "batch.npz", False)
     config = LoraConfig(r=3, lora_alpha=7, target_modules=TARGETS["llama"], init_lora_weights=False)
     tuned: Any = get_peft_model(quantized, config)
@@ -176,11 +205,12 @@ def test_the_gradients_of_a_base_in_nf4_are_those_of_bitsandbytes(tmp_path: Path
     with everything_float64(plain):
         true = stepped(exact)
     mine = computed(tmp_path / "base", tmp_path / "adapter", tmp_path / "batch.npz")
-    for (loss, theirs), bound in ((own, 5e-6), (true, 1e-9)):
-        assert abs(mine.loss - loss) < min(bound, 1e-6)
-        assert mine.adapter.keys() == theirs.keys() and len(theirs) == 18
+    for (loss, theirs), most in ((own, 5e-6), (true, 1e-9)):
+        assert abs(mine.loss - loss) < min(most, 1e-6) * loss  # 1.2e-6 is a step of float32 here
+        assert mine.adapter.keys() == theirs.keys()
+        assert len(theirs) == 6 * plain.config.num_hidden_layers
         for key, expected in theirs.items():
-            assert apart(mine.adapter[key], expected) < bound, key
+            assert apart(mine.adapter[key], expected) < most, key
 
 
 def test_pairs_that_are_no_products_are_refused(tmp_path: Path) -> None:

@@ -12,8 +12,12 @@ from aprfmt.inference.gradients.batch_gradients import batch_gradients
 from aprfmt.inference.gradients.documents import documents
 from aprfmt.inference.gradients.memory import gradient_memory
 from aprfmt.model import open_model
+from aprfmt.training.memory import estimate_step
+from tests.inference.gpu.on_gpu import need
 from tests.inference.gradient_judge import write_batch
 from tests.models import save_tiny
+
+DEMO = Path(__file__).resolve().parents[2] / "fixtures" / "demo"
 
 
 class Counted:
@@ -66,3 +70,35 @@ def test_a_frozen_base_has_no_gradients_and_points_are_counted(tmp_path: Path) -
         found = batch_gradients(model, batch, points=["L1.ffn_out"])
         both = found.points["L1.ffn_out"].nbytes + found.values["L1.ffn_out"].nbytes
         assert one.points == both == 16 * width * np.load(tmp_path / "batch.npz")["input_ids"].size
+
+
+def test_a_gpu_takes_the_workspaces_of_cublas_besides(tmp_path: Path) -> None:
+    """Seen red: the workspaces left out."""
+    save_tiny("llama", tmp_path / "model")
+    write_batch(tmp_path / "batch.npz", False)
+    with open_model(tmp_path / "model") as model:
+        batch = read_batch(tmp_path / "batch.npz", int(model.hyper["vocab_size"]))
+        host, gpu = (gradient_memory(model, batch, device=name) for name in ("cpu", "cuda:0"))
+        assert host.workspaces == 0 and gpu.peak - host.peak == gpu.workspaces == 64 << 20
+    said = estimate_step(tmp_path / "model", batch=tmp_path / "batch.npz", device="cuda:0")
+    plain = estimate_step(tmp_path / "model", batch=tmp_path / "batch.npz")
+    assert said.device_bytes is not None and plain.device_bytes is None
+    assert plain.backward_bytes is not None and said.backward_bytes is not None
+    assert said.device_bytes > gpu.workspaces and said.backward_bytes < plain.backward_bytes
+
+
+@pytest.mark.gpu
+def test_what_is_said_of_a_gpu_is_what_torch_counts_there(tmp_path: Path) -> None:
+    """Said was 29 MB of the demo model, and 86 MB were taken, before workspaces were counted."""
+    need()
+    write_batch(tmp_path / "batch.npz", False)
+    torch.cuda.empty_cache()
+    with open_model(DEMO) as model:
+        batch = read_batch(tmp_path / "batch.npz", int(model.hyper["vocab_size"]))
+        said = gradient_memory(model, batch, device="cuda:0")
+        torch.cuda.reset_peak_memory_stats()
+        batch_gradients(model, batch, device="cuda:0")
+    taken = torch.cuda.max_memory_allocated()
+    assert taken <= 1.25 * said.peak, (taken, said)
+    if torch.cuda.get_device_capability()[0] == 9:  # older ones have workspaces of 8 MiB
+        assert taken > 0.5 * said.peak, (taken, said)

@@ -1,6 +1,5 @@
-"""A trainer's gradients of capture points: what the page's hook saves of transformers' pass."""
+"""A trainer's gradients of capture points: what SavedStep keeps of transformers' pass."""
 
-import importlib.util
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,24 +8,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tests.docs.examples import DOCS, blocks
+from aprfmt.training.saved_step import SavedStep
 from tests.inference.judge import everything_float64
 from tests.models import tiny
 from tests.training.judged_steps import batch_of
 from tests.training.steps import save_arrays
-
-PAGE = DOCS / "how-to" / "save_a_training_step.md"
-
-
-def saved_step(folder: Path) -> Any:
-    """Return the page's class SavedStep."""
-    path = folder / "save_step.py"
-    path.write_text(next(block.text for block in blocks(PAGE) if block.title == path.name))
-    spec = importlib.util.spec_from_file_location("save_step", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.SavedStep
 
 
 def saved(
@@ -50,7 +36,7 @@ def saved(
     with torch.no_grad():
         model(**given)  # frequencies that go by the length are made in float32 here
     with everything_float64(model):
-        step = saved_step(folder)(model, folder / "step", points=True)
+        step = SavedStep(model, folder / "step", points=True)
         with around() if around else nullcontext():
             logits = model(**given, use_cache=False).logits[:, :-1].flatten(0, 1)
             labels = batch["labels"][:, 1:].flatten()

@@ -366,4 +366,5 @@ def test_arrays_of_a_batch_that_nothing_reads_are_said(differences: bool, tmp_pa
     assert read_batch(own, 10**6).unread == ("loss_weights",)
     given = [tmp_path / "g.safetensors"]
     report = explain_step(model, grads=given, batch=own, differences=differences)
-    assert report.exit_code == 0 and any("reads: loss_weights" in note for note in report.notes)
+    said = report.pronounced
+    assert said.exit == 0 and "not read here: batch array loss_weights" in said.says
