@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 import aprfmt
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
-from tests.diagnose.faults import FAULTS, FILES
-from tests.diagnose.table import answer
+from tests.diagnosis.faults import FAULTS, FILES
+from tests.diagnosis.table import answer
 
 Pair = tuple[Path, Path]
 # name of a part of NF4 weights -> what stands beside it in the file under that name

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from aprfmt import diagnose
-from aprfmt.diagnosis.found import Diagnosis
+from aprfmt.diagnosis.records import Diagnosis
 from tests.cli.run import aprfmt
 from tests.models import save_tiny
 
