@@ -70,13 +70,13 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         """
         if facts.style != "hf" or rope.partial is not None:
             return ""
+        found = rope_of_config(facts).read_partial()
         said_of = rope_of_config(facts).local.find("partial_rotary_factor") if rope.new else None
         if said_of is not None and said_of[0] != 1:
             return (
                 f"{said_of[1]} is {short_repr(said_of[0])}; transformers rotates whole heads in "
                 "layers with a window: ignored"
             )
-        found = rope_of_config(facts).read_partial()
         if found is None or found[0] == 1:
             return ""
         said = f"{found[1]} is {short_repr(found[0])}"
