@@ -10,7 +10,6 @@ Importing the package imports nothing heavy; every function imports what it need
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from aprfmt.base.sequences import listed

@@ -305,8 +305,11 @@ def hash_model(
     arch: str | None = None,
 ) -> Hashes:
     """Return SHA-256 of every tensor; the arguments are those of `aprfmt.hash`."""
+    from aprfmt.remote.stream_hash import checked_by_published_digests
+
     with open_model(model, arch=arch, damaged=True) as found:
-        rows = manifest.tensor_rows(found, tensors, raw_only=raw_only)
+        with checked_by_published_digests(() if tensors else found.source.files):
+            rows = manifest.tensor_rows(found, tensors, raw_only=raw_only)
         return Hashes(str(found.path), tuple(rows), tuple(each.text for each in found.damage))
 
 

@@ -162,9 +162,7 @@ def _rows_text(case: Mismatch) -> str:
         return ""
     if POINTS[view.point].rows != "tokens":
         return ""
-    mine = view.mine.reshape(len(view.mine), -1)
-    theirs = view.recorded.values.reshape(mine.shape)
-    far = np.linalg.norm(mine - theirs, axis=1) > view.tolerance * np.linalg.norm(mine, axis=1)
+    far = case.distances_by_row(view) > view.tolerance
     rows = np.flatnonzero(far)
     if not 0 < len(rows) < len(far):
         return ""

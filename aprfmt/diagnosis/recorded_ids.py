@@ -177,7 +177,7 @@ def exchanged_rows(
         recorded = RecordedTrace(trace, tuple(ids), {})
         keys = [key for key in patched.points if key in trace.records]
         first = next((key for key in keys if _rows_of(key) == "tokens"), "")
-        if not first:
+        if not first or len(ids) < 2 or not any(map(_is_behind_attention, keys)):
             return None
         view = run_shadow_pass(patched, recorded, first).views.get(first)
         order = None if view is None or not view.flagged else _order_of_rows(view, len(ids))
@@ -201,7 +201,10 @@ def _rows_of(key: str) -> str:
 
 
 def _is_behind_attention(key: str) -> bool:
-    """Return whether a point is computed from the rows of several tokens: all but the first are."""
+    """Return whether a point is surely computed from the rows of several tokens.
+
+    No point of the first layer counts.
+    """
     layer, _, point = key.rpartition(".")
     return layer not in ("", "L0") or point in ("logits", "final_norm")
 
@@ -216,15 +219,15 @@ def _order_of_rows(view: ShadowPoint, tokens: int) -> NDArray[np.int64] | None:
         return None
     mine = view.mine.reshape(tokens, -1).astype(np.float64)
     theirs = view.recorded.values.reshape(tokens, -1).astype(np.float64)
-    size = np.sqrt((mine**2).sum(1))
-    far = np.sqrt(((mine[:, None] - theirs[None]) ** 2).sum(2)) / np.maximum(size, 1e-30)[:, None]
-    fits = far <= 2 * view.tolerance
-    order = np.arange(tokens)
-    moved = ~fits[order, order]
-    if not moved.any() or (fits[moved][:, moved].sum(1) != 1).any():
-        return None
-    order[moved] = order[moved][fits[moved][:, moved].argmax(1)]
-    return order if len({*order.tolist()}) == tokens else None
+    limit = 2 * view.tolerance * np.maximum(np.linalg.norm(mine, axis=1), 1e-30)
+    moved = np.flatnonzero(~(np.linalg.norm(mine - theirs, axis=1) <= limit))
+    order, rows = np.arange(tokens), theirs[moved]
+    for at in moved:
+        near = np.flatnonzero(np.linalg.norm(rows - mine[at], axis=1) <= limit[at])
+        if near.size != 1:
+            return None
+        order[at] = moved[near[0]]
+    return order if moved.size and len({*order.tolist()}) == tokens else None
 
 
 def _with_rows_in_order(

@@ -45,11 +45,10 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     for label, side in (("A", a), ("B", b)):
         if side.unread is not None and side.unread.lacks:
             findings.append(lost_companions_finding(side, label))
-            packed = tuple(side.unread.weights)
+            packed = side.unread.weights
+            parts = tuple(f"{name}." for name in packed)
             codes |= {
-                row.key
-                for row in report.tensors
-                if row.key in packed or row.key.startswith(tuple(f"{name}." for name in packed))
+                row.key for row in report.tensors if row.key in packed or row.key.startswith(parts)
             }
     # Differing tensors that no cause covers.
     named = codes | {key for finding in findings for key in finding.where}

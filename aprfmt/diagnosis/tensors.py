@@ -197,15 +197,14 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
                 Evidence("tensor", f"{side} lacks {len(others)} tensors", tuple(others[:12]))
             )
             packed = _undecoded_text(model, others)
-            if packed:  # on one side only each, so they differ; by how much is not known
+            # On one side only each, so they differ; by how much is not known.
+            if packed and model.unread is not None:
                 found.ended = True
                 found.not_checked.append(f"forward pass: {packed}")
-                codes = {tensor.name for tensor in model.unread.tensors} if model.unread else set()
+                codes, why = {tensor.name for tensor in model.unread.tensors}, model.unread.text
                 there: State = "only in A" if side == "A" else "only in B"
                 found.left += tuple(
-                    NotCompared("tensor", row.key, there, packed.removeprefix(f"{model.path}: "))
-                    for row in rows
-                    if row.key in codes
+                    NotCompared("tensor", row.key, there, why) for row in rows if row.key in codes
                 )
                 continue
             found.ended = True

@@ -114,19 +114,20 @@ class WideStepsOfBlocks:
         """Add the next rows: the source's values and the copy's step of each (both flat).
 
         With `copied`, the copy's values, blocks that are no rounding of the source are left out: an
-        error in them is more than a step. Nothing is added where steps are not known.
+        error in them is more than a step. It is not needed where all errors are known to be within
+        one. Nothing is added where steps are not known.
         """
         if not isinstance(steps, np.ndarray):
             return
         values = source.reshape(-1, self.size)
         wide = steps.reshape(-1, self.size).max(axis=1)
         spans = block_spans(values, wide)
-        wide_blocks = too_wide(spans)
-        if copied is not None:
+        found = np.flatnonzero(too_wide(spans))
+        if copied is not None and found.size:
             with np.errstate(all="ignore"):
-                error = np.abs(to_float64(values) - to_float64(copied.reshape(values.shape)))
-                wide_blocks &= (error <= steps.reshape(values.shape)).all(axis=1)
-        found = np.flatnonzero(wide_blocks)
+                copy = copied.reshape(values.shape)[found]
+                error = np.abs(to_float64(values[found]) - to_float64(copy))
+                found = found[(error <= steps.reshape(values.shape)[found]).all(axis=1)]
         times = np.full(found.shape, np.nan)
         if found.size and CODECS[self.encoding].has_encoder:
             own = self._encoder_steps(values[found])

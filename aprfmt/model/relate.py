@@ -223,12 +223,14 @@ def _propose_rules(
         yield from ([part] for part in parts[1:])
 
 
-def _missing_names(found: "Resolution", spec: "ArchSpec", style: str) -> dict[str, tuple[int, ...]]:
-    """Return {stored name: shape} of missing roles; () where it is not known."""
+def _missing_names(
+    found: "Resolution", spec: "ArchSpec", style: str
+) -> dict[str, tuple[int, ...] | None]:
+    """Return {stored name: shape} of missing roles; None where it is not known."""
     from aprfmt.arch.draft_head import stored_groups
     from aprfmt.arch.required_roles import logical_shape
 
-    names: dict[str, tuple[int, ...]] = {}
+    names: dict[str, tuple[int, ...] | None] = {}
     for key in _missing_roles(found):
         try:
             groups = stored_groups(spec, style, [key], found.hyper)
@@ -237,7 +239,7 @@ def _missing_names(found: "Resolution", spec: "ArchSpec", style: str) -> dict[st
             continue
         for group in groups:
             alone = len(group.stored) == len(group.roles) == 1
-            names.update(dict.fromkeys(group.stored, shape if alone else ()))
+            names.update(dict.fromkeys(group.stored, shape if alone else None))
     return names
 
 

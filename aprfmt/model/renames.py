@@ -311,28 +311,28 @@ _METAS = frozenset({("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")}
 
 
 def component_rules(
-    style: str, unmatched: Mapping[str, Shape], missing: Mapping[str, Shape]
+    style: str, unmatched: Mapping[str, Shape], missing: Mapping[str, Shape | None]
 ) -> list[Rename]:
     """Return rules that rename components of names without a role to those of missing names.
 
-    `unmatched` and `missing` have the names' shapes, () if unknown; `style` is the file's naming. A
-    rule is only made where one component, or a run of two, differs, and the numbers of elements are
-    equal. Where several would do, the number of names of equal shape decides, then that of names,
-    then what Meta's own names stand for, then the similarity of words.
+    `unmatched` and `missing` have the names' shapes, None if unknown (of a missing one). `style` is
+    the file's naming. A rule is only made where one component, or a run of two, differs, and the
+    numbers of elements are equal. Where several would do, the number of names of equal shape
+    decides, then that of names, then what Meta's own names stand for, then the similarity of words.
     """
-    wanted: dict[tuple[str, ...], list[tuple[list[str], Shape]]] = {}
-    for name, size in missing.items():
+    wanted: dict[tuple[str, ...], list[tuple[list[str], Shape | None]]] = {}
+    for name, asked in missing.items():
         parts = strip_prefix(name, style).split(".")
-        wanted.setdefault(_numbers_in(parts), []).append((parts, size))
+        wanted.setdefault(_numbers_in(parts), []).append((parts, asked))
     votes: dict[str, Counter[str]] = {}
     alike: Counter[tuple[str, str]] = Counter()  # names of equal shape
-    for name, size in unmatched.items():
+    for name, shape in unmatched.items():
         parts = strip_prefix(name, style).split(".")
         for other, there in wanted.get(_numbers_in(parts), ()):
             pair = _differing_run(parts, other)
-            if pair is not None and (not size or not there or math.prod(size) == math.prod(there)):
+            if pair is not None and (there is None or math.prod(shape) == math.prod(there)):
                 votes.setdefault(pair[0], Counter())[pair[1]] += 1
-                alike[pair] += size == there
+                alike[pair] += shape == there
     return _choose_by_votes(votes, alike)
 
 

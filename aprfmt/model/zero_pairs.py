@@ -83,7 +83,7 @@ class ZeroPairs(NamedTuple):
 
 
 def find_zero_pairs(model: "Model") -> ZeroPairs:
-    """Return the pairs of an adapter whose product is zero, by a factor or by the scale.
+    """Return the parts of an adapter that change nothing: pairs of zero product, vectors of ones.
 
     Reads the beginning of every factor, and the whole of those that begin with zeros. A factor that
     cannot be decoded counts as not zero. Nothing is found in a file that is no adapter.

@@ -8,7 +8,7 @@ import hashlib
 import heapq
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,7 +136,6 @@ def checked_by_published_digests(files: Sequence[Path]) -> Iterator[None]:
 
 def _has_digest(path: RemotePath) -> bool:
     """Return whether the site publishes the SHA-256 of a file."""
-    from aprfmt.remote.remote_file import RemoteFile
+    from aprfmt.remote.remote_file import open_object
 
-    with closing(RemoteFile(path)) as file:
-        return bool(file.sha256)
+    return bool(open_object(path).facts.sha256)

@@ -78,8 +78,9 @@ def answer_between(
         if name not in OF_RUNS and value and value != DEFAULTS.get(name)
     ]
     if batch is None or unused:
-        without = f"; leave out {', '.join(unused)}" if unused else "; give --batch FILE"
-        raise UsageError(f"--between compares two runs of one batch{without}")
+        todo = ["give --batch FILE"] * (batch is None)
+        todo += [f"leave out {', '.join(unused)}"] * bool(unused)
+        raise UsageError(f"--between compares two runs of one batch; {'; '.join(todo)}")
     used = {name: given[name] for name in OF_RUNS if name in given}
     used["accept"] = listed(used.get("accept", ()))
     return compare_runs(model, batch, listed(runs), **used)

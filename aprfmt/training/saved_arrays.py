@@ -382,12 +382,12 @@ def open_state(
         if int(np.prod(held.shapes[own], dtype=np.int64)) == 1:
             values[name] = np.asarray(held.read(own)).reshape(-1)[0].item()
     # Sort the arrays by kind: {kind: {parameter: array}}, and collect the step counts.
-    every = tuple(arrays)
     kinds = ("first", "second", "largest", "rows", "columns")
     parts: dict[str, dict[str, str]] = {kind: {} for kind in kinds}
     steps: set[int] = set()
     coded: list[str] = []
-    for name in every:
+    others: list[str] = []
+    for name in tuple(arrays):
         owner, kind = _split_state(name)
         if kind == "step":
             steps.add(_whole_step(path, name, arrays[name][0].read(arrays[name][1])))
@@ -399,6 +399,8 @@ def open_state(
                 parts[kind][owner] = name
         elif kind:
             parts[kind][owner] = name
+        else:
+            others.append(name)
     parts["second"] |= parts.pop("largest")
     rows, columns = parts.pop("rows"), parts.pop("columns")
     factored = next((name.rpartition(".")[2] for name in rows.values()), "")
@@ -466,7 +468,7 @@ def open_state(
         tuple(unplaced),
         factored,
         _unused(arrays, parts["first"] | parts["second"], order),
-        tuple(name for name in every if not _split_state(name)[1] and not _goes_with(name, every)),
+        tuple(name for name in others if not _goes_with(name, arrays)),
     )
 
 

@@ -83,7 +83,7 @@ class SavedStep:
 
     def _keep_gradient(self, key: str, gradient: Any) -> None:
         """Keep a copy of the gradient of a point."""
-        self.points[key] = gradient.cpu().clone()
+        self.points[key] = gradient.detach().to("cpu", copy=True)
 
     def _save(self, name: str, tensors: dict[str, Any]) -> None:
         """Write tensors as safetensors."""

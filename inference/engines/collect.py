@@ -256,7 +256,8 @@ class Collector:
         else:
             before = self._origins.get(key)
             if self._ranks.get(key, rank) < rank or (key != own and key in self.records):
-                self._second.append((self.giver, key, (own, rank)))
+                if self._givers.get(key) != self.giver:
+                    self._second.append((self.giver, key, (own, rank)))
                 return None
             if before is not None and self._givers[key] != self.giver:
                 self._second.append((self._givers[key], key, before))

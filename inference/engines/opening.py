@@ -52,11 +52,13 @@ def _load_npz(
 
     Without a model they are taken for outputs of transformers' modules.
     """
-    from aprfmt.inference.engines.mapping import load_arrays
+    if model is not None:
+        from aprfmt.inference.engines.mapping import load_arrays
+
+        return load_arrays(path, ids, model)
     from aprfmt.inference.engines.npz import load_npz
 
-    load = load_npz if model is None else load_arrays
-    return load(path, ids, model)
+    return load_npz(path, ids)
 
 
 def _is_pickled(path: Path) -> bool:

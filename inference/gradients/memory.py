@@ -50,8 +50,14 @@ class GradientMemory:
     @property
     def peak(self) -> int:
         """The most bytes on the device at any time: the sum of all fields."""
-        every = (self.weights, self.gradients, self.activations, self.passing, self.points)
-        return sum(every) + self.workspaces
+        return (
+            self.weights
+            + self.gradients
+            + self.activations
+            + self.passing
+            + self.points
+            + self.workspaces
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return {field: bytes}, with `peak`, as commands print it."""

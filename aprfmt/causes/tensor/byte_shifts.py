@@ -252,29 +252,18 @@ def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
         shift = low + found - at
         if shift == 0 or abs(shift) > size // 2:
             return None
-        equal = _overlap_is_equal(a, b, shift) and not _is_in_place(a, b, shift)
-        return shift if equal else None
+        equal = _overlap_is_equal(a, b, shift, shift)
+        # What stands at its own place too explains nothing: A repeats rows that B has once.
+        return shift if equal and not _overlap_is_equal(a, b, shift, 0) else None
     return None
 
 
-def _is_in_place(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
-    """Return whether what a shift gives stands at its own place in both: it explains nothing.
-
-    So it is where A repeats rows that B has once.
-    """
-    start, stop = max(0, -shift), min(len(b), len(b) - shift)
-    return all(
-        copy_bytes(a, at, min(stop, at + READ)) == copy_bytes(b, at, min(stop, at + READ))
-        for at in range(start, stop, READ)
-    )
-
-
-def _overlap_is_equal(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
-    """Return whether both are equal under a shift, wherever both have bytes."""
+def _overlap_is_equal(a: RunBytes | bytes, b: RunBytes, shift: int, offset: int) -> bool:
+    """Return whether B's bytes that a shift reaches are A's, each `offset` bytes further on."""
     start, stop = max(0, -shift), min(len(b), len(b) - shift)
     for at in range(start, stop, 1 << 20):
         end = min(stop, at + (1 << 20))
-        if copy_bytes(a, at + shift, end + shift) != copy_bytes(b, at, end):
+        if copy_bytes(a, at + offset, end + offset) != copy_bytes(b, at, end):
             return False
     return True
 

@@ -74,10 +74,11 @@ def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Find
         return None
     case = DifferingPair(key or a.name, first, second, context)
     if a.shape != b.shape:
-        shaped = _best_hypothesis(case, shapes=True)
-        if shaped is None or not shaped[0].confirmed:
-            return _explain_common_rows(case) or (None if shaped is None else shaped[0])
-        return shaped[0]
+        tried = _best_hypothesis(case, shapes=True)
+        shaped = None if tried is None else tried[0]
+        if shaped is None or not shaped.confirmed:
+            return _explain_common_rows(case) or shaped
+        return shaped
     if not case.before.changed:
         return None
     empty = explain_empty_codes(case.key, first, second)

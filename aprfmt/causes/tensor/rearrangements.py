@@ -401,7 +401,6 @@ def guess_row_range(case: DifferingPair) -> Iterator[Guess]:
     The first rows of a longer table of tokens are no such run: its other rows are for other ids.
     """
     a, b = case.a, case.b
-    longer = is_longer_table(case.context, case.key, a, b)
     if a.columns != b.columns or a.columns == 1 or a.rows == b.rows:
         return
     small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
@@ -412,7 +411,7 @@ def guess_row_range(case: DifferingPair) -> Iterator[Guess]:
         near = np.abs(large.take(rows)[:, :8] - probe[0][None, :8]).max(axis=1)
         limit = 2 * case.slack() * float(np.abs(probe[0]).max()) + 0.0
         for at in rows[near <= limit].tolist():
-            if longer and at == 0:
+            if at == 0 and is_longer_table(case.context, case.key, a, b):
                 continue
             says = (
                 f"{other}'s {small.rows} rows are rows {at} to {at + small.rows - 1} of "

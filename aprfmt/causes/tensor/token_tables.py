@@ -72,6 +72,15 @@ def vocabulary_size(model: "Model") -> int | None:
 
     Of ids behind the stated vocabulary, placeholders of another modality do not count.
     """
+    cache = model.carried.cache
+    if "table_ids" not in cache:
+        cache["table_ids"] = {"count": _count_ids(model)}
+    count: int | None = cache["table_ids"]["count"]
+    return count
+
+
+def _count_ids(model: "Model") -> int | None:
+    """Return what `vocabulary_size` does, of a tokenizer that is parsed for it."""
     carried = model.carried
     try:
         size = tokenizer_facts(model).get("vocab_size")

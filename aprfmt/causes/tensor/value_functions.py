@@ -159,7 +159,6 @@ def guess_prefix(case: DifferingPair) -> Iterator[Guess]:
     if a.columns != 1 or b.columns != 1 or a.rows == b.rows or len(a.shape) != len(b.shape):
         return
     small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
-    longer = is_longer_table(case.context, case.key, a, b)
     if small.rows < LEAST or large.rows > 1 << 22:
         return
     part = to_float64(small.whole).reshape(-1)
@@ -168,7 +167,7 @@ def guess_prefix(case: DifferingPair) -> Iterator[Guess]:
     for at in np.flatnonzero(
         np.abs(every[: large.rows - small.rows + 1] - part[0]) <= limit
     ).tolist():
-        if longer and at == 0:
+        if at == 0 and is_longer_table(case.context, case.key, a, b):
             continue
         what = "the first" if at == 0 else f"values {at} to {at + small.rows - 1}"
         count = f" {small.rows}" if at == 0 else ""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.spec import split_key
-from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.bounds import RoleBounds, bounded_numbers, role_bounds, tensor_bounds
@@ -21,9 +21,6 @@ from aprfmt.tensors.stats import Accumulator, Stats, merge_stats, tensor_stats
 from aprfmt.tensors.view import View
 
 ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
-WHOLE_NUMBERS = frozenset(
-    name for name, row in ENCODINGS.items() if row.numpy.startswith(("int", "uint", "bool"))
-)
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def check_init_statistics(subject: ModelUnderTest) -> Result:
     by_role: dict[str, list[RoleStats]] = {}
     limits: dict[str, RoleBounds] = {}
     for key, tensor in model.roles.items():
-        if tensor.encoding in WHOLE_NUMBERS:
+        if find_encoding(tensor.encoding).numpy.startswith(("int", "uint", "bool")):
             continue
         role = split_key(key)[1]
         offset = float(block.norm_offset) if "rms" in role_bounds(arch, role) else 0.0
