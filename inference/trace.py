@@ -19,6 +19,7 @@ from aprfmt.inference.context import PassFacts
 from aprfmt.inference.record import Form as Form
 from aprfmt.inference.record import Record as Record
 from aprfmt.inference.record import record_to_json
+from aprfmt.measure.distances import ValueBlocks
 from aprfmt.tensors.digest import decoded_sha256
 from aprfmt.tensors.stats import Stats, merge_stats
 
@@ -29,6 +30,11 @@ SCHEMA = 1
 CACHED: Mapping[str, str] = {"k_cache": "k_rope", "v_cache": "v_norm"}
 
 
+def no_blocks(key: str) -> ValueBlocks | None:
+    """Return None: values are fetched as a whole."""
+    return None
+
+
 @dataclass(frozen=True)
 class Trace(Tabular):
     """The records of one pass by key, in execution order, and access to their values.
@@ -37,7 +43,8 @@ class Trace(Tabular):
     `aliases` maps keys that were asked for to the keys they equal by construction. `fetch` returns
     the recorded values of a key, None where only statistics were recorded. `nonfinite` is the first
     key with a NaN or an infinity; a pass with `stop` ended there. `masks` say which values are
-    there of keys whose file holds only some, `resolution` half a unit of its last decimal.
+    there of keys whose file holds only some, `resolution` half a unit of its last decimal. `blocks`
+    gives the values that `fetch` returns piece by piece, None where they can only be fetched whole.
     """
 
     run: Mapping[str, Value]
@@ -47,6 +54,7 @@ class Trace(Tabular):
     nonfinite: str | None = None
     masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     resolution: float = 0.0
+    blocks: Callable[[str], ValueBlocks | None] = no_blocks
 
     def __repr__(self) -> str:
         """Return a short text: the class, the model, and the number of records."""
@@ -83,6 +91,11 @@ class Trace(Tabular):
         Traces of printed text have only some values of a point.
         """
         return self.masks.get(self.aliases.get(key, key))
+
+    def value_blocks(self, key: str) -> ValueBlocks | None:
+        """Return the values of a key to be read piece by piece; None where that is not possible."""
+        own = self.aliases.get(key, key)
+        return self.blocks(own) if own in self.records and own not in self.masks else None
 
     def slot_parts(self, key: str) -> list[str]:
         """Return the keys that a key names: a joined slot's parts (`L3.qkv`), or the key itself."""

@@ -20,7 +20,7 @@ from aprfmt.inference.record import Record
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass
-from aprfmt.inference.trace import Trace
+from aprfmt.inference.trace import Trace, no_blocks
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import cap_proof, unfitted_proof
 from aprfmt.model import Model
@@ -248,7 +248,7 @@ def _with_rows_in_order(
             values = np.take(values, order, axis)
         return values
 
-    return replace(trace, fetch=fetch)
+    return replace(trace, fetch=fetch, blocks=no_blocks)
 
 
 def _order_finding(order: NDArray[np.int64], keys: Sequence[str]) -> Finding:
@@ -284,7 +284,7 @@ def without_leading_rows(trace: Trace, tokens: int, count: int) -> Trace:
         return None if values is None else _cut(key, values, tokens, count)
 
     run = {**trace.run, "ids": list((trace_ids(trace) or ())[count:])}
-    return replace(trace, run=run, records=kept, fetch=fetch)
+    return replace(trace, run=run, records=kept, fetch=fetch, blocks=no_blocks)
 
 
 def _cut_records(trace: Trace, tokens: int, count: int) -> Iterator[tuple[str, Record]]:

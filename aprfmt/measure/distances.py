@@ -1,9 +1,9 @@
 """Distances of two values of one capture point, with NaN and infinities counted."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +14,22 @@ from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+
+_PIECE = 1 << 17  # elements of two arrays that are compared at a time: caches hold them
+
+
+class ValueBlocks(Protocol):
+    """Float32 values that are read piece by piece from where they are stored."""
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        ...
+
+    def pieces(self, counts: Sequence[int]) -> "Iterator[Array]":
+        """Yield so many values after another, flat, each piece valid until the next."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +118,58 @@ def _measure_by_kernel(
         int(x.size),
         odd.result(shape),
     )
+
+
+def measure_blocks(x: ValueBlocks, y: ValueBlocks, shape: tuple[int, ...]) -> PointDistance | None:
+    """Return what `measure_values` does of all values, to the bit, read piece by piece.
+
+    None where values have to be compared as whole arrays: one is not finite, sizes differ, or
+    there is no native kernel.
+    """
+    native = native_kernels()
+    if native is None or native.apart is None or x.size != y.size or not x.size:
+        return None
+    kernel, counts = native.apart, list(_kernel_runs(x.size))
+    pairs = zip(counts, x.pieces(counts), y.pieces(counts), strict=True)
+    most, at, start = 0.0, 0, 0
+    sums: list[tuple[float, float]] = []
+    for count, mine, other in pairs:
+        dd, yy, largest, place, odd_x, odd_y, *_ = kernel(mine, other)
+        if odd_x or odd_y:
+            return None
+        if largest > most:
+            most, at = largest, start + place
+        sums.append((dd, yy))
+        start += count
+    dd, yy = _sum_of_runs(x.size, iter(sums))
+    norm, rest = math.sqrt(yy), math.sqrt(dd)
+    rel, index = relative_share(rest, norm), tuple(int(i) for i in np.unravel_index(at, shape))
+    rms = norm / math.sqrt(x.size)
+    return PointDistance(rel, rel, most, index, rms, most == 0, x.size, None)
+
+
+def _kernel_runs(count: int) -> Iterator[int]:
+    """Yield the sizes of pieces in which `native.apart` can be given `count` values, in order."""
+    if count <= _PIECE:
+        yield count
+        return
+    half = _half_of_run(count)
+    yield from _kernel_runs(half)
+    yield from _kernel_runs(count - half)
+
+
+def _sum_of_runs(count: int, sums: Iterator[tuple[float, float]]) -> tuple[float, float]:
+    """Return the sums of the pieces of `_kernel_runs`, added as `native.apart` adds halves."""
+    if count <= _PIECE:
+        return next(sums)
+    half = _half_of_run(count)
+    (dd, yy), (more_dd, more_yy) = _sum_of_runs(half, sums), _sum_of_runs(count - half, sums)
+    return dd + more_dd, yy + more_yy
+
+
+def _half_of_run(count: int) -> int:
+    """Return how many of `count` values `native.apart` adds as the first half (apart.h)."""
+    return count // 2 - count // 2 % 8
 
 
 def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aprfmt.codecs.base import Array
+from aprfmt.measure.distances import ValueBlocks
 from aprfmt.measure.trace_view import RecordLike, TraceLike, WrappedTrace
 from aprfmt.model.ledger import NotCompared, State
 from aprfmt.tensors.stats import Stats
@@ -48,6 +49,11 @@ class TraceOnSharedRows(WrappedTrace):
     def values_mask(self, key: str) -> Array | None:
         """Return which of the values are present, cut to the shared rows; None for all."""
         return self._cut_rows(key, self._trace.values_mask(key))
+
+    def value_blocks(self, key: str) -> ValueBlocks | None:
+        """Return the values of a key to be read piece by piece; None where its rows are cut."""
+        whole = self._shared_positions(key) is None
+        return self._trace.value_blocks(key) if whole else None
 
     def _cut_rows(self, key: str, values: Array | None) -> Array | None:
         """Return the values of a key cut to the shared rows; unchanged if its rows are all shared.

@@ -6,6 +6,7 @@ from typing import Protocol
 from aprfmt.base.dump_names import place_in_dump
 from aprfmt.base.protocols import Value
 from aprfmt.codecs.base import Array
+from aprfmt.measure.distances import ValueBlocks
 from aprfmt.model.ledger import NotCompared, State
 from aprfmt.tensors.stats import Stats
 
@@ -76,6 +77,10 @@ class TraceLike(Protocol):
         """Return which of the values are present (bool array), None for all."""
         ...
 
+    def value_blocks(self, key: str) -> ValueBlocks | None:
+        """Return the values to be read piece by piece, None where that is not possible."""
+        ...
+
     @property
     def resolution(self) -> float:
         """Half a unit of the last decimal of values that were printed, else 0."""
@@ -119,6 +124,10 @@ class WrappedTrace:
     def values_mask(self, key: str) -> Array | None:
         """Return which of the values are present (bool array), None for all."""
         return self._trace.values_mask(key)
+
+    def value_blocks(self, key: str) -> ValueBlocks | None:
+        """Return the values to be read piece by piece, None where that is not possible."""
+        return self._trace.value_blocks(key)
 
 
 def records_token_ids(trace: TraceLike) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from aprfmt.codecs.base import Array
 from aprfmt.errors import UsageError
 from aprfmt.measure import log_softmax
-from aprfmt.measure.distances import PointDistance, measure_values
+from aprfmt.measure.distances import PointDistance, measure_blocks, measure_values
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.tolerances import (
     DISCRETE,
@@ -280,6 +280,24 @@ class RunPair:
             return _uncompared_point(key, bound, "no value is on both sides")
         return replace(_judge_point(apart, key, name in DISCRETE, bound, self.coarse), rows=rows)
 
+    def compare_blocks(
+        self, key: str, dtypes: tuple[str, str], a: TraceLike, b: TraceLike,
+        shape: tuple[int, ...], point: str,
+    ) -> PointDiff | None:  # fmt: skip
+        """Return what `compare` does of all values of a key, which are read piece by piece.
+
+        None where they have to be read as whole arrays.
+        """
+        name = point or key.rpartition(".")[2]
+        if name == log_softmax.POINT:
+            return None
+        x, y = a.value_blocks(key), b.value_blocks(key)
+        apart = None if x is None or y is None else measure_blocks(x, y, shape)
+        if apart is None:
+            return None
+        bound = self.threshold_of(key, dtypes, point)
+        return _judge_point(apart, key, name in DISCRETE, bound, self.coarse)
+
 
 def compare_traces(
     a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[CalibratedBound] = (),
@@ -403,6 +421,11 @@ def compare_point(
     ratio = None if why else _std_ratio(mine, other)
     low, high = ratio_band(mine.point)
     outside = ratio is not None and not low <= ratio <= high
+    if not why and before is None and not positions:
+        shape = mine.shape or other.shape
+        read = between.compare_blocks(key, dtypes, a, b, shape, mine.point)
+        if read is not None:
+            return replace(read, std_ratio=ratio, outside=outside)
     x, y = (None, None) if why else (a.recorded_values(key), b.recorded_values(key))
     if x is None or y is None:
         why, beyond = (why, False) if why else _reason_not_numbers(mine, other)

@@ -698,22 +698,27 @@ class _StateReader:
         return _engine_tensor(name, published.info.shape, whole, make, reading, encoding)
 
     def refuse_missing_ranks(self) -> None:
-        """Raise FormatError where all misfits are shares of tensors divided among more ranks.
+        """Raise FormatError where most misfits are shares of tensors divided among more ranks.
 
-        The files of the other ranks are missing. One such tensor alone may as well be damaged.
+        The files of the other ranks are missing. A few such tensors may as well be damaged.
         """
         odd = {whole.name: (parameter, whole) for parameter, whole in self._misfits.values()}
         known = max((len(one.parts) for one in self._held.values()), default=1)
-        if len(odd) < _SHARES:
+        fits = {
+            ranks: [name for name, (one, whole) in odd.items()
+                    if find_layout(one, whole.shape, ranks)]
+            for ranks in range(known + 1, _MOST_RANKS + 1)
+        }  # fmt: skip
+        ranks = max(fits, key=lambda count: len(fits[count]), default=0)
+        shares = fits.get(ranks, [])
+        if len(shares) < _SHARES or 2 * len(shares) <= len(odd):
             return
-        for ranks in range(known + 1, _MOST_RANKS + 1):
-            if all(find_layout(one, whole.shape, ranks) for one, whole in odd.values()):
-                name, (parameter, whole) = next(iter(odd.items()))
-                raise FormatError(
-                    f"{self._path}: holds {known} of {ranks} ranks: {len(odd)} tensors are a "
-                    f"rank's share of it, such as {shorten(name, 100)} {list(whole.shape)} of "
-                    f"{list(parameter.shape)}; give the folder with the files of all ranks"
-                )
+        parameter, whole = odd[shares[0]]
+        raise FormatError(
+            f"{self._path}: holds {known} of {ranks} ranks: {len(shares)} tensors are a "
+            f"rank's share of it, such as {shorten(shares[0], 100)} {list(whole.shape)} of "
+            f"{list(parameter.shape)}; give the folder with the files of all ranks"
+        )
 
     def _note_lacking(self, whole: RankTensor) -> None:
         """Add a warning where some of the ranks do not have the misfit `whole`."""

@@ -19,10 +19,11 @@ from aprfmt.inference.capture import (
     resolve_alias,
 )
 from aprfmt.inference.engines.parts import cut_to_vocabulary, has_vocabulary_axis
+from aprfmt.inference.engines.tiles import Tiles
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.trace import KeptValues, Positions, Record, Trace, ValueStore, order_slots
-from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.distances import measure_blocks, rel_l2
 from aprfmt.measure.tolerances import BASE, DISCRETE, weights_class
 from aprfmt.model import Model
 from aprfmt.tensors.digest import decoded_sha256
@@ -106,7 +107,9 @@ class Collector:
         self._again: Origin | None = None  # the origin that alone is taken, None: any
         self.giver = ""  # the array whose values are added
         self._givers: dict[str, str] = {}  # the array of each record's values
-        self._second: list[tuple[str, str, Origin]] = []  # (array, key, origin) not recorded
+        # (array, key, origin, tiles) not recorded
+        self._second: list[tuple[str, str, Origin, Tiles | None]] = []
+        self._tiles: dict[str, Tiles] = {}  # of records whose values were not read
         self.records: dict[str, Record] = {}
         self.seen = Masks()
         self.unknown: dict[str, str] = {}
@@ -225,26 +228,28 @@ class Collector:
         layer: int,
         shape: tuple[int, ...],
         stats: Stats,
+        tiles: Tiles,
         *,
         rows: Sequence[int] | None = None,
         rank: int = 0,
     ) -> None:
         """Record a point of which the values stay where they are, by their shape and statistics.
 
-        As `add`, for floats of 32 bits, with a store that does not need values; only where
-        `takes_unread`.
+        `tiles` are the values. As `add`, for floats of 32 bits, with a store that does not need
+        values; only where `takes_unread`.
         """
-        key = self._take(point, layer, rank)
+        key = self._take(point, layer, rank, tiles)
         if key is None:
             return
         there = self._row_positions(point, shape[0], rows)
         self.records[key] = self._record(key, point, layer, shape, there, stats)
         self._spool.keep(self.records[key], np.empty(0, np.float32))
 
-    def _take(self, point: str, layer: int, rank: int) -> str | None:
+    def _take(self, point: str, layer: int, rank: int, tiles: Tiles | None = None) -> str | None:
         """Return the key under which a value is recorded, and store its rank as the key's.
 
-        None for a point that is not wanted, and where values of a lower rank are recorded already.
+        `tiles` are the value where it was not read. None for a point that is not wanted, and where
+        values of a lower rank are recorded already.
         """
         own = key_name(point, layer)
         key = self.record_key(own)
@@ -257,13 +262,16 @@ class Collector:
             before = self._origins.get(key)
             if self._ranks.get(key, rank) < rank or (key != own and key in self.records):
                 if self._givers.get(key) != self.giver:
-                    self._second.append((self.giver, key, (own, rank)))
+                    self._second.append((self.giver, key, (own, rank), tiles))
                 return None
             if before is not None and self._givers[key] != self.giver:
-                self._second.append((self._givers[key], key, before))
+                self._second.append((self._givers[key], key, before, self._tiles.get(key)))
             self._givers[key] = self.giver
         self._ranks[key] = rank
         self._origins[key] = own, rank
+        self._tiles.pop(key, None)
+        if tiles is not None:
+            self._tiles[key] = tiles
         return key
 
     def _record(
@@ -295,13 +303,15 @@ class Collector:
         that have other rows are not compared; rounding of the run's dtype is no difference.
         """
         bound = BASE.get(self._dtype, BASE["float32"]).rel_l2
-        for name, key, origin in self._second:
-            held, kept = KeptValues(), self._spool.fetch(key)
-            add(name, self.for_reading_again(key, held, origin))
-            values = held.fetch(key)
-            if values is None or kept is None or values.shape != kept.shape:
-                continue
-            apart = rel_l2(values, kept)
+        for name, key, origin, tiles in self._second:
+            apart = _distance_of_tiles(tiles, self._tiles.get(key))
+            if apart is None:
+                held, kept = KeptValues(), self._spool.fetch(key)
+                add(name, self.for_reading_again(key, held, origin))
+                values = held.fetch(key)
+                if values is None or kept is None or values.shape != kept.shape:
+                    continue
+                apart = rel_l2(values, kept)
             if not apart <= bound:
                 self.lost.add(name)
                 self.unknown[name] = (
@@ -321,7 +331,7 @@ class Collector:
         again = copy(self)
         again._spool, again._wanted, again._again = store, {key}, origin or self._origins.get(key)
         again._ranks, again._origins, again.records, again.unknown = {}, {}, {}, {}
-        again.lost = set()
+        again.lost, again._tiles = set(), {}
         return again
 
     def add_joined(self, slot: str, layer: int, values: Numbers) -> None:
@@ -390,7 +400,18 @@ class Collector:
             bad,
             self.seen,
             resolution,
+            self._tiles.get,
         )
+
+
+def _distance_of_tiles(values: Tiles | None, reference: Tiles | None) -> float | None:
+    """Return relative L2 of values that were not read; None where they have to be read whole."""
+    if values is None or reference is None:
+        return None
+    if (values.rows, values.width) != (reference.rows, reference.width):
+        return None
+    found = measure_blocks(values, reference, (values.rows, values.width))
+    return None if found is None else found.rel
 
 
 def _key_order(key: str) -> tuple[int, int, int]:

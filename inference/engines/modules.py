@@ -314,7 +314,7 @@ class ModuleReader:
             return False
         stats = tiles.stats()
         for point, layer, shape, rank in found:
-            collector.add_unread(point, layer, shape, stats, rows=rows, rank=rank)
+            collector.add_unread(point, layer, shape, stats, tiles, rows=rows, rank=rank)
             if point in ("q", "k"):
                 self._lengths[f"{layer}.{point}"] = tiles.rows
         return True

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Numbers = NDArray[Any]
 _TOGETHER = 1 << 21  # elements that are read together for a whole array
 _COUNTED = 1 << 20  # and for its statistics: they stay in the last-level cache
+_AHEAD = 1 << 19  # and for pieces of them
 _STORED = 8 * PART  # elements of which statistics are taken where they are stored, at a time
 
 
@@ -54,6 +55,28 @@ class Tiles:
     width: int
     fill: Callable[[int, int, Numbers], None]
     stored: Callable[[int, int], list[StoredRows]] | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.rows * self.width
+
+    def pieces(self, counts: Sequence[int]) -> Iterator[Numbers]:
+        """Yield so many elements after another, flat, each piece valid until the next."""
+        width = max(self.width, 1)
+        ahead = max(_AHEAD // width, 1)  # rows that are read together, at least
+        buffer = np.empty(max(counts, default=0) + (ahead + 1) * width, np.float32)
+        row, first, held = 0, 0, 0
+        for count in counts:
+            if held - first < count:
+                held -= first
+                buffer[:held] = buffer[first : first + held].copy()
+                rows = min(max(-(-(count - held) // width), ahead), self.rows - row)
+                stop = held + rows * width
+                self.fill(row, 0, buffer[held:stop].reshape(rows, width))
+                row, first, held = row + rows, 0, stop
+            yield buffer[first : first + count]
+            first += count
 
     def read(self) -> Numbers:
         """Return the whole array [rows, width]."""

@@ -7,6 +7,7 @@ import pickle
 import struct
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from aprfmt.formats import open_source
 from aprfmt.formats.pytorch import storages
 from aprfmt.formats.pytorch.reader import first_names
 from tests.formats import pytorch_files as files
+from tests.formats.test_pytorch_hostile import zipped
 
 LISTED = [
     *((f"{str(dtype)[6:]}-{form}", lambda dtype=dtype: {"x": files.values(dtype)}, form, 2)
@@ -319,3 +321,52 @@ def test_the_shape_that_the_parts_of_a_sparse_tensor_make_is_kept(
     with open_source(path) as source:
         assert source.metadata["x.layout"] == f"torch.{layout}"
         assert source.metadata["x.shape"] == [4, 4]
+
+
+def outputs(kind: str) -> Any:
+    """Return what a model of transformers returned, or holds."""
+    made: Any = pytest.importorskip("transformers.modeling_outputs")
+    caches: Any = pytest.importorskip("transformers.cache_utils")
+    states = tuple(files.values(torch.bfloat16) for _ in range(3))
+    cache = caches.DynamicCache()
+    for layer in range(2):
+        keys, values = (torch.randn(1, 2, 3, 4) for _ in range(2))
+        cache.update(keys, values, layer)
+    table: dict[str, Callable[[], Any]] = {
+        "logits": lambda: made.CausalLMOutputWithPast(logits=states[0], hidden_states=states),
+        "cache": lambda: made.BaseModelOutputWithPast(states[0], past_key_values=cache),
+        "sequence": lambda: made.Seq2SeqLMOutput(logits=states[0], encoder_hidden_states=states),
+        "in a dict": lambda: {"a": [made.BaseModelOutput(hidden_states=states)], "b": states[0]},
+        "cache alone": lambda: cache,
+    }
+    return table[kind]()
+
+
+def fields_of(value: Any) -> Any:
+    """Return an output's fields, and a cache's, as dicts and lists."""
+    if hasattr(value, "layers"):
+        return {"layers": [{"keys": one.keys, "values": one.values} for one in value.layers]}
+    if isinstance(value, dict):
+        return {key: fields_of(one) for key, one in value.items()}
+    return [fields_of(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("kind", ["logits", "cache", "sequence", "in a dict", "cache alone"])
+def test_outputs_of_transformers(kind: str, protocol: int, tmp_path: Path) -> None:
+    """They are pickled by calls of their own classes, whose fields are items and attributes."""
+    torch.save(outputs(kind), tmp_path / "x.pt", pickle_protocol=protocol)
+    check(tmp_path / "x.pt", fields_of(torch.load(tmp_path / "x.pt", weights_only=False)))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["transformers.utils.hub cached_file", "transformers.modeling_outputs os.Output",
+     "transformers AOutput", "transformersx.modeling_outputs AOutput", "os.path AOutput",
+     "transformers.modeling_outputs AnOutputOf", "outputs.modeling AOutput"],
+)  # fmt: skip
+def test_other_calls_are_refused(kind: str, tmp_path: Path) -> None:
+    code = f"c{kind.replace(' ', chr(10))}\n)R".encode()
+    path = zipped(tmp_path / "x.pt", code)
+    with pytest.raises(FormatError, match="calls"), open_source(path):
+        pass

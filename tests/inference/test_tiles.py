@@ -1,7 +1,8 @@
 """Blocks of arrays that are stored in parts, against numpy's slices of the whole.
 
 Seen red: a part's first column taken for the block's, rows of the second part counted from the
-first, a sum without its last part, the statistics without the last rows.
+first, a sum without its last part, the statistics without the last rows, pieces without what was
+left of the rows before, halves of distances that are not the kernel's.
 """
 
 from typing import Any
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 
 from aprfmt.codecs import native_kernels
 from aprfmt.errors import FormatError
+from aprfmt.inference.engines import tiles as tiles_module
 from aprfmt.inference.engines.dump_folders import Dump, Pass
 from aprfmt.inference.engines.rank_joining import JoinedArray
 from aprfmt.inference.engines.sequences import align
 from aprfmt.inference.engines.tiles import StoredRows, Tiles, add_up, join_columns, join_rows
+from aprfmt.measure import distances
 from aprfmt.tensors.stats import PART, compute_stats
 
 F32 = NDArray[np.float32]
@@ -168,3 +171,46 @@ def test_rows_of_passes_come_in_the_order_of_positions(
     assert (found.tiles is not None) == in_blocks
     if found.tiles is not None:
         assert np.array_equal(found.tiles.read(), expected)
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("counts", [(1,), (3, 1, 2), (2,) * 9, (0, 5, 0, 7)])
+@pytest.mark.parametrize("ahead", [1, 12, 1 << 18])
+def test_pieces_are_the_elements_in_order(
+    kind: str, counts: tuple[int, ...], ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles_module, "_AHEAD", ahead)
+    tiles, whole = MADE[kind]
+    counts = (*counts, whole.size - sum(counts))
+    found = [piece.copy() for piece in tiles.pieces(counts)]
+    assert [piece.size for piece in found] == list(counts)
+    assert np.array_equal(np.concatenate(found), whole.reshape(-1))
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="pieces are compared by a kernel")
+@pytest.mark.parametrize("piece", [256, 1000, 1 << 17])
+@pytest.mark.parametrize("change", [0.0, 1e-3, 1.0])
+def test_distances_of_pieces_are_those_of_the_whole(
+    piece: int, change: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distances, "_PIECE", piece)
+    for rows, width in [(1, 1), (3, 5), *((40 + 7 * n, 31 + n) for n in range(40)), (411, 1031)]:
+        x = drawn(rows, width)
+        y = x + np.float32(change) * drawn(rows, width, 1)
+        found = distances.measure_blocks(tiles_of(x), tiles_of(y), (rows, width))
+        assert found is not None
+        assert found == distances.measure_values(x.ravel(), y.ravel(), None, (rows, width))
+        apart = np.linalg.norm(np.float64(x) - y) / np.linalg.norm(np.float64(y))
+        assert found.rel == pytest.approx(apart)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_pieces_that_are_not_finite_are_left_to_whole_arrays(odd: float) -> None:
+    for side in (0, 1):
+        sides = [drawn(300, 900), drawn(300, 900)]
+        sides[side][250, 7] = odd
+        assert distances.measure_blocks(tiles_of(sides[0]), tiles_of(sides[1]), (300, 900)) is None
+
+
+def test_arrays_of_other_sizes_are_not_compared_in_pieces() -> None:
+    assert distances.measure_blocks(tiles_of(A), tiles_of(WIDE), A.shape) is None

@@ -64,6 +64,9 @@ class OneTrace:
     def values_mask(self, key: str) -> None:
         return None
 
+    def value_blocks(self, key: str) -> None:
+        return None
+
 
 VALUES = np.random.default_rng(3).standard_normal((3, 64)).astype(np.float32)
 

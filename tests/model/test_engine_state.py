@@ -367,6 +367,19 @@ def test_ranks_without_the_others_are_no_model(
     assert done.code == 2 and f"holds {kept} of {ranks} ranks: " in done.err, done.out
 
 
+@pytest.mark.parametrize("kept", [(0,), (3,), (0, 1), (1, 3), (2, 3), (0, 2, 3)])
+@pytest.mark.parametrize("odd", ["experts", "a matrix"])
+def test_missing_ranks_are_no_cause_beside_a_tensor_of_no_share(
+    odd: str, kept: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Six experts on four ranks, or one matrix of another shape, fit no number of ranks."""
+    held = [states("mixtral", 4, odd == "experts")[rank] for rank in kept]
+    if odd == "a matrix":
+        held = [{**one, OUT: one[OUT][:, :5].clone()} for one in held]
+    done = aprfmt("diff", tiny_folder("mixtral"), save(tmp_path / "s", held))
+    assert done.code == 2 and f"holds {len(kept)} of 4 ranks: " in done.err, (done.out, done.err)
+
+
 ODD: dict[str, tuple[Callable[[list[State]], None], str]] = {
     "a rank lacks a tensor": (lambda held: held[1].pop(OUT), f"{OUT}: rank 1 of 2 does not have"),
     "a share of zeros": (lambda held: held[1][OUT].zero_(), f"{OUT}: the share of rank 1 is zeros"),

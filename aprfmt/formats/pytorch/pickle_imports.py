@@ -5,6 +5,7 @@ writes names of the functions and classes that make up its values, and no other.
 """
 
 import io
+import re
 import struct
 import sys
 from collections.abc import Collection, Iterator
@@ -39,6 +40,9 @@ _TYPES = frozenset(
     )
 )  # fmt: skip
 
+_OUTPUT_MODULE = re.compile(r"transformers(\.[a-z_][a-z0-9_]*)+")
+_OUTPUT_NAME = re.compile(r"[A-Za-z]\w*Outputs?((With|For)\w+)?")
+
 
 def resolve_name(module: str, name: str) -> GlobalName:
     """Return the name that an unpickler imports for these two texts of a pickle.
@@ -59,6 +63,15 @@ def is_value_class(kind: GlobalName) -> bool:
     library has classes and functions that act, so only those of PLAIN_CLASSES are described.
     """
     return str(kind) in PLAIN_CLASSES or not (_is_standard(kind) or _leads_elsewhere(kind))
+
+
+def is_model_output(kind: GlobalName) -> bool:
+    """Return whether a name is that of one of transformers' classes of a model's outputs.
+
+    They are dicts of their fields (ModelOutput), pickled as a call with the fields' values. Their
+    names are such as CausalLMOutputWithPast.
+    """
+    return bool(_OUTPUT_MODULE.fullmatch(kind.module) and _OUTPUT_NAME.fullmatch(kind.name))
 
 
 def _is_standard(name: GlobalName) -> bool:

@@ -16,6 +16,7 @@ from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.pytorch.pickle_imports import (
     PLAIN_CLASSES,
     Imports,
+    is_model_output,
     is_value_class,
     resolve_name,
 )
@@ -345,7 +346,7 @@ class Unpickler:
             if isinstance(error, FormatError):
                 raise
             raise self._damage_error(f"calls {shorten(str(function), 200)}: {error}") from None
-        if found is None and str(function) in PLAIN_CLASSES:
+        if found is None and (str(function) in PLAIN_CLASSES or is_model_output(function)):
             found = PickledObject(function, args)
         if found is None:
             raise self._refusal(f"calls {shorten(str(function), 200)}")

@@ -5,6 +5,7 @@ from typing import Any
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.cursor import MAX_COUNT
+from aprfmt.formats.pytorch.pickle_imports import is_model_output
 from aprfmt.formats.pytorch.pickle_values import (
     GlobalName,
     PickledDict,
@@ -102,6 +103,12 @@ class Flattened:
         A module's parameters and submodules have no key of their own in the path, its settings are
         left out.
         """
+        if is_model_output(value.kind) and value.items.pairs:
+            # A dict of fields, which are attributes of the same names too.
+            state = value.state.pairs if isinstance(value.state, PickledDict) else []
+            held = [pair for pair in state if pair[1] is not None]
+            self._add_dict(PickledDict([*held, *value.items.pairs]), path, depth)
+            return
         name = str(value.kind)
         self.classes[name] = self.classes.get(name, 0) + 1
         rows = value.state if isinstance(value.state, tuple) else (value.state,)
