@@ -53,7 +53,7 @@ NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "python -m pip install -e .": ("a network; it would change the packages of this run", never),
     **dict.fromkeys(
         ("python -m ruff check . && python -m ruff format --check . && python -m mypy",
-         "python -m pytest -q tests/test_forge.py", "python -m tests --fast", "python -m tests"),
+         "python -m tests --fast", "python -m tests"),
         ("a clone; it is what runs this test", never)),
     "python -m pip wheel --no-deps --wheel-dir dist .": (
         "a clone and minutes of compiling; tests/test_packaging.py does it", never),
@@ -84,6 +84,17 @@ NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
         "half a minute; `python -m tests --everything` runs it",
         lambda: os.environ.get(SCOPE) != SAMPLED),
     "python -m tests.long fuzz --runs 5000000 --jobs 2 --out /tmp/fuzz": ("hours", never),
+    **dict.fromkeys(
+        ("python -m pytest -q -x tests/arch -k NAME",
+         "python -m pytest -q tests/arch tests/inference tests/conversion tests/diagnosis -k NAME",
+         "python -m aprfmt.arch.docs_page > docs/reference/architectures.md",
+         "python -m tests.diagnosis.table --only FAULT",
+         "python -m tests.docs.reference --write",
+         "python -m pytest -q tests/arch tests/diagnosis/test_faults.py "
+         "tests/docs/test_reference.py",
+         "ruff check . && ruff format . && python -m mypy",
+         "python -m tests.arch.seen --write docs/reference/llama_cpp.json NAME"),
+        ("a clone with a new architecture in it; it writes the clone's pages", never)),
 }  # fmt: skip
 
 
