@@ -123,14 +123,19 @@ def emit(
     return exit_code
 
 
-def shorten_answer(lines: "Sequence[Line]") -> "Sequence[Line]":
-    """Return at most 12 lines: the first ones, a count of those left out, the last command."""
+def shorten_answer(
+    lines: "Sequence[Line]", rest: str = "--format human, --json"
+) -> "Sequence[Line]":
+    """Return at most 12 lines: the first ones, a count of those left out, the last command.
+
+    `rest` are the options that print those left out.
+    """
     if len(lines) <= output_format.LINES:
         return lines
     end = [row for row in lines[-2:] if row[0].startswith("next: ")]
     most = output_format.LINES - 1 - len(end)
     left = len(lines) - most - len(end)
-    return [*lines[:most], (f"... {left} more lines (--format human, --json)", "dim"), *end]
+    return [*lines[:most], (f"... {left} more lines ({rest})", "dim"), *end]
 
 
 def print_cases(form: str, command: str, cases: "Sequence[ReportCase]", exit_code: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
 from aprfmt.diagnosis.packing import examine_packed
-from aprfmt.diagnosis.packing_keys import repair_key_command
+from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.sides import Side, open_side
@@ -124,7 +124,7 @@ def _diagnose_packing(
         fault = None if good.damage else examine_packed(good, bad, label)
         if fault is not None:
             found = [
-                replace(one, next=repair_key_command(good, bad, one) if label == "B" else "")
+                replace(one, next=repair_packing_command(good, bad, one) if label == "B" else "")
                 for one in fault.findings
             ]
             return Diagnosis(

@@ -24,6 +24,7 @@ class Levels:
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     reason: str = ""
+    other_model: bool = False  # `reason` is a difference: other sizes, blocks or weights
     stated: list[Finding] = field(default_factory=list)  # measured where they were found
     unmoved: bool = False  # every tensor's values and every hyperparameter are equal
     report: DiffReport | None = None  # what comparing the files gave
@@ -39,6 +40,10 @@ class Levels:
         """Append a finding, and the hyperparameters and weights (`part`) that it is about."""
         self.findings.append(finding)
         self.parts.append(part)
+
+    def end_with_other_model(self, reason: str) -> None:
+        """End the comparison: `reason` says by what A and B are seen to be two models."""
+        self.reason, self.other_model = reason, True
 
     def close(self) -> None:
         """Move the findings in `stated` to the end of `findings`, once all levels are done."""

@@ -276,11 +276,13 @@ def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> 
         found.add(finding, Touched((), ()))
     elif other:
         sizes = ", ".join(f"{name} {a.hyper[name]} and {b.hyper[name]}" for name in other)
-        found.reason = f"these are models of other sizes: {sizes}"
+        found.end_with_other_model(f"these are models of other sizes: {sizes}")
     elif a.spec.block != b.spec.block and not equal:
-        found.reason = f"A is {a.spec.name}, B {b.spec.name}: other blocks, and no tensor in common"
+        found.end_with_other_model(
+            f"A is {a.spec.name}, B {b.spec.name}: other blocks, and no tensor in common"
+        )
     elif matched and not equal and _is_other_training(report):
-        found.reason = (
+        found.end_with_other_model(
             f"none of {matched} tensors is equal or explained: these are two checkpoints, not two "
             "copies of one"
         )
@@ -361,7 +363,7 @@ def _compare_hyperparameters(
         for row, text in zip(chosen, sentences, strict=True):
             found.evidence.append(Evidence("config", text, (row.name, *keys[:6])))
         if not cause:
-            found.reason = "other sizes or kinds of block: " + "; ".join(sentences)
+            found.end_with_other_model("other sizes or kinds of block: " + "; ".join(sentences))
             return explained
         parts = tuple(key for row in chosen for key in differing_sub_keys(row))
         found.add(

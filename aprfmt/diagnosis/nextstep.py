@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tokenizer.special_ids import CHOSEN_BY_TRAINING, ENDS
 from aprfmt.diagnosis.configuration_keys import repair_arguments
-from aprfmt.diagnosis.packing_keys import repair_key_command
+from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.tokens import has_more_tokens, tokenizer_set_arguments
 from aprfmt.diagnosis.unreadable_config import refusal_reason
@@ -126,7 +126,7 @@ def repair_command(parts: StepParts, finding: Finding) -> str:
     """
     a, b = parts.a.model, parts.b.model
     if a is not None and b is not None and parts.b.kind != "trace":
-        mended = repair_key_command(a, b, finding)
+        mended = repair_packing_command(a, b, finding)
         if mended:
             return mended
     anew = is_repaired_by_rewriting(finding.cause, finding.confirmed, finding.values)

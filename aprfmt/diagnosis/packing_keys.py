@@ -1,24 +1,34 @@
-"""Finds quantization keys that make packed weights decode correctly, tried on B's own bytes."""
+"""Finds what makes packed weights decode correctly, tried on B's own bytes.
+
+That is a key of the quantization, or the name of a part.
+"""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from aprfmt.base.protocols import Value
+from aprfmt.codecs import CODECS
+from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.diagnosis.config_changes import differing_keys
 from aprfmt.diagnosis.packing_repairs import CLAIMS
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import set_command
-from aprfmt.model import Model
+from aprfmt.measure.named_causes import fixed_name, set_command
+from aprfmt.model import Model, open_model
 from aprfmt.model.config_paths import GONE, Changes, Key, read_with_changes
 from aprfmt.model.packing_sizes import changes_text, in_every_section, size_changes
+from aprfmt.model.relations import opening_path
+from aprfmt.model.renames import Rename, command_line, differing_run, word_similarity
 from aprfmt.tensors.companions import quantization_section
 
 _GONE = 0.8  # of the distance at most is left with the key that mends
 _READ = 0.5  # relative L2 from A's values up to which a weight is read as it was made
 _WORSE = 1.01  # times its distance that a weight may have with a key that mends others
 _TRIED = 12  # weights that are read again, of those found and of the others
+_NAMES = 12  # names that an unknown part may have had, the most similar first
 # The values that a key may have instead, by method. Source: GPTQModel, FORMAT; classic GPTQ stores
 # zero points less one.
 _OTHERS: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
@@ -27,7 +37,76 @@ _OTHERS: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
 _DEFAULTS: Mapping[str, Value] = {"checkpoint_format": "gptq"}
 
 
-def repair_key_command(good: Model, bad: Model, finding: Finding) -> str:
+def repair_packing_command(good: Model, bad: Model, finding: Finding) -> str:
+    """Return the command that makes a finding's packed weights of B decode to A's values, or "".
+
+    It is a `convert --rename` for a part that stands under another name, else a `set` of keys of
+    the quantization.
+    """
+    missing = finding.cause == "scales_missing" and finding.side != "A"
+    renamed = _rename_command(good, bad, finding) if missing else ""
+    return renamed or _set_command(good, bad, finding)
+
+
+def _rename_command(good: Model, bad: Model, finding: Finding) -> str:
+    """Return the `convert --rename` that makes weights which lack a part decode to A's, or ""."""
+    best: tuple[float, Rename | None] = (math.inf, None)
+    for rule in _part_renames(bad, finding.where):
+        try:
+            with open_model(bad.path, rename=(rule,)) as made:
+                if all(name in made and made[name].parts for name in finding.where):
+                    own = [k for k, v in made.roles.items() if {*v.names} & {*finding.where}]
+                    after = _weight_distances(good, made, own[:_TRIED])
+                    left = max(after.values(), default=math.inf)
+                    best = min(best, (left, rule), key=lambda row: row[0])
+        except AprfmtError:
+            continue
+    if best[1] is None or not best[0] <= _READ:
+        return ""
+    path = opening_path(bad.path)
+    source = command_line("convert", path)
+    return f"{source} {fixed_name(path)} --rename {shlex.quote(str(best[1]))}"
+
+
+def _part_renames(bad: Model, weights: Sequence[str]) -> list[Rename]:
+    """Return rules that give a tensor beside packed weights the name of a part, likely ones first.
+
+    Only tensors are renamed whose names no packing knows, and that stand beside most of `weights`.
+    """
+    stems = {f"{name.rpartition('.')[0]}." for name in weights}
+    known = _part_suffixes()
+    beside: Counter[str] = Counter()
+    for name in bad.source.tensors:
+        ends = (i + 1 for i, letter in enumerate(name) if letter == ".")
+        end = next((i for i in ends if name[:i] in stems), 0)
+        tail = name[end:]
+        if end and not any(tail == one or tail.endswith(f".{one}") for one in known):
+            beside[tail] += 1
+    rules: dict[Rename, float] = {}
+    for tail in (one for one, count in beside.items() if 2 * count > len(stems)):
+        parts = tail.split(".")
+        for suffix in known:
+            wanted = suffix.split(".")
+            target = [*parts[: -len(wanted)], *wanted]
+            run = differing_run(parts, target)
+            if run is not None:
+                rules[Rename(*run)] = word_similarity(tail, ".".join(target))
+    return sorted(rules, key=lambda rule: -rules[rule])[:_NAMES]
+
+
+def _part_suffixes() -> set[str]:
+    """Return the suffixes of all tensors that any packing stores for a weight, without the dot."""
+    found = {
+        part for name in CODECS for part in (*CODECS[name].parts, *CODECS[name].optional_parts)
+    }
+    for key in DIALECTS:
+        row = DIALECTS[key]
+        called = (one for each in row.called.values() for one in each)
+        found |= {row.main, row.weight, *row.parts, *row.optional, *called}
+    return {part.lstrip(".") for part in found} - {""}
+
+
+def _set_command(good: Model, bad: Model, finding: Finding) -> str:
     """Return the `set` command for the quantization keys that repair a finding's weights, or "".
 
     Every weight that is tried must come nearer to A's, and no other may get worse. Of several

@@ -122,6 +122,7 @@ class Diagnosis(Tabular):
     accept: tuple[str, ...] = ()  # `unread:PATTERN`s: items that count as equal all the same
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # file's names of places
     item_arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)  # words of `set`
+    other_model: bool = False  # `reason` is an established difference: A and B are two models
 
     def __repr__(self) -> str:
         return short_repr(self, f"{self.a} and {self.b}", self.verdict, self.cause or "")
@@ -179,7 +180,7 @@ class Diagnosis(Tabular):
     def pronounced(self) -> Pronounced:
         """The verdict over the findings and all items of both models that were not compared."""
         found = self._findings_verdict
-        differs = found not in ("same", "precision")
+        differs = found not in ("same", "precision") or self.other_model
         # That nothing at all was compared is `reason`: where it is "", something was.
         compared = Compared(differs, {"levels": (max(1, len(self.checked)),) * 2}, self.left)
         words = VerdictWords("same" if differs else found, KINDS[found])
@@ -262,8 +263,11 @@ class Diagnosis(Tabular):
 
     @property
     def exit_code(self) -> Literal[0, 1, 2]:
-        """0 for same or precision, 1 for bug, derived or not exercised, 2 for not comparable."""
-        return EXIT[self.kind]
+        """0 for same or precision, 1 for bug, derived or not exercised, 2 for not comparable.
+
+        1 too for two models that are not comparable because they are seen to differ.
+        """
+        return 1 if self.kind == "not_comparable" and self.other_model else EXIT[self.kind]
 
     @property
     def next(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from aprfmt.causes import CAUSES
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.models import relation_findings
+from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.records import Diagnosis, Evidence
 from aprfmt.diagnosis.tensors import explained_findings, lost_companions_finding
 from aprfmt.diagnosis.unreadable_config import refusal_reason
@@ -44,7 +45,9 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     codes: set[str] = set()  # of packed weights without what they count for
     for label, side in (("A", a), ("B", b)):
         if side.unread is not None and side.unread.lacks:
-            findings.append(lost_companions_finding(side, label))
+            finding = lost_companions_finding(side, label)
+            mend = repair_packing_command(a, b, finding) if label == "B" else ""
+            findings.append(replace(finding, next=mend))
             packed = side.unread.weights
             parts = tuple(f"{name}." for name in packed)
             codes |= {

@@ -99,6 +99,7 @@ class Walk:
             levels.complete, levels.remainder, levels.coverage, left, ledgers,
             stored=stored_names_of_places(findings, self.a.model, self.b.model),
             item_arguments={} if ledgers is None else item_arguments(left, *ledgers),
+            other_model=levels.other_model and not reason,
         )  # fmt: skip
 
     def _uncompared_items(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:

@@ -329,7 +329,7 @@ def component_rules(
     for name, shape in unmatched.items():
         parts = strip_prefix(name, style).split(".")
         for other, there in wanted.get(_numbers_in(parts), ()):
-            pair = _differing_run(parts, other)
+            pair = differing_run(parts, other)
             if pair is not None and (there is None or math.prod(shape) == math.prod(there)):
                 votes.setdefault(pair[0], Counter())[pair[1]] += 1
                 alike[pair] += shape == there
@@ -345,7 +345,7 @@ def _choose_by_votes(
     """
     ranked = sorted(
         (
-            (alike[old, new], count, (old, new) in _METAS, _similarity(old, new), old, new)
+            (alike[old, new], count, (old, new) in _METAS, word_similarity(old, new), old, new)
             for old, found in votes.items()
             for new, count in found.items()
         ),
@@ -358,7 +358,7 @@ def _choose_by_votes(
     return [Rename(old, new) for old, new in rules.items()]
 
 
-def _similarity(old: str, new: str) -> float:
+def word_similarity(old: str, new: str) -> float:
     """Return how alike two words are, from 0 to 1."""
     return SequenceMatcher(None, old, new).ratio()
 
@@ -368,7 +368,7 @@ def _numbers_in(parts: Iterable[str]) -> tuple[str, ...]:
     return tuple(part for part in parts if part.isdigit())
 
 
-def _differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
+def differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
     """Return (old, new) of the only differing run of components, at most two; else None."""
     shorter = min(len(parts), len(other))
     start = 0

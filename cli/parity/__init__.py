@@ -72,6 +72,7 @@ REPEATS = 5
 )
 @dry_run.option
 @click.option("--all", "every", is_flag=True, help="Print every point, not the worst of each kind.")
+@options.verbose("The runs, the worst points, operations, losses and checks.")
 @options.html("Write a page: evidence, a map of all points for every run.")
 @run_options.within
 @options.budget

@@ -15,7 +15,6 @@ from aprfmt.cli.parity import output
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
-    from aprfmt.compare.short_answer import Line
     from aprfmt.inference.device import DeviceChoice
     from aprfmt.inference.parity.cells import Parity
     from aprfmt.inference.parity.request import ParityRequest
@@ -35,11 +34,12 @@ class ParityOptions(run_options.WithinOptions):
 
 @dataclass(frozen=True)
 class ParityOutputs:
-    """What a comparison writes: a bundle, a page, all points; and whether it is a dry run."""
+    """What a comparison writes: a bundle, a page, the tables; and whether it is a dry run."""
 
     bundle: Path | None
     html: Path | None
     every: bool
+    verbose: bool
     force: bool
     dry_run: bool
 
@@ -71,8 +71,9 @@ def run_parity(
     with ExitStack() as stack:
         opened, request = prepare_runs(text, options, tokens, stack)
         request = replace(request, by_position=wanted.html is not None)
-        if not tokens.given and output_format.answer_format() != "json":
-            output.show_chosen(request.ids)
+        if not tokens.given and (wanted.dry_run or calibrate is not None):
+            if output_format.answer_format() != "json":
+                render.line(output.chosen_text(request.ids))
         if wanted.dry_run:
             return dry_run.report_parity(opened, choices, request)
         if calibrate is not None:
@@ -181,18 +182,25 @@ def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutput
 
     add_page(body, wanted.html, wanted.force, lambda: render_page(body))
 
+    chosen, bundle = bool(body["ids_chosen"]), None
+    if wanted.bundle is not None:
+        none = "no operation to reproduce; wrote none"
+        bundle = f"wrote {wanted.bundle}" if body["bundle"] else none
+
     def show() -> None:
-        """Print the comparison, and where the bundle is."""
+        """Print the short answer, or with -v or --all the tables."""
+        if not (wanted.verbose or wanted.every):
+            output.show_answer(found, chosen, bundle)
+            return
+        if chosen:
+            render.line(output.chosen_text(found.ids))
         output.show(found, wanted.every)
-        if wanted.bundle is not None:
-            path, none = f"wrote {wanted.bundle}", "no operation to reproduce; wrote none"
-            render.say(path if body["bundle"] else none)
+        if bundle is not None:
+            render.say(bundle)
 
-    def answer() -> "list[Line]":
-        """Return the short answer of the comparison as (text, style) lines."""
-        return output.answer(found, body["bundle"] if wanted.bundle is not None else None)
-
-    return render.emit(body, found.exit_code, show, answer=answer)
+    return render.emit(
+        body, found.exit_code, show, answer=lambda: output.answer(found, chosen, bundle)
+    )
 
 
 def write_bundle(

@@ -17,18 +17,18 @@ MOST_IDS = 64  # chosen ids printed; --json has all
 _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
 
 
-def show_chosen(ids: Sequence[int]) -> None:
-    """Print the token ids that were chosen, as --ids takes them."""
+def chosen_text(ids: Sequence[int]) -> str:
+    """Return the line with the token ids that were chosen, as --ids takes them."""
     said = ",".join(map(str, ids[:MOST_IDS]))
     rest = f" and {len(ids) - MOST_IDS} more (--json)" if len(ids) > MOST_IDS else ""
-    render.line(f"{len(ids)} token ids chosen: --ids {said}{rest}")
+    return f"{len(ids)} token ids chosen: --ids {said}{rest}"
 
 
-def answer(found: "Parity", bundle: object) -> "list[Line]":
+def answer(found: "Parity", chosen: bool, bundle: str | None) -> "list[Line]":
     """Return the short answer as (text, style) lines: each run's verdict, then the next command.
 
-    `bundle` describes the reproduction that was written, or is None. `found` is the comparison of
-    all runs.
+    `found` is the comparison of all runs. `chosen`: its token ids were chosen here, and are said.
+    `bundle` says what became of the reproduction that was asked for, or is None.
     """
     lines: list[Line] = []
     commands = []
@@ -53,6 +53,9 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
             for one in pair.report.checks
             if one.outcome == "FAIL"
         ]
+        lines += [(f"  {operation_text(one)}", "bad") for one in pair.operations if one.wrong]
+        if pair.diff.first_token is not None:
+            lines.append((f"  {pair.diff.first_token.text}", "bad"))
         # The next command traces both sides of the first run that is wrong.
         if pair.verdict == "bug":
             ids = ",".join(map(str, found.ids))
@@ -60,9 +63,29 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
                 shlex.quote(f"{found.model}@{one.requested}") for one in (mine, reference)
             )
             commands.append(f"aprfmt trace {run} --payload --ids {ids} --reference {other}")
-    if bundle:
-        lines.append((f"reproduction of the first wrong operation: {bundle}", ""))
+    lines += [(text, "") for text in distance_texts(found)]
+    if bundle is not None:
+        lines.append((bundle, ""))
+    if chosen:
+        lines.append((chosen_text(found.ids), ""))
     return [*lines, *((f"next: {text}", "head") for text in commands[:1])]
+
+
+def warn_of_unknown_points(found: "Parity") -> None:
+    """Warn of what the runs recorded that is no point of this architecture."""
+    for run in found.runs:
+        for key, why in list((run.unknown or {}).items())[:4]:
+            render.warn(f"{run.ran}: {key}: {why}", "unknown_point")
+
+
+def show_answer(found: "Parity", chosen: bool, bundle: str | None) -> None:
+    """Print the short answer, in at most 12 lines; the arguments are those of `answer`."""
+    warn_of_unknown_points(found)
+    *lines, last = answer(found, chosen, bundle)
+    rest: Line = ("points, operations, losses and checks: -v", "dim")
+    end = [last, rest] if not last[0].startswith("next: ") else [rest, last]
+    for text, style in render.shorten_answer([*lines, *end], "-v, --json"):
+        render.say(text, style=style)
 
 
 def show(found: "Parity", show_all: bool) -> None:
@@ -77,16 +100,13 @@ def show(found: "Parity", show_all: bool) -> None:
         via = f", {run.via}" if run.via else ""
         name = "reference" if index == 0 else f"run {index}"
         render.say(f"  {name}: {run_label(run)} ({run.points} points{via})")
-        for key, why in list((run.unknown or {}).items())[:4]:
-            render.warn(f"{run.ran}: {key}: {why}", "unknown_point")
+    warn_of_unknown_points(found)
     for pair in found.pairs:
         show_pair(found, pair, show_all)
     if not found.pairs:
         render.say_verdict(found.conclusion.says, "warn")
-    if found.noise is not None:
-        show_distance(found.noise, "the reference")
-    for distance in found.arbiter:
-        show_distance(distance, run_label(found.runs[distance.of]))
+    for text in distance_texts(found):
+        render.say(text)
 
 
 def run_label(run: "RunFacts") -> str:
@@ -139,7 +159,7 @@ def show_pair(found: "Parity", pair: "RunPair", show_all: bool) -> None:
     run_options.show_nonfinite(pair.diff.points, "this run")
     show_outcomes(pair)
     for operation in pair.operations:
-        show_operation(operation)
+        render.say(operation_text(operation), style="bad" if operation.wrong else "")
     check_output.show_checks(pair.report.checks)
     render.say(found.conclude_pairs(pair.verdict, [pair]).says, style=_STYLES[pair.verdict])
 
@@ -193,20 +213,27 @@ def show_outcomes(pair: "RunPair") -> None:
         )
 
 
-def show_operation(operation: "Operation") -> None:
-    """Print an operation that ran alone in both runs: its error, its bound, whether it is wrong."""
+def operation_text(operation: "Operation") -> str:
+    """Return what an operation gave that ran alone in both runs: its error, its bound, a word."""
     how = "the other run's inputs through the reference" if operation.shadow else "equal inputs"
     word = "wrong" if operation.wrong else "agrees"
     gain = "" if operation.gain is None else f"; output over input {operation.gain:.3g}"
-    render.say(
+    return (
         f"operation {operation.key} alone, {how} ({', '.join(operation.inputs)}): relL2 "
-        f"{operation.residual:.3g}, rounding {operation.bound:.3g}: {word}{gain}",
-        style="bad" if operation.wrong else "",
+        f"{operation.residual:.3g}, rounding {operation.bound:.3g}: {word}{gain}"
     )
 
 
-def show_distance(distance: "RunDistance", name: str) -> None:
-    """Print how far a run is from the arbiter, or from the weights before quantization.
+def distance_texts(found: "Parity") -> list[str]:
+    """Return how far runs are from the float64 arbiter and from the weights before quantization."""
+    texts = []
+    if found.noise is not None:
+        texts.append(distance_text(found.noise, "the reference"))
+    return texts + [distance_text(one, run_label(found.runs[one.of])) for one in found.arbiter]
+
+
+def distance_text(distance: "RunDistance", name: str) -> str:
+    """Return how far a run is from the arbiter, or from the weights before quantization.
 
     `name` is what the run is called.
     """
@@ -214,7 +241,7 @@ def show_distance(distance: "RunDistance", name: str) -> None:
     key = max(known, key=known.__getitem__, default="")
     loss = "" if distance.ce is None else f", loss {distance.ce:+.3g} nats"
     end = known.get("logits")
-    render.say(
+    return (
         f"{name} from {distance.what}: largest relL2 {known.get(key, 0.0):.3g} at {key}"
         + ("" if end is None else f", logits {end:.3g}")
         + loss

@@ -36,10 +36,43 @@ def test_two_backends_agree(demo_model: Path) -> None:
     assert pair["logits"]["argmax"] == 1.0 and pair["losses"]["unit"] == "nats"
     assert pair["losses"]["own"] == pytest.approx(pair["losses"]["reference"], abs=1e-4)
     assert len(body["arbiter"]) == 2
-    text = aprfmt("parity", demo_model, "--between", "cpu", "torch", *IDS)
+    text = aprfmt("parity", demo_model, "--between", "cpu", "torch", *IDS, "-v")
     assert text.code == 0 and "precision: rounding" in text.out and "tolerance: " in text.out
     everything = aprfmt("parity", demo_model, "--between", "cpu", "torch", *IDS, "--all")
     assert everything.out.count("within") > text.out.count("within")
+
+
+@pytest.mark.parametrize(
+    ("runs", "options", "code", "said"),
+    [
+        ("torch", (), 0, ("precision: rounding", "logits: relL2", "-v")),
+        ("numpy", IDS, 0, ("same: every value is equal",)),
+        ("torch", (*IDS, "--arbiter"), 0, ("torch:cpu:float32) from", "numpy:cpu:float32) from")),
+        ("torch", (*IDS, "--through", "NF4"), 0, ("the reference from",)),
+        ("torch numpy:float64 torch:cpu:bfloat16 torch:cpu:float16 numpy:float32 torch:cpu:float64",
+         (), 0, ("more lines (-v, --json)",)),
+        ("wrong-pairs", (), 1, ("operation L0.q_rope alone", "FAIL points", "next: aprfmt trace")),
+        ("wrong-pairs", (*IDS, "--bundle", "NEW"), 1, ("wrote ", "next: aprfmt trace")),
+    ],
+)  # fmt: skip
+def test_the_answer_is_short_and_the_rest_comes_with_v(
+    runs: str, options: tuple[str, ...], code: int, said: tuple[str, ...], demo_model: Path,
+    tmp_path: Path
+) -> None:  # fmt: skip
+    """Verdict first, the next command last, 12 lines at most.
+
+    Seen red: 39 lines for two runs that agree; no operation named where one is wrong.
+    """
+    given = [str(tmp_path / "new") if each == "NEW" else each for each in options]
+    done = aprfmt("parity", demo_model, "--between", "cpu", *runs.split(), *given)
+    lines = done.out.splitlines()
+    assert done.code == code and len(lines) <= 12, done.out
+    assert all(each in done.out for each in said), done.out
+    assert lines[0].split(":")[0] in ("same", "precision", "bug")
+    assert lines[-1].startswith("next: ") == (code == 1)
+    if "--bundle" not in given:
+        whole = aprfmt("parity", demo_model, "--between", "cpu", *runs.split(), *given, "-v")
+        assert whole.code == code and len(whole.out.splitlines()) > 20
 
 
 @pytest.mark.parametrize("option", ["--bundle", "--calibrate", "--html"])
@@ -101,7 +134,7 @@ def test_a_wrong_backend_is_found_bundled_and_replayed(demo_model: Path, tmp_pat
     assert again.json["replay"]["reference_moved"] == 0.0
     fixed = aprfmt("parity", "--replay", bundle, "--between", "cpu", "torch")
     assert fixed.code == 0 and "not reproduced" in fixed.out
-    shown = aprfmt("parity", demo_model, *runs, *IDS)
+    shown = aprfmt("parity", demo_model, *runs, *IDS, "-v")
     assert shown.code == 1 and "operation L0.q_rope alone" in shown.out and "BEYOND" in shown.out
 
 

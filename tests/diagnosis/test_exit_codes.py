@@ -2,13 +2,15 @@
 
 Seen red: a scale of an unknown name, bytes behind the last tensor, a method that is not decoded and
 a model of zeros ended `diagnose` with 2 where `diff` said 1; a configuration that lost a key which
-it cannot be read without was "equal", exit 0, for `diff`.
+it cannot be read without was "equal", exit 0, for `diff`. Two models of other sizes, blocks or
+weights were 2 for `diagnose`.
 """
 
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +102,33 @@ def test_an_established_difference_is_one_from_both_sides(name: str, tmp_path: P
             told = command(asked, *pair, "--json").json
             assert told["exit"] == 1, (asked, told["says"])
             assert told["causes"] or told["not_compared"], asked
+
+
+SIZES: dict[str, Any] = {"hidden": 64, "layers": 2, "ffn": 96, "heads": 4, "kv_heads": 2}
+OTHERS: dict[str, dict[str, Any]] = {
+    "hidden": {"hidden": 128}, "layers": {"layers": 4}, "ffn": {"ffn": 128},
+    "heads": {"heads": 8}, "kv-heads": {"kv_heads": 4}, "several": {"hidden": 32, "layers": 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "block", "weights"])
+def test_two_models_are_a_difference(name: str, tmp_path: Path) -> None:
+    """What cannot be compared because the models are seen to be other ones is established."""
+    llama_folder(tmp_path / "a", "F32", **SIZES)
+    a, b = tmp_path / "a", tmp_path / "b"
+    if name in OTHERS:
+        llama_folder(b, "F32", **{**SIZES, **OTHERS[name]})
+    else:
+        kind = "architecture" if name == "block" else "checkpoint"
+        a, b = (Path(str(side)) for side in FAULTS[f"other-{kind}"].make())
+    for pair in ((a, b), (b, a)):
+        for asked in ("diff", "diagnose"):
+            done = command(asked, *pair, "--json")
+            assert (done.code, done.json["exit"]) == (1, 1), (asked, done.json["says"])
+            assert done.json["pronounced"]["exit"] == 1
+            assert "equal" != done.json["pronounced"]["word"] != "same"
+        assert done.json["verdict"] in ("not_comparable", "bug")
+        assert aprfmt.diagnose(*map(str, pair)).exit_code == 1
 
 
 def test_bytes_of_no_tensor_are_taken_away(tmp_path: Path) -> None:
