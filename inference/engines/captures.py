@@ -26,6 +26,7 @@ from aprfmt.formats.bounded_json import load_file
 from aprfmt.formats.mapped_file import in_mapped_file, open_regular, read_in_windows
 from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
+from aprfmt.inference.engines.modules import points_named
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
 from aprfmt.inference.engines.tiles import StoredRows, Tiles
 from aprfmt.model.sidecar_files import file_row
@@ -179,8 +180,6 @@ def _are_outputs(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """
     if any(name.endswith(_PARAMETERS) for name in shapes):
         return False
-    from aprfmt.inference.engines.modules import points_named
-
     rows: set[int] = set()
     head_rows: set[int] = set()
     per_token = False
