@@ -114,6 +114,17 @@ def points_named(key: str) -> tuple[Point, ...]:
     return tuple(POINTS[name] for name in named)
 
 
+# Modules whose output is the rows of a table of positions.
+_POSITIONS = ("wpe", "embed_positions", "position_embeddings", "pos_embed")
+
+
+def _no_point_text(key: str) -> str:
+    """Return why a module's output is no point."""
+    if key.rpartition(".")[2] in _POSITIONS:
+        return "rows of the position table, no point of their own: embd_scaled is the sum with them"
+    return "not a capture point"
+
+
 def hidden_state_index(key: str) -> int | None:
     """Return N of a key such as `hidden_states.N` or `hidden_states[N]`; None for other keys."""
     match = _HIDDEN_STATE.fullmatch(key)
@@ -278,7 +289,7 @@ class ModuleReader:
             return
         if not readings:
             self._collector.unknown[key] = (
-                "not a capture point"
+                _no_point_text(key)
                 if hidden_state_index(key) is None
                 else "of how many layers it is an entry is not known; give --model"
             )

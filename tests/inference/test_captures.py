@@ -626,6 +626,15 @@ def test_a_file_of_outputs_is_known_by_names_and_shapes(
     assert trace_kind(path) == (kind if captured else None)
 
 
+@pytest.mark.parametrize("name", ["transformer.wpe", "model.decoder.embed_positions"])
+def test_the_rows_of_a_position_table_are_named(name: str, tmp_path: Path) -> None:
+    values = np.ones((7, 16), np.float32)
+    arrays: dict[str, Any] = {"transformer.h.0": values, name: values}
+    np.savez(tmp_path / "a.npz", **arrays)
+    with open_trace(tmp_path / "a.npz") as found:
+        assert "rows of the position table" in found.run["unknown"][name]
+
+
 def test_a_pickle_that_would_run_is_no_capture(tmp_path: Path) -> None:
     """It is described and never run; cut short it is refused in one line."""
     import os as system
