@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.adapters.merge_faults import (
+    ANOTHER,
     EITHER,
     FRACTIONS,
     MORE,
@@ -26,6 +27,7 @@ from aprfmt.adapters.merge_faults import (
     OtherChange,
     find_added_change,
     judge_merge,
+    judge_misplaced,
     judge_otherwise,
     scale_factors,
 )
@@ -71,7 +73,8 @@ class ChangedWeight:
     "scaled otherwise", "transposed", "another weight's change", "in some experts", "once and
     another change", "otherwise", or the order in which the ranks of stacked experts were read,
     where that one gives B. `says` is the mistake in words, or the state of the base that was
-    merged. `lost` is the share of the change that B's type took away.
+    merged. `lost` is the share of the change that B's type took away, `source` the weight whose
+    change is in B in place of this one's, "" for none.
     """
 
     key: str
@@ -81,6 +84,7 @@ class ChangedWeight:
     found: str
     says: str = ""
     lost: float = 0.0
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,7 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
                 others.append(row.key)
             else:
                 same += 1
+        weights = _try_other_layers(model, b, changed, weights)
         # Stacked experts may have been merged with their ranks in another order.
         if any(pair.parameters for pair in found.pairs.values()):
             weights = _try_rank_orders(a, b, adapter, weights)
@@ -189,7 +194,7 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
         others, says = _unexplained_others(
             model, b, [key for key in others if key not in own], changed
         )
-        says = (*about, *says)
+        says = (*_layer_offset_text(weights, int(b.hyper["n_layers"])), *about, *says)
         # Sentences about contradictory alphas and renamed modules come first.
         zeros = find_zero_pairs(opened).text
         says = (zeros, *says) if zeros else says
@@ -289,6 +294,81 @@ def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
             yield NotCompared(item.kind, item.name, "only in A", item.of, "the adapter")
 
 
+def _try_other_layers(
+    model: Model, b: Model, changed: Set[str], weights: "list[ChangedWeight]"
+) -> "list[ChangedWeight]":
+    """Return the weights, judged again with the same weight's change in every other layer.
+
+    Neighbouring layers were tried before. It is for weights to which no answer fits; layers at a
+    distance that was found come first, and once nothing fits two weights, no other is tried.
+    """
+    found = list(weights)
+    failed = 0
+    for at, one in enumerate(weights):
+        mine, theirs = model.find(one.key), b.find(one.key)
+        if one.found not in (OTHERWISE, MORE) or mine is None or theirs is None:
+            continue
+        if failed > 1 or mine.shape != theirs.shape:
+            break
+        known = {moved for each in found if (moved := _layers_moved(each))}
+        judged = judge_misplaced(
+            _merge_values(mine, theirs, False),
+            Judged(one.found, one.times, one.rest, one.says, one.lost),
+            _changes_of_layers(model, changed, one.key, known),
+        )
+        failed += judged.found != ANOTHER
+        found[at] = _changed_weight(one.key, theirs, judged)
+    return found
+
+
+def _layers_moved(weight: ChangedWeight) -> int:
+    """Return by how many layers the change in a weight was moved up from its own.
+
+    0 where it is its own, or that of another role.
+    """
+    (layer, role), (there, its) = split_key(weight.key), split_key(weight.source)
+    return layer - there if role == its and layer is not None and there is not None else 0
+
+
+def _changes_of_layers(
+    model: Model, changed: Set[str], key: str, first: Set[int]
+) -> Iterator[OtherChange]:
+    """Yield the changes to the same weight in the other layers, nearest first.
+
+    Those that are `first` layers below come before all.
+    """
+    layer, role = split_key(key)
+    own = model.find(key)
+    if layer is None or own is None:
+        return
+    layers = {split_key(other)[0]: other for other in model.roles if split_key(other)[1] == role}
+    there = [one for one in layers if one not in (None, layer)]
+    for one in sorted(there, key=lambda one: (layer - one not in first, abs(layer - one))):
+        view = model.roles[layers[one]]
+        if view.shape == own.shape and not changed.isdisjoint(view.names):
+            change = merged_values(view, 1) - merged_values(view, 0)
+            yield OtherChange(layers[one], change)
+
+
+def _layer_offset_text(weights: Sequence[ChangedWeight], layers: int) -> tuple[str, ...]:
+    """Return a sentence on changes that are all equally many layers off; () where they are not.
+
+    Of `layers` layers, those past the last begin again with the first.
+    """
+    moved = [one for one in weights if _layers_moved(one)]
+    offsets = {_layers_moved(one) for one in moved}
+    if len(moved) < 2 or len({one % layers for one in offsets}) != 1:
+        return ()
+    near = min(offsets, key=abs)
+    rest = [one for one in offsets if one != near]
+    way = "up" if near > 0 else "down"
+    far = f"{abs(near)} layer{'s' * (abs(near) > 1)}"
+    says = f"the pairs were merged {far} too far {way}: that of layer N into layer N{near:+d}"
+    if rest:
+        says += ", counted on from the other end where there is none"
+    return (f"{says} ({len(moved)} of {len(weights)} weights)",)
+
+
 def _try_rank_orders(
     a: Model, b: Model, adapter: Path, weights: "list[ChangedWeight]"
 ) -> "list[ChangedWeight]":
@@ -316,8 +396,9 @@ def _changed_weight(key: str, b: View, judged: Judged) -> ChangedWeight:
     file = b.stored[0].path
     where = "" if file is None else file.name
     return ChangedWeight(
-        key, where, judged.times, judged.rest, judged.found, judged.says, judged.lost
-    )
+        key, where, judged.times, judged.rest, judged.found, judged.says, judged.lost,
+        judged.source,
+    )  # fmt: skip
 
 
 def _merge_values(merged: View, b: View, close: bool) -> Merge:

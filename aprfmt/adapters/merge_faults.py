@@ -28,6 +28,7 @@ SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest valu
 ONCE, NOT, EITHER = "once", "not at all", "once or not at all"
 NOTHING = "nothing to merge"  # the pair of a weight is zero, whatever the base
 SCALED = "scaled otherwise"
+ANOTHER = "another weight's change"
 OTHERWISE, MORE = "otherwise", "once and another change"
 TIMES = {2: "twice", 3: "3 times", -1: "subtracted"}
 HIDDEN = 0.25  # of what a packed type may round off: a smaller change may be lost in it
@@ -86,13 +87,17 @@ class Merge:
 
 
 class Judged(NamedTuple):
-    """What was found: `times` and `rest` by projection, `lost` the share that rounding removed."""
+    """What was found: `times` and `rest` by projection, `lost` the share that rounding removed.
+
+    `source` is the only other weight whose change was added in place of the own one, "" for none.
+    """
 
     found: str
     times: float
     rest: float
     says: str = ""
     lost: float = 0.0
+    source: str = ""
 
 
 def scale_factors(
@@ -266,7 +271,7 @@ def _misplaced_change(
             total = own * merge.change + change
             if _sum_gives(merge, merge.plain + total, total, 1 + own):
                 says = f"the change of {key} was added {word}"
-                return found._replace(found="another weight's change", says=says)
+                return found._replace(found=ANOTHER, says=says, source="" if own else key)
     return None
 
 
@@ -320,7 +325,23 @@ def _summed_changes(
     ]
     says = f"the change of {' and that of '.join(added)} was added "
     says += "after its own" if whole[0] else "in place of its own"
-    return found._replace(found="another weight's change", says=says)
+    alone = [key for key, count in times.items() if count]
+    source = alone[0] if len(alone) == 1 and times[alone[0]] == 1 and not whole[0] else ""
+    return found._replace(found=ANOTHER, says=says, source=source)
+
+
+def judge_misplaced(merge: Merge, found: Judged, others: Iterable[OtherChange]) -> Judged:
+    """Return `found`, or that B has the change of one of `others`; each is tried alone."""
+    for one in others:
+
+        def alone(one: OtherChange = one) -> Iterable[OtherChange]:
+            """Return this one change."""
+            return (one,)
+
+        again = _misplaced_change(merge, found, alone) or _summed_changes(merge, found, alone)
+        if again is not None:
+            return again
+    return found
 
 
 def _allowed_rest(merge: Merge) -> float:

@@ -136,12 +136,15 @@ def repair_command(parts: StepParts, finding: Finding) -> str:
 def trace_layer_command(parts: StepParts, finding: Finding) -> str:
     """Return the `trace` command that records every point of the layer where the two diverge.
 
-    Without a model it is `diagnose` again with --model.
+    Without a model it is `diagnose` again with --model, without token ids with --ids.
     """
     side = parts.b if parts.b.kind == "trace" or parts.a.kind != "trace" else parts.a
     model = side.model or parts.a.model or parts.b.model
     if model is None:
-        return f"aprfmt diagnose {parts.pair} --model MODEL"
+        return f"aprfmt diagnose {parts.pair} --model MODEL{'' if parts.ids else ' --ids IDS'}"
+    if not parts.ids and "trace" in (parts.a.kind, parts.b.kind):
+        given = f" --model {shlex.quote(str(model.path))}" if parts.a.kind == parts.b.kind else ""
+        return f"aprfmt diagnose {parts.pair}{given} --ids IDS"
     layer = finding.first[1:].partition(".")[0] if finding.first.startswith("L") else ""
     only = f" --layers {layer}" if layer.isdigit() else ""
     shown = f" --ids {','.join(map(str, parts.ids))}" if 0 < len(parts.ids) <= MOST_IDS else ""

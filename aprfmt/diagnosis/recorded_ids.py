@@ -21,6 +21,7 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass
 from aprfmt.inference.trace import Trace, no_blocks
+from aprfmt.inference.weights import Weight, model_weights
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import cap_proof, unfitted_proof
 from aprfmt.model import Model
@@ -77,6 +78,51 @@ def hidden_causes(hp: Mapping[str, Value], tokens: int) -> Iterator[str]:
         for reach in critical_lengths({**hp, "sliding_window": None}):
             if tokens <= reach:
                 yield f"rope_scaling: {tokens} tokens; beyond {reach} other frequencies apply"
+
+
+_WINDOW = 8192  # rows of the embedding that are held at a time
+_OWN = 0.01  # a row's distance from its token's, of its length: bfloat16 rounds by 0.004
+
+
+def ids_of_embedding(trace: Trace, model: Model | None) -> tuple[int, ...] | None:
+    """Return the token ids whose rows of the model's embedding a trace has as its embedding.
+
+    None where it has no embedding, a row of it is none of the model's, or more than one token has
+    that row.
+    """
+    held = trace.fetch("embd") if "embd" in trace.records else None
+    if held is None or model is None:
+        return None
+    table = model_weights(model).get_role(None, "token_embd.weight")
+    rows = np.asarray(held, np.float64).reshape(-1, np.shape(held)[-1])
+    if table is None or table.n_columns != rows.shape[1] or not np.isfinite(rows).all():
+        return None
+    for scale in dict.fromkeys((1.0, float(model.hyper["embedding_scale"]))):
+        found = _nearest_rows(rows / scale, table)
+        if found is not None:
+            return found
+    return None
+
+
+def _nearest_rows(rows: NDArray[np.float64], table: Weight) -> tuple[int, ...] | None:
+    """Return the number of the table's row that each row is; None unless all are one alone."""
+    best = np.full((2, len(rows)), np.inf)  # squared distances of the nearest and the next
+    nearest = np.zeros(len(rows), np.int64)
+    square = (rows**2).sum(1)
+    for start in range(0, table.n_rows, _WINDOW):
+        part = np.asarray(table.rows(start, min(start + _WINDOW, table.n_rows)), np.float64)
+        far = square[:, None] - 2 * rows @ part.T + (part**2).sum(1)
+        two = np.argsort(far, 1)[:, :2]
+        for column in two.T:
+            apart = far[np.arange(len(rows)), column]
+            nearer = apart < best[0]
+            best[1] = np.where(nearer, best[0], np.minimum(best[1], apart))
+            best[0] = np.where(nearer, apart, best[0])
+            nearest = np.where(nearer, start + column, nearest)
+    bound = _OWN**2 * square
+    if (square == 0).any() or (best[0] > bound).any() or (best[1] < 16 * bound).any():
+        return None
+    return tuple(int(one) for one in nearest)
 
 
 def tokenizer_of(model: Model | None) -> Tokenizer | None:

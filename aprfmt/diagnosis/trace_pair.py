@@ -314,10 +314,35 @@ def signature_finding(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) ->
     if all(pair.key in moved or pair.key in dead for pair in beyond):
         return _capture_point_finding(beyond, moved, dead, a, b)
     cause, why = guess_by_signature(first.key, a, b)
+    says = why or f"{first.key} is the first point beyond its tolerance"
+    says += _first_row_clause(first, a, b)
     return Finding(
-        cause, why or f"{first.key} is the first point beyond its tolerance", "forward", "bug",
+        cause, says, "forward", "bug",
         (first.key,), False, first.key, first.rel_l2, None, first.key,
     )  # fmt: skip
+
+
+def _first_row_clause(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
+    """Return the end of a sentence about the first row that differs; "" unless some rows agree."""
+    x, y = a.recorded_values(pair.key), b.recorded_values(pair.key)
+    if x is None or y is None or pair.rows or np.size(x) != np.size(y):
+        return ""
+    if POINTS[parse_key(pair.key)[0]].rows != "tokens" or np.ndim(x) < 2:
+        return ""
+    rows = np.asarray(x, np.float64).reshape(len(x), -1)
+    others = np.asarray(y, np.float64).reshape(rows.shape)
+    apart = np.array(
+        [not rel_l2(*each) <= pair.tolerance for each in zip(others, rows, strict=True)]
+    )
+    record = a.find_record(pair.key)
+    positions = None if record is None else record.positions
+    places = positions if positions and len(positions) == len(rows) else range(len(rows))
+    wrong = [place for place, far in zip(places, apart, strict=True) if far]
+    if not wrong or len(wrong) == len(rows):
+        return ""
+    if apart[np.argmax(apart) :].all():
+        return f"; the rows before position {wrong[0]} agree, those from it on do not"
+    return f"; of {len(rows)} positions {len(wrong)} differ: {positions_text(wrong)}"
 
 
 FAR = 1e-3  # points nearer than this share of a difference were not computed from it

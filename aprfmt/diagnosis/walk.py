@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from aprfmt.diagnosis.recorded_ids import (
     hidden_causes,
     hidden_padding,
     id_mismatch_sentence,
+    ids_of_embedding,
     without_leading_rows,
 )
 from aprfmt.diagnosis.records import ABSENT_POINTS, Diagnosis, Evidence, PointRow
@@ -82,6 +83,7 @@ class Walk:
     first: FirstToken | None = None  # the earliest token that differs between two runs
     pair: ModelPair | None = None  # two different models
     chosen: ChosenProbes | None = None  # their probes
+    embedded: tuple[str, ...] = ()  # sides whose recorded embedding says the ids
 
     def make_diagnosis(self, reason: str = "") -> Diagnosis:
         """Return the diagnosis with all findings so far; `reason` is why it had to stop."""
@@ -291,6 +293,9 @@ class Walk:
 
         Returns the reason why they cannot be used, "" if they can.
         """
+        reason = self._take_ids_of_embeddings()
+        if reason:
+            return reason
         # The ids recorded in traces win, and must agree with each other and the given ones.
         named = {
             side.label: found
@@ -307,7 +312,7 @@ class Walk:
         self.levels.not_checked += [
             f"{label}: token ids: not recorded in it; taken to be those of this pass"
             for label, trace in self.traces.items()
-            if self.ids is not None and not records_token_ids(trace)
+            if self.ids is not None and not records_token_ids(trace) and label not in self.embedded
         ]
         # Without any, ids are chosen that reach what differs.
         if self.ids is None and not self.traces:
@@ -327,6 +332,32 @@ class Walk:
                 size = int(model.hyper["vocab_size"])
                 if max(self.ids) >= size:
                     return f"token id {max(self.ids)}; {side.label}'s embedding has {size} rows"
+        return ""
+
+    def _take_ids_of_embeddings(self) -> str:
+        """Set `ids` to those that recorded embeddings show, where nothing else says any.
+
+        Returns the reason if two traces' embeddings are of other ids, else "".
+        """
+        sides = [side for side in (self.a, self.b) if side.label in self.traces]
+        if self.ids is not None or any(trace_ids(self.traces[side.label]) for side in sides):
+            return ""
+        shown = {
+            side.label: found
+            for side in sides
+            if (found := ids_of_embedding(self.traces[side.label], self.model_of(side))) is not None
+        }
+        reason = id_mismatch_sentence(None, shown)
+        if reason or not shown:
+            return reason
+        self.ids, self.embedded = next(iter(shown.values())), (*shown,)
+        labels = " and ".join(shown)
+        self.levels.checked.append(
+            f"token ids: {len(self.ids)}, those whose rows the recorded embedding of {labels} has"
+        )
+        for side in sides:  # read again, since the ids say how many rows a point has
+            trace = open_side_trace(side, self.ids, self.stack, self.model_of(side))
+            self._store_trace(side, trace)
         return ""
 
     def _judge_recorded_ids(self) -> None:
@@ -372,6 +403,14 @@ class Walk:
         if len(self.traces) < 2:
             return self.make_diagnosis("the trace does not say its token ids; give --ids")
         self._compare_runs()
+        options = "--ids" if self.model_of(self.a) is not None else "--model and --ids"
+        needed = f"the traces do not say their token ids: {options} would let it find the cause"
+        self.levels.findings = [
+            replace(one, says=f"{one.says}; {needed}")
+            if one.verdict == "bug" and one.level == "forward" and not one.confirmed
+            else one
+            for one in self.levels.findings
+        ]
         return self.make_diagnosis(self._incomparable_reason())
 
     # --- the forward pass -------------------------------------------------------------------

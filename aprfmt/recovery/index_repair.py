@@ -4,6 +4,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.formats.atomic import FileSet
@@ -59,13 +60,14 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
                 if stored in weight_map:
                     raise FormatError(
                         f"{path.parent}: tensor {stored!r} stands in {weight_map[stored]} and in "
-                        f"{shard.name}; take the file away that is not of this model"
+                        f"{shard.name}; "
+                        + _doubled_remedy(path, stored, (weight_map[stored], shard.name))
                     )
                 weight_map[stored] = shard.name
                 total += info.nbytes
     # A new index replaces the old one whole, or not at all.
     index = {
-        "metadata": {**_read_index_metadata(path), "total_size": total},
+        "metadata": {**_read_old_index(path)[1], "total_size": total},
         "weight_map": weight_map,
     }
     data = (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
@@ -75,6 +77,23 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
     with FileSet(force=True) as files:
         files.create(target).write(data)
     return WrittenIndex(target, len(data), len(weight_map), tuple(shard.name for shard in shards))
+
+
+def _doubled_remedy(path: Path, name: str, shards: tuple[str, str]) -> str:
+    """Return what to do about a tensor that two shards hold.
+
+    Where the old index names both for tensors, each is of this model, and it is the copy that the
+    index does not name that has to go.
+    """
+    named = _read_old_index(path)[0]
+    taken = named.get(name)
+    if taken not in shards or not {*shards} <= {*named.values()}:
+        return "take the file away that is not of this model"
+    stale = shards[1] if taken == shards[0] else shards[0]
+    return (
+        f"the index names {taken}, and {stale} for other tensors: both files are of this model; "
+        f"save {stale} again without the copy"
+    )
 
 
 def _refuse_missing_shard(path: Path, shards: list[Path]) -> None:
@@ -93,14 +112,15 @@ def _refuse_missing_shard(path: Path, shards: list[Path]) -> None:
             )
 
 
-def _read_index_metadata(path: Path) -> dict[str, object]:
-    """Return the `metadata` object of the existing index; {} without an index or a readable one."""
+def _read_old_index(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (weight map, metadata) of the existing index; empty without a readable one."""
     if not path.is_file():
-        return {}
+        return {}, {}
     file = open_bytes(path)
     try:
-        return dict(parse_index(file.view[: MAX_INDEX + 1], path)[1])
+        weight_map, metadata = parse_index(file.view[: MAX_INDEX + 1], path)
+        return dict(weight_map), dict(metadata)
     except FormatError:
-        return {}
+        return {}, {}
     finally:
         file.close()

@@ -26,6 +26,7 @@ from aprfmt.formats.bounded_json import load_file
 from aprfmt.formats.mapped_file import in_mapped_file, open_regular, read_in_windows
 from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
+from aprfmt.inference.engines.modules import points_named
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
 from aprfmt.inference.engines.tiles import StoredRows, Tiles
 from aprfmt.model.sidecar_files import file_row
@@ -147,12 +148,59 @@ def is_folder_of_arrays(path: Path) -> bool:
 
 
 def is_pickled_captures(path: Path) -> bool:
-    """Return whether a file of torch.save has the token ids of a pass."""
+    """Return whether a file of torch.save has the token ids of a pass, or outputs of modules."""
     try:
         with open_source(path) as source:
-            return IDS in source.tensors or _token_ids(source.metadata) is not None
+            if IDS in source.tensors or _token_ids(source.metadata) is not None:
+                return True
+            return _are_outputs({name: row.info.shape for name, row in source.tensors.items()})
     except AprfmtError:
         return False
+
+
+def is_stored_captures(path: Path) -> bool:
+    """Return whether a .safetensors file has outputs of modules, and no parameters."""
+    try:
+        with open_source(path) as source:
+            return _are_outputs({name: row.info.shape for name, row in source.tensors.items()})
+    except AprfmtError:
+        return False  # opening it as a model raises the reason
+
+
+_PARAMETERS = (".weight", ".bias")
+
+
+def _are_outputs(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether arrays, by their names and shapes, were captured and are no parameters.
+
+    Some have the name of a point, or of a module whose output is one, none ends as a parameter's
+    does, and those with a row per token have equally many; a head has as many, or one. Parameters
+    under such names have not: a norm's have one axis, and the rows of a matrix are its outputs.
+    Three axes say nothing.
+    """
+    if any(name.endswith(_PARAMETERS) for name in shapes):
+        return False
+    rows: set[int] = set()
+    head_rows: set[int] = set()
+    per_token = False
+    for name, shape in shapes.items():
+        kinds = {point.rows for point in points_named(name)}
+        held = _without_leading_ones(shape)
+        count = held[0] if len(held) == 2 else 1
+        if "logits" in kinds:
+            head_rows.add(count)
+        elif kinds:
+            per_token = True
+            if "tokens" in kinds and len(held) <= 2:
+                rows.add(count)
+    return per_token and len(rows) <= 1 and (not rows or head_rows <= {1, *rows})
+
+
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without the axes of size 1 before its last two: a batch of one sequence."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
 
 
 def _first_bytes(path: Path) -> bytes:

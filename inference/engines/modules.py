@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.spec import BlockSpec
-from aprfmt.inference.capture import POINTS, WHOLE, key_name
+from aprfmt.inference.capture import POINTS, WHOLE, find_key, key_name
 from aprfmt.inference.engines.collect import (
     HEADED,
     Collector,
@@ -97,6 +97,32 @@ def parse_module(key: str) -> tuple[int, str] | None:
         return int(match[1]), _BY_UNDERSCORES[match[2]] if match[2] else ""
     above = _ABOVE.fullmatch(key)
     return (WHOLE, above[1]) if above and above[1] in _WHOLE_NAMES else None
+
+
+def points_named(key: str) -> tuple[Point, ...]:
+    """Return the points that a key may be, as a point's own name or a module's with that output.
+
+    () for any other key; a parameter's is none.
+    """
+    own = find_key(key)
+    if own is not None:
+        return (POINTS[own[0]],)
+    if hidden_state_index(key) is not None:
+        return (POINTS["out"],)
+    found = parse_module(key)
+    named = {} if found is None else _NAMED.get((found[0] != WHOLE, found[1]), {})
+    return tuple(POINTS[name] for name in named)
+
+
+# Modules whose output is the rows of a table of positions.
+_POSITIONS = ("wpe", "embed_positions", "position_embeddings", "pos_embed")
+
+
+def _no_point_text(key: str) -> str:
+    """Return why a module's output is no point."""
+    if key.rpartition(".")[2] in _POSITIONS:
+        return "rows of the position table, no point of their own: embd_scaled is the sum with them"
+    return "not a capture point"
 
 
 def hidden_state_index(key: str) -> int | None:
@@ -263,7 +289,7 @@ class ModuleReader:
             return
         if not readings:
             self._collector.unknown[key] = (
-                "not a capture point"
+                _no_point_text(key)
                 if hidden_state_index(key) is None
                 else "of how many layers it is an entry is not known; give --model"
             )

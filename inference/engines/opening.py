@@ -62,7 +62,7 @@ def _load_npz(
 
 
 def _is_pickled(path: Path) -> bool:
-    """Return whether a path is a file of torch.save that has the token ids of a pass."""
+    """Return whether a path is a file of torch.save with a pass's token ids or outputs."""
     if not path.is_file() or not recognise(_first_bytes(path), path.stat().st_size):
         return False
     from aprfmt.inference.engines.captures import is_pickled_captures
@@ -144,6 +144,11 @@ TRACES: Mapping[str, TraceKind] = {
     "npz": TraceKind(_is_npz, _load_npz),
     "pt": TraceKind(_is_pickled, LazyFunction(_ENGINES + "mapping:load_arrays")),
     "aprfmt": TraceKind(is_trace_file, lambda path, ids, model: load_trace(path)),
+    "safetensors": TraceKind(
+        LazyFunction(_ENGINES + "captures:is_stored_captures"),
+        LazyFunction(_ENGINES + "mapping:load_arrays"),
+        (".safetensors",),
+    ),
     "llama-eval-callback": TraceKind(
         _is_eval_text, LazyFunction(_ENGINES + "llama_text:load_eval_text")
     ),
@@ -180,8 +185,8 @@ def open_trace(
     if kind is None:
         raise FormatError(
             f"{path}: is no saved trace; expected .safetensors of aprfmt trace --save, .npz of "
-            "module outputs, .pt of module outputs and input_ids, the text of llama-eval-callback, "
-            "an APRT folder, a mapping file, a folder of .npy or .pt files, or a table of "
+            "module outputs, .safetensors or .pt of them, the text of llama-eval-callback, an APRT "
+            "folder, a mapping file, a folder of .npy or .pt files, or a table of "
             "statistics (.csv, .json)"
         )
     return TRACES[kind].open(path, ids, model)

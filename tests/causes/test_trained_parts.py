@@ -96,6 +96,30 @@ def test_a_layer_that_is_a_copy_is_one_cause(
     assert f"layer {layer} of B is a copy of layer {other}" in cause["text"]
 
 
+@pytest.mark.parametrize("encoding", ["F16", "Q8_0"])
+def test_a_copied_tensor_is_one_in_another_type_too(
+    encoding: str, base: Path, tmp_path: Path
+) -> None:
+    """Seen red: "layers stand elsewhere ...: 1 is 0", as if layer 0 stood elsewhere too."""
+    held = tensors_of(base)
+    name = "model.layers.1.mlp.up_proj.weight"
+    wanted = name.replace(".1.", ".0.")
+    assert name in held and wanted in held
+
+    def copied(each: str, values: Values) -> Values:
+        if each != name:
+            return values
+        return np.frombuffer(held[wanted][2], np.float32).reshape(values.shape)
+
+    b = tmp_path / "b.gguf"
+    made = aprfmt("convert", edited(tmp_path / "b", base, copied), b, "--encoding", encoding)
+    assert made.code == 0, made.err
+    shown = aprfmt("diff", base, b, "--json").json
+    (cause,) = [one for one in shown["findings"] if one["cause"] == "layer_order"]
+    assert cause["confirmed"]
+    assert "layer 1 of B is a copy of layer 0 (1 tensor)" in cause["text"], cause["text"]
+
+
 def _of(name: str, change: Callable[[Values], None]) -> Callable[[str, Values], Values]:
     def changed(each: str, values: Values) -> Values:
         if name in each:

@@ -555,7 +555,8 @@ def test_files_of_torch_save_are_captures_where_they_have_ids(tmp_path: Path) ->
     right = own()
     arrays = {"L0.q": torch.tensor(right["L0.q"]), "lm_head": torch.tensor(right["logits"])}
     torch.save({**arrays, "input_ids": list(IDS)}, tmp_path / "ids.pt")
-    torch.save(arrays, tmp_path / "weights.pt")
+    weights = {"lm_head.weight": arrays["lm_head"], "model.norm.weight": arrays["L0.q"][0]}
+    torch.save(weights, tmp_path / "weights.pt")
     assert trace_kind(tmp_path / "ids.pt") == "pt"
     assert trace_kind(tmp_path / "weights.pt") is None
     with open_trace(tmp_path / "ids.pt") as made:
@@ -574,6 +575,64 @@ def test_files_of_torch_save_are_captures_where_they_have_ids(tmp_path: Path) ->
         assert np.array_equal(np.asarray(made.recorded_values("L0.q")), right["L0.q"])
     (parts / "config.json").write_text("{}")
     assert trace_kind(parts) is None, "a model in pickles"
+
+
+OF_LAYERS = "model.layers.0", "model.layers.1.mlp", "model.layers.1.self_attn.q_proj"
+# Arrays by name with their shapes -> whether they are outputs of a pass, not a model's parameters.
+OUTPUTS: dict[str, tuple[dict[str, tuple[int, ...]], bool]] = {
+    "modules": ({name: (7, 16) for name in OF_LAYERS}, True),
+    "modules in a batch of one": ({name: (1, 7, 16) for name in OF_LAYERS}, True),
+    "modules in a batch of two": ({name: (2, 7, 16) for name in OF_LAYERS}, True),
+    "a last row of logits": ({"model.layers.0": (7, 16), "lm_head": (1, 32)}, True),
+    "one token's vectors": ({"model.layers.0": (16,), "model.norm": (16,)}, True),
+    "hidden states": ({f"hidden_states.{n}": (1, 7, 16) for n in range(3)}, True),
+    "own names": ({"L0.attn_out": (7, 16), "final_norm": (7, 16), "logits": (7, 32)}, True),
+    "some of no point": ({"model.layers.0": (7, 16), "model.layers.0.act_fn": (7, 64)}, True),
+    "a model": ({"model.layers.0.mlp.up_proj.weight": (64, 16), "lm_head.weight": (32, 16)}, False),
+    "an adapter": ({"base_model.model.model.layers.0.mlp.lora_A.weight": (4, 16)}, False),
+    "parameters without a suffix": (
+        {
+            "model.layers.0.input_layernorm": (16,),
+            "model.layers.0.self_attn.q_proj": (16, 16),
+            "model.layers.0.mlp.up_proj": (64, 16),
+        },
+        False,
+    ),
+    "experts in one stack": (
+        {
+            "model.layers.0.mlp.experts.gate_up_proj": (4, 16, 64),
+            "model.layers.0.mlp.experts.down_proj": (4, 32, 16),
+        },
+        False,
+    ),
+    "a head and a norm": ({"lm_head": (32, 16), "norm": (16,)}, False),
+    "nothing known": ({"vae.decoder": (7, 16)}, False),
+}
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_a_file_of_outputs_is_known_by_names_and_shapes(
+    case: str, kind: str, tmp_path: Path
+) -> None:
+    """A model's file has such names only as those of parameters."""
+    shapes, captured = OUTPUTS[case]
+    arrays = {name: torch.ones(shape) for name, shape in shapes.items()}
+    path = tmp_path / f"a.{kind}"
+    if kind == "pt":
+        torch.save(arrays, path)
+    else:
+        save_file({name: values.numpy() for name, values in arrays.items()}, path)
+    assert trace_kind(path) == (kind if captured else None)
+
+
+@pytest.mark.parametrize("name", ["transformer.wpe", "model.decoder.embed_positions"])
+def test_the_rows_of_a_position_table_are_named(name: str, tmp_path: Path) -> None:
+    values = np.ones((7, 16), np.float32)
+    arrays: dict[str, Any] = {"transformer.h.0": values, name: values}
+    np.savez(tmp_path / "a.npz", **arrays)
+    with open_trace(tmp_path / "a.npz") as found:
+        assert "rows of the position table" in found.run["unknown"][name]
 
 
 def test_a_pickle_that_would_run_is_no_capture(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from aprfmt.diagnosis import Diagnosis, diagnose
 from tests.diagnosis.engines import tiny_folder
@@ -50,7 +51,9 @@ def outputs() -> dict[str, Any]:
 def judged(tmp_path: Path, arrays: dict[str, Any], ending: str = ".npz") -> Diagnosis:
     """Return what is said of captured arrays beside the model; a folder of .npy without ending."""
     path = tmp_path / f"b{ending}"
-    if ending:
+    if ending == ".safetensors":
+        save_file({"input_ids": np.array([IDS]), **arrays}, path)
+    elif ending:
         np.savez(path, input_ids=np.array([IDS]), **arrays)
     else:
         path.mkdir()
@@ -59,7 +62,7 @@ def judged(tmp_path: Path, arrays: dict[str, Any], ending: str = ".npz") -> Diag
     return diagnose(str(tiny_folder("llama")), str(path), ids=IDS)
 
 
-@pytest.mark.parametrize("ending", [".npz", ""], ids=["npz", "folder"])
+@pytest.mark.parametrize("ending", [".npz", ".safetensors", ""], ids=["npz", "tensors", "folder"])
 @pytest.mark.parametrize("first", [True, False], ids=["outer first", "inner first"])
 @pytest.mark.parametrize("outer", PAIRS)
 def test_the_one_that_is_not_recorded_is_named(
@@ -78,7 +81,7 @@ def test_the_one_that_is_not_recorded_is_named(
     assert "another array of the same point" in row.why
 
 
-@pytest.mark.parametrize("ending", [".npz", ""], ids=["npz", "folder"])
+@pytest.mark.parametrize("ending", [".npz", ".safetensors", ""], ids=["npz", "tensors", "folder"])
 def test_two_equal_arrays_are_one(ending: str, tmp_path: Path) -> None:
     made = outputs()
     for outer, inner in PAIRS.items():

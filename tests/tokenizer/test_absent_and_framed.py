@@ -168,6 +168,8 @@ def test_a_mark_of_another_type_is_cut(
     (row,) = report.findings
     assert row.shown and "'<|im_start|>'" in row.example[0] + row.says
     assert ("the key is missing" in row.says) == (case == "no types")
+    overridden = "; 2 more as stored, of which llama.cpp overrides the type"
+    assert (overridden in row.says) == (case == "normal"), row.says
     assert (absent_types(b.carried) is not None) == (case == "no types")
     assert START not in load_tokenizer(b).encode("<|im_start|>user")
 

@@ -22,11 +22,18 @@ def summarize_explanations(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]
         found = tensor.explanation
         if found is not None:
             groups.setdefault(_finding_key(found), []).append(tensor)
-    equal = {tensor.key for tensor in tensors if tensor.verdict in EQUAL}
+    equal = {tensor.key for tensor in tensors if _agrees(tensor)}
     made = [_make_finding(*key, rows, equal) for key, rows in groups.items()]
     return tuple(
         sorted(made, key=lambda row: (row.verdict == "same", not row.confirmed, -len(row.keys)))
     )
+
+
+def _agrees(tensor: TensorDiff) -> bool:
+    """Return whether both sides have one tensor's values, as far as their types hold them."""
+    if tensor.verdict in EQUAL or tensor.explanation is None:
+        return tensor.verdict in (*EQUAL, "WITHIN")
+    return tensor.explanation.cause == "quantisation" and tensor.explanation.certainty != "located"
 
 
 def _finding_key(found: Finding) -> tuple[str, str, bool]:
@@ -116,8 +123,8 @@ def _joint_proof(rows: Sequence[TensorDiff]) -> Proof | None:
 def _layers_sentence(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
     """Return a sentence about which layers are exchanged, moved or copied.
 
-    `equal` are keys of tensors that are equal in both files: a layer is called a copy of another
-    one that is equal.
+    `equal` are keys of tensors that are equal in both files, or rounded to other types: a layer is
+    called a copy of another one that is.
     """
     copied: dict[tuple[str, int], int] = {}  # side and layer -> the layer it is a copy of
     moved: dict[int, dict[int, int]] = {}  # layer -> other layer -> tensors
@@ -149,7 +156,11 @@ def _layers_sentence(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
     # All other moves in one list.
     rest = {layer: there for layer, there in sorted(whole.items()) if layer not in done}
     if rest:
-        shown = ", ".join(f"{layer} is {there}" for layer, there in list(rest.items())[:12])
+        (layer, there), *others = list(rest.items())[:12]
+        shown = "".join(f", {layer} is {there}" for layer, there in others)
         more = " ..." if len(rest) > 12 else ""
-        said.append(f"layers stand elsewhere, by number in one file and the other: {shown}{more}")
+        said.append(
+            f"layers stand elsewhere: layer {layer} of one file is layer {there} of the other"
+            f"{shown}{more}"
+        )
     return "; ".join(said)

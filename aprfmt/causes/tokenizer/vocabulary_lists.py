@@ -379,7 +379,8 @@ def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
         "token_types",
         ("added",),
         (*part_place(b, "types"), f"token {first}", *part_place(a, "types")),
-        f"tokens of another type: {shown}; the first is {value_text(first)}{_untyped_text(b)}",
+        f"tokens of another type: {shown}; the first is {value_text(first)}{_untyped_text(b)}"
+        f"{_overridden_text(b)}",
         f"{first}: {left[first]}",
         f"{first}: {right[first]}",
         sure=not is_list_and_json(a, b),
@@ -394,6 +395,22 @@ def _untyped_text(b: StatedTokenizer) -> str:
         and b.carried.metadata_value(TYPES) is None
     )
     return " (the key is missing: llama.cpp takes every token for a normal one)" if absent else ""
+
+
+def _overridden_text(b: StatedTokenizer) -> str:
+    """Return a remark on tokens of a GGUF whose stored type llama.cpp overrides; "" for none."""
+    stored = b.carried.metadata_value(TYPES) if b.uses_lists else None
+    if not isinstance(stored, Sequence) or len(stored) != len(b.vocabulary.types):
+        return ""
+    rows = zip(b.vocabulary.tokens, stored, b.vocabulary.types, strict=True)
+    apart = [(token, own) for token, own, taken in rows if own != taken]
+    if not apart:
+        return ""
+    token, own = apart[0]
+    return (
+        f"; {len(apart)} more as stored, of which llama.cpp overrides the type, the first "
+        f"{value_text(token)} ({_TYPE_NAMES.get(own, own)})"
+    )
 
 
 def _types_agree(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:

@@ -15,6 +15,7 @@ from aprfmt.checks.table import SECOND_READER
 from aprfmt.codecs import codec
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
+from aprfmt.tokenizer.turn_ends import find_unstopped_turn
 
 # --- tensors ----------------------------------------------------------------------------------
 
@@ -211,3 +212,18 @@ def _check_tokenizer(subject: ModelUnderTest) -> Iterator[Check]:
     )
     if tokenizer.chat_template is not None:
         yield from repeat_result(subject, "chat_template", "template-harmless")
+        yield from _unstopped_turn(subject.model)
+
+
+def _unstopped_turn(model: Model) -> Iterator[Check]:
+    """Yield that the template ends turns with a token that stops no generation, if it does.
+
+    It is no failure: base models come with a chat template too, and their own eos is another token.
+    """
+    try:
+        found = find_unstopped_turn(model.carried)
+    except AprfmtError:
+        return  # the other checks say it
+    if found is not None and not found.contradicted:
+        why = f"{found.says}: a chat may not end; {found.remedy}, if it was trained on chats"
+        yield not_run("turn-end", why)

@@ -401,3 +401,22 @@ def test_a_layers_few_numbers_are_no_matrix(arch: str, tmp_path: Path) -> None:
         name: 0 * x for name, x in rows.items() if name.endswith("0.mlp.up_proj.weight")
     })(lost)  # fmt: skip
     assert failed(qa.run(lost, only=("init-statistics",))) == {"weights-ffn_up.weight"}
+
+
+@pytest.mark.parametrize("stops", [[1533], [1535, 1533]])
+def test_a_turn_that_ends_with_no_stop_is_said(
+    stops: list[int], demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: the gate passed without a word. It is no failure: a base model's is so."""
+    folder = copied(demo_model, tmp_path / "b")
+    config("generation_config.json", eos_token_id=stops)(folder)
+    config("tokenizer_config.json", eos_token="<|endoftext|>")(folder)
+    gate = qa.run(folder, only=("metadata",)).gate("metadata")
+    said = {one.name: one for one in gate.checks}
+    assert gate.outcome == "PASS"
+    if 1535 in stops:
+        assert "turn-end" not in said
+    else:
+        assert said["turn-end"].outcome == "NOT_RUN"
+        assert "'<|im_end|>' (1535)" in said["turn-end"].found
+        assert "set eos_token_id to [1533, 1535]" in said["turn-end"].found

@@ -240,3 +240,19 @@ def test_a_folder_without_shards_is_refused(demo_model: Path, tmp_path: Path) ->
     assert done.code == 2 and "holds no shards" in done.err
     done = command("repair", "--index", tmp_path / "nowhere")
     assert done.code == 2 and "no such" in done.err
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_shard_that_the_index_names_is_not_to_be_taken_away(indexed: bool, good: Path) -> None:
+    """Seen red: the advice was to take away a file with twenty tensors of the model."""
+    home = json.loads((good / INDEX).read_text())["weight_map"]
+    name = next(key for key, file in home.items() if file == shard(2))
+    held = load_file(good / shard(1))
+    save_file(held | {name: load_file(good / shard(2))[name] + 1}, good / shard(1))
+    if not indexed:
+        (good / INDEX).unlink()
+    done = command("repair", "--index", good)
+    assert done.code == 2
+    away = "take the file away" in done.err
+    kept = f"the index names {shard(2)}, and {shard(1)} for other tensors" in done.err
+    assert (away, kept) == (not indexed, indexed), done.err
