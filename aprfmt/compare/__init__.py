@@ -357,8 +357,8 @@ def _differing_settings(a: Model, b: Model) -> Iterator[NotCompared]:
             yield NotCompared("config key", mine.key, state, why)
     twice: dict[str, NotCompared] = {}
     for state, model, other in sides:
-        stated = other.config or {}
         for key, value in _values_stated_twice(model):
+            stated = other.config or {}
             taken = model.hyper.of(key)
             why = f"{value}; {taken.key} is {taken.value}, and readers differ in what they take"
             if key not in stated:
@@ -370,7 +370,8 @@ def _differing_settings(a: Model, b: Model) -> Iterator[NotCompared]:
 
 def _values_stated_twice(model: Model) -> Iterator[tuple[str, int | float]]:
     """Yield (key, number) of config.json's own keys that its rope object overrules."""
-    for key, value in (model.config or {}).items():
+    config = model.config if model.key_style == "safetensors" else None  # others' is a copy
+    for key, value in (config or {}).items():
         if key not in model.hyper or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         read = model.hyper.of(key)

@@ -158,7 +158,7 @@ def test_every_function_that_takes_arch_is_asked() -> None:
         for name, function in functions.items()
         if callable(function) and "arch" in inspect.signature(function).parameters
     }
-    assert taking | {"convert"} == set(ARCH_CALLS)  # convert takes it as one of its options
+    assert taking | {"convert", "step"} == set(ARCH_CALLS)  # these take it as one of their options
 
 
 @pytest.mark.parametrize("name", ARCH_CALLS)

@@ -104,9 +104,10 @@ def _lacks_stated_id(a: StatedTokenizer, b: StatedTokenizer, role: str) -> str:
 
     transformers reads these keys of a GGUF, and has no such token without one (5.23, tried),
     whatever id llama.cpp takes. Of a folder and a GGUF that is so where the folder says that there
-    is no such token, and config.json has no id either: a writer of GGUF takes that one.
+    is no such token, and config.json has no id either: a writer of GGUF takes that one. What a
+    tokenizer of another kind brings is no statement.
     """
-    if role not in _READ_OF_GGUF:
+    if role not in _READ_OF_GGUF or a.vocabulary.kind != b.vocabulary.kind:
         return ""
     ids = [side.vocabulary.ids.get(role, _id_without_token(side, role)) for side in (a, b)]
     if (ids[0] is None) == (ids[1] is None):
