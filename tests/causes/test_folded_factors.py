@@ -1,12 +1,16 @@
 """Factors moved between a norm and products: into the right norm, a wrong one, stored coarsely."""
 
+import shutil
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from aprfmt.compare import diff
+from tests.cli.run import aprfmt
 from tests.conversion.folders import tensors_of
 from tests.diagnosis import files
 from tests.diagnosis.engines import tiny_folder
@@ -78,3 +82,32 @@ def test_a_wrong_factor_is_no_rounding_of_a_norm() -> None:
 
     found = causes((pair[0], files.copy(pair[1], "folds-off-b", tensors=lift)))
     assert found.get("L0.ffn_up.weight") not in ("scales_folded", "rounding"), found
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.4, 1.0])
+@pytest.mark.parametrize("turned", [False, True])
+def test_factors_in_a_coarse_copy_are_no_bug(
+    spread: float, turned: bool, tmp_path: Path, demo_model: Path
+) -> None:
+    """As AWQ leaves them: a product of four bits is within a rounding of A with them or without."""
+    rng = np.random.default_rng(4)
+    readers = {
+        "input_layernorm": tuple(f"self_attn.{n}_proj" for n in "qkv"),
+        "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+    }
+
+    made = tmp_path / "folded"
+    shutil.copytree(demo_model, made)
+    values = {k: v.float() for k, v in load_file(made / "model.safetensors").items()}
+    for norm in [key for key in values if key.endswith(tuple(f"{n}.weight" for n in readers))]:
+        start, name = norm.removesuffix(".weight").rsplit(".", 1)
+        factor = torch.tensor(np.exp(rng.uniform(-spread, spread, values[norm].numel()))).float()
+        values[norm] /= factor
+        for product in readers[name]:
+            values[f"{start}.{product}.weight"] *= factor
+    save_file(values, made / "model.safetensors", metadata={"format": "pt"})
+    assert aprfmt("quantize", made, tmp_path / "q", "--type", "AWQ-g32").code == 0
+    sides = (tmp_path / "q", demo_model) if turned else (demo_model, tmp_path / "q")
+    done = aprfmt("diagnose", *sides, "--json")
+    assert (done.code, done.json["verdict"]) == (0, "precision"), done.json["causes"]
+    assert "scales_folded" in {one["cause"] for one in done.json["causes"]}

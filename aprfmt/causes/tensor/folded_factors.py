@@ -283,13 +283,16 @@ def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
             layer.folded[f"{norm}.bias"] = layer.a[f"{norm}.bias"] * factor
             sources.append(f"{norm}.bias")
         layer.folded[weight] = layer.b[weight]
-        # Readers that did not change undo nothing.
+        # Readers that did not change undo nothing. A coarse copy of what was divided may be within a
+        # rounding of both: then the nearer of the two says which it is.
         chosen = tuple(f"{role}.weight" for role in readers if layer.has(f"{role}.weight"))
         kept = tuple(
             role
             for role in chosen
             if layer.matches_factor(role, np.ones(1))
             and layer.roundings_apart(role, layer.a[role]) <= 1
+            and layer.distance(role, layer.a[role])
+            <= layer.distance(role, layer.folded[role] / factor)
         )
         for role in chosen:
             if role not in kept:
@@ -414,6 +417,7 @@ def _equal_explanations(
         )
         for role in roles
         if layer.roundings_apart(role, layer.a[role]) > 1
+        or layer.distance(role, layer.folded[role]) < layer.distance(role, layer.a[role])
     }
 
 
