@@ -283,7 +283,7 @@ def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
             layer.folded[f"{norm}.bias"] = layer.a[f"{norm}.bias"] * factor
             sources.append(f"{norm}.bias")
         layer.folded[weight] = layer.b[weight]
-        # Readers that did not change undo nothing. A coarse copy of what was divided may be within a
+        # Readers that did not change undo nothing. A coarse copy of one that did may be within a
         # rounding of both: then the nearer of the two says which it is.
         chosen = tuple(f"{role}.weight" for role in readers if layer.has(f"{role}.weight"))
         kept = tuple(
