@@ -237,7 +237,8 @@ class _LedgerBuilder:
         """Return the ledger with the items of these kinds."""
         makers: tuple[tuple[Callable[[], Iterator[Item]], tuple[Kind, ...]], ...] = (
             (self.files, ("file",)),
-            (self.embedded_files, ("file",)),
+            # They are files in the metadata: looked at where both are asked for.
+            (self.embedded_files, ("file",) if "metadata key" in kinds else ()),
             (self.index_entries, ("index entry",)),
             (self.tensors, ("tensor", "adapter tensor")),
             (self.metadata_keys, ("metadata key",)),

@@ -314,7 +314,10 @@ def test_layers_moved_in_a_circle_are_listed(source: Path, tmp_path: Path) -> No
 
     (finding,) = diff(source, edited(source, tmp_path / "b", change)).findings
     assert finding.cause == "layer_order" and len(finding.keys) == 27
-    assert finding.says.endswith("0 is 1, 1 is 2, 2 is 0") and "exchanged" not in finding.says
+    assert (
+        finding.says.endswith("is layer 1 of the other, 1 is 2, 2 is 0")
+        and "exchanged" not in finding.says
+    )
 
 
 # --- no false explanation ---------------------------------------------------------------------
