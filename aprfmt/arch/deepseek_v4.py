@@ -401,6 +401,10 @@ def _hash_layers_rule() -> HyperRule:
         """Return one boolean a layer: True for the first `count`."""
         return tuple(i < count for i in range(hp["n_layers"]))
 
+    def counted(count: Found, hp: Params) -> Found:
+        """Return (one boolean a layer, key) for a (count, key); None without one."""
+        return None if count is None else (first_layers(whole_number(*count), hp), count[1])
+
     def read(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of config.json: a list of kinds, or a count.
 
@@ -408,7 +412,7 @@ def _hash_layers_rule() -> HyperRule:
         """
         listed, count = facts.first("mlp_layer_types"), facts.first("num_hash_layers")
         if listed is None:
-            return None if count is None else (first_layers(whole_number(*count), hp), count[1])
+            return counted(count, hp)
         found = sequence(*listed, hp["n_layers"])[: hp["n_layers"]]
         for layer, kind in enumerate(found):
             if kind not in kinds:
@@ -420,8 +424,7 @@ def _hash_layers_rule() -> HyperRule:
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of a GGUF's count; None without it."""
-        count = facts.first(_HASH_COUNT)
-        return None if count is None else (first_layers(whole_number(*count), hp), count[1])
+        return counted(facts.first(_HASH_COUNT), hp)
 
     names = {on: kind for kind, on in kinds.items()}
     return HyperRule(

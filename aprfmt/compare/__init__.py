@@ -334,8 +334,8 @@ def _differing_settings(a: Model, b: Model) -> Iterator[NotCompared]:
 
     These are the context length, where both sides state another, and sizes that config.json of one
     side alone states: the other's are read from the tensors here, and readers take a default. Also
-    what config.json of one side alone states a second time, otherwise: readers differ in which of
-    the two they take.
+    what config.json of a side states a second time, otherwise, and the other does not state alike:
+    readers differ in which of the two they take.
     """
     alike = a.key_style == b.key_style
     of_a, of_b = _stated_length(a, alike), _stated_length(b, alike)

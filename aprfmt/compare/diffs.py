@@ -190,7 +190,7 @@ class DiffReport(Tabular):
             return ""
         return repair_items_command(self.not_compared, self.item_arguments, self.b)
 
-    @property
+    @cached_property
     def _surplus_commands(self) -> tuple[str, ...]:
         """The commands that take bytes of no tensor out of B, if only they differ; else ()."""
         if self.ledgers is None or replace(self, not_compared=()).exit_code() == 1:

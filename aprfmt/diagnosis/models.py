@@ -47,7 +47,8 @@ _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim 
 def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     """Return the findings on identity, hyperparameters, tensors and tokenizer of two open models.
 
-    `reason` is set where the comparison ended early: other checkpoints or sizes, or all zeros.
+    `reason` is set where the comparison ended early: other checkpoints or sizes, or nothing but
+    zeros on both sides. Zeros on one side are a finding.
     Tensors that `budget` leaves are in the report as not compared.
     """
     found = Levels()

@@ -112,7 +112,7 @@ def _nearest_rows(rows: NDArray[np.float64], table: Weight) -> tuple[int, ...] |
     for start in range(0, table.n_rows, _WINDOW):
         part = np.asarray(table.rows(start, min(start + _WINDOW, table.n_rows)), np.float64)
         far = square[:, None] - 2 * rows @ part.T + (part**2).sum(1)
-        two = np.argsort(far, 1)[:, :2]
+        two = np.argpartition(far, min(1, far.shape[1] - 1), 1)[:, :2]
         for column in two.T:
             apart = far[np.arange(len(rows)), column]
             nearer = apart < best[0]

@@ -122,9 +122,12 @@ class TensorDiff:
 
         Explanations with a cause in `weak` do not count.
         """
+        return self.verdict == "DIFFERENT" and not self.is_explained(weak)
+
+    def is_explained(self, weak: Collection[str] = ()) -> bool:
+        """Return whether it has a confirmed explanation; a cause in `weak` does not count."""
         found = self.explanation
-        certain = found is not None and found.confirmed and found.cause not in weak
-        return self.verdict == "DIFFERENT" and not certain
+        return found is not None and found.confirmed and found.cause not in weak
 
 
 @dataclass(frozen=True, slots=True)

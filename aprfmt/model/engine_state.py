@@ -703,6 +703,8 @@ class _StateReader:
         The files of the other ranks are missing. A few such tensors may as well be damaged.
         """
         odd = {whole.name: (parameter, whole) for parameter, whole in self._misfits.values()}
+        if len(odd) < _SHARES:
+            return
         known = max((len(one.parts) for one in self._held.values()), default=1)
         fits = {
             ranks: [name for name, (one, whole) in odd.items()

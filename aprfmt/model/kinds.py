@@ -86,8 +86,7 @@ def _adapter_text(model: "Model") -> str:
     alpha = config.get("lora_alpha", model.metadata.get("adapter.lora.alpha"))
     scale = f", alpha {alpha:g}" if isinstance(alpha, (int, float)) else ""
     base = config.get("base_model_name_or_path", model.metadata.get("general.base_model.0.name"))
-    to = f" for {shorten(base, 100)}" if isinstance(base, str) and base else ""
-    found = f"a LoRA adapter{rank}{scale}{to}, {len(model)} tensors"
+    found = f"a LoRA adapter{rank}{scale}{_for_base(base)}, {len(model)} tensors"
     bases = [name for name in parts.replacements if f"{WRAPPED}." in name]
     whole = [name for name in parts.replacements if name not in bases]
     if whole:
@@ -208,9 +207,13 @@ def _is_scaling_adapter(model: "Model") -> bool:
 
 def _scaling_adapter_text(model: "Model") -> str:
     """Return a description of an IA3 adapter, with its base model."""
-    base = peft_config(model).get("base_model_name_or_path")
-    to = f" for {shorten(base, 100)}" if isinstance(base, str) and base else ""
+    to = _for_base(peft_config(model).get("base_model_name_or_path"))
     return f"an IA3 adapter{to}, {len(model)} tensors: vectors that scale activations"
+
+
+def _for_base(base: object) -> str:
+    """Return " for " and the name of an adapter's base model; "" where it is no name."""
+    return f" for {shorten(base, 100)}" if isinstance(base, str) and base else ""
 
 
 def _is_imatrix(model: "Model") -> bool:

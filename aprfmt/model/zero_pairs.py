@@ -49,11 +49,9 @@ class ZeroPairs(NamedTuple):
     @property
     def expected(self) -> str:
         """What parts that change their weights are, in words."""
-        return (
-            "vectors that are not one"
-            if self.noun == "vectors"
-            else ("pairs whose product is not zero")
-        )
+        if self.noun == "vectors":
+            return "vectors that are not one"
+        return "pairs whose product is not zero"
 
     @property
     def text(self) -> str:

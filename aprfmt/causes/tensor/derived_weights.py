@@ -178,7 +178,8 @@ def _table_explanations(
         common = np.arange(few)
         x, y = (np.asarray(side.take(common), np.float32) for side in (first, second))
         pair.drop()
-        if row.explanation is not None and 0 < np.any(x != y, axis=1).mean() < EVERY_ROW:
+        changed = np.any(x != y, axis=1)
+        if row.explanation is not None and 0 < changed.mean() < EVERY_ROW:
             continue  # it is known what happened to a few rows
         related = _cosine(x, y) if np.isfinite(x).all() and np.isfinite(y).all() else 0.0
         if related <= RELATED:
@@ -186,7 +187,7 @@ def _table_explanations(
         apart = norms.exact_norm(y - x) / (norms.exact_norm(x) or 1.0)
         line = f"{apart:.3g} of the norm, correlation {related:.3g}"
         said = f"{text}; those that both have "
-        said += "belong to each other" if np.any(x != y) else "are equal"
+        said += "belong to each other" if changed.any() else "are equal"
         found[row.key] = make_finding("derived", (row.key,), (said, line), apart, None, None)
     return found
 

@@ -111,7 +111,8 @@ class JointHypothesis:
         """Return whether it is worth trying, by the records `rows` of all tensors.
 
         A hypothesis about shapes needs two of different shape, one about an engine's ranks that B
-        was saved by an engine, and any other a tensor that nothing explains yet.
+        was saved by an engine, and any other a tensor that nothing explains yet; one for `tables`
+        takes a shape that differs, too.
         """
         if self.shapes:
             return any(row.verdict == "SHAPE_DIFFERS" for row in rows)

@@ -130,10 +130,7 @@ def _explain_side(
 
 def _is_open(row: TensorDiff) -> bool:
     """Return whether nothing but a cause of WEAK explains a tensor, or a table of tokens."""
-    if row.verdict != "SHAPE_DIFFERS":
-        return row.is_unexplained(WEAK)
-    found = row.explanation
-    return found is None or not found.confirmed or found.cause in WEAK
+    return row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and not row.is_explained(WEAK)
 
 
 def _are_untrained(pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]) -> bool:
