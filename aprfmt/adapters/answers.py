@@ -308,7 +308,7 @@ def _try_other_layers(
         mine, theirs = model.find(one.key), b.find(one.key)
         if one.found not in (OTHERWISE, MORE) or mine is None or theirs is None:
             continue
-        if failed > 1 or mine.shape != theirs.shape:
+        if failed > 1:
             break
         known = {moved for each in found if (moved := _layers_moved(each))}
         judged = judge_misplaced(
@@ -344,10 +344,16 @@ def _changes_of_layers(
     layers = {split_key(other)[0]: other for other in model.roles if split_key(other)[1] == role}
     there = [one for one in layers if one not in (None, layer)]
     for one in sorted(there, key=lambda one: (layer - one not in first, abs(layer - one))):
-        view = model.roles[layers[one]]
-        if view.shape == own.shape and not changed.isdisjoint(view.names):
-            change = merged_values(view, 1) - merged_values(view, 0)
-            yield OtherChange(layers[one], change)
+        yield from _change_of(model, changed, layers[one], own.shape)
+
+
+def _change_of(
+    model: Model, changed: Set[str], key: str, shape: tuple[int, ...]
+) -> Iterator[OtherChange]:
+    """Yield the change to a weight, if it has one and is of this shape."""
+    view = model.roles[key]
+    if view.shape == shape and not changed.isdisjoint(view.names):
+        yield OtherChange(key, merged_values(view, 1) - merged_values(view, 0))
 
 
 def _layer_offset_text(weights: Sequence[ChangedWeight], layers: int) -> tuple[str, ...]:
@@ -465,16 +471,13 @@ def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherC
     """
     layer, role = split_key(key)
     own = model.find(key)
-    for other, view in model.roles.items():
+    for other in model.roles:
         there, its = split_key(other)
         close = there == layer or (
             its == role and None not in (layer, there) and abs((layer or 0) - (there or 0)) == 1
         )
-        if other == key or not close or own is None or view.shape != own.shape:
-            continue
-        if changed.isdisjoint(view.names):
-            continue
-        yield OtherChange(other, merged_values(view, 1) - merged_values(view, 0))
+        if other != key and close and own is not None:
+            yield from _change_of(model, changed, other, own.shape)
 
 
 def _shared_words(weights: Sequence[ChangedWeight]) -> str:

@@ -264,14 +264,20 @@ def _misplaced_change(
     turned = merge.change.swapaxes(-1, -2)
     if turned.shape == merge.change.shape and _sum_gives(merge, merge.plain + turned, turned):
         return found._replace(found="transposed", says="B @ A was added transposed")
-    for key, change in others():
-        if change.shape != merge.change.shape or not change.any():
-            continue
-        for own, word in ((0, "in place of its own"), (1, "after its own")):
-            total = own * merge.change + change
-            if _sum_gives(merge, merge.plain + total, total, 1 + own):
-                says = f"the change of {key} was added {word}"
-                return found._replace(found=ANOTHER, says=says, source="" if own else key)
+    judged = (_other_change(merge, found, one) for one in others())
+    return next((one for one in judged if one is not None), None)
+
+
+def _other_change(merge: Merge, found: Judged, other: OtherChange) -> Judged | None:
+    """Return the judgement that another weight's change was added; None if it was not."""
+    key, change = other
+    if merge.encoding not in FRACTIONS or change.shape != merge.change.shape or not change.any():
+        return None
+    for own, word in ((0, "in place of its own"), (1, "after its own")):
+        total = own * merge.change + change
+        if _sum_gives(merge, merge.plain + total, total, 1 + own):
+            says = f"the change of {key} was added {word}"
+            return found._replace(found=ANOTHER, says=says, source="" if own else key)
     return None
 
 
@@ -333,12 +339,8 @@ def _summed_changes(
 def judge_misplaced(merge: Merge, found: Judged, others: Iterable[OtherChange]) -> Judged:
     """Return `found`, or that B has the change of one of `others`; each is tried alone."""
     for one in others:
-
-        def alone(one: OtherChange = one) -> Iterable[OtherChange]:
-            """Return this one change."""
-            return (one,)
-
-        again = _misplaced_change(merge, found, alone) or _summed_changes(merge, found, alone)
+        again = _other_change(merge, found, one)
+        again = again or _summed_changes(merge, found, partial(tuple, [one]))
         if again is not None:
             return again
     return found

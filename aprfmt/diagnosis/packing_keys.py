@@ -51,14 +51,16 @@ def repair_packing_command(good: Model, bad: Model, finding: Finding) -> str:
 def _rename_command(good: Model, bad: Model, finding: Finding) -> str:
     """Return the `convert --rename` that makes weights which lack a part decode to A's, or ""."""
     best: tuple[float, Rename | None] = (math.inf, None)
+    where = {*finding.where}
     for rule in _part_renames(bad, finding.where):
         try:
             with open_model(bad.path, rename=(rule,)) as made:
                 if all(name in made and made[name].parts for name in finding.where):
-                    own = [k for k, v in made.roles.items() if {*v.names} & {*finding.where}]
+                    own = [k for k, v in made.roles.items() if not where.isdisjoint(v.names)]
                     after = _weight_distances(good, made, own[:_TRIED])
                     left = max(after.values(), default=math.inf)
-                    best = min(best, (left, rule), key=lambda row: row[0])
+                    if left < best[0]:
+                        best = (left, rule)
         except AprfmtError:
             continue
     if best[1] is None or not best[0] <= _READ:
@@ -74,13 +76,14 @@ def _part_renames(bad: Model, weights: Sequence[str]) -> list[Rename]:
     Only tensors are renamed whose names no packing knows, and that stand beside most of `weights`.
     """
     stems = {f"{name.rpartition('.')[0]}." for name in weights}
-    known = _part_suffixes()
+    known = sorted(_part_suffixes())
+    endings = tuple(f".{one}" for one in known)
     beside: Counter[str] = Counter()
     for name in bad.source.tensors:
         ends = (i + 1 for i, letter in enumerate(name) if letter == ".")
         end = next((i for i in ends if name[:i] in stems), 0)
         tail = name[end:]
-        if end and not any(tail == one or tail.endswith(f".{one}") for one in known):
+        if end and not f".{tail}".endswith(endings):
             beside[tail] += 1
     rules: dict[Rename, float] = {}
     for tail in (one for one, count in beside.items() if 2 * count > len(stems)):

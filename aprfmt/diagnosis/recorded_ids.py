@@ -90,8 +90,10 @@ def ids_of_embedding(trace: Trace, model: Model | None) -> tuple[int, ...] | Non
     None where it has no embedding, a row of it is none of the model's, or more than one token has
     that row.
     """
-    held = trace.fetch("embd") if "embd" in trace.records else None
-    if held is None or model is None:
+    if model is None or "embd" not in trace.records:
+        return None
+    held = trace.fetch("embd")
+    if held is None:
         return None
     table = model_weights(model).get_role(None, "token_embd.weight")
     rows = np.asarray(held, np.float64).reshape(-1, np.shape(held)[-1])

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.dump_names import SHAPES_FILE, tuple_member
+from aprfmt.base.protocols import Source
 from aprfmt.codecs import decode, native_kernels
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import open_source
@@ -151,9 +152,8 @@ def is_pickled_captures(path: Path) -> bool:
     """Return whether a file of torch.save has the token ids of a pass, or outputs of modules."""
     try:
         with open_source(path) as source:
-            if IDS in source.tensors or _token_ids(source.metadata) is not None:
-                return True
-            return _are_outputs({name: row.info.shape for name, row in source.tensors.items()})
+            known = IDS in source.tensors or _token_ids(source.metadata) is not None
+            return known or _are_outputs(source)
     except AprfmtError:
         return False
 
@@ -162,7 +162,7 @@ def is_stored_captures(path: Path) -> bool:
     """Return whether a .safetensors file has outputs of modules, and no parameters."""
     try:
         with open_source(path) as source:
-            return _are_outputs({name: row.info.shape for name, row in source.tensors.items()})
+            return _are_outputs(source)
     except AprfmtError:
         return False  # opening it as a model raises the reason
 
@@ -170,7 +170,7 @@ def is_stored_captures(path: Path) -> bool:
 _PARAMETERS = (".weight", ".bias")
 
 
-def _are_outputs(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def _are_outputs(source: Source) -> bool:
     """Return whether arrays, by their names and shapes, were captured and are no parameters.
 
     Some have the name of a point, or of a module whose output is one, none ends as a parameter's
@@ -178,14 +178,14 @@ def _are_outputs(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     under such names have not: a norm's have one axis, and the rows of a matrix are its outputs.
     Three axes say nothing.
     """
-    if any(name.endswith(_PARAMETERS) for name in shapes):
+    if any(name.endswith(_PARAMETERS) for name in source.tensors):
         return False
     rows: set[int] = set()
     head_rows: set[int] = set()
     per_token = False
-    for name, shape in shapes.items():
+    for name, tensor in source.tensors.items():
         kinds = {point.rows for point in points_named(name)}
-        held = _without_leading_ones(shape)
+        held = _without_leading_ones(tensor.info.shape)
         count = held[0] if len(held) == 2 else 1
         if "logits" in kinds:
             head_rows.add(count)
@@ -198,7 +198,7 @@ def _are_outputs(shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape without the axes of size 1 before its last two: a batch of one sequence."""
-    while len(shape) > 1 and shape[0] == 1:
+    while len(shape) > 2 and shape[0] == 1:
         shape = shape[1:]
     return shape
 

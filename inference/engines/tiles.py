@@ -70,7 +70,7 @@ class Tiles:
         for count in counts:
             if held - first < count:
                 held -= first
-                buffer[:held] = buffer[first : first + held].copy()
+                buffer[:held] = buffer[first : first + held]
                 rows = min(max(-(-(count - held) // width), ahead), self.rows - row)
                 stop = held + rows * width
                 self.fill(row, 0, buffer[held:stop].reshape(rows, width))
@@ -130,11 +130,11 @@ class Tiles:
         Parts are those of `_parts`: they begin and end inside of rows.
         """
         native = native_kernels()
-        if native is None or self.stored is None or not self.rows * self.width:
+        if native is None or self.stored is None or not self.size:
             return None
         total: Moments | None = None
-        for first in range(0, self.rows * self.width, _STORED):
-            last = min(first + _STORED, self.rows * self.width)
+        for first in range(0, self.size, _STORED):
+            last = min(first + _STORED, self.size)
             row, skip = divmod(first, self.width)
             pieces = self.stored(row, -(-last // self.width) - row)
             try:
@@ -150,7 +150,7 @@ class Tiles:
                 return None
             for part in found:
                 total = part if total is None else total.joined(part)
-        return None if total is None else stats_of_moments(self.rows * self.width, total)
+        return None if total is None else stats_of_moments(self.size, total)
 
     def _parts(self) -> Iterator[Numbers]:
         """Yield the elements in order, PART at a time, each valid until the next."""

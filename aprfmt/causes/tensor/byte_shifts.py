@@ -261,8 +261,8 @@ def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
 def _overlap_is_equal(a: RunBytes | bytes, b: RunBytes, shift: int, offset: int) -> bool:
     """Return whether B's bytes that a shift reaches are A's, each `offset` bytes further on."""
     start, stop = max(0, -shift), min(len(b), len(b) - shift)
-    for at in range(start, stop, 1 << 20):
-        end = min(stop, at + (1 << 20))
+    for at in range(start, stop, READ):
+        end = min(stop, at + READ)
         if copy_bytes(a, at + offset, end + offset) != copy_bytes(b, at, end):
             return False
     return True
