@@ -74,13 +74,22 @@ class Finding:
     def certainty(self) -> Certainty:
         """How certain it is: "located", "explained" or "confirmed".
 
-        A proof counts less where passes contradict it or another cause explains it as well.
+        A proof counts less where passes contradict it or another cause explains it as well, and
+        nothing where as much is left once the cause is removed as there was before.
         """
         found = certainty_of(self.proof)
+        if self._leaves_everything:
+            return "located"
         if found == "confirmed" and not self.confirmed:
             return "located"  # passes or other values say otherwise
         # What two causes differ by is not decided.
         return "explained" if found == "confirmed" and self.also else found
+
+    @property
+    def _leaves_everything(self) -> bool:
+        """Whether removing the cause leaves a difference as large as it was, or larger."""
+        before, after = self.residual_before, self.residual_after
+        return before is not None and after is not None and 0 < before <= after
 
     @property
     def share(self) -> float | None:

@@ -25,6 +25,8 @@ class Proof:
     within the rounding of the coarser encoding. `free` counts the numbers that were fitted on these
     items, one item a number. `bits` are the binary digits with which one item judges; infinite
     where nothing else was a choice. `accused`: the bound is made of the steps of the accused side.
+    `moved` counts the items that the stated change makes others; infinite where it is about whole
+    sides. One that moves none (in 0 groups, by a factor of 1) explains nothing.
     """
 
     count: float
@@ -32,6 +34,7 @@ class Proof:
     free: float
     bits: float
     accused: bool = False
+    moved: float = math.inf
 
     @property
     def judged(self) -> bool:
@@ -44,9 +47,9 @@ def certainty_of(proof: Proof | None) -> Certainty:
     """Return how certain a cause is by its proof; "located" without one.
 
     "confirmed" only if the whole of the other side is reproduced on enough items that were not
-    fitted to.
+    fitted to; "located" for a change that is about no item or moves none.
     """
-    if proof is None or proof.share < MOST:
+    if proof is None or proof.share < MOST or proof.count <= 0 or proof.moved <= 0:
         return "located"
     if proof.share < 1.0 or proof.accused or not proof.judged:
         return "explained"

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare import diff
 from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.records import TensorDiff
+from tests.cli.run import aprfmt as command
 from tests.conversion.folders import float_bytes, llama_folder, tensors_of, write_mixed
 from tests.diagnosis import packing
 
@@ -162,6 +164,43 @@ def test_what_bitsandbytes_decodes_is_a_copy(
         row = judged(source, copied(source, tmp_path / "lost", plain(lost)))
         assert row.explanation is not None and row.explanation.confirmed, row
         assert row.explanation.cause == "nested_offset", row.explanation
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose first up projection has enough groups that scales occur more than once."""
+    drawn = (np.random.default_rng(4).standard_normal((256, 256)) / 12).astype(np.float32)
+    folder = tmp_path_factory.mktemp("wide") / "source"
+    replaced = {f"{UP}.weight": float_bytes(drawn, "F32")}
+    return llama_folder(folder, "F32", hidden=256, layers=1, heads=4, replaced=replaced)
+
+
+@pytest.mark.parametrize("most", [0.012, 0.02, 0.04])
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_scales_of_values_that_hardly_changed_are_not_wrong(
+    share: float, most: float, wide: Path, tmp_path: Path
+) -> None:
+    """A merged adapter that no code shows moves the scales of NF4 by a few percent."""
+    _quantized(wide, tmp_path / "a", "NF4")
+    rows = tensors_of(tmp_path / "a")
+    kind, shape, raw = rows[f"{UP}.weight.absmax"]
+    rng = np.random.default_rng(8)
+    scales = np.frombuffer(raw, np.float32)
+    moved = 1 + rng.uniform(0, most, scales.size) * (rng.uniform(size=scales.size) < share)
+    for name, values in (("a", scales), ("b", scales * moved)):
+        held = (np.round(values * 500) / 500).astype(np.float32).tobytes()  # some occur often
+        folder = tmp_path / f"{name}-edited"
+        shutil.copytree(tmp_path / "a", folder)
+        edited = rows | {f"{UP}.weight.absmax": (kind, shape, held)}
+        write_mixed(folder / "model.safetensors", edited)
+    row = judged(tmp_path / "a-edited", tmp_path / "b-edited")
+    assert row.verdict == "DIFFERENT" and row.explanation is not None
+    assert row.explanation.cause == "quantisation" and row.explanation.certainty == "explained"
+
+
+def _quantized(source: Path, into: Path, kind: str) -> None:
+    done = command("quantize", source, into, "--to", "safetensors", "--type", kind)
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -85,10 +85,30 @@ def test_less_shown_is_never_surer(
     sure = SURE(certainty_of(proof))
     for less in (
         replace(proof, share=share / 2), replace(proof, free=2 * free), replace(proof, bits=0.0),
-        replace(proof, accused=True), replace(proof, count=count / 2),
+        replace(proof, accused=True), replace(proof, count=count / 2), replace(proof, moved=0),
     ):  # fmt: skip
         assert SURE(certainty_of(less)) <= sure
     if certainty_of(proof) == "confirmed":
         assert share == 1.0 and not accused
         assert count >= 2 * free and (count - free) * bits >= BITS
     assert (certainty_of(proof) == "located") == (share < MOST)
+
+
+@pytest.mark.parametrize("most", ["moved", "count"])
+def test_a_change_of_nothing_explains_nothing(most: str) -> None:
+    """Such as "in 0 of 1024 groups", or a factor of 1. Seen red: neither was looked at."""
+    proof = unfitted_proof(64)
+    assert certainty_of(proof) == "confirmed"
+    assert certainty_of(replace(proof, **{most: 0})) == "located"
+
+
+@pytest.mark.parametrize(("before", "after", "sure"), [
+    (0.3, 0.0, True), (0.3, 0.2, True), (0.3, 0.3, False), (0.3, 0.4, False), (None, 0.0, True),
+])  # fmt: skip
+def test_what_leaves_as_much_as_there_was_explains_nothing(
+    before: float | None, after: float, sure: bool
+) -> None:
+    """Seen red: residuals were not looked at."""
+    one = Finding("scale", "x", "tensor", "bug", ("w",), True, residual_before=before,
+                  residual_after=after, proof=unfitted_proof())  # fmt: skip
+    assert (one.certainty == "confirmed") == sure

@@ -95,12 +95,18 @@ class PackedCopy:
 
 
 def explain_copy(
-    copy: PackedCopy, cause: str, says: tuple[str, ...], after: Fit, free: int = 0
+    copy: PackedCopy,
+    cause: str,
+    says: tuple[str, ...],
+    after: Fit,
+    free: int = 0,
+    moved: float = math.inf,
 ) -> Finding:
     """Return the finding of a cause after which only the errors of a right copy remain.
 
     Its distance after is 0; the measured one, `after`, is in the evidence. `free` counts the
-    numbers that were found on the values. A value within its step says about as much as its code.
+    numbers that were found on the values, `moved` the values that the repair moves. A value within
+    its step says about as much as its code.
     """
     before = copy.case.before.relative
     said = (
@@ -112,7 +118,8 @@ def explain_copy(
     if copy.rows is not None:
         said = (*said, f"{len(copy.rows)} of {copy.reader.rows} rows looked at")
     share = 1.0 if copy.rows is None else len(copy.rows) / copy.reader.rows
-    proof = Proof(copy.x.size, share, free, float(max(1, copy.bits - 1)))
+    bits = float(max(1, copy.bits - 1))
+    proof = Proof(copy.x.size, share, free, bits, moved=moved)
     return make_finding(cause, (copy.case.key,), said, before, 0.0, proof)
 
 

@@ -58,6 +58,7 @@ NEAR = 0.05  # relative: a factor that is further from 1 is wrong
 OFF = 0.45  # steps, in the mean of a group: rounding gives 0.25
 LEAST = 0.01  # relative: how well a factor is known at best
 SURE = 4.0  # standard errors that it may be off
+MOST_COUNTED = 0.5  # share of wrong groups up to which it is said which these are
 EXACT = 1e-6  # relative: a stored scale is a value of a type
 TURNED = 0.25  # share of scales at least that the type cannot hold
 FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
@@ -105,18 +106,30 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
         if not copy.is_repaired(after):
             continue
         wrong = np.abs(factor - 1) > NEAR
+        if not wrong.any():
+            return  # the scales are right: what is left are values of another source
         # Name what was done to the scales by comparing them with the repaired ones.
         relation = _scale_relation(finer, finer.scales * factor, wrong, after.relative)
         if bool(relation) != related or (
             not relation and np.ptp(factor) <= NEAR * np.abs(factor).mean()
         ):
             return  # one factor for all is no fault of a packed encoding by itself
+        order = _order_of_scales(copy)
+        if relation in ("", SHARED) and not order and wrong.mean() <= MOST_COUNTED:
+            # neither speaks of groups that are not counted: putting right the others is enough
+            stated = spread_over_copy(finer, np.where(wrong, factor, 1.0))
+            repaired = fit_errors(copy.x, copy.y * stated, scale_lattice(copy.lattice, stated))
+            if not copy.is_repaired(repaired):
+                return
         few = f"in {int(wrong.sum())} of {wrong.size} groups"
         numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
-        known = relation or _order_of_scales(copy) or "other ones stand there"
+        known = relation or order or "other ones stand there"
         says = f"{copy.whose} scales are wrong: {known}"
         cause = "nested_offset" if relation == NESTED else "quant_scale"
-        yield explain_copy(copy, cause, (says, few, numbers, copy.scheme), after, factor.size)
+        moved = wrong.sum() * (copy.y.size / wrong.size)
+        yield explain_copy(
+            copy, cause, (says, few, numbers, copy.scheme), after, factor.size, float(moved)
+        )
         return
 
 
@@ -159,6 +172,7 @@ def _scales_of_cells(copy: PackedCopy, grouping: Grouping) -> "Array":
     )
 
 
+SHARED = "several groups share one"
 NESTED = "each is too small by one number: the offset of nested absmax was lost"
 
 
@@ -217,7 +231,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         if np.all(same) and own.any(axis).all():
             return f"one scale is shared by all {what}"
     if own.any() and 4 * np.unique(stored).size < stored.size:
-        return "several groups share one"
+        return SHARED
     return ""
 
 
