@@ -75,7 +75,7 @@ def unshared_contradictions(model: Model, other: Model) -> Iterator[Contradictio
     same = {(row.name, row.said) for row in contradictions(other)}
     for row in contradictions(model):
         lost = (row.name, row.said) == ("tied_embeddings", False)
-        if (row.name, row.said) not in same and not (lost and _has_own_head(other)):
+        if (row.name, row.said) not in same and not (lost and has_own_head(other)):
             yield row
 
 
@@ -86,7 +86,7 @@ def changes_readings(model: Model, row: Contradiction) -> bool:
     that are missing, which become zeros.
     """
     if row.name == "tied_embeddings":
-        return not row.said or _has_own_head(model)
+        return not row.said or has_own_head(model)
     if row.name in BIASES:
         return not row.said and not all(is_zero(model.roles[key]) for key in row.keys)
     return True
@@ -143,8 +143,11 @@ def _config_key(model: Model, name: str) -> str:
     return found or next(((rule.keys.get("hf") or (name,))[0] for rule in rules), name)
 
 
-def _has_own_head(model: Model) -> bool:
-    """Return whether a model stores a head with other values than its embedding."""
+def has_own_head(model: Model) -> bool:
+    """Return whether a model stores a head with other values than its embedding.
+
+    A copy of the embedding is none: by either tensor every reader computes the same.
+    """
     head, table = model.roles.get(HEAD), model.roles.get(TABLE)
     if head is None or table is None:
         return head is not None

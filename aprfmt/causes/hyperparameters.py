@@ -170,9 +170,20 @@ def difference_sentence(row: FieldDiff, a: Model | None = None, b: Model | None 
         ]
         return f"{row.name}: {', '.join(parts)}"
     return (
-        f"{row.name}: A has {_value_text(row.a)} ({row.origin_a or 'not there'}), "
-        f"B {_value_text(row.b)} ({row.origin_b or 'not there'})"
+        f"{row.name}: A has {_value_text(row.a)} ({_origin_text(row.name, row.origin_a, a)}), "
+        f"B {_value_text(row.b)} ({_origin_text(row.name, row.origin_b, b)})"
     )
+
+
+def _origin_text(name: str, origin: str, model: Model | None) -> str:
+    """Return in words where a hyperparameter's value is from.
+
+    Where the tensors are believed and a key says otherwise, what the key says too.
+    """
+    said = None if model is None else model.resolution.report.overruled.get(name)
+    if said is None or not origin.startswith("shape"):
+        return origin or "not there"
+    return f"by its tensors, though {said.key} says {_value_text(said.value)}"
 
 
 def differing_sub_keys(row: FieldDiff) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from itertools import product
 from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
 from aprfmt.causes import CAUSES
+from aprfmt.causes.contradicted_flags import has_own_head
 from aprfmt.causes.hyperparameters import (
     contradiction_sentences,
     difference_sentence,
@@ -352,7 +353,9 @@ def _compare_hyperparameters(
     for cause, names in _group_by_cause(rows).items():
         chosen = [rows[name] for name in names]
         keys = tuple(key for name in names for key in tensors_of_hyperparameter(name, tensors))
-        if cause == "tied_embedding" and _head_is_equal(tensors):
+        if cause == "tied_embedding" and (
+            _head_is_equal(tensors) or not any(map(has_own_head, (a, b)))
+        ):
             for row in chosen:
                 text = difference_sentence(row) + "; the stored head is a copy of the embedding"
                 found.evidence.append(Evidence("config", text, (row.name,)))

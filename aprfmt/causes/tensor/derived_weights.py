@@ -6,6 +6,7 @@ train: all matrices of some kinds in some layers (the MLP, the experts, the last
 head or the table of tokens alone. A pruned one has zeros for small values. An adapter adds a
 product of few columns: the difference has a low rank in all matrices it was made for, in all
 layers. If it was merged into one shard only, the ranks are low there and nothing differs elsewhere.
+A light training moves most values by a unit in the last place at most, which looks like rounding.
 """
 
 import math
@@ -77,6 +78,7 @@ TABLES = frozenset({"token_embd.weight", "output.weight"})  # which may be train
 RELATED = 0.2  # correlation of the values from which two tensors belong together
 AKIN = 0.5  # the same of vectors, once their mean is taken away
 MOVED = 0.7  # share of a vector's change from which it follows the values, or is one number
+ALIKE = 4.0  # times what the others moved that a tensor of the same training moves at most
 LEAST = 16  # values of a vector below which its change says nothing
 FINE = 0.03  # rounding of the coarser encoding up to which a rank shows
 SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
@@ -130,6 +132,8 @@ def _explain_model(
         if row.shape_a is not None and len(row.shape_a) > 1 and row.shape_a == row.shape_b
     ]
     open_ = [row for row in matrices if _is_unexplained_float(row)]
+    light, moved = _light_training(by_key, rows, matrices)
+    open_ = light or open_
     few = len(open_) < min(PAIR, len(matrices))
     if not open_:
         found = _explain_vectors_alone(by_key, rows)
@@ -152,8 +156,59 @@ def _explain_model(
             changes.append(change)
     made = _derived_explanations(by_key, matrices, changes)
     if made and next(iter(made.values())).cause == "derived":
-        made |= _vector_explanations(rows, next(iter(made.values())))
+        vectors = [row for row in rows if not light or row.key in moved]
+        made |= _vector_explanations(vectors, next(iter(made.values())))
     return made | _table_explanations(context, by_key, rows) if made else made
+
+
+def _light_training(
+    by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff], matrices: Sequence[TensorDiff]
+) -> tuple[list[TensorDiff], set[str]]:
+    """Return (matrices that a light training changed, keys of all tensors it changed).
+
+    Steps below a unit in the last place leave many values as they are and move others by one, which
+    is the bound of sums in another order too: a bound, and no proof of them. Where another tensor
+    is further away than that bound allows, by no more than a few times of what the others moved,
+    the same training moved all of them. ([], ()) where none is, or where few tensors differ.
+    """
+    bounded = [
+        row
+        for row in matrices
+        if row.verdict == "DIFFERENT"
+        and row.explanation is not None
+        and row.explanation.cause == "rounding"
+        and not _is_sure(row)
+    ]
+    beyond = [row for row in rows if _is_unexplained_float(row) and row.shape_a == row.shape_b]
+    if not bounded or not beyond:
+        return [], set()
+    moved = [_movement(by_key[row.key]) for row in bounded]
+    most = [ALIKE * max(one) for one in zip(*moved, strict=True)]
+    near = [
+        row
+        for row in beyond
+        if any(x <= y for x, y in zip(_movement(by_key[row.key]), most, strict=True))
+    ]
+    keys = {row.key for row in (*bounded, *near)}
+    found = [row for row in matrices if row.key in keys]
+    enough = near and len(found) >= max(FEW, NEARLY_ALL * len(matrices))
+    return (found, keys) if enough else ([], set())
+
+
+def _movement(pair: TensorPair) -> tuple[float, float]:
+    """Return (root mean square of the values' change, norm of the change over that of the values).
+
+    Steps of Adam are of one size for all tensors, those of others go with the values. Both are
+    infinite where one is not finite.
+    """
+    if pair.a is None or pair.b is None or pair.a.shape != pair.b.shape:
+        return math.inf, math.inf
+    x, y = (np.asarray(side.numpy(), np.float64) for side in (pair.a, pair.b))
+    pair.drop()
+    apart = norms.exact_norm(y - x)
+    if not math.isfinite(apart):
+        return math.inf, math.inf
+    return apart / max(1, x.size) ** 0.5, apart / (norms.exact_norm(x) or 1.0)
 
 
 def _table_explanations(

@@ -191,9 +191,17 @@ def find_disagreements(resolution: Resolution, where: str) -> list[Finding]:
     """Return a warning for each value that keys, configuration and tensors give differently.
 
     The notes made while the architecture was resolved are warnings too. `where` is the file, as
-    the findings name it.
+    the findings name it. A head that is the embedding's copy contradicts no tie.
     """
-    said = [(where, text) for text in resolution.report.conflicts]
+    tie = resolution.report.overruled.get("tied_embeddings")
+    head = resolution.roles.get("output.weight")
+    harmless = tie is not None and bool(tie.value) and head is not None
+    harmless = harmless and not _is_own_head(resolution)
+    said = [
+        (where, text)
+        for text in resolution.report.conflicts
+        if not (harmless and tie is not None and text.startswith(f"{tie.key} says tied_"))
+    ]
     said += [(note.where, note.text) for note in resolution.notes]
     return [Finding(*each, "one value from every source", level="warning") for each in said]
 
@@ -231,9 +239,8 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
     head, table = roles.get("output.weight"), roles.get("token_embd.weight")
     if key not in report.contradicted or head is None or table is None:
         return
-    if head.shape == table.shape and head.encoding == table.encoding:
-        if all(x.raw() == y.raw() for x, y in zip(head.stored, table.stored, strict=False)):
-            return
+    if not _is_own_head(ctx.resolution):
+        return
     name = head.names[0]
     yield Finding(
         name,
@@ -242,6 +249,16 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
         "a key that says what is stored",
         command_line("set", opening_path(ctx.model.path), f"config.json:{key}=false", "--in-place"),
     )
+
+
+def _is_own_head(resolution: Resolution) -> bool:
+    """Return whether a stored head has other bytes than the embedding, or there is none to be."""
+    head, table = (resolution.roles.get(key) for key in ("output.weight", "token_embd.weight"))
+    if head is None or table is None or head.shape != table.shape:
+        return True
+    if head.encoding != table.encoding:
+        return True
+    return any(x.raw() != y.raw() for x, y in zip(head.stored, table.stored, strict=False))
 
 
 FAR = 100.0  # beyond a bound by this factor it is no matter of training any more
