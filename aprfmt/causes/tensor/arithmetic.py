@@ -205,7 +205,7 @@ def _factor_text(case: DifferingPair, factor: float) -> str:
 # --- rounding -------------------------------------------------------------------------------
 
 
-def _store_as(name: str) -> Take:
+def store_as(name: str) -> Take:
     """Return a function that encodes values in encoding `name` and returns them decoded."""
 
     def through(values: "Array") -> "Array":
@@ -241,21 +241,21 @@ def _truncate_to_f16(values: "Array") -> "Array":
 
 def _flush_f16_subnormals(values: "Array") -> "Array":
     """Return values rounded to F16 with its subnormals set to zero."""
-    found = _store_as("F16")(values)
+    found = store_as("F16")(values)
     return np.where(np.abs(found) < np.float32(2.0**-14), np.float32(0), found)
 
 
 def _halve_f16_subnormals(values: "Array") -> "Array":
     """Return values rounded to F16 with its subnormals halved."""
-    found = _store_as("F16")(values)
+    found = store_as("F16")(values)
     halved: Array = np.where(np.abs(found) < np.float32(2.0**-14), found * np.float32(0.5), found)
     return halved
 
 
 # (what was done to the values, how)
 ROUNDINGS: tuple[tuple[str, Take], ...] = (
-    ("rounded to BF16", _store_as("BF16")),
-    ("rounded to F16", _store_as("F16")),
+    ("rounded to BF16", store_as("BF16")),
+    ("rounded to F16", store_as("F16")),
     ("cut to BF16 instead of rounded", lambda x: _truncate_significand(x, 16)),
     ("cut to F16 instead of rounded", _truncate_to_f16),
     ("rounded to F16 with subnormals flushed to zero", _flush_f16_subnormals),
@@ -321,7 +321,7 @@ def guess_rounding(case: DifferingPair) -> Iterator[Guess | Finding]:
 # Type -> its largest value, at which a cast that saturates holds larger ones.
 LARGEST = {"F16": 65504.0, "F8_E4M3": 448.0, "F8_E5M2": 57344.0}
 _STORED: Mapping[str, Take] = {
-    "F16": _store_as("F16"), "F8_E4M3": lambda x: _cast_through(x, "float8_e4m3fn"),
+    "F16": store_as("F16"), "F8_E4M3": lambda x: _cast_through(x, "float8_e4m3fn"),
     "F8_E5M2": lambda x: _cast_through(x, "float8_e5m2"),
 }  # fmt: skip
 
@@ -472,7 +472,8 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
             (case.key,),
             (
                 f"both are {a.encoding} of one source: no two values are further apart than one "
-                "step of each (another quantizer, arithmetic or importance matrix)",
+                "step of each (another quantizer, arithmetic or importance matrix, or a change, as "
+                "of a merged adapter, that these steps hide)",
                 f"at most {off:.3g} of both steps apart",
             ),
             case.before.relative,
