@@ -77,6 +77,10 @@ CAUSE_ROWS = (
 THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 
 
+MOST_POSITIONS = 2048  # rows of a table that are tried one by one
+ROW_SLACK = 4.0  # times the point's tolerance that a single row may be away
+
+
 def try_pairings(case: Mismatch) -> Iterator[Change]:
     """Yield changes to the other rope pairing, recorded as it is and in adjacent order."""
     call = case.call("rope")
@@ -295,6 +299,34 @@ def positions_change(ours: Array, theirs: Array) -> Change:
         {"positions": list(where[:64]), "offset": int(shift[0]) if len(shift) == 1 else None},
         scoped=False,
     )
+
+
+def positions_by_rows(case: Mismatch) -> Array | None:
+    """Return the position of each token (int array) that gives its row of the point, or None.
+
+    Before attention a row depends on its own token's position alone: all tokens are given one
+    position after the other, and each keeps the nearest. None where attention came before the
+    point, for long tables or texts, and where a row fits no position or all have their own.
+    """
+    table = len(case.patched.weights["position_embd.weight"].numpy())
+    first = int(case.patched.hp["position_offset"])
+    count = table - first
+    ours = token_positions(case.patched)
+    if case.call("scores") is not None or not 0 < count <= MOST_POSITIONS:
+        return None
+    best: Array = np.full(len(case.rows), np.inf)
+    found: Array = np.array(ours)
+    for position in range(count):
+        view = case.attempt(positions_change(ours, np.full_like(ours, position)))
+        if view is None or view.residual is None:
+            return None
+        apart = case.distances_by_row(view)
+        nearer = apart < best
+        best = np.where(nearer, apart, best)
+        found[case.rows[nearer]] = position
+    if best.max() > ROW_SLACK * case.view.tolerance or np.array_equal(found, ours):
+        return None
+    return found
 
 
 def try_rotated_counts(case: Mismatch) -> Iterator[Change]:
@@ -591,10 +623,12 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
     if not adds:
         return
     added = adds[-1]  # after the token types
-    # Without the sum itself, try usual mistakes.
+    # Without the sum itself, the position of each token is found by its row; else usual mistakes.
     if not case.gives_point_value(added):
-        for where in usual_positions(token_positions(case.patched)):
-            yield positions_change(token_positions(case.patched), where)
+        ours = token_positions(case.patched)
+        solved = positions_by_rows(case)
+        for where in usual_positions(ours) if solved is None else [solved]:
+            yield positions_change(ours, where)
         return
     # The rows that were added: none, or the nearest of the table.
     rows = case.view.theirs - case.array(added.args[0])
