@@ -188,7 +188,8 @@ def test_scales_of_values_that_hardly_changed_are_not_wrong(
     scales = np.frombuffer(raw, np.float32)
     moved = 1 + rng.uniform(0, most, scales.size) * (rng.uniform(size=scales.size) < share)
     for name, values in (("a", scales), ("b", scales * moved)):
-        held = (np.round(values * 500) / 500).astype(np.float32).tobytes()  # some occur often
+        coarse: Array = np.round(values * 500)  # so that some occur often
+        held = (coarse / 500).astype(np.float32).tobytes()
         folder = tmp_path / f"{name}-edited"
         shutil.copytree(tmp_path / "a", folder)
         edited = rows | {f"{UP}.weight.absmax": (kind, shape, held)}
