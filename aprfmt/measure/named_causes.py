@@ -365,13 +365,20 @@ def set_command(b: Path | str, values: Sequence[str], *, in_place: bool = False)
 
 
 def join_set_commands(commands: Sequence[str]) -> str:
-    """Return several `set` commands for one B as one command; "" where that is impossible."""
+    """Return several `set` commands for one B as one command; "" where that is impossible.
+
+    Of two values for one key the first command's counts: `set` refuses a key that is named twice.
+    """
     parts = [re.fullmatch(r"(aprfmt set \S+) (.*) (-o \S+|--in-place)", each) for each in commands]
     found = [part.groups() for part in parts if part is not None]
     if len(found) < len(commands) or len({(begin, end) for begin, _, end in found}) != 1:
         return ""
-    words = dict.fromkeys(words for _, words, _ in found)
-    return f"{found[0][0]} {' '.join(words)} {found[0][2]}"
+    words: dict[str, str] = {}
+    given = iter([word for _, text, _ in found for word in shlex.split(text)])
+    for word in given:
+        key, option = (next(given), f"{word} ") if word == "--remove" else (word, "")
+        words.setdefault(key.partition("=")[0], option + shlex.quote(key))
+    return f"{found[0][0]} {' '.join(words.values())} {found[0][2]}"
 
 
 def contradicted_values(b: "Model") -> dict[str, str]:

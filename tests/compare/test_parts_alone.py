@@ -21,7 +21,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.pytorch import FORMAT as PYTORCH
 from aprfmt.measure import trace_rows
 from aprfmt.measure.distances import relative_share
-from aprfmt.measure.named_causes import fixed_name, short_keys, surplus_command
+from aprfmt.measure.named_causes import fixed_name, join_set_commands, short_keys, surplus_command
 from aprfmt.measure.records import FieldDiff
 from aprfmt.measure.sampling import DifferingRange, SampleReport
 from aprfmt.measure.texts import _stored_tokenizer
@@ -276,3 +276,17 @@ def test_a_finding_of_both_sides_is_the_same_in_all(
     same = (cause, values, where) == ("a", {"x": 1}, ("w",))
     assert forward.shared_findings([mine], [other]) == ([mine] if same else [])
     assert forward._is_same_cause(mine, other) is (values == {"x": 1})
+
+
+@pytest.mark.parametrize(("commands", "joined"), [
+    (("aprfmt set b a=1 -o c", "aprfmt set b d=2 -o c"), "aprfmt set b a=1 d=2 -o c"),
+    (("aprfmt set b 'k=[1, 2]' -o c", "aprfmt set b k=1 -o c"), "aprfmt set b 'k=[1, 2]' -o c"),
+    (("aprfmt set b a=1 k=3 -o c", "aprfmt set b k=4 x=5 -o c"), "aprfmt set b a=1 k=3 x=5 -o c"),
+    (("aprfmt set b --remove k -o c", "aprfmt set b --remove m -o c"),
+     "aprfmt set b --remove k --remove m -o c"),
+    (("aprfmt set b --remove k -o c", "aprfmt set b k=4 -o c"), "aprfmt set b --remove k -o c"),
+    (("aprfmt set b a=1 -o c", "aprfmt convert b c"), ""),
+])  # fmt: skip
+def test_a_key_is_set_once_by_joined_commands(commands: tuple[str, ...], joined: str) -> None:
+    """Seen red: "eos_token_id: is named twice" of the command that was printed."""
+    assert join_set_commands(commands) == joined
