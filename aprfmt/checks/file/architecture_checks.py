@@ -115,7 +115,7 @@ def check_shapes(ctx: CheckContext) -> Result:
     findings = [
         Finding(
             key,
-            f"shape {list(has)}: a run of values, one rank's part of flat parameters (FSDP)",
+            f"shape {list(has)}: {_part_text(has[0])}",
             f"{list(wanted)}",
             "save it again with the parts of all ranks gathered",
         )
@@ -124,6 +124,13 @@ def check_shapes(ctx: CheckContext) -> Result:
         for key, has, wanted in ctx.resolution.coverage.misshapen
     ]
     return Result(f"{len(ctx.resolution.roles)} roles", findings)
+
+
+def _part_text(count: int) -> str:
+    """Return in words what a vector of `count` values is where a matrix is due."""
+    if count <= 1:
+        return "a placeholder without values, as ZeRO stage 3 leaves where nothing is gathered"
+    return "a run of values, one rank's part of flat parameters (FSDP)"
 
 
 def check_unexpected(ctx: CheckContext) -> Result:

@@ -21,12 +21,12 @@ _EXPONENTS = {2: 0x7C00, 4: 0x7F800000}  # all ones: NaN or infinity, by bytes o
 
 def first_bad_block(
     encoding: str, raw: memoryview, row_bytes: int | None = None
-) -> tuple[int, str] | None:
-    """Return (block index, what is wrong) of the first bad block in whole blocks, or None.
+) -> tuple[int, str, int] | None:
+    """Return (index of the first bad block, what is wrong with it, how many are bad), or None.
 
     None also for encodings without scales. Of encodings with a scale before every row of
     `row_bytes`, the index is that of the row. Raises UnsupportedError for one without a codec.
-    `raw` are the bytes of the blocks.
+    `raw` are the bytes of whole blocks.
     """
     found = codec(encoding)
     layout = found.layout
@@ -34,22 +34,27 @@ def first_bad_block(
         rows = np.frombuffer(raw, np.uint8).reshape(-1, row_bytes)
         heads = np.ascontiguousarray(rows[:, : found.head.itemsize]).view(found.head)
         bad = _nonfinite_blocks(heads["d"].reshape(-1))
-        return (int(np.argmax(bad)), "a scale d that is NaN or infinite") if bad.any() else None
+        if not bad.any():
+            return None
+        return int(np.argmax(bad)), "a scale d that is NaN or infinite", int(bad.sum())
     if layout is None or layout.names is None or layout.fields is None or not len(raw):
         return None
     blocks = np.frombuffer(raw, layout)
     wrong = []
+    every = np.zeros(len(blocks), bool)
     for field in (name for name in layout.names if layout.fields[name][0].base.kind == "f"):
         bad = _nonfinite_blocks(blocks[field])
+        every |= bad
         if bad.any():
             wrong.append((int(np.argmax(bad)), f"{field} that is NaN or infinite"))
     rule = RULES.get(encoding)
     if rule is not None:
         test, sentence = rule
         bad = test(blocks)
+        every |= bad
         if bad.any():
             wrong.append((int(np.argmax(bad)), sentence))
-    return min(wrong, default=None)
+    return (*min(wrong), int(every.sum())) if wrong else None
 
 
 def header_is_bad(header: memoryview) -> bool:

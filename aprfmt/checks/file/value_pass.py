@@ -22,7 +22,7 @@ class TensorScan:
     """What the pass found in one stored tensor.
 
     `stats` is None for integers (nothing can be wrong with one) and where `unread` says why not.
-    `scale` names the first bad block, `odd` a bad byte of a bool.
+    `scale` names the first bad block and says how many are, `odd` a bad byte of a bool.
     """
 
     info: TensorInfo
@@ -109,24 +109,24 @@ def _scan_tensor(tensor: LazyTensor, report: Callable[[int], None]) -> TensorSca
         return TensorScan(info)
     # Decode in windows, for statistics and the first bad scale.
     row = encoding_row(info.encoding)
-    total, scale, done = Accumulator(), "", 0
+    total, scale, done, many = Accumulator(), "", 0, 0
+    unit = "row" if row.row_header else "block"
     try:
         for first, window in block_windows(tensor):
             raw = window.raw()
             if row.header and not scale and header_is_bad(raw[: row.header]):
                 scale = "its scale is NaN or infinite"
-            bad = (
-                None if scale else first_bad_block(info.encoding, raw[row.header :], info.row_bytes)
-            )
+            bad = first_bad_block(info.encoding, raw[row.header :], info.row_bytes)
             if bad is not None:
-                unit = "row" if row.row_header else "block"
-                scale = f"{unit} {first + bad[0]} has {bad[1]}"
+                scale = scale or f"{unit} {first + bad[0]} has {bad[1]}"
+                many += bad[2]
             total.add_stats(tensor_stats(window))
             done += len(raw)
             report(done)
     except AprfmtError as error:
         return TensorScan(info, unread=str(error))
-    return TensorScan(info, total.result(), scale)
+    more = f" ({many} {unit}s are bad)" if many > 1 else ""
+    return TensorScan(info, total.result(), f"{scale}{more}")
 
 
 def _first_bad_bool(tensor: LazyTensor) -> str:

@@ -239,7 +239,9 @@ def test_a_nan_or_infinite_scale_is_found(encoding: str, offset: int, size: int)
             np.array([value], f"<f{size}").tobytes(), np.uint8
         )
         found = scales.first_bad_block(encoding, memoryview(raw.tobytes()))
-        assert found is not None and found[0] == 3
+        assert found is not None and found[0] == 3 and found[2] == 1
+        twice = np.concatenate([raw, raw])
+        assert (scales.first_bad_block(encoding, memoryview(twice.tobytes())) or ())[2:] == (2,)
 
 
 SPOILED = (  # encoding, bytes to set in one block of zeros
@@ -265,7 +267,7 @@ def test_an_impossible_block_is_found(encoding: str, spoiled: dict[int, int]) ->
     for at, value in spoiled.items():
         raw[1, at] = value
     found = scales.first_bad_block(encoding, memoryview(raw.tobytes()))
-    assert found is not None and found[0] == 1
+    assert found is not None and found[0] == 1 and found[2] == 1
 
 
 def test_a_scale_in_front_of_a_flat_tensor(tmp_path: Path) -> None:
