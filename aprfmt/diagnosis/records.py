@@ -302,7 +302,9 @@ class Diagnosis(Tabular):
         if not left or any(one.level in ("forward", "capture") for one in left):
             return ""
         if all(one.side == "A" for one in left):
-            return "no command mends A: it is the side that departs, and B has the right values"
+            told = "no command mends A: it is the side that departs"
+            seen = all(one.certainty != "located" for one in left)
+            return f"{told}, and B has the right values" if seen else told
         known = all(one.certainty != "located" for one in left)
         why = (
             "it has to be made again by what made it"

@@ -1,6 +1,9 @@
 """Checks of the stored values, by what one pass over all of them found."""
 
 from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
 
 from aprfmt.arch.binding import bind_names
 from aprfmt.base.encodings import find_encoding as encoding_row
@@ -8,6 +11,7 @@ from aprfmt.base.protocols import LazyTensor
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.rounded_scales import rounded_scales_text
 from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.codecs.fp8 import OF_TWO_SIGNS
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.model.zero_pairs import ZERO_TODO, find_zero_pairs
 from aprfmt.tensors.companions import quantization_section
@@ -16,7 +20,7 @@ from aprfmt.tensors.view import View
 
 
 def check_values(ctx: CheckContext) -> Result:
-    """Return a Result with a failure for each tensor with NaN or infinities.
+    """Return a Result with a failure for each tensor with NaN or infinities, or codes alone.
 
     A computed buffer, such as a mask, may hold infinities: that is a warning, and so are pairs of
     an adapter that change nothing. Raises NotRun where a tensor cannot be decoded, or there are
@@ -46,6 +50,7 @@ def check_values(ctx: CheckContext) -> Result:
         elif inf:
             text = f"{inf} infinite values in a computed buffer"
             findings.append(Finding(name, text, "finite values", level="warning"))
+    findings += _codes_without_scale(ctx)
     zeros = find_zero_pairs(ctx.model)
     if zeros.text:
         findings.append(Finding(ctx.where, zeros.text, zeros.expected, ZERO_TODO, "warning"))
@@ -57,6 +62,38 @@ def check_values(ctx: CheckContext) -> Result:
     if not counted:
         raise NotRun("the file holds no tensors")
     return Result(f"{counted} tensors", findings)
+
+
+LARGE = 1.0  # root mean square: of weights it is far below, of codes scaled to their type above
+
+
+def _codes_without_scale(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield a failure for each matrix in an 8-bit float whose scale is not in the file.
+
+    Values cast without a scale keep the size of weights. Codes that were scaled reach the largest
+    number of their type, and are as large as that makes them.
+    """
+    scaled = {part.info.name for view in ctx.model.values() for part in view.parts.values()}
+    for name, row in ctx.census.items():
+        kind, stats = row.info.encoding, row.stats
+        if kind not in _FLOAT8 or len(row.info.shape) < 2 or name in scaled:
+            continue
+        if stats is None or stats.absmax is None or stats.l2 is None or not stats.finite:
+            continue
+        if stats.absmax == _FLOAT8[kind] and stats.l2 > LARGE * stats.finite**0.5:
+            yield Finding(
+                name,
+                f"{kind} values up to {_FLOAT8[kind]:g}, the largest of the type, and no scale: "
+                "codes whose scale is not in the file",
+                "a scale beside them, or values of a weight's size",
+                "convert again from the source, with its scales",
+            )
+
+
+_FLOAT8 = {
+    table.name: float(np.nanmax(np.where(np.isfinite(table.values), table.values, np.nan)))
+    for table in OF_TWO_SIGNS
+}
 
 
 def _buffer_names(ctx: CheckContext) -> frozenset[str]:
