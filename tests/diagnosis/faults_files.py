@@ -17,6 +17,13 @@ L1 = "model.layers.1."
 UP = f"{L1}mlp.up_proj.weight"
 
 
+def joined_as_text(data: bytes) -> bytes:
+    """Return float32 values in 12 pieces, the last one shorter, in the order 0, 1, 10, 11, 2."""
+    size = 4 * (len(data) // 4 // 12 + 1)
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    return b"".join(pieces[i] for i in sorted(range(len(pieces)), key=str))
+
+
 def shifted(count: int) -> Callable[[bytes], bytes]:
     return lambda data: data[count:] + bytes(count)
 
@@ -259,6 +266,8 @@ FILE_FAULTS: tuple[Fault, ...] = (
             "rope_theta", upstream=(3,), config=no_theta),
     damaged("byte-order", "llama", "values in the other byte order", "endianness",
             "L1.ffn_up.weight", tensors=files.raw(UP, swapped_bytes)),
+    damaged("ranks-as-text", "llama", "12 ranks' pieces joined in the order of their names",
+            "piece_order", "L1.ffn_up.weight", tensors=files.raw(UP, joined_as_text)),
     damaged("two-bytes-off", "llama", "data two bytes too early", "byte_offset",
             "L1.ffn_up.weight", tensors=files.raw(UP, shifted(2))),
     damaged("bit", "llama", "one bit", "bit_rot", "L1.ffn_up.weight",
