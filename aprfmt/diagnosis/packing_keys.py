@@ -110,7 +110,9 @@ def _part_suffixes() -> set[str]:
 
 
 def _set_command(good: Model, bad: Model, finding: Finding) -> str:
-    """Return the `set` command for the quantization keys that repair a finding's weights, or "".
+    """Return the `set` command that brings the packed weights of `bad` back to those of `good`.
+
+    It sets keys of the quantization section. "" where no change of them does.
 
     Every weight that is tried must come nearer to A's, and no other may get worse. Of several
     changes the one that brings them nearest is taken.
