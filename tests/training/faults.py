@@ -209,6 +209,16 @@ FAULTS = (
               ALL - NORMS),
     StepFault("half the decay, sizes", "decay_factor",
               lambda: Made(stepped(decayed(LR * WD / 2))), ALL - NORMS),
+    StepFault("a thirtieth of the decay", "decay_factor",
+              lambda: given(stepped(decayed(LR * WD / 30))), ALL - NORMS),
+    StepFault("a decay that nothing states", "decay_factor", lambda: Made(
+        stepped(right), f"adamw:lr={LR},step=1", grads=gradients(1)), ALL - NORMS),
+    StepFault("a decay that nothing states, sizes", "decay_factor", lambda: Made(
+        stepped(right), f"adamw:lr={LR},step=1"), ALL - NORMS),
+    StepFault("a rate of 0 stated", "step_factor", lambda: Made(
+        stepped(right), f"adamw:lr=0,wd={WD},step=1", grads=gradients(1))),
+    StepFault("a rate of 0 stated, SGD", "step_factor", lambda: Made(
+        torch_steps(sgd)[0][0], "sgd:lr=0", grads=gradients(1))),
     StepFault("Adam for AdamW", "decay_coupled", lambda: given(torch_steps(l2)[0][0]),
               ALL - NORMS),
     StepFault("AdamW for Adam", "decay_coupled", lambda: Made(
@@ -264,7 +274,8 @@ FAULTS = (
         in_bfloat16(1e-5, scale=100.0), "adamw:lr=1e-5,wd=0.1,step=1", encoding="BF16",
         grads={name: g * np.float32(100) for name, g in gradients(1).items()}), ALL - NORMS),
     StepFault("swallowed, sizes", "update_rounded_away", lambda: Made(
-        in_bfloat16(2e-5), "adamw:lr=2e-5,wd=0.1,step=1", encoding="BF16"), ALL - NORMS),
+        in_bfloat16(2e-5), "adamw:lr=2e-5,wd=0.1,step=1", encoding="BF16"), ALL - NORMS,
+        "explained"),
     StepFault("decay swallowed", "decay_rounded_away", lambda: Made(
         in_bfloat16(1e-3, 1.0), "adamw:lr=1e-3,wd=1,step=1", grads=gradients(1), encoding="BF16"),
         ALL - NORMS),
