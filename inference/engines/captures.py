@@ -22,7 +22,7 @@ from aprfmt.base.dump_names import SHAPES_FILE, tuple_member
 from aprfmt.base.protocols import Source
 from aprfmt.codecs import decode, native_kernels
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats import open_source
+from aprfmt.formats import detect_format, open_source
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.formats.mapped_file import in_mapped_file, open_regular, read_in_windows
 from aprfmt.formats.pytorch.layout import is_zip
@@ -467,6 +467,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
 
     FormatError for anything else.
     """
+    detect_format(path, "a file of arrays (.npz, .safetensors or .pt)")
     try:
         source = stack.enter_context(open_source(path))
     except struct.error as error:
