@@ -231,7 +231,10 @@ def mapped_trace(
     }  # fmt: skip
     if captures.facts:
         run["dump"] = captures.facts
-    yield collector.trace(run)
+    try:
+        yield collector.trace(run)
+    finally:
+        collector.close()
 
 
 class _DumpValues:

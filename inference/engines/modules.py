@@ -24,7 +24,7 @@ from aprfmt.inference.engines.collect import (
     split_heads,
 )
 from aprfmt.inference.engines.parts import has_vocabulary_axis
-from aprfmt.inference.engines.tiles import Tiles
+from aprfmt.inference.engines.tiles import MeasuredTiles, Tiles
 from aprfmt.inference.points import Name, Point
 
 Numbers = NDArray[Any]
@@ -338,9 +338,9 @@ class ModuleReader:
             found.append((reading.point.name, reading.layer, shape, reading.rank))
         if not found or not collector.takes_unread:
             return False
-        stats = tiles.stats()
+        measured = MeasuredTiles(tiles)
         for point, layer, shape, rank in found:
-            collector.add_unread(point, layer, shape, stats, tiles, rows=rows, rank=rank)
+            collector.add_unread(point, layer, shape, measured, rows=rows, rank=rank)
             if point in ("q", "k"):
                 self._lengths[f"{layer}.{point}"] = tiles.rows
         return True
