@@ -947,7 +947,7 @@ def test_raw_files_are_read_as_their_shapes_say(tmp_path: Path) -> None:
         ({"x": [2, -3]}, "expected a list of sizes"),
         ({"x": [2, 3.0]}, "expected a list of sizes"),
         ({"x": [True, 6]}, "expected a list of sizes"),
-        ({"x": {"dtype": "float32"}}, "'None'; expected a list of sizes"),
+        ({"x": {"dtype": "float32"}}, r"'float32'}.; expected a list of sizes"),
         ({"x": {"shape": [2, 3], "dtype": "int4"}}, "dtype 'int4'; expected one of float32, "),
         ({"x": {"shape": [2, 3], "dtype": 7}}, "dtype '7'; expected one of float32, "),
         ({"x": [2, 4]}, r"24 bytes; float32 \[2, 4\] takes 32"),
