@@ -28,6 +28,7 @@ from aprfmt.formats.mapped_file import in_mapped_file, open_regular
 from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.modules import points_named
+from aprfmt.inference.engines.node_names import parse_node_name
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
 from aprfmt.inference.engines.tiles import StoredRows, Tiles
 from aprfmt.model.sidecar_files import file_row
@@ -192,7 +193,9 @@ def _are_outputs(source: Source) -> bool:
             head_rows.add(count)
         elif kinds:
             per_token = True
-            if "tokens" in kinds and len(held) <= 2:
+            # llama.cpp's last nodes have only the rows that logits are wanted of.
+            last = count == 1 and parse_node_name(name) is not None
+            if "tokens" in kinds and len(held) <= 2 and not last:
                 rows.add(count)
     return per_token and len(rows) <= 1 and (not rows or head_rows <= {1, *rows})
 
