@@ -32,7 +32,7 @@ from aprfmt.inference.engines.layouts import STEPS, PointLayout, apply_layout
 from aprfmt.inference.engines.modules import ModuleReader, hidden_state_index, parse_module
 from aprfmt.inference.engines.node_names import node_adder, parse_node_name
 from aprfmt.inference.engines.npz import arithmetic_of_arrays, is_embedding_scaled
-from aprfmt.inference.engines.point_shapes import point_shapes
+from aprfmt.inference.engines.point_shapes import nearest_points_text, point_shapes
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace, ValueStore
@@ -222,6 +222,8 @@ def mapped_trace(
         collector.unknown |= {
             name: "not in the mapping" for name in captures.names if name not in mapping.names
         }
+    if not collector.records:
+        _say_nearest_points(captures, collector, None if tokens is None else len(tokens))
     collector.unknown |= dict.fromkeys(captures.others, "a file that holds no array")
     collector.unknown |= captures.left
     collector.lost |= captures.lost
@@ -236,6 +238,17 @@ def mapped_trace(
         yield collector.trace(run)
     finally:
         collector.close()
+
+
+def _say_nearest_points(captures: Captures, collector: Collector, tokens: int | None) -> None:
+    """Add to why no array is a point its shape, and which points of the model come nearest."""
+    shapes = {}
+    if collector.hp is not None and tokens is not None:
+        shapes = point_shapes(collector.hp, collector.known, tokens)
+    for name, why in collector.unknown.items():
+        if name in captures.shapes:
+            said = nearest_points_text(captures.shapes[name], shapes, tokens)
+            collector.unknown[name] = f"{why}; {said}"
 
 
 class _DumpValues:
