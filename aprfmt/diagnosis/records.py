@@ -392,6 +392,8 @@ class Diagnosis(Tabular):
         if self.complete:
             return "; complete: without it nothing but rounding is left"
         left = "" if self.remainder is None else f", {self.remainder:.3g} of the logits"
+        if not any(row.certainty == "confirmed" for row in self.findings):
+            return f"; not complete: no cause is confirmed{left and ', which leaves'}{left[1:]}"
         return f"; not complete: what is confirmed leaves a difference{left}"
 
     def _repr_html_(self) -> str:

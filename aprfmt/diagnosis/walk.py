@@ -92,7 +92,11 @@ class Walk:
         lengths = {} if self.pair is None else self.pair.lengths_needed()
         left, ledgers = self._uncompared_items()
         left = (*left, *_unexplained_points(levels.findings))
-        findings = with_next_commands(self.a, self.b, self.ids or (), levels.findings, lengths)
+        held = [label for label, trace in self.traces.items() if records_token_ids(trace)]
+        held += self.embedded
+        findings = with_next_commands(
+            self.a, self.b, self.ids or (), levels.findings, lengths, held
+        )
         return Diagnosis(
             self.a.text, self.b.text, tuple(findings),
             tuple(dict.fromkeys(levels.evidence)),
