@@ -10,11 +10,16 @@ from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.item_repairs import repair_items_command, surplus_commands
+from aprfmt.measure.item_repairs import (
+    inspect_unreadable_command,
+    repair_items_command,
+    surplus_commands,
+)
 from aprfmt.measure.named_causes import (
     MISLABELLED,
     TRAINED,
     NamedCause,
+    completed_command,
     is_repaired_by_rewriting,
     overflows_encoding,
     rewrite_command,
@@ -172,16 +177,30 @@ class DiffReport(Tabular):
         if self._items_command:
             return (self._items_command,)
         if self.damage:  # a file that cannot be read whole cannot be diagnosed
-            return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
+            return self._damage_commands
         if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
             return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)}",)
         unreadable = any(row.verdict == "UNREADABLE" for row in self.tensors)
         if self.exit_code() == 2 and not unreadable:  # `diagnose` finds why they do not decode
-            return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
+            return (inspect_unreadable_command(self.not_compared, self.a, self.b),)
         if self.asked and "tensors" not in self.asked:  # `diagnose` sends to these sections
             only = " ".join(f"--only {name}" for name in self.asked)
             return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)} {only} -v",)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
+
+    @property
+    def _damage_commands(self) -> tuple[str, ...]:
+        """The command that completes B's damaged file from A's; else the one that checks a file.
+
+        Only a file is completed whose readable tensors have A's bytes.
+        """
+        rows = [row for row in self.tensors if row.verdict != "UNREADABLE"]
+        if rows and all(row.verdict == "SAME_BYTES" for row in rows):
+            places = {one.where for one in self.damage}
+            made = completed_command(places, self.a, self.b)
+            if made:
+                return (made,)
+        return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
 
     @cached_property
     def _items_command(self) -> str:

@@ -21,7 +21,7 @@ from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.flags import add_flag_findings
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
-from aprfmt.diagnosis.records import KINDS, Evidence
+from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence
 from aprfmt.diagnosis.renumbered import settle_numbering
 from aprfmt.diagnosis.taken_parts import SIZES, taken_parts_text
 from aprfmt.diagnosis.tensors import compare_tensors, differ_in_tables_alone
@@ -47,8 +47,8 @@ _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim 
 def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     """Return the findings on identity, hyperparameters, tensors and tokenizer of two open models.
 
-    `reason` is set where the comparison ended early: other checkpoints or sizes, or nothing but
-    zeros on both sides. Zeros on one side are a finding.
+    `reason` is set where the comparison ended early: other checkpoints or sizes. Zeros on one side
+    are a finding; zeros on both sides are compared as any other values, and said.
     Tensors that `budget` leaves are in the report as not compared.
     """
     found = Levels()
@@ -57,17 +57,14 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
         repaired = read_with_restored_key(good, bad, label) or read_with_claim_of(good, bad, label)
         if repaired is not None:
             return _compare_with_repaired(good, repaired, label, budget)
-    # Nothing can be compared with zeros, and the same file needs no comparison.
+    # Where one side is all zeros, that is the cause, and the same file needs no comparison.
     zeros = {label: zero_tensors_of_model(model) for label, model in (("A", a), ("B", b))}
     empty = [label for label, count in zeros.items() if count]
-    if empty:
-        says = (
-            f"all values of {' and '.join(empty)} are zero, in {zeros[empty[0]]} tensors: nothing "
-            "was written there"
-        )
-        if len(empty) > 1:
-            found.reason = says
-            return found
+    if len(empty) > 1:
+        found.evidence.append(Evidence("tensor", ALL_ZERO))
+    elif empty:
+        says = f"all values of {empty[0]} are zero, in {zeros[empty[0]]} tensors: nothing was "
+        says += "written there"
         found.ended = True
         keys = tuple(a if empty == ["A"] else b)
         found.stated.append(
