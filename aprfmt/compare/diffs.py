@@ -176,7 +176,8 @@ class DiffReport(Tabular):
             return self._surplus_commands
         if self._items_command:
             return (self._items_command,)
-        if self.damage:  # a file that cannot be read whole cannot be diagnosed
+        undecoded = all(one.kind == "codec" for one in self.damage)
+        if not undecoded:  # a file that cannot be read whole cannot be diagnosed
             return self._damage_commands
         if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
             return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)}",)
@@ -301,10 +302,13 @@ class DiffReport(Tabular):
             for tensor in self.tensors
             if tensor.verdict == "UNREADABLE"
         ]
+        faults: dict[str, list[str]] = {}
+        for one in self.damage:
+            if one.kind != SURPLUS:  # an item of the ledger
+                faults.setdefault(one.where, []).append(one.text)
         broken = [
-            NotCompared("file", one.where, "unreadable", one.text)
-            for one in self.damage
-            if one.kind != SURPLUS  # an item of the ledger
+            NotCompared("file", where, "unreadable", f"{texts[0]}{_more_clause(texts)}")
+            for where, texts in faults.items()
         ]
         # The words of the headline.
         said = [f"{count} {verdict}" for verdict, count in self.counts.items() if count]
@@ -396,3 +400,8 @@ class DiffReport(Tabular):
             **({} if self.beside is None else {"beside": asdict(self.beside)}),
             **found.to_json(),
         }
+
+
+def _more_clause(texts: Sequence[str]) -> str:
+    """Return "; 3 more" for all texts but the first, "" for one."""
+    return f"; {len(texts) - 1} more" if len(texts) > 1 else ""

@@ -1,5 +1,6 @@
 """Stored tensor names: two models compared by them, and those of the places of a finding."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,6 @@ from aprfmt.causes import CAUSES
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.models import relation_findings
-from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.records import Diagnosis, Evidence
 from aprfmt.diagnosis.tensors import explained_findings, lost_companions_finding
 from aprfmt.diagnosis.unreadable_config import refusal_reason
@@ -46,9 +46,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     codes: set[str] = set()  # of packed weights without what they count for
     for label, side in (("A", a), ("B", b)):
         if side.unread is not None and side.unread.lacks:
-            finding = lost_companions_finding(side, label)
-            mend = repair_packing_command(a, b, finding) if label == "B" else ""
-            findings.append(replace(finding, next=mend))
+            findings.append(lost_companions_finding(side, label))
             packed = side.unread.weights
             parts = tuple(f"{name}." for name in packed)
             codes |= {
@@ -102,8 +100,14 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         left=report.pronounced().not_compared,
         ledgers=report.ledgers,
         item_arguments=report.item_arguments,
-        way_on=next(iter(report.next), ""),
+        way_on=_command_beside(report),
     )
+
+
+def _command_beside(report: DiffReport) -> str:
+    """Return the command that `diff` sends to, other than to this diagnosis."""
+    others = (one for one in report.next if not one.startswith("aprfmt diagnose "))
+    return next(others, f"aprfmt validate {shlex.quote(report.b)}")
 
 
 def _known_differences(report: DiffReport) -> Iterator[Finding]:
@@ -148,7 +152,11 @@ def _damage_sentence(
     """
     if not any(broken.values()):
         return ""
-    faults = "; ".join(f"{label}: {text}" for label, texts in broken.items() for text in texts)
+    faults = "; ".join(
+        f"{label}: {texts[0]}" + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else "")
+        for label, texts in broken.items()
+        if texts
+    )
     compared = len(report.tensors) - len(unread)
     shown = ", ".join(unread[:4]) + (", ..." if len(unread) > 4 else "")
     cost = f"; not compared: {len(unread)} tensors ({shown})" if unread else ""

@@ -80,6 +80,7 @@ class Walk:
     traces: dict[str, Trace] = field(default_factory=dict)
     judged: dict[str, JudgedTrace] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
+    relation: Finding | None = None  # the one under which B's packed weights are read
     rows_apart: Finding | None = None  # two traces compared on the rows that both have
     pairs: Sequence[PointDiff] = ()
     first: FirstToken | None = None  # the earliest token that differs between two runs
@@ -198,6 +199,8 @@ class Walk:
         if self.a.model is not None and self.b.model is not None:
             self.reporter.announce_comparison(count_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model, self.reporter.budget)
+            if self.relation is not None:
+                self.levels.stated.insert(0, self.relation)
             for side in (self.a, self.b):
                 side.model = self.levels.models.get(side.label, side.model)
             if self.levels.reason:
