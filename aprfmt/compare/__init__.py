@@ -13,6 +13,7 @@ from aprfmt.arch.value_checks import same_value
 from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Damage, Value
+from aprfmt.causes import CAUSES
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
@@ -20,6 +21,7 @@ from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import item_arguments
 from aprfmt.measure.named_causes import contradicted_values, has_trained_head
 from aprfmt.measure.prefetch import BytePrefetch
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, DifferenceImage, FieldDiff, SideRelation, TensorDiff
 from aprfmt.measure.texts import (
     GENERATION_ITEM,
@@ -197,6 +199,11 @@ def diff_models(
         not_tried.append(f"explanations of tensors that differ: {budget.reason}")
     elif explain:
         results, found, not_tried = _explain_rows(a, b, oracle, pairs, results)
+    taken, other = "", ""
+    if alignment.by_role and explain and not tensors and not late and "tensors" in only:
+        taken, other = _identity_sentences(a, b, results)
+    if taken or other:  # what holds of single tensors does not say how one became the other
+        found = (taken_finding(taken, len(results)),) if taken else ()
     pictures: tuple[DifferenceImage, ...] = ()
     if images:
         from aprfmt.measure.difference_image import difference_images as made
@@ -281,8 +288,32 @@ def diff_models(
         ),
         tuple(not_tried),
         contradicted,
+        taken,
+        other,
         item_arguments(left, *ledgers),
     )
+
+
+def taken_finding(says: str, tensors: int) -> Finding:
+    """Return the finding that one model is layers or channels of the other, value by value.
+
+    Which ones they are is read off one tensor, and all `tensors` of the smaller model agree.
+    """
+    return Finding(
+        "derived", says, "identity", CAUSES["derived"].verdict, (), True, "", 1.0, 0.0,
+        "share of the smaller model's tensors that are not the other's; before: by their names, "
+        "counted as 1",
+        counted=True, proof=unfitted_proof(tensors),
+    )  # fmt: skip
+
+
+def _identity_sentences(a: Model, b: Model, rows: Sequence[TensorDiff]) -> tuple[str, str]:
+    """Return (which parts of A are B, by what the two are other models), in words; "" for no."""
+    from aprfmt.compare.other_models import other_model_sentence
+    from aprfmt.compare.taken_parts import taken_parts_text
+
+    taken = taken_parts_text(a, b) or taken_parts_text(b, a, ("B", "A"))
+    return taken, "" if taken else other_model_sentence(a, b, rows)
 
 
 def _unreadable_where_lost(

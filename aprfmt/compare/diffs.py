@@ -91,6 +91,8 @@ class DiffReport(Tabular):
     own_parts: Collection[str] = ()  # causes that speak of a part that B alone has
     not_tried: tuple[str, ...] = ()  # explanations that could not be tried, and why
     contradicted: tuple[Finding, ...] = ()  # flags that one file contradicts, the other not
+    taken: str = ""  # which layers or channels of A the whole of B is, in words
+    other_model: str = ""  # by what A and B are seen to be other models
     item_arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)  # words of `set`
 
     def table_rows(self) -> Sequence[Row]:
@@ -391,6 +393,7 @@ class DiffReport(Tabular):
             "tokenizer": [asdict(row) for row in self.tokenizer],
             "metadata": [asdict(row) for row in self.metadata],
             "notes": list(self.notes),
+            "other_model": self.other_model,
             "findings": [row.to_diff_json() for row in (*self.contradicted, *self.findings)],
             "relations": [row.to_json() for row in self.relations],
             "tensors": [row.to_json() for row in self.tensors],
