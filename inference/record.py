@@ -26,8 +26,8 @@ class Record:
     `shape` is that of the recorded values (`scores`: [heads, tokens, keys]), `positions` the token
     positions of their rows, None if not known (APRT). `dtype` is the arithmetic's. `form` says
     whether the layer's attention and biased products ran fused or step by step; None for
-    whole-model points. `sha256` is over the decoded values as digest.py defines it. `stats` may be
-    deferred: they are computed when they are first read.
+    whole-model points. `sha256` is over the decoded values as digest.py defines it. `stats` are of
+    all recorded values; deferred ones are computed when they are first read.
     """
 
     point: str

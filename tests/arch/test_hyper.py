@@ -104,11 +104,7 @@ def test_kinds_of_layers_are_read_from_ratios_and_what_is_stored(stored: Any) ->
     shapes = {f"L{layer}.indexer.proj.weight": (4, 4) for layer in stored or ()}
     facts = Facts("gguf", {key: [8, 0, 4, 128, 0]}, shapes, arch_key="deepseek4")
     indexed = set(stored or (2,))
-    layers = {
-        "window_layers": {1, 4},
-        "index_layers": indexed,
-        "heavy_layers": {0, 2, 3} - indexed,
-    }
+    layers = {"window_layers": {1, 4}, "index_layers": indexed, "heavy_layers": {0, 2, 3} - indexed}
     for name, which in layers.items():
         found = rules[name].read["gguf"](facts, {"n_layers": 5})
         assert found == (tuple(layer in which for layer in range(5)), key), name
