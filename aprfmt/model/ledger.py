@@ -640,7 +640,7 @@ def folder_files(model: "Model") -> list[Path]:
     folder = model.folder
     if folder is None:
         return []
-    whole = model.path.name in (INDEX, WEIGHTS) and not is_remote(folder.path)
+    whole = model.path.name in (INDEX, WEIGHTS, _ADAPTER) and not is_remote(folder.path)
     if not whole or not folder.path.is_dir():  # one that is only planned is not there yet
         return [folder.path / name for name in folder.texts]
     return sorted(folder.path.iterdir())
@@ -1026,6 +1026,7 @@ def array_items(kind: str, names: Collection[str]) -> tuple[NotCompared, ...]:
     return tuple(NotCompared(kind, name, "unreadable", "nothing here reads it") for name in names)
 
 
+_ADAPTER = "adapter_model.safetensors"  # PEFT's file of weights, next to its adapter_config.json
 UNREAD = "unread:"  # what a pattern of --accept begins with
 
 
