@@ -755,6 +755,12 @@ def too_few_ranks(folder: Path) -> None:
         shutil.rmtree(folder / f"rank{rank}")
 
 
+def last_rank_lost(folder: Path) -> None:
+    """Three of four ranks, numbered from 0 on: sizes alone tell that one more was there."""
+    shared_key_heads(folder)
+    shutil.rmtree(folder / "rank3")
+
+
 def unequal_key_head(folder: Path) -> None:
     shared_key_heads(folder)
     path = folder / "rank1" / "Pass0.pt"
@@ -789,7 +795,8 @@ REFUSED: dict[Callable[[Path], None], str] = {
     lost_step: r"tp 1 has 2 steps, tp 0 has 3 \(step 2\)",
     cut_off: "Pass00001.pt",
     lost_array: "layers.1.self_attn.attn: tp rank 0 of 2 lacks it",
-    too_few_ranks: "2 ranks hold",
+    too_few_ranks: "2 ranks hold 48 columns each of 128; 2 of 4 ranks are missing",
+    last_rank_lost: "3 ranks hold 48 columns each of 128; 1 of 4 ranks is missing",
     unequal_key_head: "share a key head and hold other values",
     cached_prefix: "9 of 29 tokens of the sequence are in no pass",
     only_warm_ups: "all 1 passes are warm-ups",
