@@ -350,7 +350,10 @@ def _changes_of_layers(
 def _change_of(
     model: Model, changed: Set[str], key: str, shape: tuple[int, ...]
 ) -> Iterator[OtherChange]:
-    """Yield the change to a weight, if it has one and is of this shape."""
+    """Yield what a merge changed in one weight of the model: its values after, less those before.
+
+    Nothing is yielded if no tensor of it is in `changed`, or its shape is not `shape`.
+    """
     view = model.roles[key]
     if view.shape == shape and not changed.isdisjoint(view.names):
         yield OtherChange(key, merged_values(view, 1) - merged_values(view, 0))

@@ -760,9 +760,10 @@ def find_layout(parameter: EngineParameter, local: Shape, ranks: int) -> RankLay
 
 
 def divide_parameter(parameter: EngineParameter, ranks: int, multiple: int) -> RankLayout | None:
-    """Return how `ranks` divide a parameter by its table; None where they cannot evenly.
+    """Return how an engine's `ranks` divide a parameter; None where they cannot evenly.
 
-    A vocabulary is padded to a `multiple` of rows first.
+    The axis is that of the parameter's row in this module's table. A vocabulary is padded to a
+    `multiple` of rows first.
     """
     axis = parameter.parts[0].divided
     if ranks == 1 or axis is None:

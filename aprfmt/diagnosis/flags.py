@@ -25,10 +25,11 @@ _OF = "logits as a reader of the flag has them; after: with the flag the tensors
 
 
 def add_flag_findings(a: Model, b: Model, found: Levels, *, measured: bool = True) -> None:
-    """Add findings or evidence to `found` for flags that one model contradicts and the other not.
+    """Add to `found` the config flags of a model that its tensors contradict, the other's not.
 
-    Flags whose two readings compute the same are evidence only. `measured`: both readings are
-    recomputed, which confirms a finding or makes it evidence; else it stays located.
+    Such a flag (as of tied heads or biases) is tried as stated and as the tensors imply. Where both
+    compute the same it is evidence only. With `measured` the logits of both are computed, which
+    makes it a confirmed finding or evidence; without, the finding has the level `located`.
     """
     for label, model, other in (("A", a, b), ("B", b, a)):
         changing, idle = judged_contradictions(model, other)

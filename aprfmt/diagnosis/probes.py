@@ -87,7 +87,11 @@ def _differing_units(sides: Sequence[Any], count: int) -> list[int]:
 
 
 def _distant_rows(sides: Sequence[Any]) -> list[int]:
-    """Return the rows whose relative distance is over 8 times the median, or no number."""
+    """Return the numbers of the rows of a weight in which its two sides differ far more than usual.
+
+    `sides` are the same weight of A and of B. A row's distance is |x - y| / |x|: over 8 times the
+    median of all rows it is far, and so is one that is NaN.
+    """
     readers = [RowReader(side) for side in sides]
     count, columns = readers[0].rows, max(1, readers[0].columns)
     apart = np.zeros(count)

@@ -212,11 +212,11 @@ def hidden_padding(
 def exchanged_rows(
     model: Model | None, trace: Trace, ids: Sequence[int], dtype: str
 ) -> tuple[Trace, Finding] | None:
-    """Return (the trace in the order of its tokens, finding) if its rows are in another order.
+    """Return (the trace with its rows put in the order of `ids`, the finding), if they were not.
 
-    The order is found on the first point and judged on all: with each row in its token's place
-    nothing departs from the pass on `ids`. None where that is not so, or no recorded point lies
-    behind an attention: tokens that were exchanged themselves would look the same.
+    The order is found on the first captured point and judged on all: the rows in their tokens'
+    places agree with a pass on `ids` everywhere. None where they do not, or where no point after an
+    attention was captured: before it, exchanged tokens would look like exchanged rows.
     """
     if model is None:
         return None

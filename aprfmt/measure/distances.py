@@ -159,7 +159,11 @@ def _kernel_runs(count: int) -> Iterator[int]:
 
 
 def _sum_of_runs(count: int, sums: Iterator[tuple[float, float]]) -> tuple[float, float]:
-    """Return the sums of the pieces of `_kernel_runs`, added as `native.apart` adds halves."""
+    """Return (sum of squared differences, sum of squares of y) over `count` values.
+
+    `sums` has these two sums of each piece of `_kernel_runs`, in order. They are added by halves,
+    in the order in which the kernel `native.apart` adds, so that both give the same bits.
+    """
     if count <= _PIECE:
         return next(sums)
     half = _half_of_run(count)

@@ -1019,11 +1019,14 @@ class Pronounced:
 
 
 def array_items(kind: str, names: Collection[str]) -> tuple[NotCompared, ...]:
-    """Return a NotCompared per array of a capture, batch or state that nothing reads."""
-    return tuple(NotCompared(kind, name, "unread", "") for name in names)
+    """Return a NotCompared per array of a batch or state that nothing reads.
+
+    There is one side only, and what is computed may depend on it: it counts as unreadable.
+    """
+    return tuple(NotCompared(kind, name, "unreadable", "nothing here reads it") for name in names)
 
 
-_UNREAD = "unread:"  # what a pattern of --accept begins with
+UNREAD = "unread:"  # what a pattern of --accept begins with
 
 
 def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
@@ -1034,7 +1037,7 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
     """
     from aprfmt.model.patterns import spelling_predicate
 
-    wanted = [each.removeprefix(_UNREAD) for each in patterns if each.startswith(_UNREAD)]
+    wanted = [each.removeprefix(UNREAD) for each in patterns if each.startswith(UNREAD)]
 
     def accept(row: NotCompared) -> bool:
         """Return whether a pattern matches the item's name, its kind, or both joined."""
@@ -1049,8 +1052,8 @@ def _refuse_unmatched(patterns: Collection[str], rows: Sequence[NotCompared]) ->
     from aprfmt.model.patterns import similar_names
 
     for each in patterns:
-        if each.startswith(_UNREAD) and not any(map(acceptance_predicate([each]), rows)):
-            near = similar_names(each.removeprefix(_UNREAD), [row.name for row in rows])
+        if each.startswith(UNREAD) and not any(map(acceptance_predicate([each]), rows)):
+            near = similar_names(each.removeprefix(UNREAD), [row.name for row in rows])
             raise UsageError(
                 f"--accept {each}: no item that was not compared matches; "
                 + (f"near names: {', '.join(near)}" if near else "there is none")

@@ -369,7 +369,11 @@ def _numbers_in(parts: Iterable[str]) -> tuple[str, ...]:
 
 
 def differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
-    """Return (old, new) of the only differing run of components, at most two; else None."""
+    """Return (old, new), dotted, of the one place where two names differ; None if it is not one.
+
+    `parts` and `other` are the names' components. Up to two neighbouring components may differ,
+    none of them a number.
+    """
     shorter = min(len(parts), len(other))
     start = 0
     while start < shorter and parts[start] == other[start]:

@@ -45,7 +45,7 @@ from aprfmt.measure.verdicts import Level
 from aprfmt.model import Model, open_model
 from aprfmt.model.kinds import peft_config
 from aprfmt.model.ledger import NotCompared, array_items
-from aprfmt.model.renames import Rename
+from aprfmt.model.renames import Rename, rename_names
 from aprfmt.tensors.stats import compute_stats
 from aprfmt.tensors.view import is_zero
 from aprfmt.training import ComputedGradients
@@ -131,6 +131,10 @@ def explain_step(
         if optimizer_state is not None:
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename, later)
+        if rename:
+            kept = () if state is None else (state.first, state.second)
+            held = [plain_name(name) for each in (given, *kept) if each for name in each.held]
+            rename_names(dict.fromkeys(held), rename, "--grads and --optimizer-state")
         # What the given gradients are compared with.
         checker, points, loaded = None, None, None
         if differences:
@@ -218,6 +222,11 @@ def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
     )
 
 
+ROUNDED_AWAY = "update_rounded_away"
+FINER_COPY = (
+    " (or the trainer keeps a finer copy of the weights, which this checkpoint does not show: "
+    "--trained-in float32 says so)"
+)
 MOST_SHARED = 4  # mistakes of several parameters that are tried on all that differ
 BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
 
@@ -270,6 +279,8 @@ class _Step:
         self.used: set[str] = set()
         # What the rates that groups began with are multiplied by; None: the state's are taken.
         self.schedule: float | None = None
+        self.unclipped = False  # whether no clipping but the stated one was made
+        self.doubted = ""  # a cause that what was given does not tell from a right step
         self._leave_out_choices()
         self.pairs = lora_pairs(self.parameters)
         self.recipe = self._recipe()
@@ -319,12 +330,17 @@ class _Step:
         rows, judged = self._judge_parameters(updates, norm, self.progress)
         if updates:
             rows, judged = self._judge_by_schedule(rows, judged, norm)
+        if self._is_clipped_by_chance(judged):
+            self.unclipped = True
+            rows, judged = self._judge_parameters(updates, norm)
+        if updates:
             rows = self._judge_as_first(rows, judged, norm)
         rows = self._mark_lost_decay(rows, judged)
+        rows = self._mark_finer_copies(rows, judged)
         self._share_guesses(judged, norm)
         stored = {row.key: row.names for row in self.parameters}
         causes = [
-            *_nonfinite_causes(rows, stored),
+            *_nonfinite_causes(rows, judged, stored),
             *self._frozen_factors(rows, judged, stored),
             *self._causes(rows, judged, stored, norm),
             *_unknown_cause(rows, judged, stored),
@@ -342,6 +358,46 @@ class _Step:
             computed_on=self._loss()[1],
             notes=tuple(self.notes),
         )
+
+    def _is_clipped_by_chance(self, judged: Mapping[str, Judgement]) -> bool:
+        """Return whether clippings that nothing states give some parameters, and no whole step.
+
+        A step has one bound, and what is clipped to it is all of the gradients: most parameters
+        that do not agree as they are have to agree with it.
+        """
+        found = Counter(one.clipped for one in judged.values() if one.clipped is not None)
+        if not found:
+            return False
+        wrong = sum(one.verdict == "differs" for one in judged.values())
+        common = found.most_common(1)[0][1]
+        return common <= (wrong + sum(found.values())) / 2
+
+    def _mark_finer_copies(
+        self, rows: list[TensorStep], judged: dict[str, Judgement]
+    ) -> list[TensorStep]:
+        """Return the rows, with "agrees" for steps that a checkpoint in few bits does not show.
+
+        Weights that the trainer holds finer begin as the stored ones, and a first step below their
+        spacing then moves none of them. That is no mistake where the trainer says so
+        (`trained_in`), or the bits of the other parameters do. Where these do not tell, a mistake
+        of the type is not confirmed: `doubted` has it. Entries of `judged` go with the rows.
+        """
+        if self.recipe is None or self.recipe.step not in (None, 1):
+            return rows
+        gone = {
+            key
+            for key, one in judged.items()
+            if any(guess.cause == ROUNDED_AWAY for guess in one.guesses)
+        }
+        told = (one for key, one in judged.items() if key in gone or one.verdict == "agrees")
+        held = {one.held for one in told} - {""}
+        if self.trained_in != "float32" and held != {"finer"}:
+            if not held:
+                self.doubted = ROUNDED_AWAY
+            return rows
+        for key in gone:
+            judged[key] = Judgement("agrees", whole=True, shows=False)
+        return [replace(row, verdict="agrees", why="") if row.key in gone else row for row in rows]
 
     def _judge_as_first(
         self, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
@@ -597,6 +653,8 @@ class _Step:
             facts = self.compared[parameter.key].facts
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
+        if self.unclipped:
+            others["unclipped"] = 1.0
         rate = {} if self.state is None else self.state.group_of(parameter.names[0])
         if isinstance(rate.get("lr"), float):
             others["rate"] = rate["lr"]
@@ -1145,6 +1203,9 @@ class _Step:
                 cause, one = said[0], replace(one, says=said[1])
                 proof = None if proof is None else cap_proof(proof, "explained")
             text = one.says + _rivals(cause, also)
+            if cause == self.doubted:
+                proof = None if proof is None else cap_proof(proof, "explained")
+                text += FINER_COPY
             largest = _largest_update(rows, one.keys)
             yield _cause(cause, text, one.keys, stored, proof, size=largest, also=also)
 
@@ -1484,12 +1545,13 @@ def _cause(
 
 
 def _nonfinite_causes(
-    rows: Sequence[TensorStep], stored: Mapping[str, Sequence[str]]
+    rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
-    """Yield a cause for weights, and one for gradients, that hold NaN or infinity, if any."""
+    """Yield a cause for weights, gradients and moments each that hold NaN or infinity, if any."""
     for what, keys in (
         ("the weight after the step", [r.key for r in rows if r.update and r.update.nonfinite]),
         ("the gradient", [r.key for r in rows if r.gradient and r.gradient.nonfinite]),
+        ("a moment in the optimizer's state", [k for k, one in judged.items() if one.nonfinite]),
     ):
         if keys:
             yield _cause("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
@@ -1553,7 +1615,7 @@ def _unknown_cause(
         if (one := judged.get(row.key)) is not None
         and one.verdict == "differs"
         and not one.guesses
-        and not (row.update and row.update.nonfinite)
+        and not (one.nonfinite or (row.update and row.update.nonfinite))
     ]
     if keys:
         says = f"what happened is not known: {judged[keys[0]].why}"

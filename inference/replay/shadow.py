@@ -542,10 +542,11 @@ class _OnePoint(_ShadowRecorder):
 
 
 def _operation_kinds(calls: Sequence[OperationCall], patched: PatchedModel) -> list[str]:
-    """Return the kinds of these operations, as the engines' tolerances name them.
+    """Return the names by which a tolerance is looked up for what these operations do.
 
-    A weight counts with its stored encoding, also if a hypothesis replaced it: the engine read the
-    file.
+    That is "activate" for each activation, then for each weight that is multiplied the class of its
+    stored encoding, as `weights_class` names it. Other operations give none. A weight that a
+    hypothesis replaced has its file's encoding: the engine read the file.
     """
     read = [call.args[1] for call in calls if call.op in ("linear", "router")]
     stored = patched.stored

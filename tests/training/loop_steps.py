@@ -9,14 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 from transformers.models.llama import modeling_llama
 
 from tests.models import IDS, tiny
-from tests.training import judged_steps
 from tests.training.judged_steps import (
     LAST,
     LR,
@@ -27,7 +25,9 @@ from tests.training.judged_steps import (
     adamw,
     backward,
     batch_of,
+    by_name,
     gradient_step,
+    lora,
     lora_of,
     model_of,
     patched,
@@ -446,12 +446,7 @@ def arrays_of_state(folder: Path) -> dict[str, Any]:
         backward(model, batch)
         made.step()
     model.save_pretrained(folder / "after")
-    state = {
-        f"{name}.{key}": made.state[p][key].numpy()
-        for name, p in model.named_parameters()
-        for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
-    }
-    save_arrays(folder / "state.npz", state)
+    save_arrays(folder / "state.npz", by_name(model, made.state))
     del given["batch"]
     return given | {
         "after": folder / "after",
@@ -518,16 +513,6 @@ def routed(
         return files
 
     return make
-
-
-def by_name(model: Any, states: Any) -> dict[str, Any]:
-    """Return the arrays of optimizers' states by the parameters' names."""
-    return {
-        f"{name}.{key}": np.asarray(x.numpy() if isinstance(x, torch.Tensor) else x, np.float32)
-        for name, p in model.named_parameters()
-        for key, x in states[p].items()
-        if x is not None
-    }
 
 
 def frozen_in_between(
@@ -603,22 +588,13 @@ ADAM = f"adam:lr={LR},step=3"
 
 def adapter_of_experts(folder: Path) -> dict[str, Any]:
     """Write gradients of an adapter of a model with experts, load balancing in its loss."""
-    import peft
-
-    model = tiny("mixtral", tied=False)
-    given = written(folder, model, batch_of())
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"])
-    torch.manual_seed(judged_steps.SEED)
-    made: Any = peft.get_peft_model(model, config).eval()
-    factors = {n: p for n, p in made.named_parameters() if "lora_" in n}
-    with torch.no_grad():
-        for p in factors.values():
-            p.normal_(0, 0.1)
-    batch = batch_of()
+    model, batch = tiny("mixtral", tied=False), batch_of()
+    given = written(folder, model, batch)
+    made = lora(model, ("q_proj",))
     out = made(**batch, output_router_logits=True)
     (own_loss(made, batch) + 0.1 * out.aux_loss).backward()
     made.save_pretrained(str(folder / "adapter"))
-    grads = {n: p.grad.clone() for n, p in factors.items() if p.grad is not None}
+    grads = {n: p.grad.clone() for n, p in made.named_parameters() if "lora_" in n}
     return given | with_gradients(folder, grads) | {"adapter": folder / "adapter"}
 
 

@@ -422,10 +422,11 @@ def _differing_experts(changes: Sequence[MatrixChange]) -> str:
 
 
 def _is_trained_part(every: Set[str], keys: Sequence[str]) -> bool:
-    """Return whether matrices are what a training of a part of the model changes.
+    """Return whether the changed weights `keys` are what training one part of a model changes.
 
-    That is some kinds of matrices in some layers, all of them, or a table of tokens or a head
-    alone. FEW matrices of layers at least: one or two are a fault rather.
+    True where they are every matrix of some roles in some layers (`every`: all matrices of the
+    model), at least FEW of them, as one or two are rather a fault. A token table or head may be
+    among them, or be all that changed.
     """
     placed = [split_key(key) for key in keys]
     layers = {layer for layer, _ in placed if layer is not None}

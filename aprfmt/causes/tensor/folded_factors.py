@@ -380,10 +380,11 @@ def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array", stray: flo
 
 
 def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
-    """Yield the folds of one product's rows into the next product's columns.
+    """Yield where B has rows of one weight scaled and columns of the weight after it scaled back.
 
-    As it goes, `layer.folded` is set to A with the folds made: rows times the factor by which they
-    changed, and the reader's columns divided by it.
+    The factor of each row is measured between A and B. For each fold found, the two weights in
+    `layer.folded` (A's, as far as folds explain B) become A's rows times the factor and A's columns
+    divided by it.
     """
     hyper, block = layer.context.hyper[0], layer.context.models["a"].spec.block
     for first, second in LINEAR:

@@ -68,9 +68,10 @@ def is_longer_table(context: "PairContext", key: str, first: RowReader, second: 
 
 
 def vocabulary_size(model: "Model") -> int | None:
-    """Return how many ids a model's tokenizer has; None if it has none that can be read.
+    """Return how many rows a model's tokenizer asks of a token table: its ids, counted.
 
-    Of ids behind the stated vocabulary, placeholders of another modality do not count.
+    None if it has no tokenizer that can be read. Ids past the vocabulary that stand for images or
+    sounds are not counted, since their rows come from an encoder.
     """
     cache = model.carried.cache
     if "table_ids" not in cache:

@@ -30,6 +30,8 @@ FAINT = 0.05  # of the stated decay: less is none, as epsilon and weight are not
 SHORT = 5e-3  # what epsilon takes away from the longest steps
 CLEAN = 5e-3  # of the longest step: what those that measure its length may lack
 ENOUGH = 64  # rounds of a search that ends exactly, mostly after ten
+MANY = 256  # elements that moved, in which roundings of another order show
+KNOWN, NEAR = 16, 0.25  # elements, and of half a spacing: what shows that they were not rounded
 USUAL = 0.2  # share of elements whose step has the size of all others, in a first step
 
 
@@ -41,10 +43,11 @@ class StepCase:
     one whose elements have one size: their signs are read from the change itself. `noise` is the
     relative error of each number of gradient and moments, `blur` the absolute error of each of the
     gradient. `rows` [n] are the numbers of the rows that the elements are in. `shape` is that of
-    the whole parameter where all its elements are here, in order. `others` are numbers that are
-    not of these elements: `norm` of all gradients, `own_norm` of this one, `rate` of its group in
-    the state, `decoupled` 0.0 where the state has the decay in the gradient, `factor` and
-    `decay_factor` that were measured on another parameter.
+    the whole parameter where all its elements are here, in order. `others` are numbers that
+    are not of these elements: `norm` of all gradients, `own_norm` of this one, `rate` of its group
+    in the state, `unclipped` where no unstated clipping was made, `decoupled` 0.0 where the state
+    has the decay in the gradient, `factor` and `decay_factor` that were measured on another
+    parameter.
     """
 
     key: str
@@ -70,12 +73,12 @@ class StepCase:
     def rounding(self) -> F64:
         """How far rounding may move each element of the change, float64 [n].
 
-        Half a spacing of the stored type after the step, the same before it for BF16 and F16, and
-        one spacing of float32 for arithmetic. A whole one after it where both sides are BF16 or
-        F16: trainers round to these at random, up or down.
+        Half a spacing of the stored type after the step, the same before it for BF16 and F16 that
+        may be rounded copies, and one spacing of float32 for arithmetic. A whole one after it where
+        both sides are BF16 or F16: trainers round to these at random, up or down.
         """
         found: F64 = float_spacing(self.after, self.encodings[1]) / 2
-        if self.encodings[0] in COARSE:
+        if self.encodings[0] in COARSE and not self.stepped_as_stored:
             found = found + float_spacing(self.before, self.encodings[0]) / 2
         if self.coarse and self.encodings[0] == self.encodings[1]:  # rounded at random
             found = np.maximum(found, float_spacing(self.after, self.encodings[1]))
@@ -84,6 +87,18 @@ class StepCase:
                 np.maximum(np.abs(self.before), np.abs(self.after)), "F32"
             )
         return found
+
+    @cached_property
+    def stepped_as_stored(self) -> bool:
+        """Whether BF16 or F16 weights before the step are the ones that it was added to.
+
+        The change to a finer type of weights that are rounded copies is what the rounding took, up
+        to half a spacing, any part of it as often as another. Most changes then are no small part.
+        """
+        if self.encodings[0] not in COARSE or self.coarse or self.change.size < KNOWN:
+            return False
+        most = NEAR * float_spacing(self.before, self.encodings[0]) / 2
+        return bool((np.abs(self.change) <= most).mean() >= LONG)
 
     @property
     def coarse(self) -> bool:
@@ -450,6 +465,27 @@ class Fit:
         width = float_spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
         off = np.abs(case.change - self.update.whole)
         return bool((off <= ONCE * width + 2 * UNIT[encoding] * np.abs(self.update.step)).all())
+
+    @cached_property
+    def held(self) -> str:
+        """What the weights were stepped in: "finer" than they are stored, "stored", or "" (open).
+
+        Told by elements that the step moves. Finer arithmetic rounds once, to the bits of the
+        prediction, and a finer copy that had more bits before gives some another spacing. In the
+        stored type moments, root, quotient and sum are rounded each, which few elements show.
+        """
+        case, encoding = self.case, self.case.encodings[1]
+        if not case.coarse or case.encodings[0] != encoding or case.signs:
+            return ""
+        moves = self.stored != case.before
+        if np.count_nonzero(moves) < MANY:
+            return ""
+        if (self.stored == case.after)[moves].mean() >= EXACT:
+            return "finer"
+        width = float_spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
+        off = np.abs(case.change - self.update.whole)
+        once = off <= ONCE * width + ROUNDED * UNIT[encoding] * np.abs(self.update.step)
+        return "stored" if once.mean() >= EXACT else "finer"
 
     @property
     def shows(self) -> bool:

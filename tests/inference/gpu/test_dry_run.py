@@ -11,7 +11,7 @@ from aprfmt.inference.memory_estimate import estimate_run
 from aprfmt.inference.running import RunRequest, open_run
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
-from tests.inference.gpu.on_gpu import need
+from tests.inference.gpu.on_gpu import clear_device_memory, need
 from tests.models import save_tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("in_turn")]
@@ -41,9 +41,7 @@ def test_weights_cache_and_peak_are_those_of_the_run(
     asked = RunRequest(ids=IDS, choice=parse_run(f"torch:cuda:{dtype}"))
     with open_model(path) as model:
         found = estimate_run(model, asked, 4).devices[0]
-        torch._C._cuda_clearCublasWorkspaces()  # of other tests, which the run would find there
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
+        before = clear_device_memory()
         with open_run(asked, model) as run:
             torch.cuda.reset_peak_memory_stats()
             run.session.extend(list(IDS))
