@@ -14,6 +14,7 @@ from aprfmt.causes.hyperparameters import (
     differing_sub_keys,
     hyper_causes,
     is_read_as_flag,
+    lost_tensors,
     tensors_of_hyperparameter,
 )
 from aprfmt.compare import diff_models, taken_finding
@@ -322,13 +323,14 @@ def _compare_hyperparameters(
             found.end_with_other_model("other sizes or kinds of block: " + "; ".join(sentences))
             return explained
         parts = tuple(key for row in chosen for key in differing_sub_keys(row))
+        lost = tuple(key for row in chosen for key in lost_tensors(row.name, a, b))
         found.add(
             Finding(
                 cause,
                 "; ".join(sentences),
                 "config",
                 CAUSES[cause].verdict,
-                (*names, *parts, *keys),
+                (*lost, *parts, *names, *keys),
                 False,
                 values={row.name: {"a": row.a, "b": row.b} for row in chosen},
                 side=_side_with_default(chosen),

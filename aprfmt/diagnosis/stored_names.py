@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from aprfmt.base.protocols import SURPLUS
 from aprfmt.causes import CAUSES
+from aprfmt.causes.hyperparameters import stored_sub_key
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.models import relation_findings
@@ -204,6 +205,8 @@ def _stored_names_of(model: Model, place: str) -> Sequence[str]:
         if place in model.hyper:
             key = model.hyper.of(place).key
             return (key,) if key else ()
+        own = stored_sub_key(model, place)
+        return (own,) if own else ()
     except AprfmtError:
         pass  # an architecture that is not read has stored names only
     return ()

@@ -296,7 +296,7 @@ class _Step:
         if self.state is not None and self.state.recognized:
             self.notes.append(
                 "numbers of the state were told by the steps that their moments make, and by the "
-                "order of layers"
+                "order of layers and of modules in them"
             )
 
     def _leave_out_choices(self) -> None:

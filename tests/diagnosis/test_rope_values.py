@@ -5,6 +5,8 @@ the other number has to give it. transformers is the judge of what the numbers d
 numbers left out of the usual mistakes; the reference's token ids not taken by `trace`.
 """
 
+import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -56,8 +58,6 @@ def captured(folder: Path, name: str, ids: tuple[int, ...], *, embedded: bool = 
 
 def other(base: str, name: str, **values: Any) -> Path:
     """Return a tiny model's folder with other numbers in its rope_parameters."""
-    import json
-
     folder = tiny_folder(base)
     rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
     return hf.copy(folder, f"rope-{name}", config={"rope_parameters": rope | values})
@@ -76,8 +76,6 @@ VALUES = (
 
 @pytest.mark.parametrize(("base", "values", "says"), VALUES)
 def test_another_number_of_a_scaling_is_named(base: str, values: dict[str, Any], says: str) -> None:
-    import re
-
     name = f"{base}-{'-'.join(map(str, [*values, *values.values()]))}"
     wrong = captured(other(base, name, **values), f"wrong-{name}", LONG)
     found = diagnose(str(tiny_folder(base)), str(wrong))

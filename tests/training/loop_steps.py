@@ -167,13 +167,18 @@ def layer_in_two_groups(model: Any) -> torch.optim.Optimizer:
     return Twice(list(model.named_parameters()), lr=0.1)
 
 
-def first_moment_lost(folder: Path, *lost: str, anew: bool = False) -> dict[str, Any]:
+def first_moment_lost(
+    folder: Path, *lost: str, anew: bool = False, numbered: str = ""
+) -> dict[str, Any]:
     """Write step 4 of AdamW, resumed from a state that has lost moments, or its count (`anew`).
 
-    `lost` are the moments that are zero, the first by default.
+    `lost` are the moments that are zero, the first by default. `numbered` is the model whose state
+    has numbers for names.
     """
-    model, batch = tiny("llama", tied=False), batch_of()
+    model, batch = tiny(numbered or "llama", tied=False), batch_of()
     made = adamw()(model)
+    if numbered:
+        made = torch.optim.AdamW(list(model.parameters()), lr=LR, weight_decay=WD)
     for number in range(1, 5):
         grads = backward(model, batch)
         if number == 4:
@@ -192,6 +197,11 @@ def first_moment_lost(folder: Path, *lost: str, anew: bool = False) -> dict[str,
         "optimizer": f"{RULE},step=4",
         "optimizer_state": folder / "optimizer.pt",
     }
+
+
+def lost_by_number(moment: str, base: str) -> Callable[[Path], dict[str, Any]]:
+    """Return a writer of a step of a model, resumed from a state of numbers that lost a moment."""
+    return lambda folder: first_moment_lost(folder, moment, numbered=base)
 
 
 def new_optimizer(
@@ -613,6 +623,18 @@ LOOP_RELATIVES = (
         cause="moments_lost",
         named="moments_lost.*the second moment was zero",
         where=".",
+    ),
+    *(
+        JudgedStep(
+            f"{kind}_moment_lost_by_number_{base}",
+            f"the {kind} moments were zero, of a state of {base} with numbers alone",
+            lost_by_number({"first": "exp_avg", "second": "exp_avg_sq"}[kind], base),
+            cause="moments_lost",
+            named=f"moments_lost .confirmed.*the {kind} moment was zero",
+            where=".",
+        )
+        for kind in ("first", "second")
+        for base in ("qwen2", "gpt2")
     ),
     JudgedStep(
         "both_moments_lost",

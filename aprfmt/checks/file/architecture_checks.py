@@ -9,6 +9,7 @@ from typing import Literal
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
 from aprfmt.base.protocols import tensor_damage
+from aprfmt.base.shapes import matrix_shape
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
@@ -247,7 +248,7 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
 
 FAR = 100.0  # beyond a bound by this factor it is no matter of training any more
 FEW_ROWS = 8  # of a packed matrix that are decoded
-MOST = 1 << 28  # values of a packed matrix that may have to be decoded for its first rows
+MOST = 1 << 20  # values of a packed matrix that may all be decoded for its first rows
 
 
 _WORDS = {"std": "standard deviation", "rms": "root mean square"}
@@ -311,10 +312,12 @@ def _matrix_size(ctx: CheckContext, logical: View) -> float | None:
     if len(stored.parts) < 2 and len(logical.stored) == 1:
         stats = _stored_stats(ctx, logical)
         return (stats.std or None) if stats is not None else None
-    if any(tensor_damage(one) for one in logical.stored) or math.prod(logical.shape) > MOST:
+    if any(tensor_damage(one) for one in logical.stored):
         return None
     try:
-        values = logical.rows(0, FEW_ROWS)
+        if logical.by_rows is None and math.prod(logical.shape) > MOST:
+            return None  # all of it would be decoded for its first rows
+        values = logical.rows(0, min(FEW_ROWS, matrix_shape(logical.shape)[0]))
     except AprfmtError:
         return None
     size = float(values.std(dtype="float64"))
