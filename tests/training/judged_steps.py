@@ -1143,10 +1143,11 @@ def flash(folder: Path) -> dict[str, Any]:
     return written(folder, model, batch) | with_gradients(folder, grads)
 
 
-def packed(folder: Path, *, cached: bool = False) -> dict[str, Any]:
+def packed(folder: Path, *, cached: bool = False, edge: bool = False) -> dict[str, Any]:
     """Write gradients of a packed row whose documents do not see each other.
 
-    `cached`: with a cache transformers does not keep them apart, whatever their positions.
+    `cached`: with a cache transformers does not keep them apart, whatever their positions. `edge`:
+    the first token of the second document is a label of the trainer's.
     """
     model = tiny("llama", tied=False)
     model.config.use_cache = cached
@@ -1156,7 +1157,8 @@ def packed(folder: Path, *, cached: bool = False) -> dict[str, Any]:
     labels[0, len(first)] = -100
     positions = torch.tensor([[*range(len(first)), *range(len(second))]])
     batch = {"input_ids": ids, "labels": labels, "position_ids": positions}
-    return written(folder, model, batch) | with_gradients(folder, backward(model, batch))
+    used = batch | {"labels": ids} if edge else batch
+    return written(folder, model, batch) | with_gradients(folder, backward(model, used))
 
 
 def embeddings_frozen(folder: Path) -> dict[str, Any]:
