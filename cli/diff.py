@@ -267,6 +267,8 @@ def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
 
     The line names the first difference of its kind, and counts the others.
     """
+    if report.other_model:
+        yield f"  {report.other_model}", "bad"
     known = {role for cause in report.causes for role in cause.roles}
     apart = [row for row in report.worst() if row.verdict not in (*EQUAL, "WITHIN")]
     left = [row for row in apart if row.key not in known]

@@ -160,7 +160,7 @@ CHECKS: tuple[CheckRow, ...] = (
     ),
     CheckRow(
         "role_bounds",
-        "embeddings and norms have statistics of trained weights",
+        "embeddings, norms and matrices have the size of trained weights",
         ".file.architecture_checks:check_role_bounds",
         reads_all_bytes=True,
     ),

@@ -1019,8 +1019,11 @@ class Pronounced:
 
 
 def array_items(kind: str, names: Collection[str]) -> tuple[NotCompared, ...]:
-    """Return a NotCompared per array of a capture, batch or state that nothing reads."""
-    return tuple(NotCompared(kind, name, "unread", "") for name in names)
+    """Return a NotCompared per array of a batch or state that nothing reads.
+
+    There is one side only, and what is computed may depend on it: it counts as unreadable.
+    """
+    return tuple(NotCompared(kind, name, "unreadable", "nothing here reads it") for name in names)
 
 
 UNREAD = "unread:"  # what a pattern of --accept begins with

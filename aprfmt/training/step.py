@@ -23,6 +23,7 @@ from aprfmt.causes.training.clipping import (
 )
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import CHANCE, lost_decay_guess
+from aprfmt.causes.training.momentum import NEW_OPTIMIZER
 from aprfmt.causes.training.optimizers import (
     CALLED,
     OPTIMIZERS,
@@ -333,6 +334,8 @@ class _Step:
         if self._is_clipped_by_chance(judged):
             self.unclipped = True
             rows, judged = self._judge_parameters(updates, norm)
+        if updates:
+            rows = self._judge_as_first(rows, judged, norm)
         rows = self._mark_lost_decay(rows, judged)
         rows = self._mark_finer_copies(rows, judged)
         self._share_guesses(judged, norm)
@@ -398,6 +401,44 @@ class _Step:
         for key in gone:
             judged[key] = Judgement("agrees", whole=True, shows=False)
         return [replace(row, verdict="agrees", why="") if row.key in gone else row for row in rows]
+
+    def _judge_as_first(
+        self, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
+    ) -> list[TensorStep]:
+        """Return the rows, with "differs" where a later step is a first one in every element.
+
+        That takes no moments, so it is asked of the parameters whose own are not known; `judged`
+        gets the mistake. Only where all of these moved so, and none agrees with what was stated: a
+        parameter that is trained from this step on does so too. `norm` is that of all given
+        gradients. Moments that no verdict needs then leave `left`.
+        """
+        recipe = self.recipe
+        known = self.state is not None and not (self.state.indexed and self.state.left)
+        first = recipe is None or recipe.step in (None, 1)
+        if recipe is None or known or first or not recipe.row.second:
+            return rows
+        if any(row.verdict == "agrees" for row in rows):
+            return rows
+        found: dict[str, Judgement] = {}
+        for parameter, row in zip(self.parameters, rows, strict=True):
+            held = self._inputs_of(parameter, norm)
+            unknown = held.first is None and held.second is None and held.gradient is not None
+            if row.verdict != "not compared" or not unknown or parameter.after is None:
+                continue
+            one = changed(self._recipe_of(parameter), step=1)
+            made = judge_update(parameter, one, held)
+            parameter.drop()
+            if made.verdict != "agrees":
+                return rows
+            guess = StepGuess("moments_lost", NEW_OPTIMIZER, one)
+            found[row.key] = replace(made, verdict="differs", why=guess.says, guesses=(guess,))
+        judged |= found
+        if found:
+            self.left = [each for each in self.left if each.kind != "moment"]
+        return [
+            replace(row, verdict="differs", why=NEW_OPTIMIZER) if row.key in found else row
+            for row in rows
+        ]
 
     def _mark_lost_decay(
         self, rows: list[TensorStep], judged: dict[str, Judgement]

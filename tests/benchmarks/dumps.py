@@ -57,8 +57,8 @@ from aprfmt.model import open_model
 from aprfmt.inference.engines.opening import open_trace
 with open_model(Path(sys.argv[2])) as model, open_trace(Path(sys.argv[1]), None, model) as trace:
     assert len(trace.records) > 40, trace.run["unknown"]
-    for key in trace.records:
-        trace.fetch(key)
+    for key, record in trace.records.items():
+        assert trace.fetch(key) is not None and record.stats is not None
 """
 COMPARE = """
 import sys

@@ -1,13 +1,15 @@
 """A model made of another's layers or channels is derived, with what was taken.
 
-Seen red: exit 2, "models of other sizes".
+Seen red: exit 2, "models of other sizes"; `diff` confirmed other causes, and wrote B again from A.
 """
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from aprfmt.compare import diff
 from aprfmt.diagnosis import Diagnosis, diagnose
 from tests.diagnosis import files
 from tests.diagnosis.faults import DEMO
@@ -38,7 +40,21 @@ def with_layers(order: list[int], damaged: bool = False, stored: int = 0) -> Dia
     count = len(order)
     config = {"num_hidden_layers": count, "layer_types": ["full_attention"] * count}
     name = f"layers-{'-'.join(map(str, order))}-{damaged}-{stored}"
-    return diagnose(str(DEMO), str(files.copy(DEMO, name, tensors=edit, config=config)))
+    return both_say(files.copy(DEMO, name, tensors=edit, config=config))
+
+
+def both_say(made: Path) -> Diagnosis:
+    """Return what `diagnose` says; `diff` names the same parts, from both sides, and no other."""
+    found = diagnose(str(DEMO), str(made))
+    report = diff(DEMO, made)
+    if found.kind == "derived":
+        assert [cause.says for cause in report.causes] == [found.findings[0].says]
+        assert report.causes[0].level == "confirmed" and report.causes[0].remedy is None
+        (turned,) = diff(made, DEMO).causes
+        assert turned.cause == "derived" and turned.level == "confirmed"
+    elif found.kind == "not_comparable":
+        assert report.other_model in found.sentence and not report.causes
+    return found
 
 
 @pytest.mark.parametrize(
@@ -72,6 +88,6 @@ def test_channels_that_were_pruned() -> None:
             rows[name] = dtype, values.shape, values.tobytes()
 
     made = files.copy(DEMO, "fewer-channels", tensors=edit, config={"intermediate_size": 384})
-    found = diagnose(str(DEMO), str(made))
+    found = both_say(made)
     assert (found.kind, found.cause, found.exit_code) == ("derived", "derived", 1)
-    assert "384 of 512 channels of each MLP were kept" in found.sentence
+    assert "384 of A's 512 channels of each MLP were kept" in found.sentence

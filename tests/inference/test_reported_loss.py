@@ -412,6 +412,18 @@ def test_the_command_names_the_mistake(made: Made) -> None:
     assert aprfmt(*base).code in (0, 1)
 
 
+def test_an_array_that_nothing_reads_leaves_it_open(made: Made, tmp_path: Path) -> None:
+    """Seen red: exit 0 beside weights of labels that the trainer multiplied the loss by."""
+    path = tmp_path / "batch.npz"
+    np.savez(path, loss_weights=np.ones(3), **np.load(made.path))
+    right = f"{float(loss(made, made.labels)):.4f}"
+    base = ("eval", made.folder, "--batch", path, "--reported", right)
+    done = aprfmt(*base)
+    assert done.code == 2 and "batch array loss_weights" in done.out.splitlines()[0]
+    assert aprfmt(*base, "--accept", "unread:loss_weights").code == 0
+    assert aprfmt(*base, "--accept", "unread:other").code == 2
+
+
 def test_logits_in_the_batch_are_an_oracle_of_their_own(made: Made, tmp_path: Path) -> None:
     path = tmp_path / "with.npz"
     arrays = dict(np.load(made.path))

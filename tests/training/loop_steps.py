@@ -194,6 +194,39 @@ def first_moment_lost(folder: Path, *lost: str, anew: bool = False) -> dict[str,
     }
 
 
+def new_optimizer(
+    *, state: bool = True, numbered: bool = False, right: bool = False
+) -> Callable[[Path], dict[str, Any]]:
+    """Return a writer of step 4, taken by an optimizer that was made anew.
+
+    `state`: with the saved state of before it, `numbered` one without names. `right`: the optimizer
+    has the saved state after all.
+    """
+
+    def write(folder: Path) -> dict[str, Any]:
+        model, batch = tiny("llama", tied=False), batch_of()
+
+        def anew() -> Any:
+            if not numbered:
+                return adamw()(model)
+            return torch.optim.AdamW(list(model.parameters()), lr=LR, weight_decay=WD)
+
+        made = anew()
+        for number in range(1, 5):
+            grads = backward(model, batch)
+            if number == 4:
+                given = written(folder, model, batch) | with_gradients(folder, grads)
+                torch.save(made.state_dict(), folder / "optimizer.pt")
+                made = made if right else anew()
+            made.step()
+        model.save_pretrained(folder / "after")
+        del given["batch"]
+        more = {"optimizer_state": folder / "optimizer.pt"} if state else {}
+        return given | more | {"after": folder / "after", "optimizer": f"{RULE},step=4"}
+
+    return write
+
+
 def lora_plus(folder: Path) -> dict[str, Any]:
     """Write a step of an adapter whose factors B have 16 times the rate."""
     import copy
@@ -589,6 +622,21 @@ LOOP_RELATIVES = (
         named="moments_lost.*both moments were zero",
         where=".",
     ),
+    *(
+        JudgedStep(
+            name,
+            f"the step is that of an optimizer made anew; {says}",
+            new_optimizer(**how),
+            cause="moments_lost",
+            named="moments_lost .confirmed.*as a new optimizer's are.*load_state_dict",
+            where=".",
+        )
+        for name, says, how in (
+            ("new_optimizer", "the state that was to be loaded names its parameters", {}),
+            ("new_optimizer_by_number", "the state has numbers alone", {"numbered": True}),
+            ("new_optimizer_unsaid", "the state is not given", {"state": False}),
+        )
+    ),
     JudgedStep(
         "count_anew",
         "the count of steps began anew, and the moments were kept",
@@ -731,6 +779,12 @@ def warm_up(model: Any) -> torch.optim.Optimizer:
 
 
 LOOP_INNOCENTS = (
+    JudgedStep("went_on", "step 4 by its state", new_optimizer(right=True)),
+    JudgedStep(
+        "went_on_by_number",
+        "step 4 by its state of numbers alone",
+        new_optimizer(right=True, numbered=True),
+    ),
     JudgedStep("sparse_stated", "SparseAdam, stated", third_step(f"{ADAM},sparse=1", sparse=True)),
     JudgedStep("part_by_state", "step 3 by its state, with a part of its gradients", part_by_state),
     JudgedStep(

@@ -117,7 +117,7 @@ def test_every_cause_of_a_step_has_its_fault() -> None:
     judged = (*judged_steps.FAULTS, *judged_steps.RELATIVES, *thread_steps.THREAD_FAULTS)
     loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
     trainers = (*trainer_steps.TRAINER_FAULTS, *trainer_steps.TRAINER_RELATIVES)
-    every = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers)
+    every: tuple[Any, ...] = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
     assert seeded | {"adapter_half_frozen", "adapter_frozen", "backward_operation"} == rows
