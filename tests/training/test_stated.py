@@ -135,3 +135,21 @@ def test_blocks_of_experts_are_no_heads() -> None:
         case = GradientCase(key, given, computed, sizes=sizes)
         (found,) = guess_wrong_blocks(case)
         assert found.says == f"the gradient of some blocks is another one: {what}: 0.5 times"
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (slice(32, 64), "part 2 of 2 of the rows did not move, as of a shard"),
+        (slice(16, 32), "part 2 of 4 of the rows did not move, as of a shard"),
+        (slice(30, 62), "many rows did not move"),
+        (slice(2, 4), "rows did not move: 2, 3"),
+    ],
+)
+def test_the_shard_that_stood_still_is_said(rows: slice, says: str, tmp_path: Path) -> None:
+    """Seen red: `many rows did not move`, of the second of two ranks."""
+    (after,), _ = torch_steps(adamw_all)
+    after[Q1][rows] = weights()[Q1][rows]
+    report = Made(after, ADAMW, grads=gradients(1)).report(tmp_path)
+    assert [one.cause for one in report.causes] == ["rows_frozen"]
+    assert report.causes[0].says.endswith(says)
