@@ -61,11 +61,11 @@ def show(body: HashResult, found: "Pronounced | None" = None) -> None:
 @options.model()
 @options.tensor
 @click.option("--raw-only", is_flag=True, help="Stored bytes only; nothing is decoded.")
-@click.option("--write", is_flag=True, help="Write MODEL.aprfmt-hash.json beside the model.")
+@click.option("--write", is_flag=True, help="Write MODEL.aprfmt-hash.json next to the model.")
 @click.option(
     "--blocks", is_flag=True, help="With --write: SHA-256 of every MiB too, to repair by."
 )
-@click.option("--roles", is_flag=True, help="Write MODEL.aprfmt-roles.json beside the model: a "
+@click.option("--roles", is_flag=True, help="Write MODEL.aprfmt-roles.json next to the model: a "
               "digest of each parameter by the name an engine has for it.")  # fmt: skip
 @click.option("--ranks", type=options.WholeNumber(1), default=1, show_default=True, metavar="N",
               help="With --roles: of each tensor-parallel rank's share.")  # fmt: skip

@@ -44,7 +44,7 @@ class QaArguments(TypedDict):
     "--golden",
     type=options.FILE,
     metavar="FILE.json",
-    help="Prompts, answers and losses (default: golden.json beside it).",
+    help="Prompts, answers and losses (default: golden.json next to it).",
 )
 @click.option(
     "--random-weights",

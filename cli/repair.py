@@ -135,7 +135,7 @@ def salvage_file(broken: Path, output: Path, force: bool) -> int:
     "--manifest",
     type=options.PathOrAddress(),
     metavar="FILE",
-    help="What `aprfmt hash --write` wrote of the good file; default: beside one of the two.",
+    help="What `aprfmt hash --write` wrote of the good file; default: next to one of the two.",
 )
 @click.option(
     "--compare",

@@ -68,7 +68,7 @@ CHECKS: tuple[CheckRow, ...] = (
     CheckRow(
         "layout",
         "sizes, offsets and order are as the format's own writers make them; "
-        "no overlap, no hole, nothing behind the data",
+        "no overlap, no hole, nothing after the data",
         ".file.layout:check_layout",
     ),
     CheckRow(

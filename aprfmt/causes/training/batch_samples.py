@@ -69,7 +69,7 @@ CAUSE_ROWS = (
         "bug",
         "Tokens attend to the padding at the beginning of their row, or their positions count it: "
         "the mask did not reach the model.",
-        "All gradients differ, those behind the layers too.",
+        "All gradients differ, those after the layers too.",
         _MADE,
     ),
     Cause(
@@ -77,7 +77,7 @@ CAUSE_ROWS = (
         "gradient",
         "bug",
         "Other tokens are scored than the labels of the batch.",
-        "All gradients differ, those behind the layers too.",
+        "All gradients differ, those after the layers too.",
         _MADE,
     ),
     Cause(
@@ -85,7 +85,7 @@ CAUSE_ROWS = (
         "gradient",
         "bug",
         "The gradients are those of another loss: labels are smoothed, or a z-loss is added.",
-        "All gradients differ, those behind the layers too.",
+        "All gradients differ, those after the layers too.",
         _MADE,
     ),
     Cause(

@@ -51,7 +51,7 @@ CAUSE_ROWS = (
         "update",
         "bug",
         "One factor of a LoRA pair moved and the other did not, though it has a gradient.",
-        "B did not move beside an A that did, or A did not beside a B that is not zero.",
+        "B did not move although A did, or A did not although B that is not zero.",
         "The factor is the one of before the step, in every element.",
         most="explained",
     ),

@@ -42,7 +42,7 @@ CAUSE_ROWS = (
         "update",
         "bug",
         "Norms or biases decay, and only matrices should.",
-        "A vector shrinks beside its step.",
+        "A vector shrinks in addition to its step.",
         "The step with decay gives every weight of the vectors.",
     ),
 )
