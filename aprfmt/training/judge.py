@@ -86,7 +86,7 @@ class Judgement:
     of the expected update that is there. `shows` says whether the stored type is fine enough for
     the step to be seen, `decays_all` that a vector decays where that was not said, `clipped` what
     the gradients were clipped to where that was not said: ("norm" or "value", the bound).
-    `decay_counts`: see `lost_updates.decay_counts`. `held`: see `Fit.held`. `nonfinite` says that
+    `decay_counts`: see `lost_updates.decay_counts`. `held_counts`: see there. `nonfinite` says that
     moments of the optimizer's state are NaN or infinite.
     """
 
@@ -102,7 +102,7 @@ class Judgement:
     decays_all: bool = False
     clipped: tuple[str, float | None] | None = None
     decay_counts: tuple[int, int] = (0, 0)
-    held: str = ""
+    held_counts: tuple[int, float, int, int] = (0, 0.0, 0, 0)
     nonfinite: bool = False
 
 
@@ -524,7 +524,7 @@ def _judge_all(
         arrived=share,
         shows=sample.shows,
         decay_counts=decay_counts(sample.case, recipe),
-        held=sample.held,
+        held_counts=sample.held_counts,
     )
     if sample.case.shape is not None:
         return found
@@ -595,7 +595,7 @@ def _explain_difference(
         rate,
         share,
         sample.signs,
-        held=fit.held,
+        held_counts=fit.held_counts,
     )
 
 

@@ -32,7 +32,7 @@ from aprfmt.causes.training.optimizers import (
     parse_recipe,
     parse_settings,
 )
-from aprfmt.causes.training.step_case import COARSE, StepGuess
+from aprfmt.causes.training.step_case import COARSE, StepGuess, held_in
 from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
@@ -227,6 +227,7 @@ FINER_COPY = (
     " (or the trainer keeps a finer copy of the weights, which this checkpoint does not show: "
     "--trained-in float32 says so)"
 )
+MOST_COPIES = 64  # of the gradients, in the norm over ranks that hold the same
 MOST_SHARED = 4  # mistakes of several parameters that are tried on all that differ
 BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
 
@@ -389,9 +390,11 @@ class _Step:
             for key, one in judged.items()
             if any(guess.cause == ROUNDED_AWAY for guess in one.guesses)
         }
-        told = (one for key, one in judged.items() if key in gone or one.verdict == "agrees")
-        held = {one.held for one in told} - {""}
-        if self.trained_in != "float32" and held != {"finer"}:
+        told = [one for key, one in judged.items() if key in gone or one.verdict == "agrees"]
+        every = [one.held_counts for one in told]
+        moved, due, other, far = (sum(each[part] for each in every) for part in range(4))
+        held = held_in(int(moved), due, int(other), int(far))
+        if self.trained_in != "float32" and held != "finer":
             if not held:
                 self.doubted = ROUNDED_AWAY
             return rows
@@ -653,6 +656,8 @@ class _Step:
             facts = self.compared[parameter.key].facts
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
+            if (kind := self._kind_norms.get(parameter.vector)) is not None:
+                others["kind_norm"] = kind
         if self.unclipped:
             others["unclipped"] = 1.0
         rate = {} if self.state is None else self.state.group_of(parameter.names[0])
@@ -674,6 +679,19 @@ class _Step:
         if first is None and second is None:
             return replace(bare, idle=self._is_idle(parameter.key))
         return replace(bare, first=first, second=second, step=steps, after=after)
+
+    @cached_property
+    def _kind_norms(self) -> dict[bool, float]:
+        """The norms over the given gradients of all matrices (False) and all vectors (True).
+
+        These are the two groups that trainers make; {} where all are of one kind.
+        """
+        squares: dict[bool, float] = {}
+        for row in self.parameters:
+            if row.key in self.gradients:
+                own = self.gradients[row.key].norm
+                squares[row.vector] = squares.get(row.vector, 0.0) + own**2
+        return {kind: each**0.5 for kind, each in squares.items()} if len(squares) == 2 else {}
 
     def _computed_reader(self, parameter: Parameter) -> RowReader | None:
         """Return a reader of the parameter's gradient computed of the batch; None without one.
@@ -868,12 +886,26 @@ class _Step:
             case = self._backward_case(computed)
             unlike = case.wrong or case.open  # what few bits may leave may be a small mistake, too
             if all(self._has_untied_guess(key) for key in unlike):
-                return
+                break
             for guess in row.find(case):
                 keys = self._keys_explained_by(guess, computed, case)
                 if keys:
                     self._accept_mistake(guess, keys, case.right)
                     break
+        self._doubt_tied_tables()
+
+    def _doubt_tied_tables(self) -> None:
+        """Take away the guess that a tied table has one part of its gradient, where others differ.
+
+        The embedding's part is what comes down through the layers: where other gradients differ
+        and nothing explains them, that part is another one, and may be there. Returns nothing.
+        """
+        found = {key: one.found for key, one in self.compared.items() if one.found is not None}
+        if not any(one.verdict == "differs" and not one.guesses for one in found.values()):
+            return
+        for key, one in found.items():
+            if one.guesses and not self._has_untied_guess(key):
+                self.compared[key] = replace(self.compared[key], found=replace(one, guesses=()))
 
     def _backward_case(self, computed: Computed) -> BackwardCase:
         """Return all gradients as they compare now; those that a mistake gives are left out."""
@@ -902,6 +934,7 @@ class _Step:
             self.facts.routers,
             self.facts.experts,
             self.facts.padded_first,
+            self.facts.adapter,
         )
 
     def _has_untied_guess(self, key: str) -> bool:
@@ -1270,6 +1303,14 @@ class _Step:
                 return "clip_by_tensor", (
                     f"the gradients of these were clipped by the norm {alone:.4g} that they have "
                     f"together to {recipe.clip:g}, not by that of all, {every:.4g}"
+                )
+        # Of all parameters a factor may as well be of the norm that is clipped, or of the rate.
+        copies = round(1 / factor**2) if factor < 1 else 1
+        if len(norms) == len(self.gradients) and every > (recipe.clip or every) and copies > 1:
+            if copies <= MOST_COPIES and abs(factor * copies**0.5 - 1) <= SLACK:
+                return "step_factor", (
+                    f"{one.says}: the rate, or the norm that clips is too large, as of {copies} "
+                    "copies of all gradients"
                 )
         bound = next((each for each in CLIPS if abs(factor * norm - each) <= SLACK * each), None)
         if bound is None or factor >= 1:

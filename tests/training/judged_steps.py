@@ -1143,10 +1143,11 @@ def flash(folder: Path) -> dict[str, Any]:
     return written(folder, model, batch) | with_gradients(folder, grads)
 
 
-def packed(folder: Path, *, cached: bool = False) -> dict[str, Any]:
+def packed(folder: Path, *, cached: bool = False, edge: bool = False) -> dict[str, Any]:
     """Write gradients of a packed row whose documents do not see each other.
 
-    `cached`: with a cache transformers does not keep them apart, whatever their positions.
+    `cached`: with a cache transformers does not keep them apart, whatever their positions. `edge`:
+    the first token of the second document is a label of the trainer's.
     """
     model = tiny("llama", tied=False)
     model.config.use_cache = cached
@@ -1156,7 +1157,8 @@ def packed(folder: Path, *, cached: bool = False) -> dict[str, Any]:
     labels[0, len(first)] = -100
     positions = torch.tensor([[*range(len(first)), *range(len(second))]])
     batch = {"input_ids": ids, "labels": labels, "position_ids": positions}
-    return written(folder, model, batch) | with_gradients(folder, backward(model, batch))
+    used = batch | {"labels": ids} if edge else batch
+    return written(folder, model, batch) | with_gradients(folder, backward(model, used))
 
 
 def embeddings_frozen(folder: Path) -> dict[str, Any]:
@@ -1387,6 +1389,25 @@ open.
 """
 
 
+BLIND = """
+## Steps by another hand
+
+A fifth set, by somebody who had not worked on the causes: 20 faults and 15 innocent steps, on nine
+architectures. They are not in the repository. Of the first look: 8 faults were named, 12 seen and
+not named, none missed, and no wrong cause was confirmed; 13 innocent steps were right, one was an
+alarm (bfloat16 norms below the spacing beside float32 copies), and one was refused (bitsandbytes'
+nested state). Beside the set a wrong sign in norms agreed, from bfloat16 before to float32 after.
+
+What was mended: the alarm, the refusal and the wrong sign; five more of the faults are named, and
+two false statements beside right answers are gone.
+
+- A gradient that holds the one of the batch before it is seen, and not named.
+- Blocks of a joined projection in another order are placed, and not named.
+- Norms of queries and keys that have the gradient of some heads are placed, and not named.
+- Auxiliary losses of routers that are added up over micro-batches are not named.
+"""
+
+
 def counted(head: str, answers: Sequence[Answer]) -> str:
     """Return the head of a table with the counts of its answers filled in."""
     faults = [each for each in answers if each.row.named]
@@ -1409,7 +1430,8 @@ def page(*sets: Sequence[Answer]) -> str:
         counted(LOOPS, sets[2]),
         counted(TRAINERS, sets[3]),
     )
-    return "".join(head + table(each) + "\n" for head, each in zip(heads, sets, strict=True))
+    tables = (head + table(each) + "\n" for head, each in zip(heads, sets, strict=True))
+    return "".join(tables) + BLIND
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from aprfmt.causes.training.gradient_case import GradientCase
+from aprfmt.causes.training.gradient_layout import guess_wrong_blocks
 from aprfmt.errors import UsageError
 from aprfmt.model.renames import parse_rename
 from aprfmt.training.step import explain_step
@@ -122,3 +124,32 @@ def test_no_clipping_is_said_that_gives_some_parameters_alone(tmp_path: Path) ->
     report = made.report(tmp_path)
     assert [(one.cause, len(one.roles)) for one in report.causes] == [("betas", len(weights()))]
     assert not [note for note in report.notes if "clipped" in note]
+
+
+def test_blocks_of_experts_are_no_heads() -> None:
+    """Seen red: `head 1` of stacked experts, of a model with as many heads."""
+    computed = np.random.default_rng(3).standard_normal((4, 60))
+    given = computed * np.array([[1.0], [0.5], [1.0], [1.0]])
+    sizes = {"n_heads": 4, "n_experts": 4}
+    for key, what in (("L0.ffn_up_exps.weight", "expert 1"), ("L0.attn_q.weight", "head 1")):
+        case = GradientCase(key, given, computed, sizes=sizes)
+        (found,) = guess_wrong_blocks(case)
+        assert found.says == f"the gradient of some blocks is another one: {what}: 0.5 times"
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (slice(32, 64), "part 2 of 2 of the rows did not move, as of a shard"),
+        (slice(16, 32), "part 2 of 4 of the rows did not move, as of a shard"),
+        (slice(30, 62), "many rows did not move"),
+        (slice(2, 4), "rows did not move: 2, 3"),
+    ],
+)
+def test_the_shard_that_stood_still_is_said(rows: slice, says: str, tmp_path: Path) -> None:
+    """Seen red: `many rows did not move`, of the second of two ranks."""
+    (after,), _ = torch_steps(adamw_all)
+    after[Q1][rows] = weights()[Q1][rows]
+    report = Made(after, ADAMW, grads=gradients(1)).report(tmp_path)
+    assert [one.cause for one in report.causes] == ["rows_frozen"]
+    assert report.causes[0].says.endswith(says)

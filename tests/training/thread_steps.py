@@ -285,13 +285,17 @@ def amsgrad(folder: Path) -> dict[str, Any]:
     }
 
 
-def rank_stabilized_unsaid(folder: Path) -> dict[str, Any]:
-    """Write gradients of an adapter scaled by alpha / sqrt(r), whose file says alpha / r."""
-    batch = batch_of()
-    grads = {n: g for n, g in backward(lora_of(True), batch).items() if "lora_" in n}
-    given = written(folder, model_of("llama"), batch) | with_gradients(folder, grads)
-    lora_of(False).save_pretrained(folder / "adapter")
-    return given | {"adapter": folder / "adapter"}
+def rank_stabilized(trained: bool, said: bool) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes the files of an adapter scaled by alpha / sqrt(r), or said to be so."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        batch = batch_of()
+        grads = {n: g for n, g in backward(lora_of(trained), batch).items() if "lora_" in n}
+        given = written(folder, model_of("llama"), batch) | with_gradients(folder, grads)
+        lora_of(said).save_pretrained(folder / "adapter")
+        return given | {"adapter": folder / "adapter"}
+
+    return make
 
 
 THREAD_FAULTS = (
@@ -383,7 +387,8 @@ THREAD_FAULTS = (
     JudgedStep(
         "rank_stabilized_unsaid",
         "the adapter is scaled by alpha/sqrt(r), its file says alpha/r",
-        rank_stabilized_unsaid,
+        rank_stabilized(True, False),
+        cause="adapter_scale",
         named="sqrt|root|stabili",
         where="lora",
     ),

@@ -26,17 +26,28 @@ from tests.training.judged_steps import (
     adamw,
     backward,
     batch_of,
+    clip,
     clip_parts,
     gradient_step,
     lora,
     matrices_and_rest,
     model_of,
+    packed,
     taken,
     with_gradients,
     written,
 )
 from tests.training.steps import save_arrays
-from tests.training.thread_steps import Batch, direction, left_padded, rule_step, scaled, sgd
+from tests.training.thread_steps import (
+    Batch,
+    direction,
+    left_padded,
+    rank_stabilized,
+    row_of,
+    rule_step,
+    scaled,
+    sgd,
+)
 
 
 def without_layers(grads: Grads) -> Grads:
@@ -312,7 +323,80 @@ def scheduled_groups(last: float, frozen: str = "") -> Callable[[Path], dict[str
     )
 
 
+def layer_of_one_row(folder: Path) -> dict[str, Any]:
+    """Write gradients of which those of layer 1 are of the first row: a rank alone."""
+    model, batch = model_of("llama"), batch_of()
+    alone = backward(model, row_of(batch, 0))
+    grads = {n: alone[n] if ".layers.1." in n else g for n, g in backward(model, batch).items()}
+    return written(folder, model, batch) | with_gradients(folder, grads)
+
+
+def clipped_by_kind(folder: Path) -> dict[str, Any]:
+    """Write step 3 of AdamW with the state of before it; matrices and norms clipped apart."""
+    model, batch = tiny("llama", tied=False), batch_of()
+    made = adamw()(model)
+    for step in (1, 2, 3):
+        grads = backward(model, batch)
+        if step == 3:
+            given = written(folder, model, batch) | with_gradients(folder, grads)
+            torch.save(made.state_dict(), folder / "optimizer.pt")
+            clip_parts(0.1, lambda _, p: p.ndim > 1)(model)
+        made.step()
+    model.save_pretrained(folder / "after")
+    del given["batch"]
+    files = {"after": folder / "after", "optimizer_state": folder / "optimizer.pt"}
+    return given | files | {"optimizer": f"{RULE},step=3,clip=0.1"}
+
+
 TRAINER_RELATIVES = (
+    JudgedStep(
+        "clipped_by_kind",
+        "matrices and norms are clipped by their own norms, in step 3 of AdamW",
+        clipped_by_kind,
+        cause="clip_by_tensor",
+        named="clip_by_tensor.*of (matrices|vectors).* that they have together",
+        where=".",
+    ),
+    JudgedStep(
+        "norm_of_four_copies",
+        "the norm that clips to 0.5 is that of four copies of the gradients: half of the step",
+        taken(sgd, "sgd:lr=0.1,clip=0.5", before_step=clip(0.25)),
+        cause="step_factor",
+        named="step_factor.*as of 4 copies",
+        where=".",
+    ),
+    JudgedStep(
+        "rank_stabilized_untrained",
+        "the adapter is scaled by alpha/r, its file says alpha/sqrt(r)",
+        rank_stabilized(False, True),
+        cause="adapter_scale",
+        named="adapter_scale.*over the root of r",
+        where="lora",
+    ),
+    JudgedStep(
+        "edge_scored",
+        "the first token of the second document of a packed row is scored",
+        lambda folder: packed(folder, edge=True),
+        cause="other_labels",
+        named="other_labels.*first token of each document",
+        where=".",
+    ),
+    JudgedStep(
+        "edge_scored_and_joined",
+        "the same, and the documents of the row see each other",
+        lambda folder: packed(folder, edge=True, cached=True),
+        cause="other_labels",
+        named="other_labels.*first token of each document.*attend to each other",
+        where=".",
+    ),
+    JudgedStep(
+        "layer_of_one_row",
+        "layer 1 has the gradient of the first row alone: not reduced over ranks",
+        layer_of_one_row,
+        cause="samples_left_out",
+        named="samples_left_out.*of 3 samples number 2, 3 are not in it: all other gradients",
+        where=r"^L1\.",
+    ),
     JudgedStep(
         "clipped_by_layer",
         "each layer, and what is outside them, is clipped to 0.5 by its own norm",

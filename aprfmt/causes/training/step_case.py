@@ -30,7 +30,7 @@ FAINT = 0.05  # of the stated decay: less is none, as epsilon and weight are not
 SHORT = 5e-3  # what epsilon takes away from the longest steps
 CLEAN = 5e-3  # of the longest step: what those that measure its length may lack
 ENOUGH = 64  # rounds of a search that ends exactly, mostly after ten
-MANY = 256  # elements that moved, in which roundings of another order show
+TELLING = 10.0  # elements of which arithmetic in few bits would have made other ones
 KNOWN, NEAR = 16, 0.25  # elements, and of half a spacing: what shows that they were not rounded
 USUAL = 0.2  # share of elements whose step has the size of all others, in a first step
 
@@ -44,10 +44,10 @@ class StepCase:
     relative error of each number of gradient and moments, `blur` the absolute error of each of the
     gradient. `rows` [n] are the numbers of the rows that the elements are in. `shape` is that of
     the whole parameter where all its elements are here, in order. `others` are numbers that
-    are not of these elements: `norm` of all gradients, `own_norm` of this one, `rate` of its group
-    in the state, `unclipped` where no unstated clipping was made, `decoupled` 0.0 where the state
-    has the decay in the gradient, `factor` and `decay_factor` that were measured on another
-    parameter.
+    are not of these elements: `norm` of all gradients, `own_norm` of this one, `kind_norm` of all
+    matrices or all vectors, `rate` of its group in the state, `unclipped` where no unstated
+    clipping was made, `decoupled` 0.0 where the state has the decay in the gradient, `factor` and
+    `decay_factor` that were measured on another parameter.
     """
 
     key: str
@@ -467,25 +467,29 @@ class Fit:
         return bool((off <= ONCE * width + 2 * UNIT[encoding] * np.abs(self.update.step)).all())
 
     @cached_property
-    def held(self) -> str:
-        """What the weights were stepped in: "finer" than they are stored, "stored", or "" (open).
+    def held_counts(self) -> tuple[int, float, int, int]:
+        """How many of the elements tell what the weights were stepped in, as `held_in` takes them.
 
-        Told by elements that the step moves. Finer arithmetic rounds once, to the bits of the
-        prediction, and a finer copy that had more bits before gives some another spacing. In the
-        stored type moments, root, quotient and sum are rounded each, which few elements show.
+        (Elements that the step moves, those of them that arithmetic in the stored type would round
+        otherwise at least, those that are other ones, and those further off than it puts them.)
+        Zeros unless both sides are in the same type, BF16 or F16, and the gradient or the moments
+        are known.
         """
         case, encoding = self.case, self.case.encodings[1]
         if not case.coarse or case.encodings[0] != encoding or case.signs:
-            return ""
+            return 0, 0.0, 0, 0
         moves = self.stored != case.before
-        if np.count_nonzero(moves) < MANY:
-            return ""
-        if (self.stored == case.after)[moves].mean() >= EXACT:
-            return "finer"
         width = float_spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
-        off = np.abs(case.change - self.update.whole)
-        once = off <= ONCE * width + ROUNDED * UNIT[encoding] * np.abs(self.update.step)
-        return "stored" if once.mean() >= EXACT else "finer"
+        step = np.abs(self.update.step)
+        far = (
+            np.abs(case.change - self.update.whole) > ONCE * width + ROUNDED * UNIT[encoding] * step
+        )
+        due = UNIT[encoding] / 2 * float((step / width)[moves].sum())
+        other = moves & (self.stored != case.after)
+        return (
+            int(np.count_nonzero(moves)), due, int(np.count_nonzero(other)),
+            int(np.count_nonzero(far)),
+        )  # fmt: skip
 
     @property
     def shows(self) -> bool:
@@ -521,6 +525,20 @@ def _shares(
         low, high = (lows - room_left)[idle], (highs + room_left)[idle]
     least, most = float(low.max()), float(high.min())
     return (least, most) if least <= most else None
+
+
+def held_in(moved: int, due: float, other: int, far: int) -> str:
+    """Return what weights were stepped in: "finer" than they are stored, "stored", or "" (open).
+
+    By sums of `Fit.held_counts`. A finer copy that had more bits before gives some elements another
+    spacing. Without them finer arithmetic rounds once, to the bits of the prediction; in the stored
+    type moments, root, quotient and sum are rounded each.
+    """
+    if far >= max(FEWEST, (1 - EXACT) * moved):
+        return "finer"
+    if due < TELLING:
+        return ""
+    return "finer" if other <= due / 8 else "stored"
 
 
 def is_one(factor: float, deviation: float) -> bool:
