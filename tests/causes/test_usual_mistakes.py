@@ -46,6 +46,41 @@ def test_usual_mistakes_can_be_listed_and_made(base: str) -> None:
     assert not any(usual.change.drop or usual.change.general for usual in found)
 
 
+@pytest.mark.parametrize(
+    ("base", "name", "tried"),
+    [
+        ("gemma3", "sliding_window", lambda n: {None, n - 1, n + 1, n // 2, 2 * n}),
+        ("gemma2", "attn_softcap", lambda n: {None, 30.0, 50.0}),
+        ("gemma2", "final_softcap", lambda n: {None, 30.0, 50.0}),
+        ("deepseek_v32", "index_topk", lambda n: {n - 1, n + 1, n // 2, 2 * n}),
+        ("minimax_m3_vl", "index_topk", lambda n: {n - 1, n + 1, n // 2, 2 * n}),
+        ("minimax_m3_vl", "index_block", lambda n: {n - 1, n + 1, n // 2, 2 * n}),
+        ("minimax_m3_vl", "index_local_blocks", lambda n: {0, n - 1, n + 1}),
+        ("gemma3", "window_layers", None),
+        ("cohere2", "rope_layers", lambda own: {(True,) * len(own)}),
+    ],
+)
+def test_the_numbers_that_are_tried_are_neighbours_of_the_models(
+    base: str, name: str, tried: Any
+) -> None:
+    """Its half and its double, the next and the one before, and none that the model has."""
+    with patched_model(base) as patched:
+        own = patched.hp[name]
+        found = [
+            usual.change.values[name]
+            for usual in usual_mistakes(patched)
+            if list(usual.change.values) == [name]
+        ]
+    if tried is None:  # all layers, the others, and those of a count that begins one off
+        flipped = tuple(not one for one in own)
+        moved = {own[1:] + own[:1], own[-1:] + own[:-1]}
+        expected = {(True,) * len(own), flipped, *moved} - {own}
+    else:
+        expected = {each for each in tried(own) if each != own and (each is None or each != 0
+                    or name == "index_local_blocks")}  # fmt: skip
+    assert len(found) == len(set(found)) and set(found) == expected
+
+
 def first_of_each_kind(found: list[UsualMistake]) -> list[UsualMistake]:
     """Return the first rows that one function makes of one part of the model."""
     kinds: Counter[Any] = Counter()
