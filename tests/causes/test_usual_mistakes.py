@@ -44,6 +44,12 @@ def test_usual_mistakes_can_be_listed_and_made(base: str) -> None:
         made = [usual.change.make(patched, usual.layers) for usual in found]
     assert len(found) > 60 and all(isinstance(each, PatchedModel) for each in made)
     assert not any(usual.change.drop or usual.change.general for usual in found)
+    parts = {part for usual in found for part in usual.change.where}  # names, no sentences
+    assert parts and not any(" " in part for part in parts)
+    shards = "in the sum of {} over devices shard 1 of 2 is left out"
+    if base in ("llama", "gpt2", "mixtral"):
+        said = {usual.change.says for usual in found}
+        assert {shards.format(each) for each in ("attention", "the MLP")} <= said
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,7 @@ def test_usual_mistakes_can_be_listed_and_made(base: str) -> None:
         ("minimax_m3_vl", "index_topk", lambda n: {n - 1, n + 1, n // 2, 2 * n}),
         ("minimax_m3_vl", "index_block", lambda n: {n - 1, n + 1, n // 2, 2 * n}),
         ("minimax_m3_vl", "index_local_blocks", lambda n: {0, n - 1, n + 1}),
+        ("mixtral", "n_experts_used", lambda n: {1, n - 1, n + 1, 2 * n}),  # of four
         ("gemma3", "window_layers", None),
         ("cohere2", "rope_layers", lambda own: {(True,) * len(own)}),
     ],
