@@ -415,10 +415,15 @@ def rotated_element_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _rotate_elements(at: Array) -> Patch:
-    """Return a patch function: rope rotates only the elements `at` (int array) of a head."""
+    """Return a patch function: rope rotates only the elements `at` (int array) of a head.
+
+    Narrower heads than that, such as an indexer's, are rotated as they were.
+    """
 
     def override(op: Any, at_: Any, x: Any, table: Any, **kwargs: Any) -> Any:
         """Return `x` with only these elements rotated."""
+        if x.shape[-1] <= int(at.max()):
+            return op(x, table, **kwargs)
         y = np.array(x)
         y[..., at] = op(np.ascontiguousarray(x[..., at]), table, **kwargs)
         return y
