@@ -41,7 +41,7 @@ from aprfmt.diagnosis.paired_pass import compare_passes
 from aprfmt.diagnosis.probes import POSITIONS, DifferingRows
 from aprfmt.diagnosis.records import Touched
 from aprfmt.diagnosis.relations import relation_text
-from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps
+from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps, may_act
 from aprfmt.diagnosis.words import titled_lines
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas
@@ -935,3 +935,42 @@ def test_statistics_may_differ_as_the_coarser_of_two_runs_does(dtypes: tuple[str
     bound = statistics_evidence._stats_bound(a, b, "L0.q")
     assert bound == tolerances.statistics_tolerance("bfloat16", "bfloat16")
     assert bound > tolerances.statistics_tolerance("float32", "float32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "calls", "point", "acts"),
+    [
+        ({"hp": "other"}, (), "q", True),
+        ({"spec": "other"}, (), "q", True),
+        ({}, ("linear",), "q", False),
+        ({"overrides": {"linear": (1, 2)}}, ("linear",), "q", True),
+        ({"overrides": {"linear": (1, 2)}}, ("add",), "q", False),
+        ({"overrides": {"linear": (1,)}}, ("linear",), "q", False),  # it was overridden before
+        ({"positions": (1, 2)}, ("rope",), "q", True),
+        ({"positions": (1, 2)}, ("embed",), "embd", True),
+        ({"positions": (1, 2)}, ("linear",), "q", False),
+        ({"taps": {"x": 1}}, ("add_weighted",), "out", True),
+        ({"taps": {"x": 1}}, ("linear",), "q", False),
+    ],
+)
+def test_a_change_may_act_where_it_replaces_what_the_point_was_made_of(
+    changes: dict[str, Any], calls: tuple[str, ...], point: str, acts: bool
+) -> None:
+    """Seen red: the model's numbers held against themselves, an older override for a new one."""
+    usual: dict[str, Any] = {
+        "hp": "own", "spec": "own", "overrides": {"linear": (1,)}, "positions": None, "taps": {},
+        "replaced": (), "weights": {},
+    }  # fmt: skip
+    before = SimpleNamespace(**usual)
+    after = SimpleNamespace(**{**usual, **changes})
+    view = SimpleNamespace(
+        point=point, calls=[SimpleNamespace(op=op, weights=(), vectors=()) for op in calls]
+    )
+    case: Any = SimpleNamespace(patched=before, view=view)
+    change: Any = SimpleNamespace(make=lambda patched, layers: after)
+    assert may_act(case, change, None) is acts
+
+    def impossible(patched: Any, layers: Any) -> Any:
+        raise KeyError("no such weight")
+
+    assert may_act(case, SimpleNamespace(make=impossible), None) is False  # type: ignore[arg-type]

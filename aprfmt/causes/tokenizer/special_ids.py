@@ -31,14 +31,14 @@ CAUSE_ROWS = (
     ),
     Cause(
         "add_eos", "identity", "bug",
-        "EOS is put behind a text on one side only.",
+        "EOS is put after a text on one side only.",
         "`add_eos_token`, or the post-processor.",
     ),
     Cause(
         "frame", "identity", "bug",
         "Other ids are put around a text: another token's id, one of them twice, or one that is "
         "neither BOS nor EOS lost.",
-        "The ids that the post-processor or the lists put before and behind a text, in their "
+        "The ids that the post-processor or the lists put before and after a text, in their "
         "order; two spellings of the same ids are no difference. Also a text that a template puts "
         "twice or drops, and what stands between two texts.",
     ),
