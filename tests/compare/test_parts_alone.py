@@ -12,17 +12,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from aprfmt.cli import diff
 from aprfmt.compare.short_answer import COMMANDS, LINES, short_answer
 from aprfmt.diagnosis import forward, models
 from aprfmt.diagnosis.stored_names import _damage_sentence
-from aprfmt.errors import FormatError
+from aprfmt.errors import ArchError, FormatError
 from aprfmt.formats.pytorch import FORMAT as PYTORCH
 from aprfmt.measure import trace_rows
 from aprfmt.measure.distances import relative_share
-from aprfmt.measure.named_causes import fixed_name, short_keys, surplus_command
+from aprfmt.measure.named_causes import (
+    _ROWS,
+    _table_correlation,
+    fixed_name,
+    short_keys,
+    surplus_command,
+)
 from aprfmt.measure.records import FieldDiff
+from aprfmt.measure.requantization import RequantizationOracle
 from aprfmt.measure.sampling import DifferingRange, SampleReport
 from aprfmt.measure.texts import _stored_tokenizer
 from aprfmt.measure.trace_rows import TraceOnSharedRows
@@ -276,3 +284,63 @@ def test_a_finding_of_both_sides_is_the_same_in_all(
     same = (cause, values, where) == ("a", {"x": 1}, ("w",))
     assert forward.shared_findings([mine], [other]) == ([mine] if same else [])
     assert forward._is_same_cause(mine, other) is (values == {"x": 1})
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+@pytest.mark.parametrize(
+    "key", ["output.weight", "token_embd.weight", "output_norm.weight", "L0.attn_v.bias"]
+)
+def test_only_a_tied_head_is_the_embedding_of_a_base(key: str, tied: bool | None) -> None:
+    """What quantizers store apart is made of the embedding; another missing tensor of nothing."""
+
+    class Hyper(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            raise ArchError("unknown")
+
+    roles = {name: name for name in ("token_embd.weight", "output_norm.weight")}
+    hyper = Hyper() if tied is None else Hyper(tied_embeddings=tied)
+    base: Any = SimpleNamespace(find=roles.get, roles=roles, hyper=hyper)
+    head = "token_embd.weight" if tied else None
+    oracle: Any = RequantizationOracle(base)
+    assert oracle.base_tensor(key) == (head if key == "output.weight" else roles.get(key))
+    roles["output.weight"] = "its own"
+    assert oracle.base_tensor("output.weight") == "its own"
+
+
+@pytest.mark.parametrize("rows", [1, 2, _ROWS, _ROWS + 3])
+def test_tables_are_alike_by_their_first_rows(rows: int) -> None:
+    """All of them, the first too; what comes after the sample is not read."""
+    random = np.random.default_rng(rows)
+    x, y = random.normal(size=(2, rows, 8))
+    x[0], y[0] = 5 * x[0], 5 * x[0] + y[0]
+
+    def stored(table: Any) -> Any:
+        return SimpleNamespace(shape=table.shape, rows=lambda a, b: table[a:b])
+
+    model: Any = SimpleNamespace(roles={"x": stored(x), "y": stored(y), "z": stored(x[:, :4])})
+    a, b = x[:_ROWS], y[:_ROWS]
+    wanted = (a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum())
+    assert _table_correlation(model, "x", "y") == pytest.approx(wanted, rel=1e-12)
+    assert _table_correlation(model, "x", "x") == pytest.approx(1.0)
+    assert _table_correlation(model, "x", "z") == _table_correlation(model, "x", "none") == 0.0
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".ckpt", ".bin"])
+@pytest.mark.parametrize("known", [0, 2, 3, 4])
+@pytest.mark.parametrize("config", [None, {}, "no folder"])
+def test_a_saved_state_has_the_names_of_a_model_with_a_configuration(
+    config: Any, known: int, suffix: str, tmp_path: Path
+) -> None:
+    """A file of torch.save of which most tensors have published names; a file of a model has not.
+
+    Without a configuration nothing says what the names are.
+    """
+    path = tmp_path / f"state{suffix}"
+    names = [f"w{i}" if i < known else f"own{i}" for i in range(4)]
+    torch.save({name: torch.zeros(2) for name in names}, path)
+    folder = None if config == "no folder" else SimpleNamespace(config=config)
+    published: Any = SimpleNamespace(
+        folder=folder, source=SimpleNamespace(tensors={f"w{i}": 0 for i in range(9)})
+    )
+    wanted = config == {} and known > 2 and suffix != ".bin"
+    assert engine_state.is_saved_state(path, published) is wanted
