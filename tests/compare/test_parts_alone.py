@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from aprfmt.causes import CAUSES
 from aprfmt.cli import diff
+from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.short_answer import COMMANDS, LINES, short_answer
 from aprfmt.diagnosis import forward, models
 from aprfmt.diagnosis.stored_names import _damage_sentence
@@ -22,8 +24,10 @@ from aprfmt.errors import ArchError, FormatError
 from aprfmt.formats.pytorch import FORMAT as PYTORCH
 from aprfmt.measure import trace_rows
 from aprfmt.measure.distances import relative_share
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
     _ROWS,
+    LOST,
     _table_correlation,
     fixed_name,
     short_keys,
@@ -344,3 +348,31 @@ def test_a_saved_state_has_the_names_of_a_model_with_a_configuration(
     )
     wanted = config == {} and known > 2 and suffix != ".bin"
     assert engine_state.is_saved_state(path, published) is wanted
+
+
+@pytest.mark.parametrize(
+    ("cause", "confirmed", "values", "mended"),
+    [
+        ("transpose", True, {}, True),
+        ("transpose", False, {}, False),
+        (sorted(LOST)[0], False, {}, True),
+        ("nonfinite", False, {}, False),
+        ("nonfinite", False, {"nonfinite": {"w": {"a": 0, "both": 0}}}, True),
+        ("nonfinite", False, {"nonfinite": {"w": {"a": 1, "both": 0}}}, False),
+    ],
+)
+@pytest.mark.parametrize("own", [False, True])
+def test_tensors_are_written_again_where_that_mends_them(
+    own: bool, cause: str, confirmed: bool, values: Any, mended: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A cause that is only located is mended by nothing; nor is a part that B alone has."""
+    monkeypatch.setattr(DiffReport, "_rewrite_command", "aprfmt convert A B")
+    finding = Finding(cause, "says", "tensor", "bug", ("w",), confirmed, values=values)
+    report = DiffReport(
+        "a", "b", (), (), (), (), findings=(finding,), own_parts=(cause,) if own else ()
+    )
+    (found,) = report.causes
+    bug = CAUSES[cause].verdict == "bug"
+    assert (found.remedy is not None) is (mended and bug and not own)
+    assert found.remedy is None or found.remedy.command == "aprfmt convert A B"
