@@ -100,9 +100,11 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
     """Return the short answer of `validate` as (text, style) lines.
 
     They are the verdict, what failed or was warned of, the checks that did not run, and the next
-    command. `against` is another copy of the file to compare with, or None.
+    command: one that mends all that failed, where there is one. `against` is another copy of the
+    file to compare with, or None.
     """
     from aprfmt.compare.short_answer import merge_similar_lines
+    from aprfmt.measure.named_causes import MENDS
 
     found = report.pronounced
     lines: list[Line] = []
@@ -117,10 +119,13 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
     if skipped:
         end.append((f"not run: {', '.join(skipped)}", "dim"))
     if found.exit:
-        tensors = [one.finding.where for one in report.findings if one.finding.level == "fail"]
-        end.append(
-            (f"next: {_next_command(report.subject, against, _first_tensor_name(tensors))}", "head")
-        )
+        failed = [one.finding for one in report.findings if one.finding.level == "fail"]
+        tensor = _first_tensor_name([one.where for one in failed])
+        mends = {one.todo for one in failed}
+        (only,) = mends if len(mends) == 1 else ("",)
+        command = only if only.startswith(MENDS) else ""
+        command = command or _next_command(report.subject, against, tensor)
+        end.append((f"next: {command}", "head"))
     lines.sort(key=lambda line: line[1] != STYLES["FAIL"])  # what fails comes before what is odd
     return [(found.says, STYLES[report.outcome]), *merge_similar_lines(lines), *end]
 

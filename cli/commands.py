@@ -33,7 +33,7 @@ GROUPS: Mapping[str, Mapping[str, CommandRow]] = {
             "aprfmt tree model.gguf --depth 2",
         ),
         "hex": CommandRow(
-            "hex", "Show header fields or decoded blocks beside their bytes.",
+            "hex", "Show header fields or decoded blocks next to their bytes.",
             "aprfmt hex q4.gguf blk.0.ffn_up --blocks 1",
         ),
         "cat": CommandRow(

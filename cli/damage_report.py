@@ -37,6 +37,9 @@ def damage_sentence(where: str, found: Sequence[Damage]) -> str:
     `where` is the file, `found` all its damage.
     """
     lost = len({name for one in found for name in one.tensors})
-    cost = f"{lost} tensor{'s' * (lost != 1)} cannot be read" if lost else "costs no tensor"
+    kinds = {one.kind for one in found}
+    cost = "packed weights cannot be decoded" if "codec" in kinds else "costs no tensor"
+    cost = "tensors are lost" if "truncated" in kinds else cost
+    cost = f"{lost} tensor{'s' * (lost != 1)} cannot be read" if lost else cost
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return f"{where}: is damaged, {cost}: {found[0].text}{more}; aprfmt validate says more"

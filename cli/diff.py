@@ -11,6 +11,7 @@ import click
 
 from aprfmt.base.budget import Budget
 from aprfmt.cli import html_page, options, output_format, render
+from aprfmt.cli.captured import refuse_captures
 from aprfmt.cli.damage_report import report_damage
 from aprfmt.cli.html_page import add_page
 from aprfmt.compare import DiffReport, diff
@@ -267,6 +268,8 @@ def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
 
     The line names the first difference of its kind, and counts the others.
     """
+    if report.other_model:
+        yield f"  {report.other_model}", "bad"
     known = {role for cause in report.causes for role in cause.roles}
     apart = [row for row in report.worst() if row.verdict not in (*EQUAL, "WITHIN")]
     left = [row for row in apart if row.key not in known]
@@ -538,6 +541,7 @@ def command(
         sample is not None or adapter is not None
     ):
         raise UsageError("--format sarif and junit list tensors: not with --sample or --adapter")
+    refuse_captures(a, b, arch=arch)
     # --sample and --adapter are comparisons of their own.
     if sample is not None:
         if base or imatrix or html or only or accept or budget:

@@ -1,5 +1,6 @@
 """`aprfmt hash`: ordered SHA-256 of every tensor; a manifest to find damage by."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 3  # tensors that a budget left and that are named
+_FAILURES = 8  # failures of a short answer
 
 
 class HashResult(TypedDict):
@@ -57,15 +59,43 @@ def show(body: HashResult, found: "Pronounced | None" = None) -> None:
         render.line(f"wrote {render.escape(body['written'])}")
 
 
+def answer(
+    body: HashResult, found: "Pronounced", manifest: "Path | None"
+) -> "list[tuple[str, str]]":
+    """Return the short answer of a comparison with a manifest as (text, style) lines.
+
+    They are the verdict, the first failures, and the command that mends a file by a good copy of
+    it; for a folder, or where nothing failed, the one that checks it.
+    """
+    rows = body.get("failures", ())
+    from aprfmt.measure.named_causes import fixed_name
+    from aprfmt.model.hf_folder import WEIGHTS
+
+    lines = [(found.says, {0: "good", 1: "bad", 2: "warn"}[found.exit])]
+    lines += [(f"  FAIL {row['key']}: {row['what']}", "bad") for row in rows[:_FAILURES]]
+    if len(rows) > _FAILURES:
+        lines.append((f"  ... {len(rows) - _FAILURES} more (--format human, --json)", "dim"))
+    if found.exit:
+        path = Path(body["model"])
+        todo = f"aprfmt validate {shlex.quote(str(path))}"
+        if rows and path.is_file() and path.name != WEIGHTS and isinstance(manifest, Path):
+            todo = (
+                f"aprfmt repair {shlex.quote(str(path))} --from SOURCE --manifest "
+                f"{shlex.quote(str(manifest))} -o {fixed_name(path)}"
+            )
+        lines.append((f"next: {todo}", "head"))
+    return lines
+
+
 @click.command("hash")
 @options.model()
 @options.tensor
 @click.option("--raw-only", is_flag=True, help="Stored bytes only; nothing is decoded.")
-@click.option("--write", is_flag=True, help="Write MODEL.aprfmt-hash.json beside the model.")
+@click.option("--write", is_flag=True, help="Write MODEL.aprfmt-hash.json next to the model.")
 @click.option(
     "--blocks", is_flag=True, help="With --write: SHA-256 of every MiB too, to repair by."
 )
-@click.option("--roles", is_flag=True, help="Write MODEL.aprfmt-roles.json beside the model: a "
+@click.option("--roles", is_flag=True, help="Write MODEL.aprfmt-roles.json next to the model: a "
               "digest of each parameter by the name an engine has for it.")  # fmt: skip
 @click.option("--ranks", type=options.WholeNumber(1), default=1, show_default=True, metavar="N",
               help="With --roles: of each tensor-parallel rank's share.")  # fmt: skip
@@ -131,7 +161,12 @@ def command(
         left = any("not_reached" in row for row in rows)
         return render.emit(body, 2 if left else damaged, lambda: show(body))
     code = 1 if found.exit == 1 else damaged or found.exit  # a difference beats what is broken
-    return render.emit({**body, **found.to_json()}, code, lambda: show(body, found))
+    return render.emit(
+        {**body, **found.to_json()},
+        code,
+        lambda: show(body, found),
+        answer=lambda: answer(body, found, check),
+    )
 
 
 def _write_role_manifest(path: Path, arch: str | None, ranks: int, force: bool) -> int:

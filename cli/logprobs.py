@@ -84,7 +84,7 @@ def compare_logprob_sides(
         verdict = table_verdict(table, str(loaded or reference))
         # Of a saved trace `diagnose` says why; an answer of a server has no points.
         saved = verdict.exit == 1 and loaded is None and isinstance(theirs, LogprobMatrix)
-        both = f"{shlex.quote(str(run.model.path))} {shlex.quote(str(reference))}"
+        both = f"{shlex.quote(str(reference))} {shlex.quote(str(run.model.path))}"
         commands = (f"aprfmt diagnose {both}",) if saved else ()
         body: dict[str, Any] = {
             "here": name, "reference": str(reference),

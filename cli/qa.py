@@ -7,6 +7,7 @@ import click
 
 from aprfmt.base.budget import Budget
 from aprfmt.cli import check_output, check_page, options, render, run_options
+from aprfmt.cli.captured import refuse_captures
 from aprfmt.cli.ci_reports import append_verdict_case, cases_of_gates
 from aprfmt.cli.html_page import add_page
 
@@ -44,7 +45,7 @@ class QaArguments(TypedDict):
     "--golden",
     type=options.FILE,
     metavar="FILE.json",
-    help="Prompts, answers and losses (default: golden.json beside it).",
+    help="Prompts, answers and losses (default: golden.json next to it).",
 )
 @click.option(
     "--random-weights",
@@ -106,6 +107,7 @@ def command(
     from aprfmt.inference.device import parse_run
 
     options.check_new(force, save_baseline, html)
+    refuse_captures(model, arch=where.arch)
     request, others = where.request(model), tuple(parse_run(text) for text in also)
     for choice in (request.choice, *others):
         choice.refuse_missing_gpu()  # before torch is imported, which takes seconds

@@ -82,6 +82,10 @@ def note_flag(context: click.Context, option: click.Parameter, value: bool) -> N
     context.meta[f"{__name__}.{option.name}"] = value
 
 
+_NEXT = "next: "
+_COMMANDS_SAID: set[str] = set()  # lines with the next commands that were printed
+
+
 def emit(
     body: Mapping[str, object],
     exit_code: int = 0,
@@ -94,7 +98,8 @@ def emit(
 
     `body` is the JSON, and `show` prints it for people. `cases` are what `--format sarif` and
     `junit` print, of a command that has them. `answer` returns the lines of the form for agents,
-    where `show` prints more than these. `written` is a result that only reports what was written,
+    where `show` prints more than these; its next commands follow in both forms where the answer is
+    no. `written` is a result that only reports what was written,
     which --quiet leaves out. Raises RemoteError where a file changed while it was read.
     """
     STATUS.end()
@@ -116,7 +121,11 @@ def emit(
         for text, style in shorten_answer(answer()):
             say(text, style=style)
     elif show is not None:
+        _COMMANDS_SAID.clear()
         show()
+        for text, style in answer() if answer is not None and exit_code else ():
+            if text.startswith(_NEXT) and text not in _COMMANDS_SAID:
+                say(text, style=style)
     if not is_flag_set("quiet"):
         for text in remote_notices():
             click.echo(escape(text), err=True)
@@ -187,6 +196,8 @@ def line(text: str = "", *, style: str = "") -> None:
 
 def say(text: str, *, style: str = "") -> None:
     """Print a line that may hold text of files; all of it is escaped, and long names shortened."""
+    if text.startswith(_NEXT):
+        _COMMANDS_SAID.add(text)
     line(escape(fit_names(text)), style=style)
 
 

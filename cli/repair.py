@@ -42,6 +42,36 @@ def remake_index(folder: Path, output: Path | None, force: bool) -> int:
     return render.emit(body, 0, show, written=True)
 
 
+def rewrite_by_index(folder: Path, output: Path | None, force: bool) -> int:
+    """Write a folder of shards anew by its index, print what was left out, and return exit code 0.
+
+    `output` is the new folder, which may exist with `force`.
+    """
+    from aprfmt.recovery.by_index import write_by_index
+
+    if output is None:
+        raise UsageError("name the folder to write with -o OUTPUT")
+    found = write_by_index(folder, output, force=force)
+    body = {
+        "broken": str(folder), "output": str(found.folder),
+        "index": {"tensors": found.tensors, "shards": list(found.shards)},
+        "removed": {name: list(each) for name, each in found.removed.items()},
+        "left_out": list(found.left_out),
+    }  # fmt: skip
+
+    def show() -> None:
+        """Print the tensors left out of each shard, the files left out, and the folder."""
+        for name, each in found.removed.items():
+            more = f" and {len(each) - 1} more" if len(each) > 1 else ""
+            render.say(f"{name}: without {each[0]}{more}, which the index names elsewhere")
+        for name in found.left_out:
+            render.say(f"left out: {name}")
+        shards = f"{found.tensors} tensors in {len(found.shards)} shards"
+        render.say(f"wrote {found.folder}: {shards}, each as the index says", style="good")
+
+    return render.emit(body, 0, show, written=True)
+
+
 def complete_file(
     broken: Path, copy: Path, output: Path, manifest: Path | None, compare: bool, force: bool
 ) -> int:
@@ -132,10 +162,16 @@ def salvage_file(broken: Path, output: Path, force: bool) -> int:
     help="BROKEN is a folder of shards: make its index anew from what they hold.",
 )
 @click.option(
+    "--by-index",
+    is_flag=True,
+    help="BROKEN is a folder of shards: write it to the folder OUTPUT, each tensor in the shard "
+    "alone that the index names.",
+)
+@click.option(
     "--manifest",
     type=options.PathOrAddress(),
     metavar="FILE",
-    help="What `aprfmt hash --write` wrote of the good file; default: beside one of the two.",
+    help="What `aprfmt hash --write` wrote of the good file; default: next to one of the two.",
 )
 @click.option(
     "--compare",
@@ -150,6 +186,7 @@ def command(
     copy: Path | None,
     output: Path | None,
     index: bool,
+    by_index: bool,
     manifest: Path | None,
     compare: bool,
     partial: bool,
@@ -160,11 +197,17 @@ def command(
     What is wrong is known from the headers, the manifest (to the tensor, with `hash --blocks` to
     the MiB), or the comparison. Bytes that nothing speaks of are taken as they are, with a warning;
     where the digest of the whole file is known, nothing is written that does not have it.
-    --index replaces the index of a folder by one that fits its shards, and touches no shard.
+    --index replaces the index of a folder by one that fits its shards, and touches no shard;
+    --by-index writes shards that fit the index, without stale copies of tensors.
     """
-    if index:
+    if index and by_index:
+        raise UsageError("--index makes the index fit the shards, --by-index these fit it: one")
+    if index or by_index:
         if copy is not None or partial or manifest is not None or compare:
-            raise UsageError("--index reads the shards alone; leave --from and the others out")
+            option = "--index" if index else "--by-index"
+            raise UsageError(f"{option} reads the shards alone; leave --from and the others out")
+        if by_index:
+            return rewrite_by_index(broken, output, force)
         return remake_index(broken, output, force)
     if output is None:
         raise UsageError("name the file to write with -o OUTPUT")

@@ -6,6 +6,7 @@ import click
 
 from aprfmt.base.budget import Budget
 from aprfmt.cli import check_output, check_page, options, render
+from aprfmt.cli.captured import refuse_captures
 from aprfmt.cli.ci_reports import append_verdict_case, cases_of_validation
 from aprfmt.cli.html_page import add_page
 
@@ -49,6 +50,7 @@ def command(
     from aprfmt.checks import validate
 
     options.check_new(force, html)
+    refuse_captures(model, arch=arch)
     with render.ProgressLine("validate", "bytes") as progress:
         report = validate(
             model,

@@ -1,4 +1,4 @@
-"""A trainer's batch: token ids, labels and mask of an .npz, and the loss of every row.
+"""A trainer's batch: token ids, labels and mask of a file of arrays, and the loss of every row.
 
 Rows and tokens are counted from 0; row t of the logits predicts token t + 1. A label below 0
 (-100 in transformers and torch) is not scored.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UsageError
-from aprfmt.inference.engines.npz import NpzFile
+from aprfmt.inference.engines.captures import Captures, read_array_file
 from aprfmt.inference.loss import log_probabilities, rows_at_once
 from aprfmt.inference.session import Numbers, Session
 
@@ -136,33 +136,34 @@ class ScoredSample:
 
 
 def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
-    """Return the batch of an .npz: ids, labels, mask and logits.
+    """Return the batch of a file (.npz, .safetensors, or torch.save's): ids, labels, mask, logits.
 
+    Arrays that a .pt nests in others, as a tokenizer's result does, are known by their last name.
     Without labels all tokens of the mask are labels. `ends` are the model's ids that end a turn or
     a text. Raises FormatError for arrays that do not form a batch, and for labels that are not
     tokens of the ids at one distance.
     """
     with ExitStack() as stack:
-        file = NpzFile(path, stack)
+        file = _open_arrays(path, stack)
         found = {name: _read_array(file, name, known) for name, known in NAMES.items()}
         packed = {
-            name: file.read(name)
+            name: held
             for name in (*POSITIONS, *LENGTHS, *DOCUMENTS)
-            if name in file.arrays
+            if (held := _read_array(file, name, (name,))) is not None
         }
         factors = {
-            name: _factor(path, name, file.read(name))
+            name: _factor(path, name, held)
             for name in (BALANCE, Z_LOSS)
-            if name in file.arrays
+            if (held := _read_array(file, name, (name,))) is not None
         }
         names = {name for known in NAMES.values() for name in known} | set(packed) | set(factors)
-        unread = tuple(sorted(set(file.arrays) - names))
+        unread = tuple(sorted(name for name in file.shapes if _own_name(name) not in names))
     # The ids, and a mask whose padding is at the ends of rows only.
     ids = found["ids"]
     if ids is None:
         raise FormatError(
-            f"{path}: holds {', '.join(sorted(file.arrays)[:8]) or 'nothing'}; expected an array "
-            f"{' or '.join(NAMES['ids'])}"
+            f"{path}: holds {shorten(', '.join(sorted(file.shapes)[:8]), 200) or 'no array'}; "
+            f"expected an array {' or '.join(NAMES['ids'])}"
         )
     ids = _check_integers(path, "ids", ids)
     _check_vocabulary(path, ids, vocab)
@@ -318,12 +319,42 @@ def _document_starts(
     return flat.reshape(mask.shape)
 
 
-def _read_array(file: NpzFile, name: str, known: tuple[str, ...]) -> Numbers | None:
+def _open_arrays(path: Path, stack: ExitStack) -> Captures:
+    """Return the arrays of a batch's file, with the single numbers of a .pt as arrays of their own.
+
+    Raises FormatError for a file that holds no arrays, and for a .pt with lists in their place.
+    """
+    file = read_array_file(path, stack)
+    numbers = {
+        name: np.asarray(value)
+        for name, value in file.values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    arrays = {name for known in NAMES.values() for name in known}
+    for name, value in file.values.items():
+        listed = [part for part in name.split(".") if part in arrays]
+        if listed and value is not None:
+            raise FormatError(f"{path}: {listed[0]} is no tensor; save it as torch.tensor(...)")
+
+    def read(name: str) -> Numbers:
+        """Return an array of the file, or one of its numbers."""
+        return numbers[name] if name in numbers else file.read(name)
+
+    shapes = dict(file.shapes) | {name: () for name in numbers}
+    return replace(file, shapes=shapes, read=read)
+
+
+def _own_name(name: str) -> str:
+    """Return an array's name without the names of what holds it in a .pt."""
+    return name.rpartition(".")[2]
+
+
+def _read_array(file: Captures, name: str, known: tuple[str, ...]) -> Numbers | None:
     """Return the array of a file that has one of the `known` names, None if it has none.
 
     Raises FormatError if it has two; `name` is what messages call it.
     """
-    there = [key for key in known if key in file.arrays]
+    there = [key for key in file.shapes if _own_name(key) in known]
     if len(there) > 1:
         raise FormatError(f"{file.path}: holds {' and '.join(there)}; expected one array of {name}")
     return file.read(there[0]) if there else None

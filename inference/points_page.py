@@ -10,20 +10,22 @@ _HEAD = """# Capture points
 
 Printed from the table in `inference/points.py` by `python -m aprfmt.inference.points_page`.
 
-A point is a named place in the forward pass. Its key is `L3.attn_out`, or only the name for a
-whole-model point. Its value is the tensor as the next operation reads it, rows by token position.
-If an architecture makes a point always equal to another one (llama's `attn_contrib` is its
-`attn_out`), it is an alias; if the architecture has no such tensor, the point is absent. Absent is
-never zero.
+A point is a named place in the forward pass. Its key is `L3.attn_out` (layer 3), or only the name
+for a point of the whole model. Its value is the tensor as the next operation reads it, with a row
+for each token position. If an architecture makes a point always equal to another one (llama's
+`attn_contrib` is its `attn_out`), it is an alias. If the architecture has no such tensor, the
+point is absent. Absent is never zero.
 
 `aprfmt trace --list-points MODEL` prints the points of one model.
 
-Names of other engines: in **llama.cpp** a graph node by name and operation (`Qcur ROPE`), or the
-node that reads a weight, with any name (`MUL_MAT of attn_q.weight`); if several nodes fit, the last
-one. In **transformers** a module's path below the layer; `#in` is the module's input, `(qkv)` the
-part of a joined result, `[pre]` the block placement for which the name means this point; `#q_rope`
-and the like are keys of an `.npz`, and names in our hooks. In **apr** the stage of `--save-tensor`;
-a stage of several points holds them side by side.
+The last columns have the names of other engines:
+
+- **llama.cpp**: a graph node by name and operation (`Qcur ROPE`), or the node that reads a weight,
+  whatever its name (`MUL_MAT of attn_q.weight`). If several nodes fit, the last one
+- **transformers**: a module's path below the layer. `#in` is the module's input, `(qkv)` a part of
+  a joined result, `[pre]` the placement of norms for which the name means this point. `#q_rope`
+  and the like are keys of an `.npz`, and names in aprfmt's hooks
+- **apr**: the stage of `--save-tensor`. A stage of several points holds them next to each other
 
 """
 _CACHE = """
@@ -32,8 +34,9 @@ one, attention reads `k_rope` and `v`, and they are aliases of these.
 
 ## Slots
 
-Without `--points`, `trace --payload` records these points. Their names in `apr trace` are taken by
-`--points` too, and are `slot` in JSON; tables, pages and `--reference` have the points' own names:
+Without `--points`, `trace --payload` records these points. `--points` accepts their names in `apr
+trace` too. In JSON these names are `slot`. Tables, pages and `--reference` have the points' own
+names:
 
 """
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from aprfmt.base.deferred import DeferredField
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.inference.capture import SLOTS, key_name, parse_key
@@ -25,7 +26,8 @@ class Record:
     `shape` is that of the recorded values (`scores`: [heads, tokens, keys]), `positions` the token
     positions of their rows, None if not known (APRT). `dtype` is the arithmetic's. `form` says
     whether the layer's attention and biased products ran fused or step by step; None for
-    whole-model points. `sha256` is over the decoded values as digest.py defines it.
+    whole-model points. `sha256` is over the decoded values as digest.py defines it. `stats` are of
+    all recorded values; deferred ones are computed when they are first read.
     """
 
     point: str
@@ -35,7 +37,7 @@ class Record:
     dtype: str
     form: Form | None
     device: str
-    stats: Stats | None
+    stats: DeferredField[Stats | None] = DeferredField()
     sha256: str | None = None
 
     @property

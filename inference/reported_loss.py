@@ -96,7 +96,7 @@ MISTAKES: dict[str, LossMistake] = {
         LossMistake(
             "mask_ignored",
             "padding before the text is attended to, and positions count from it",
-            "pass the attention mask, and positions that begin behind the padding",
+            "pass the attention mask, and positions that begin after the padding",
         ),
         LossMistake(
             "documents_joined",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.data_frames import Row, Tabular
+from aprfmt.base.deferred import Deferred, DeferredField
 from aprfmt.base.notebook import ROWS, Card, Table
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
@@ -51,7 +52,7 @@ class Trace(Tabular):
     records: Mapping[str, Record]
     aliases: Mapping[str, str] = field(default_factory=dict)
     fetch: Callable[[str], Numbers | None] = lambda key: None
-    nonfinite: str | None = None
+    nonfinite: DeferredField[str | None] = DeferredField(None)
     masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     resolution: float = 0.0
     blocks: Callable[[str], ValueBlocks | None] = no_blocks
@@ -118,7 +119,7 @@ class Trace(Tabular):
             return None  # parts of unknown shape, or of other rows
         width = sum(part.count for part in parts) // rows if rows else 0
         slot = key.rpartition(".")[2]
-        stats = self.slot_stats(slot, first.layer)
+        stats = Deferred(lambda: self.slot_stats(slot, first.layer))
         return replace(first, point=slot, shape=(rows, width), stats=stats, sha256=None)
 
     def slot_stats(self, name: str, layer: int) -> Stats | None:

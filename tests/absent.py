@@ -1,4 +1,4 @@
-"""A library of the test extra that is not installed makes its tests NOT-RUN, not failures.
+"""A library of the test or oracles extra that is not installed makes its tests NOT-RUN.
 
 `conftest.py` imports the hooks. Only an import in the test itself, or in a library it uses, counts:
 the product has to report a missing library itself. Tests that run a backend of such a library
@@ -16,7 +16,7 @@ TESTS = Path(__file__).resolve().parent
 PRODUCT = tuple(TESTS.parent / name for name in ("aprfmt", "cli", "inference"))
 LIBRARIES = (
     "accelerate", "atheris", "bitsandbytes", "build", "compressed_tensors", "jsonschema",
-    "libgguf", "mkdocs", "mlx", "sentencepiece", "torch", "transformers", "zstandard",
+    "libgguf", "mkdocs", "mlx", "peft", "sentencepiece", "torch", "transformers", "zstandard",
 )  # fmt: skip
 
 # Tests of torch's backend, which they name and do not import.

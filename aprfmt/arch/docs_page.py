@@ -26,54 +26,76 @@ graphs that read its files (`src/models/*.cpp`).
 
 ## What is known
 
-Level `full`: names, shapes, layout, hyperparameters and the forward pass, on all backends (numpy,
-torch, cupy); float64 logits are within 1e-12 of transformers', every capture point too. Where keys
-tie at the edge of what an indexer chooses, the first are chosen, and `index_margin` is 0. PyTorch's
-topk on a CPU leaves open which it takes. Scores of few heads often tie at exactly 0. An encoder has
-no logits: `trace --points pooled` is its embedding, and `run`, `eval` and `parity` refuse it
-(exit 2). Level `names`: all but the forward pass, which is what `convert`, `diff`, `hash`,
-`validate` and `quantize` need; a tiny model of transformers' comes back from every format bit by
-bit. Commands that run a model refuse one of level `names` (exit 2). `mixtures` are those
-of `quantize` that a GGUF holds ([list](quantization.md)): they go by roles, not by architecture.
+A model type is known at one of two levels:
 
-`measured against`: transformers' float64 logits at every point (level `full`), or the bytes of its
-saved tiny model after GGUF or APR and back. `llama.cpp` is what its library made of our F32 file of
-that model: the relative distance of its logits, or of an encoder's embedding, to transformers';
-`loads` where there is nothing to compare; `-` without a GGUF form. Its GELU is the tanh form in a
-table of float16 values: with that table in transformers too, gpt2's 1.7e-04 becomes 2.7e-07 and
-falcon's 3.3e-04 3.4e-07; an input between two of its values leaves up to 1e-04. Where a sentence
-stands next to a distance, llama.cpp fixes something that the model type does otherwise: the tiny
-model was made to suit it, or differs by that. Files are refused for shapes that llama.cpp fixes;
-what a GGUF loses is the second table's last column.
+- `full`: names, shapes, layout, hyperparameters and the forward pass, on all backends (numpy,
+  torch, cupy)
+- `names`: all but the forward pass: `convert`, `diff`, `hash`, `validate` and `quantize` need no
+  more. Commands that run a model refuse it (exit 2)
 
-`llama.cpp` of a tower is what its libmtmd made of an image or a sound with the mmproj file: the
-distance of the rows given to the text. A tower that sees or hears is, with its projector, an
-architecture that `--arch` names: of a folder of gemma3, `convert FOLDER mmproj.gguf --arch
-gemma3_vision --drop 'language_model*'` writes what llama.cpp takes by `--mmproj`, and `--drop
-'vision_tower*' --drop 'multi_modal_projector*'` the text. `pixtral_vision` is that of `llava` with
-pixtral and of `mistral3` (llama.cpp also asks its file for the row of the text's token [IMG_BREAK]:
-without it, as `convert` says, none is loaded), `qwen2_vl_vision`, `qwen2_5_vl_vision` and
-`qwen3_vl_vision` those of the Qwen models that see (the last also of qwen3_vl_moe; they leave out
-`lm_head.weight` and `model.language_model*`, or `model.*` where the tower is below `visual.`
-alone), `qwen2_audio_tower` that of `qwen2_audio` and `voxtral_tower` that of `voxtral`. Files of
-other projectors are looked at, compared and copied by their tensors.
+Of a model of level `full`, float64 logits and every capture point are within 1e-12 of
+transformers'. A tiny model of level `names` that transformers made comes back from every format
+bit by bit.
+
+An encoder has no logits: `trace --points pooled` is its embedding, and `run`, `eval` and `parity`
+refuse it (exit 2). Where keys tie at the edge of what an indexer chooses, the first are chosen,
+and `index_margin` is 0. PyTorch's topk on a CPU leaves open which it takes. Scores of few heads
+often tie at exactly 0.
+
+The columns of the table:
+
+- `measured against`: transformers' float64 logits at every point (level `full`), or the bytes of
+  its saved tiny model after GGUF or APR and back.
+- `mixtures`: those of `quantize` that a GGUF holds ([list](quantization.md)). They depend on
+  roles, not on the architecture.
+- `llama.cpp`: what its library computed from a float32 GGUF of that model, as the relative
+  distance of its logits, or of an encoder's embedding, to transformers'. `loads`: there is nothing
+  to compare. `-`: there is no GGUF form. A sentence next to a distance says what llama.cpp fixes
+  and the model type does otherwise. The tiny model then suits llama.cpp, or differs by that. Files
+  are refused for shapes that llama.cpp fixes.
+
+llama.cpp's GELU is the tanh form in a table of float16 values. With that table in transformers
+too, gpt2's 1.7e-04 becomes 2.7e-07 and falcon's 3.3e-04 becomes 3.4e-07. An input between two of
+its values leaves up to 1e-04.
+
+### Vision and audio towers
+
+A tower that reads images or sound is, with its projector, an architecture that `--arch` names. Of
+a folder of gemma3, `convert FOLDER mmproj.gguf --arch gemma3_vision --drop 'language_model*'`
+writes the file that llama.cpp takes by `--mmproj`, and `--drop 'vision_tower*' --drop
+'multi_modal_projector*'` writes the text model. `llama.cpp` of a tower is the distance of the rows
+that its libmtmd gives to the text model.
+
+Towers, and the models that have them:
+
+- `pixtral_vision`: `llava` with pixtral, and `mistral3`. llama.cpp also asks the file for the row
+  of the text's token [IMG_BREAK]: without it, as `convert` says, it does not load the file
+- `qwen2_vl_vision`, `qwen2_5_vl_vision`, `qwen3_vl_vision`: the Qwen models of these names, the
+  last also of qwen3_vl_moe. Leave out `lm_head.weight` and `model.language_model*`, or `model.*`
+  if the tower is below `visual.` alone
+- `qwen2_audio_tower`: `qwen2_audio`
+- `voxtral_tower`: `voxtral`
+
+Files of other projectors are inspected, compared and copied by their tensors.
+
+### All model types
 
 """
 _DRAFTS = """
 ## Draft heads
 
-A head for multi-token prediction (MTP) is one more layer, which reads the model's hidden state of a
-token and the embedding of the next and guesses the one after it. `eval --draft` runs it and counts
-the guesses that the model itself would make, `trace --draft` shows its capture points. In a GGUF it
-is block `{N}`, the number of the model's layers, with `blk.{N}.nextn.*` next to the tensors of
-the layer, and `nextn_predict_layers` counts it; `convert` writes it so, as llama.cpp's converter
-does, and takes it back. Its roles are those of that layer in every format
+A head for multi-token prediction (MTP) is one more layer. It reads the model's hidden state of a
+token and the embedding of the next, and guesses the one after it. `eval --draft` runs it and
+counts the guesses that the model itself would make. `trace --draft` shows its capture points. In a
+GGUF it is block `{N}`, the number of the model's layers, with `blk.{N}.nextn.*` next to the
+tensors of the layer, and `nextn_predict_layers` counts it; `convert` writes it so, as llama.cpp's
+converter does, and takes it back. Its roles are those of that layer in every format
 (`L{N}.nextn.eh_proj.weight`).
 
 DeepSeek V4's head (`mtp.{I}.*`) is not one of these: two matrices join what it reads, and it has
-streams of its own. Nothing here runs it. Its tensors have no role: they are kept byte by byte
-between Hugging Face folders and APR files, compared by their names, and left out of a GGUF with
-`--drop 'mtp.*'`, as llama.cpp's converter leaves them out of the model's file.
+its own residual streams. aprfmt does not run it. Its tensors have no role: they are kept byte by
+byte between Hugging Face folders and APR files, compared by their names, and left out of a GGUF
+with `--drop 'mtp.*'`, as llama.cpp's converter leaves them out of the model's file.
 
 Names of the others in Hugging Face folders, `{I}` the head's number (embedding and head are the
 model's where it has none):

@@ -19,7 +19,7 @@ The normal form of the hyperparameter `rope_scaling` is None (no scaling) or a m
 import math
 from reprlib import repr as short_repr
 
-from aprfmt.arch.rope_gguf import read_gguf, write_gguf
+from aprfmt.arch.rope_gguf import lost_divisors_text, read_gguf, write_gguf
 from aprfmt.arch.rope_hf import HFRope, RopeDefaults, full_head_dim, write_hf
 from aprfmt.arch.spec import Facts, Found, HyperRule, Params
 from aprfmt.arch.value_checks import MAX_ROTATED, finite_number, positive_number
@@ -89,6 +89,10 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
             f"{said}{beside}; expected no such key: transformers makes frequencies "
             "of the part for an architecture that rotates whole heads, and fails"
         )
+
+    def check_scaling(value: Value, facts: Facts, hp: Params) -> str:
+        """Return a remark on what a file says of its scaling and does not have, else ""."""
+        return check_partial(value, facts, hp) or lost_divisors_text(facts)
 
     def read_rope_dim(facts: Facts, hp: Params) -> Found:
         """Return (rotated elements of a head, key) of config.json; None without the key."""
@@ -175,7 +179,7 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
             },
             default=None,
             default_in={"hf": rope.hf_default},
-            check=check_partial,
+            check=check_scaling,
         ),
         HyperRule(
             "rope_scaling_layers",

@@ -32,6 +32,17 @@ FREQS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _KEY = "{arch}.rope.scaling."
 
+# Values of a scaling in normal form -> what GGUF calls them, after its prefix; lists are tensors.
+_CALLED: Mapping[str, Mapping[str, str]] = {
+    "longrope": {"attention_factor": "attn_factor"},
+    "yarn": {
+        "attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast",
+        "beta_slow": "yarn_beta_slow", "mscale": "yarn_log_multiplier",
+        "mscale_all_dim": "yarn_log_multiplier",
+    },
+}  # fmt: skip
+_STORED = {"long_factor": LONG, "short_factor": SHORT, "factors": FREQS}
+
 # GGUF stores llama3 scaling as divisors only. These are the parameters of every llama 3.x release
 # (low_freq_factor, high_freq_factor, original_context_length); divisors that they explain are
 # read as llama3, all others as `factors`.
@@ -59,6 +70,18 @@ def llama3_divisors(scaling: Params, theta: float, dim: int) -> tuple[float, ...
             smooth = (original / wavelength - low) / (high - low)
             out.append(1 / ((1 - smooth) / factor + smooth))
     return tuple(out)
+
+
+def stored_scaling_name(kind: str, name: str, arch: str) -> str:
+    """Return the key, or the tensor, of a GGUF that has a value of a scaling in normal form.
+
+    `kind` is the scaling's type, `name` the value's name; a llama3 scaling is divisors alone.
+    `arch` begins the keys.
+    """
+    if kind in ("llama3", "proportional"):
+        return FREQS
+    key = _KEY.format(arch=arch) + _CALLED.get(kind, {}).get(name, name)
+    return _STORED.get(name, key)
 
 
 def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None, str] | None:
@@ -90,6 +113,27 @@ def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None,
     if factor != 1.0 and found is not None:
         return {"type": "linear", "factor": shortest_decimal(factor)}, found[1]
     return None if stated is None else (None, stated[1])
+
+
+def lost_divisors_text(facts: Facts) -> str:
+    """Return a remark where keys of a GGUF speak of longrope and its divisors are missing, else "".
+
+    llama.cpp then turns every pair as without a scaling.
+    """
+    missing = [name for name in (LONG, SHORT) if facts.vector(name) is None]
+    stated = facts.first(_KEY + "type")
+    said = stated if stated is not None and stated[0] == "longrope" else None
+    of_lists = [facts.first(_KEY + name) for name in ("attn_factor", "original_context_length")]
+    said = said or of_lists[0]
+    if facts.style != "gguf" or not missing or (said is None and len(missing) == 2):
+        return ""
+    what = f"{said[1]} is {said[0]}" if said is not None else f"there is a {LONG}"
+    if said is None and LONG in missing:
+        what = f"there is a {SHORT}"
+    return (
+        f"{what}, and there is no {' and no '.join(missing)}, which longrope needs: nothing is "
+        "scaled without"
+    )
 
 
 def _read_divisors(facts: Facts, name: str, hp: Params) -> tuple[float, ...] | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cache
 
+from aprfmt.arch.rope_gguf import stored_scaling_name
 from aprfmt.causes import CAUSES
 from aprfmt.causes.row import Cause
 from aprfmt.measure.records import FieldDiff, TensorDiff
@@ -161,18 +162,66 @@ def difference_sentence(row: FieldDiff, a: Model | None = None, b: Model | None 
     if isinstance(row.a, Mapping) and isinstance(row.b, Mapping):
         parts = [
             f"{key}: A has {_value_text(row.a.get(name))}, B {_value_text(row.b.get(name))}"
-            + f" ({key} is missing from B's configuration; a default stands in)"
+            + f" ({_stored_key(b, row.name, key)} is missing from B; a default stands in)"
             * (
                 _lacks_scaling_key(b, row.origin_b, name)
-                and not _lacks_scaling_key(a, row.origin_a, name)
+                and (_needs_keys(b) or not _lacks_scaling_key(a, row.origin_a, name))
             )
             for name, key in _differing_scaling_keys(row)
         ]
         return f"{row.name}: {', '.join(parts)}"
+    lost = lost_tensors(row.name, a, b)
     return (
         f"{row.name}: A has {_value_text(row.a)} ({row.origin_a or 'not there'}), "
         f"B {_value_text(row.b)} ({row.origin_b or 'not there'})"
+        + f"; B lacks {' and '.join(lost)}, which would have it"
+        * bool(lost)
     )
+
+
+def lost_tensors(name: str, a: Model | None, b: Model | None) -> tuple[str, ...]:
+    """Return the tensors that B lacks and in which its format keeps A's value of a hyperparameter.
+
+    Such as GGUF's divisors of rope's frequencies, of `rope_scaling`. () without both models.
+    """
+    if a is None or b is None or name != "rope_scaling":
+        return ()
+    stored = ((one.name(b.key_style or ""), one) for one in a.spec.derived)
+    return tuple(
+        each for each, one in stored if each and each not in b and one.make(a.hyper) is not None
+    )
+
+
+def _needs_keys(model: Model | None) -> bool:
+    """Return whether a format has keys for values that another one computes from others: GGUF."""
+    return model is not None and model.key_style == "gguf"
+
+
+def _stored_key(model: Model | None, name: str, key: str) -> str:
+    """Return what a model's file calls `key` of the scaling `name`; `key` where that is the same.
+
+    A nested key of config.json is said without the keys above it.
+    """
+    if model is None or not _needs_keys(model):
+        return key
+    return stored_sub_key(model, f"{name}.{key}") or key
+
+
+def stored_sub_key(model: Model, place: str) -> str:
+    """Return what a model's file calls a sub-key of a scaling, `NAME.KEY`; "" if it has no place.
+
+    That is a nested key of config.json, or a GGUF's key or tensor.
+    """
+    name, _, key = place.partition(".")
+    if name not in model.hyper or not key or not isinstance(model.hyper[name], Mapping):
+        return ""
+    own = next((each for each, spelled in _SPELLED.items() if spelled == key), key)
+    if _needs_keys(model):
+        kind = str(model.hyper[name]["type"])
+        return stored_scaling_name(kind, own, str(model.metadata.get("general.architecture")))
+    found = model.hyper.of(name).key or ""
+    head, dot, _ = found.rpartition(".")
+    return f"{head}{dot}{key}" if head else ""
 
 
 def differing_sub_keys(row: FieldDiff) -> tuple[str, ...]:
@@ -197,6 +246,9 @@ def _lacks_scaling_key(model: Model | None, origin: str, name: str) -> bool:
     """
     if model is None:
         return False
+    if _needs_keys(model):
+        stored = _stored_key(model, "rope_scaling", name)
+        return stored not in model.metadata and stored not in model
     found: object = model.config or {}
     for key in origin.rpartition(" ")[2].split(".")[:-1]:
         found = found.get(key) if isinstance(found, Mapping) else None

@@ -371,15 +371,19 @@ class QaReport(CheckReport):
 
 
 def pronounce_report(
-    report: Report, model: "Model", not_compared: Sequence[NotCompared] = ()
+    report: Report,
+    model: "Model",
+    not_compared: Sequence[NotCompared] = (),
+    accept: Collection[str] = (),
 ) -> Pronounced:
     """Return the verdict of a report on what `model` computes, naming its items that nothing reads.
 
     `not_compared` are items of the input that were not compared; they are added to the model's.
+    `accept` are patterns (`unread:PATTERN`) of items that the user accepts.
     """
     counts = count_outcomes(report.checks)
     rows = (*not_compared, *make_ledger(model, OF_A_PASS).not_compared)
-    return pronounce_checks(report.outcome, counts, outcome_counts(counts), rows)
+    return pronounce_checks(report.outcome, counts, outcome_counts(counts), rows, accept)
 
 
 # --- making checks ----------------------------------------------------------------------------

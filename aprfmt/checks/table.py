@@ -68,7 +68,7 @@ CHECKS: tuple[CheckRow, ...] = (
     CheckRow(
         "layout",
         "sizes, offsets and order are as the format's own writers make them; "
-        "no overlap, no hole, nothing behind the data",
+        "no overlap, no hole, nothing after the data",
         ".file.layout:check_layout",
     ),
     CheckRow(
@@ -160,7 +160,7 @@ CHECKS: tuple[CheckRow, ...] = (
     ),
     CheckRow(
         "role_bounds",
-        "embeddings and norms have statistics of trained weights",
+        "embeddings, norms and matrices have the size of trained weights",
         ".file.architecture_checks:check_role_bounds",
         reads_all_bytes=True,
     ),

@@ -27,6 +27,11 @@ SMALL: Mapping[str, MinifloatCodec] = {
 
 # The end of the name of a part that scales what goes into a layer, and no value of its weight.
 OF_INPUTS = re.compile(r"(input_|activation_|act_per_tensor_|act_quant_)\w+$")
+# The names of one number, the scale of what goes in, and whether a tool divides by it: the NVFP4 of
+# compressed-tensors stores 448 * 6 / amax, ModelOpt amax / (448 * 6).
+INPUT_SCALES: Mapping[str, bool] = {
+    "input_scale": False, "activation_scale": False, "input_global_scale": True,
+}  # fmt: skip
 
 Config: TypeAlias = Mapping[str, Any]  # the quantization section of config.json
 

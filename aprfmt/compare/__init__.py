@@ -12,7 +12,8 @@ from aprfmt.arch.spec import HyperParam
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
-from aprfmt.base.protocols import Value
+from aprfmt.base.protocols import Damage, Value
+from aprfmt.causes import CAUSES
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
@@ -20,6 +21,7 @@ from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import item_arguments
 from aprfmt.measure.named_causes import contradicted_values, has_trained_head
 from aprfmt.measure.prefetch import BytePrefetch
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, DifferenceImage, FieldDiff, SideRelation, TensorDiff
 from aprfmt.measure.texts import (
     GENERATION_ITEM,
@@ -30,7 +32,7 @@ from aprfmt.measure.texts import (
     template_diff,
     uncompared_tokenizers,
 )
-from aprfmt.model import Model, open_model
+from aprfmt.model import Model, missing_shards, open_damaged
 from aprfmt.model.ledger import LATE, Kind, NotCompared, State, list_not_compared, make_ledger
 from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, misleading_keys
 from aprfmt.model.patterns import matching_indices
@@ -94,9 +96,9 @@ def diff(
     """
     with ExitStack() as opened:
         # B may be the saved weights of an engine, read under A's names.
-        first = opened.enter_context(open_model(a, arch=arch, damaged=True))
+        first = opened.enter_context(open_damaged(a, arch=arch))
         state = _open_engine_state(b, first) if isinstance(b, Path) else None
-        second = opened.enter_context(state or open_model(b, arch=arch, damaged=True))
+        second = opened.enter_context(state or open_damaged(b, arch=arch))
         if state is not None and only is None:
             only = ("tensors",)  # it has no configuration and no tokenizer of its own
         # A float base lets every quantized tensor be checked by encoding again.
@@ -181,6 +183,8 @@ def diff_models(
             pair.drop()
             if progress is not None:
                 progress(number, len(pairs))
+    lost = missing_shards(a), missing_shards(b)
+    results = _unreadable_where_lost(results, lost)
     pairs = pairs[: len(results)]
     done = {pair.key for pair in pairs}
     late = [
@@ -195,6 +199,11 @@ def diff_models(
         not_tried.append(f"explanations of tensors that differ: {budget.reason}")
     elif explain:
         results, found, not_tried = _explain_rows(a, b, oracle, pairs, results)
+    taken, other = "", ""
+    if alignment.by_role and explain and not tensors and not late and "tensors" in only:
+        taken, other = _identity_sentences(a, b, results)
+    if taken or other:  # what holds of single tensors does not say how one became the other
+        found = (taken_finding(taken, len(results)),) if taken else ()
     pictures: tuple[DifferenceImage, ...] = ()
     if images:
         from aprfmt.measure.difference_image import difference_images as made
@@ -238,7 +247,12 @@ def diff_models(
 
         undone += differing_input_scales(pairs)
     said = {(row.kind, row.name) for row in undone}
-    unsaid = [row for row in list_not_compared(*ledgers, kinds) if (row.kind, row.name) not in said]
+    unsaid = [
+        row
+        for row in list_not_compared(*ledgers, kinds)
+        if (row.kind, row.name) not in said
+        and not (row.kind == "file" and any(row.name in one.text for one in (*lost[0], *lost[1])))
+    ]
     left = (*unsaid, *tokens.left, *undone)
     spoken = "tokenizer" in only
     return DiffReport(
@@ -251,7 +265,7 @@ def diff_models(
         (*alignment.notes, *notes),
         found,
         pictures,
-        tuple(dict.fromkeys((*a.damage, *b.damage))),
+        tuple(dict.fromkeys((*a.damage, *b.damage, *lost[0], *lost[1]))),
         template_diff(a, b) if spoken else (),
         differing_generation_keys(a, b) if spoken else (),
         _with_causes(alignment.relations, {"a": a, "b": b}),
@@ -274,8 +288,52 @@ def diff_models(
         ),
         tuple(not_tried),
         contradicted,
+        taken,
+        other,
         item_arguments(left, *ledgers),
     )
+
+
+def taken_finding(says: str, tensors: int) -> Finding:
+    """Return the finding that one model is layers or channels of the other, value by value.
+
+    Which ones they are is read off one tensor, and all `tensors` of the smaller model agree.
+    """
+    return Finding(
+        "derived", says, "identity", CAUSES["derived"].verdict, (), True, "", 1.0, 0.0,
+        "share of the smaller model's tensors that are not the other's; before: by their names, "
+        "counted as 1",
+        counted=True, proof=unfitted_proof(tensors),
+    )  # fmt: skip
+
+
+def _identity_sentences(a: Model, b: Model, rows: Sequence[TensorDiff]) -> tuple[str, str]:
+    """Return (which parts of A are B, by what the two are other models), in words; "" for no."""
+    from aprfmt.compare.other_models import other_model_sentence
+    from aprfmt.compare.taken_parts import taken_parts_text
+
+    taken = taken_parts_text(a, b) or taken_parts_text(b, a, ("B", "A"))
+    return taken, "" if taken else other_model_sentence(a, b, rows)
+
+
+def _unreadable_where_lost(
+    rows: Sequence[TensorDiff], lost: tuple[Sequence[Damage], Sequence[Damage]]
+) -> list[TensorDiff]:
+    """Return the rows, with UNREADABLE for tensors that a side without some of its shards lacks.
+
+    `lost` are the missing shards of A and of B: what was in them is not known.
+    """
+    causes = {
+        f"ONLY_IN_{other}": shards[0].text
+        for other, shards in zip("BA", lost, strict=True)
+        if shards
+    }
+    return [
+        replace(row, verdict="UNREADABLE", cause=causes[row.verdict])
+        if row.verdict in causes
+        else row
+        for row in rows
+    ]
 
 
 def _with_causes(

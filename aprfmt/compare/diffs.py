@@ -10,11 +10,16 @@ from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.item_repairs import repair_items_command, surplus_commands
+from aprfmt.measure.item_repairs import (
+    inspect_unreadable_command,
+    repair_items_command,
+    surplus_commands,
+)
 from aprfmt.measure.named_causes import (
     MISLABELLED,
     TRAINED,
     NamedCause,
+    completed_command,
     is_repaired_by_rewriting,
     overflows_encoding,
     rewrite_command,
@@ -86,6 +91,8 @@ class DiffReport(Tabular):
     own_parts: Collection[str] = ()  # causes that speak of a part that B alone has
     not_tried: tuple[str, ...] = ()  # explanations that could not be tried, and why
     contradicted: tuple[Finding, ...] = ()  # flags that one file contradicts, the other not
+    taken: str = ""  # which layers or channels of A the whole of B is, in words
+    other_model: str = ""  # by what A and B are seen to be other models
     item_arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)  # words of `set`
 
     def table_rows(self) -> Sequence[Row]:
@@ -171,17 +178,32 @@ class DiffReport(Tabular):
             return self._surplus_commands
         if self._items_command:
             return (self._items_command,)
-        if self.damage:  # a file that cannot be read whole cannot be diagnosed
-            return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
+        undecoded = all(one.kind == "codec" for one in self.damage)
+        if not undecoded:  # a file that cannot be read whole cannot be diagnosed
+            return self._damage_commands
         if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
             return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)}",)
         unreadable = any(row.verdict == "UNREADABLE" for row in self.tensors)
         if self.exit_code() == 2 and not unreadable:  # `diagnose` finds why they do not decode
-            return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
+            return (inspect_unreadable_command(self.not_compared, self.a, self.b),)
         if self.asked and "tensors" not in self.asked:  # `diagnose` sends to these sections
             only = " ".join(f"--only {name}" for name in self.asked)
             return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)} {only} -v",)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
+
+    @property
+    def _damage_commands(self) -> tuple[str, ...]:
+        """The command that completes B's damaged file from A's; else the one that checks a file.
+
+        Only a file is completed whose readable tensors have A's bytes.
+        """
+        rows = [row for row in self.tensors if row.verdict != "UNREADABLE"]
+        if rows and all(row.verdict == "SAME_BYTES" for row in rows):
+            places = {one.where for one in self.damage}
+            made = completed_command(places, self.a, self.b)
+            if made:
+                return (made,)
+        return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
 
     @cached_property
     def _items_command(self) -> str:
@@ -282,10 +304,13 @@ class DiffReport(Tabular):
             for tensor in self.tensors
             if tensor.verdict == "UNREADABLE"
         ]
+        faults: dict[str, list[str]] = {}
+        for one in self.damage:
+            if one.kind != SURPLUS:  # an item of the ledger
+                faults.setdefault(one.where, []).append(one.text)
         broken = [
-            NotCompared("file", one.where, "unreadable", one.text)
-            for one in self.damage
-            if one.kind != SURPLUS  # an item of the ledger
+            NotCompared("file", where, "unreadable", f"{texts[0]}{_more_clause(texts)}")
+            for where, texts in faults.items()
         ]
         # The words of the headline.
         said = [f"{count} {verdict}" for verdict, count in self.counts.items() if count]
@@ -368,6 +393,7 @@ class DiffReport(Tabular):
             "tokenizer": [asdict(row) for row in self.tokenizer],
             "metadata": [asdict(row) for row in self.metadata],
             "notes": list(self.notes),
+            "other_model": self.other_model,
             "findings": [row.to_diff_json() for row in (*self.contradicted, *self.findings)],
             "relations": [row.to_json() for row in self.relations],
             "tensors": [row.to_json() for row in self.tensors],
@@ -377,3 +403,8 @@ class DiffReport(Tabular):
             **({} if self.beside is None else {"beside": asdict(self.beside)}),
             **found.to_json(),
         }
+
+
+def _more_clause(texts: Sequence[str]) -> str:
+    """Return "; 3 more" for all texts but the first, "" for one."""
+    return f"; {len(texts) - 1} more" if len(texts) > 1 else ""

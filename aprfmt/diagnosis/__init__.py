@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -12,13 +13,14 @@ from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
+from aprfmt.diagnosis.renamed_parts import read_with_renamed_parts
 from aprfmt.diagnosis.sides import Side, open_side
 from aprfmt.diagnosis.stored_names import compare_by_name, damage_texts
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import AprfmtError, ArchError, CodecError, FormatError, UsageError
 from aprfmt.inference.backends.blas import limit_blas_threads
 from aprfmt.measure.findings import Finding
-from aprfmt.model import open_model
+from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
 
 __all__ = ["Diagnosis", "Evidence", "Finding", "PointRow", "diagnose"]
@@ -55,11 +57,18 @@ def diagnose(
         stack.enter_context(np.errstate(all="ignore"))  # damaged weights may overflow
         try:
             first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
+            renamed = _read_renamed(first, second, stack)
         except CodecError as error:
-            fault = _diagnose_packing(a, b, arch, stack, error)
-            if fault is None:
-                raise
-            return fault
+            undecoded = _open_undecoded(a, b, arch, stack)
+            renamed = None if undecoded is None else _read_renamed(*undecoded, stack)
+            if undecoded is None or renamed is None:
+                fault = _diagnose_packing(a, b, arch, stack, error)
+                if fault is None:
+                    raise
+                return fault
+            first, second = undecoded
+        if renamed is not None:
+            second = replace(second, model=renamed[0])
         reference = None
         if model is not None:
             reference = stack.enter_context(open_model(model, arch=arch, allow_missing=ANY))
@@ -78,6 +87,7 @@ def diagnose(
             raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
         reporter = ProgressReporter(progress, notice, budget or Budget())
         walk = Walk(first, second, stack, reference, tokens, memory, reporter)
+        walk.relation = None if renamed is None else renamed[1]
         try:
             if any(side.model is not None and damage_texts(side.model) for side in (first, second)):
                 return _compare_damaged(a, b, first, second)
@@ -90,6 +100,32 @@ def diagnose(
             ):
                 raise
             return compare_by_name((a, b), first.model, second.model)
+
+
+def _open_undecoded(a: str, b: str, arch: str | None, stack: ExitStack) -> tuple[Side, Side] | None:
+    """Return the sides with a model B whose packed weights do not decode; None for other faults."""
+    try:
+        first = open_side("A", a, stack, arch)
+        model = stack.enter_context(open_model(b, arch=arch, allow_missing=ANY, damaged=True))
+    except AprfmtError:
+        return None
+    return first, Side("B", b, "model", Path(b), model)
+
+
+def _read_renamed(first: Side, second: Side, stack: ExitStack) -> tuple[Model, Finding] | None:
+    """Return (B read with parts of its packed weights renamed, the finding), or None.
+
+    None unless both sides are models, and where B is read as well without.
+    """
+    if first.model is None or second.model is None or second.kind != "model":
+        return None
+    try:
+        found = read_with_renamed_parts(first.model, second.model, "B")
+    except ArchError:
+        return None  # said where the two are compared by their names
+    if found is not None:
+        stack.enter_context(found[0])
+    return found
 
 
 def _compare_damaged(a: str, b: str, first: Side, second: Side) -> Diagnosis:

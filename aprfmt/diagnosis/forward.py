@@ -78,9 +78,10 @@ def _where_of(divergence: Divergence) -> tuple[str, ...]:
     if answer is None:
         if divergence.likely:
             return divergence.inside or (divergence.view.key,)
-        return (*divergence.inside, *_computing_operations(divergence.view)) or (
-            divergence.view.key,
-        )
+        operations = _computing_operations(divergence.view)
+        if len(operations) > 1:  # a weight is no likelier than any of them
+            return (*operations, *divergence.inside)
+        return (*divergence.inside, *operations) or (divergence.view.key,)
     if answer.layers is None or not answer.change.scoped:
         return answer.change.where
     layers = sorted(answer.layers)

@@ -14,17 +14,18 @@ from aprfmt.causes.hyperparameters import (
     differing_sub_keys,
     hyper_causes,
     is_read_as_flag,
+    lost_tensors,
     tensors_of_hyperparameter,
 )
-from aprfmt.compare import diff_models
+from aprfmt.compare import diff_models, taken_finding
 from aprfmt.compare.diffs import DiffReport
+from aprfmt.compare.other_models import differ_in_tables_alone
 from aprfmt.diagnosis.flags import add_flag_findings
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
-from aprfmt.diagnosis.records import KINDS, Evidence
+from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence
 from aprfmt.diagnosis.renumbered import settle_numbering
-from aprfmt.diagnosis.taken_parts import SIZES, taken_parts_text
-from aprfmt.diagnosis.tensors import compare_tensors, differ_in_tables_alone
+from aprfmt.diagnosis.tensors import compare_tensors
 from aprfmt.diagnosis.tokens import add_tokenizer_findings
 from aprfmt.diagnosis.undeclared_packing import read_with_claim_of
 from aprfmt.diagnosis.unreadable_config import read_with_restored_key
@@ -47,8 +48,8 @@ _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim 
 def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     """Return the findings on identity, hyperparameters, tensors and tokenizer of two open models.
 
-    `reason` is set where the comparison ended early: other checkpoints or sizes, or nothing but
-    zeros on both sides. Zeros on one side are a finding.
+    `reason` is set where the comparison ended early: other checkpoints or sizes. Zeros on one side
+    are a finding; zeros on both sides are compared as any other values, and said.
     Tensors that `budget` leaves are in the report as not compared.
     """
     found = Levels()
@@ -57,17 +58,14 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
         repaired = read_with_restored_key(good, bad, label) or read_with_claim_of(good, bad, label)
         if repaired is not None:
             return _compare_with_repaired(good, repaired, label, budget)
-    # Nothing can be compared with zeros, and the same file needs no comparison.
+    # Where one side is all zeros, that is the cause, and the same file needs no comparison.
     zeros = {label: zero_tensors_of_model(model) for label, model in (("A", a), ("B", b))}
     empty = [label for label, count in zeros.items() if count]
-    if empty:
-        says = (
-            f"all values of {' and '.join(empty)} are zero, in {zeros[empty[0]]} tensors: nothing "
-            "was written there"
-        )
-        if len(empty) > 1:
-            found.reason = says
-            return found
+    if len(empty) > 1:
+        found.evidence.append(Evidence("tensor", ALL_ZERO))
+    elif empty:
+        says = f"all values of {empty[0]} are zero, in {zeros[empty[0]]} tensors: nothing was "
+        says += "written there"
         found.ended = True
         keys = tuple(a if empty == ["A"] else b)
         found.stated.append(
@@ -256,37 +254,11 @@ def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> 
             )
         )
     found.checked.append("identity: architecture, tensor count")
-    # Other sizes, other blocks, or no equal tensor: two different checkpoints.
-    equal = sum(row.verdict in EQUAL for row in report.tensors)
-    matched = sum(row.verdict not in ("ONLY_IN_A", "ONLY_IN_B") for row in report.tensors)
-    if not a.hyper or not b.hyper:
-        return
-    other = [
-        name
-        for name in ("hidden_size", "n_layers", "vocab_size", "n_experts")
-        if a.hyper[name] != b.hyper[name]
-        and not (name == "vocab_size" and differ_in_tables_alone(report.tensors))
-    ]
-    taken = ""
-    if a.spec.block == b.spec.block and set(other) <= set(SIZES):
-        if any(a.hyper[name] != b.hyper[name] for name in SIZES):
-            taken = taken_parts_text(a, b)
-    if taken:
-        found.reason = f"{KINDS['derived']}: {taken}"
-        finding = Finding("derived", taken, "identity", CAUSES["derived"].verdict, (), False)
-        found.add(finding, Touched((), ()))
-    elif other:
-        sizes = ", ".join(f"{name} {a.hyper[name]} and {b.hyper[name]}" for name in other)
-        found.end_with_other_model(f"these are models of other sizes: {sizes}")
-    elif a.spec.block != b.spec.block and not equal:
-        found.end_with_other_model(
-            f"A is {a.spec.name}, B {b.spec.name}: other blocks, and no tensor in common"
-        )
-    elif matched and not equal and _is_other_training(report):
-        found.end_with_other_model(
-            f"none of {matched} tensors is equal or explained: these are two checkpoints, not two "
-            "copies of one"
-        )
+    if report.taken:
+        found.reason = f"{KINDS['derived']}: {report.taken}"
+        found.add(taken_finding(report.taken, len(report.tensors)), Touched((), ()))
+    elif report.other_model:
+        found.end_with_other_model(report.other_model)
 
 
 def _named_source(model: Model) -> str:
@@ -297,22 +269,6 @@ def _named_source(model: Model) -> str:
     return f", made from {name}" + (
         f" (SHA-256 {digest[:12]}...)" if isinstance(digest, str) else ""
     )
-
-
-def _is_other_training(report: DiffReport) -> bool:
-    """Return whether over 80 % of the tensors differ, unexplained, as those of two trainings do.
-
-    False for one or two tensors in common.
-    """
-    both = [row for row in report.tensors if row.verdict not in ("ONLY_IN_A", "ONLY_IN_B")]
-    strange = [
-        row
-        for row in both
-        if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS")
-        and (row.explanation is None or not row.explanation.confirmed)
-        and (row.stats is None or row.stats.rel_l2 > 0.05)
-    ]
-    return len(strange) > 0.8 * len(both) and len(both) > 2
 
 
 # --- hyperparameters -----------------------------------------------------------------------------
@@ -367,13 +323,14 @@ def _compare_hyperparameters(
             found.end_with_other_model("other sizes or kinds of block: " + "; ".join(sentences))
             return explained
         parts = tuple(key for row in chosen for key in differing_sub_keys(row))
+        lost = tuple(key for row in chosen for key in lost_tensors(row.name, a, b))
         found.add(
             Finding(
                 cause,
                 "; ".join(sentences),
                 "config",
                 CAUSES[cause].verdict,
-                (*names, *parts, *keys),
+                (*lost, *parts, *names, *keys),
                 False,
                 values={row.name: {"a": row.a, "b": row.b} for row in chosen},
                 side=_side_with_default(chosen),

@@ -4,7 +4,7 @@ A cause's row names the step; without a name it goes by the level of evidence.
 """
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aprfmt.causes import CAUSES
@@ -35,7 +35,7 @@ from aprfmt.model.draft import is_draft_head
 from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
 
 MOST_POINTS = 12  # points that are asked for
-MOST_IDS = 64  # ids of a command; longer ones are in a file
+MOST_IDS = 64  # ids of a command that the reference has as well
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class StepParts:
 
     `length` is the number of tokens that reaches the difference, or 0. `trained` says that B is
     derived from A: its weights are not to be replaced by A's. `differing` are the hyperparameters
-    in which B differs from A.
+    in which B differs from A. `recorded` are the labels of the sides whose trace holds the ids.
     """
 
     a: Side
@@ -53,6 +53,7 @@ class StepParts:
     length: int = 0
     trained: bool = False
     differing: Sequence[str] = ()
+    recorded: Collection[str] = ()
 
     @property
     def pair(self) -> str:
@@ -147,7 +148,9 @@ def trace_layer_command(parts: StepParts, finding: Finding) -> str:
         return f"aprfmt diagnose {parts.pair}{given} --ids IDS"
     layer = finding.first[1:].partition(".")[0] if finding.first.startswith("L") else ""
     only = f" --layers {layer}" if layer.isdigit() else ""
-    shown = f" --ids {','.join(map(str, parts.ids))}" if 0 < len(parts.ids) <= MOST_IDS else ""
+    held = side.label in parts.recorded  # `trace` takes those of its reference
+    few = 0 < len(parts.ids) <= MOST_IDS
+    shown = f" --ids {','.join(map(str, parts.ids))}" if parts.ids and (few or not held) else ""
     return (
         f"aprfmt trace {shlex.quote(str(model.path))} --payload --points all{only}{shown} "
         f"--reference {shlex.quote(side.text)}"
@@ -279,18 +282,27 @@ def _usual_step(parts: StepParts, finding: Finding) -> str:
 
 
 def with_next_commands(
-    a: Side, b: Side, ids: Sequence[int], findings: Sequence[Finding], lengths: Mapping[int, int]
+    a: Side,
+    b: Side,
+    ids: Sequence[int],
+    findings: Sequence[Finding],
+    lengths: Mapping[int, int],
+    recorded: Collection[str] = (),
 ) -> list[Finding]:
     """Return the findings with their next commands.
 
-    `lengths` are {finding number: tokens that reach it}. A command that writes B again from A
+    `lengths` are {finding number: tokens that reach it}, `recorded` the labels of the sides whose
+    trace holds the ids. A command that writes B again from A
     replaces single `set` commands, and several `set` commands become one.
     """
     trained = any(finding.cause in TRAINED for finding in findings)
     apart = tuple(
         name for one in findings if one.level == "config" and _is_fault(one) for name in one.values
     )
-    asked = [StepParts(a, b, ids, lengths.get(i, 0), trained, apart) for i in range(len(findings))]
+    asked = [
+        StepParts(a, b, ids, lengths.get(i, 0), trained, apart, recorded)
+        for i in range(len(findings))
+    ]
     made = [
         replace(one, next=keep_training_command(parts, one) or one.next or next_command(parts, one))
         for one, parts in zip(findings, asked, strict=True)

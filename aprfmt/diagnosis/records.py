@@ -34,6 +34,7 @@ EXIT: Mapping[DivergenceKind, Literal[0, 1, 2]] = {
 }  # fmt: skip
 DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
 ABSENT_POINTS = "points are not in the trace"  # of what was not checked
+ALL_ZERO = "all values of A and B are zero: nothing was written there"  # of the evidence
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class Diagnosis(Tabular):
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # file's names of places
     item_arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)  # words of `set`
     other_model: bool = False  # `reason` is an established difference: A and B are two models
+    way_on: str = ""  # the command to run next where the comparison ended with a `reason`
 
     def __repr__(self) -> str:
         return short_repr(self, f"{self.a} and {self.b}", self.verdict, self.cause or "")
@@ -280,6 +282,8 @@ class Diagnosis(Tabular):
                 return surplus
             made = repair_items_command(left, self.item_arguments, self.b)
             return (made,) if made else ()
+        if not rows and self.way_on and self.verdict == "not_comparable":
+            return (self.way_on,)
         if (
             self.kind == "derived" or self.underived_faults
         ):  # what mends the rest goes before a look at the training
@@ -288,10 +292,12 @@ class Diagnosis(Tabular):
 
     @property
     def unrepaired_text(self) -> str:
-        """A sentence on the faults that no command repairs; "" if there are none.
+        """A sentence on the faults that no command repairs, or on another model; else "".
 
         "" too where one of these faults is of an engine's run: what it computes is in no file.
         """
+        if self.other_model and self.verdict == "not_comparable":
+            return "no command mends B: it is another model than A"
         if self.kind not in ("bug", "not_exercised"):
             return ""
         faults = [one for one in self.findings if one.verdict not in ("same", "precision")]
@@ -327,6 +333,8 @@ class Diagnosis(Tabular):
         if lead is None:
             proof = "" if not self.proven else f"; {self.proven}"
             left = proof or self._absent_points_clause()
+            if any(row.says == ALL_ZERO for row in self.evidence):
+                left += f"; {ALL_ZERO}"
             return f"same: nothing that was compared differs{left}{self._not_compared_clause()}"
         words = {
             "precision": "precision: the same computation in other rounding",
@@ -392,6 +400,8 @@ class Diagnosis(Tabular):
         if self.complete:
             return "; complete: without it nothing but rounding is left"
         left = "" if self.remainder is None else f", {self.remainder:.3g} of the logits"
+        if not any(row.certainty == "confirmed" for row in self.findings):
+            return f"; not complete: no cause is confirmed{left and ', which leaves'}{left[1:]}"
         return f"; not complete: what is confirmed leaves a difference{left}"
 
     def _repr_html_(self) -> str:

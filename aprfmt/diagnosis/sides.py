@@ -11,7 +11,7 @@ from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.opening import open_trace, trace_kind
 from aprfmt.inference.running import RunRequest, make_request, run_and_trace
 from aprfmt.inference.trace import Trace
-from aprfmt.model import Model, open_model
+from aprfmt.model import Model, open_damaged, open_model
 from aprfmt.model.completeness import ANY
 
 SideKind = Literal["model", "run", "trace"]
@@ -56,15 +56,8 @@ def _open_tolerating_damage(path: Path | str, arch: str | None) -> Model:
         return open_model(path, arch=arch, allow_missing=ANY)
     except CodecError:
         raise  # packed weights that do not decode: what is wrong with them is asked apart
-    except FormatError as error:
-        for partial in (False, True):  # a missing shard needs the latter
-            try:
-                return open_model(
-                    path, arch=arch, allow_missing=ANY, damaged=not partial, partial=partial
-                )
-            except FormatError:
-                continue
-        raise error from None
+    except FormatError:
+        return open_damaged(path, arch=arch, allow_missing=ANY)
 
 
 def open_side_trace(

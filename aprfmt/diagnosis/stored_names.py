@@ -1,33 +1,35 @@
 """Stored tensor names: two models compared by them, and those of the places of a finding."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.base.protocols import SURPLUS
 from aprfmt.causes import CAUSES
+from aprfmt.causes.hyperparameters import stored_sub_key
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.models import relation_findings
-from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.records import Diagnosis, Evidence
 from aprfmt.diagnosis.tensors import explained_findings, lost_companions_finding
 from aprfmt.diagnosis.unreadable_config import refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL
-from aprfmt.model import Model
-from aprfmt.model.ledger import APART, items_clause
+from aprfmt.model import Model, missing_shards
+from aprfmt.model.ledger import APART
 
 _SHOWN = 12
-_KEYS = ("config key", "metadata key")  # items that may say what the tensors mean
 
 
 def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     """Return the diagnosis of two models by their stored tensors and tokenizers alone.
 
-    It says what could not be compared, and how to enable that. Without a difference `reason` says
-    what was equal, and the verdict is "not_comparable" (exit 2). `texts` are the sides as given.
+    It says what could not be compared, and how to enable that. Where a file is damaged, or a part
+    cannot be read, and nothing differs, `reason` says what was equal, and the verdict is
+    "not_comparable" (exit 2). Where all items are equal, what reads none of them included, it is
+    "same". `texts` are the sides as given.
     """
     part = _part_sentence(a, b)
     if part:
@@ -35,7 +37,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
             *texts, (), (), (), ("everything: one side is no whole model",), reason=part
         )
     # The causes that `diff` names, each with its remedy.
-    report = diff_models(a, b, only=("tensors", "hyperparameters", "tokenizer"))
+    report = diff_models(a, b)
     findings = list(relation_findings(report))
     mends = {one.cause: one.remedy.command for one in report.causes if one.remedy is not None}
     findings += [
@@ -45,9 +47,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     codes: set[str] = set()  # of packed weights without what they count for
     for label, side in (("A", a), ("B", b)):
         if side.unread is not None and side.unread.lacks:
-            finding = lost_companions_finding(side, label)
-            mend = repair_packing_command(a, b, finding) if label == "B" else ""
-            findings.append(replace(finding, next=mend))
+            findings.append(lost_companions_finding(side, label))
             packed = side.unread.weights
             parts = tuple(f"{name}." for name in packed)
             codes |= {
@@ -66,8 +66,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         findings.append(
             Finding("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
         )
-    if not any(broken.values()):
-        findings += _known_differences(report)
+    findings += _known_differences(report)
     # Evidence, and why roles and hyperparameters were not compared.
     counts = Counter(row.verdict for row in report.tensors)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
@@ -86,29 +85,34 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     lets = "they need the architecture of both; name it with --arch, or correct what its line says"
     if any(broken.values()):
         lets = "they need every file of both whole"
+    reason = ""
+    kept = [row for row in report.not_compared if row.kind != "file" or not any(broken.values())]
+    if not findings and not any(row.state in APART for row in kept):
+        reason = _damage_sentence(report, broken, unread)
+        if not reason and report.exit_code():
+            reason = _comparison_limits_text(report)
     return Diagnosis(
         *texts,
         tuple(findings),
         tuple(evidence),
         ("tensors: by their stored names", "tokenizer: as diff compares it"),
         (*why, f"hyperparameters and forward pass: {lets}"),
-        ""
-        if findings
-        else _damage_sentence(report, broken, unread) or _comparison_limits_text(report),
+        reason,
+        left=report.pronounced().not_compared,
+        ledgers=report.ledgers,
+        item_arguments=report.item_arguments,
+        way_on=_command_beside(report),
     )
 
 
-def _known_differences(report: DiffReport) -> Iterator[Finding]:
-    """Yield a finding for what is known to differ besides the tensors.
+def _command_beside(report: DiffReport) -> str:
+    """Return the command that `diff` sends to, other than to this diagnosis."""
+    others = (one for one in report.next if not one.startswith("aprfmt diagnose "))
+    return next(others, f"aprfmt validate {shlex.quote(report.b)}")
 
-    These are the items that nothing reads and that are unequal or on one side only, as one finding,
-    and each decisive difference of the tokenizers.
-    """
-    items = [row for row in report.not_compared if row.state in APART and row.kind in _KEYS]
-    if items:
-        says = items_clause(items).removeprefix("; not compared: ")
-        names = tuple(row.name for row in items)
-        yield Finding("", f"not read here, and different: {says}", "config", "bug", names, False)
+
+def _known_differences(report: DiffReport) -> Iterator[Finding]:
+    """Yield a finding for each decisive difference of the tokenizers."""
     for row in report.tokenizer:
         if row.decisive:
             cause = row.name if row.name in CAUSES else ""
@@ -136,11 +140,8 @@ def damage_texts(model: Model) -> tuple[str, ...]:
 
     Bytes that belong to nothing cost nothing: they are an item of the ledger.
     """
-    missing = [note for note in model.source.notes if note.key == "missing_shard"]
-    return (
-        *(f"{one.where}: {one.text}" for one in model.damage if one.kind != SURPLUS),
-        *(f"{note.where}: {note.text}" for note in missing),
-    )
+    faults = (*(one for one in model.damage if one.kind != SURPLUS), *missing_shards(model))
+    return tuple(f"{one.where}: {one.text}" for one in faults)
 
 
 def _damage_sentence(
@@ -152,7 +153,11 @@ def _damage_sentence(
     """
     if not any(broken.values()):
         return ""
-    faults = "; ".join(f"{label}: {text}" for label, texts in broken.items() for text in texts)
+    faults = "; ".join(
+        f"{label}: {texts[0]}" + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else "")
+        for label, texts in broken.items()
+        if texts
+    )
     compared = len(report.tensors) - len(unread)
     shown = ", ".join(unread[:4]) + (", ..." if len(unread) > 4 else "")
     cost = f"; not compared: {len(unread)} tensors ({shown})" if unread else ""
@@ -200,6 +205,8 @@ def _stored_names_of(model: Model, place: str) -> Sequence[str]:
         if place in model.hyper:
             key = model.hyper.of(place).key
             return (key,) if key else ()
+        own = stored_sub_key(model, place)
+        return (own,) if own else ()
     except AprfmtError:
         pass  # an architecture that is not read has stored names only
     return ()

@@ -8,7 +8,7 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.foreign_values import judge_foreign
 from aprfmt.causes.tensor.summary import add_measurements
-from aprfmt.causes.tensor.token_tables import common_rows, is_token_table
+from aprfmt.causes.tensor.token_tables import common_rows
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
@@ -17,7 +17,7 @@ from aprfmt.diagnosis.records import KINDS, Evidence
 from aprfmt.diagnosis.unwritten_tail import unwritten_tails
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof, unfitted_proof
-from aprfmt.measure.records import EQUAL, TensorDiff
+from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.draft import is_draft_head
@@ -341,20 +341,6 @@ def explained_findings(
         if rows and finding.cause in CAUSES:
             found = add_measurements(finding, rows)
             yield found, Touched(("vocab_size",) if found.cause == PADDED else (), found.keys)
-
-
-def differ_in_tables_alone(rows: Sequence[TensorDiff]) -> bool:
-    """Return whether tensors of two shapes are tables of tokens alone, of two lengths.
-
-    The rows that both sides have can then be compared. False where each of these tables differs
-    without an explanation and no other tensor is equal: these may be two models.
-    """
-    shaped = [row for row in rows if row.verdict == "SHAPE_DIFFERS"]
-    if not shaped or not all(is_token_table(row.key, row.shape_a, row.shape_b) for row in shaped):
-        return False
-    return all(row.explanation is not None for row in shaped) or any(
-        row.verdict in EQUAL for row in rows
-    )
 
 
 def _coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:

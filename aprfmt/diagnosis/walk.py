@@ -1,9 +1,11 @@
 """The order of a diagnosis: identity, hyperparameters, tensors, forward pass, cause."""
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixed_checkpoints import find_mixture
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
-from aprfmt.diagnosis.nextstep import with_next_commands
+from aprfmt.diagnosis.nextstep import MOST_IDS, mapping_command, with_next_commands
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.probes import ChosenProbes
 from aprfmt.diagnosis.recorded_ids import (
@@ -46,7 +48,7 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import OperationResiduals, ShadowPoint
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.item_repairs import item_arguments
+from aprfmt.measure.item_repairs import inspect_unreadable_command, item_arguments
 from aprfmt.measure.trace_rows import CHOSEN, rows_of_one_side
 from aprfmt.measure.trace_view import TraceLike, backend_name, records_token_ids, unread_arrays
 from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
@@ -78,6 +80,7 @@ class Walk:
     traces: dict[str, Trace] = field(default_factory=dict)
     judged: dict[str, JudgedTrace] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
+    relation: Finding | None = None  # the one under which B's packed weights are read
     rows_apart: Finding | None = None  # two traces compared on the rows that both have
     pairs: Sequence[PointDiff] = ()
     first: FirstToken | None = None  # the earliest token that differs between two runs
@@ -92,7 +95,11 @@ class Walk:
         lengths = {} if self.pair is None else self.pair.lengths_needed()
         left, ledgers = self._uncompared_items()
         left = (*left, *_unexplained_points(levels.findings))
-        findings = with_next_commands(self.a, self.b, self.ids or (), levels.findings, lengths)
+        held = [label for label, trace in self.traces.items() if records_token_ids(trace)]
+        held += self.embedded
+        findings = with_next_commands(
+            self.a, self.b, self.ids or (), levels.findings, lengths, held
+        )
         return Diagnosis(
             self.a.text, self.b.text, tuple(findings),
             tuple(dict.fromkeys(levels.evidence)),
@@ -102,7 +109,41 @@ class Walk:
             stored=stored_names_of_places(findings, self.a.model, self.b.model),
             item_arguments={} if ledgers is None else item_arguments(left, *ledgers),
             other_model=levels.other_model and not reason,
+            way_on=self._command_after_end(reason or levels.reason, left),
         )  # fmt: skip
+
+    def _command_after_end(self, reason: str, left: Sequence[NotCompared]) -> str:
+        """Return the command that leads on where the two cannot be compared, or not all of them.
+
+        `reason` is what ended the comparison, `left` what was not compared. The command shows by
+        how much two models differ; has a trace recorded again, or mapped again from dumps, on the
+        ids of the other side; asks for what is missing; goes on without a budget; or lists what
+        cannot be read. What only the user knows stands in capitals.
+        """
+        a, b = (shlex.quote(str(side.path)) for side in (self.a, self.b))
+        side = next((one for one in (self.b, self.a) if one.kind == "trace"), None)
+        if not reason:
+            if any(row.state == LATE for row in left):
+                return f"aprfmt diagnose {shlex.quote(self.a.text)} {shlex.quote(self.b.text)}"
+            return inspect_unreadable_command(left, str(self.a.path), str(self.b.path))
+        if self.levels.other_model or side is None:
+            return f"aprfmt diff {a} {b} --top 20"
+        trace = self.traces.get(side.label)
+        other = self.traces.get("A" if side.label == "B" else "B")
+        recorded = [trace_ids(one) for one in (other, trace) if one is not None]
+        ids = self.ids or next(filter(None, recorded), None)
+        opened = self.model_of(side)
+        named = "" if trace is None else str(trace.run.get("model") or "")
+        model = str(opened.path) if opened is not None else named if Path(named).exists() else ""
+        if not ids or not model:
+            both = self.a.kind == self.b.kind == "trace"
+            given = f" --model {shlex.quote(model) if model else 'MODEL'}" if both else ""
+            return f"aprfmt diagnose {a} {b}{given} --ids IDS"
+        shown = ",".join(map(str, ids)) if len(ids) <= MOST_IDS else "IDS"
+        path, again = shlex.quote(model), shlex.quote(f"{side.path.stem}-again.safetensors")
+        if trace is not None and "aprfmt" in trace.run:
+            return f"aprfmt trace {path} --payload --points all --ids {shown} -o {again}"
+        return mapping_command(path, shown, again)
 
     def _uncompared_items(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
         """Return (items that were not compared, (A's ledger, B's ledger)).
@@ -162,6 +203,8 @@ class Walk:
         if self.a.model is not None and self.b.model is not None:
             self.reporter.announce_comparison(count_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model, self.reporter.budget)
+            if self.relation is not None:
+                self.levels.stated.insert(0, self.relation)
             for side in (self.a, self.b):
                 side.model = self.levels.models.get(side.label, side.model)
             if self.levels.reason:

@@ -140,10 +140,11 @@ def suffix_to_write(path: Path) -> str:
     return FORMATS["safetensors"].extensions[0] if known else path.suffix
 
 
-def detect_format(path: Path) -> FormatSpec:
+def detect_format(path: Path, wanted: str = "a model file") -> FormatSpec:
     """Return the format of a file by its content, never by its name.
 
-    Raises UnsupportedError for files recognised as something else, FormatError otherwise.
+    `wanted` is what messages say was expected. Raises UnsupportedError for files recognised as
+    something else, FormatError otherwise.
     """
     from aprfmt.formats.mapped_file import open_bytes
 
@@ -152,13 +153,13 @@ def detect_format(path: Path) -> FormatSpec:
     name = FORMATS.first(lambda spec: spec.recognise(head, size))
     if name is not None:
         return FORMATS[name]
-    what = foreign_file(path, head, size)
+    what = foreign_file(path, head, size, wanted)
     if what:
         raise UnsupportedError(f"{path}: is {what}")
     found = f"starts with {head[:8].hex(' ')}" if head else "is an empty file"
     raise FormatError(
         f"{path}: {found}; expected {', '.join(FORMATS)} content - "
-        "is it a model file, and was it copied whole?"
+        f"is it {wanted}, and was it copied whole?"
     )
 
 

@@ -130,10 +130,11 @@ def joined_file_text(buffer: "Region", stop: int, padded: int) -> str:
     return ""
 
 
-def foreign_file(path: Path, head: bytes, size: int) -> str:
+def foreign_file(path: Path, head: bytes, size: int, wanted: str = "a model file") -> str:
     """Return words for a file of another program, and what to do with it; "" if not recognised.
 
-    The words follow "is". The first bytes `head`, the size in bytes, and the name decide.
+    The words follow "is". The first bytes `head`, the size in bytes, and the name decide. `wanted`
+    is what was expected in its place.
     """
     if not head:
         return ""
@@ -169,7 +170,7 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
     if _TEXT_PICKLE.match(head):
         return _PICKLE
     text = text_kind(head)
-    return named or (f"{text}; expected a model file" if text else "")
+    return named or (f"{text}; expected {wanted}" if text else "")
 
 
 HEAD = 512  # first bytes by which `download_left` decides

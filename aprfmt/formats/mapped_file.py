@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -165,34 +165,6 @@ class MappedFile:
             except BufferError:
                 pass  # a caller still has a view: the file is unmapped with the last one
             self._map = None
-
-
-def read_in_windows(
-    file: ByteSource, start: int, count: int, size: int
-) -> Generator[memoryview, None, None]:
-    """Yield `count` bytes of a mapped file from `start` on, read into one buffer of `size` bytes.
-
-    Each view but the last has `size` bytes, and is valid until the next. Raises FormatError where
-    the file was changed or cut since it was mapped. A file that is in memory gives its own bytes.
-    """
-    if not file.identity:
-        for first in range(start, start + count, size):
-            yield file.view[first : min(first + size, start + count)]
-        return
-    buffer = memoryview(bytearray(min(size, count)))
-    with os.fdopen(open_regular(file.path), "rb", buffering=0) as opened:
-        if file_identity(os.fstat(opened.fileno())) != file.identity:
-            raise _changed_error(file.path)
-        opened.seek(start)
-        for first in range(0, count, size):
-            window = buffer[: min(size, count - first)]
-            have = 0
-            while have < len(window):
-                got = opened.readinto(window[have:])
-                if not got:
-                    raise _changed_error(file.path)
-                have += got
-            yield window
 
 
 def _changed_error(path: Path) -> FormatError:

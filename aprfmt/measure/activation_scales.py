@@ -4,37 +4,86 @@ So no verdict of a tensor depends on them, but what an engine computes does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from aprfmt.base.protocols import LazyTensor
-from aprfmt.codecs.dialect import OF_INPUTS
+from aprfmt.codecs import decode
+from aprfmt.codecs.dialect import INPUT_SCALES, OF_INPUTS
 from aprfmt.codecs.scale_checks import check_input_scale_tensors
 from aprfmt.errors import CodecError
 from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.encoding_noise import UNIT, storage_noise
 from aprfmt.model.ledger import NotCompared, State
 from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+ROUNDINGS = 1.5  # roundings to both sides' types by which one number may be apart
+
+
+@dataclass(frozen=True, slots=True)
+class InputScale:
+    """An input scale as a side stores it: its name, bytes and encoding.
+
+    `values` are the numbers by which inputs are multiplied once quantized (float64); None for parts
+    that are no such scale, or whose numbers are not usable.
+    """
+
+    name: str
+    raw: bytes
+    encoding: str
+    values: "Array | None"
+
+    def equals(self, other: "InputScale") -> bool:
+        """Return whether two are the same bytes, or the same numbers stored in another way."""
+        if (self.name, self.encoding, self.raw) == (other.name, other.encoding, other.raw):
+            return True
+        if (self.name, self.encoding) == (other.name, other.encoding):
+            return False
+        return self._is_near(other, lambda x: x)
+
+    def inverts(self, other: "InputScale") -> bool:
+        """Return whether one is the reciprocal of the other, and not the same."""
+        return not self.equals(other) and self._is_near(other, lambda x: 1.0 / x)
+
+    def _is_near(self, other: "InputScale", change: "Callable[[Array], Array]") -> bool:
+        """Return whether this one's numbers are `change` of the other's, but for rounding."""
+        x, y = self.values, other.values
+        if x is None or y is None or x.size != y.size:
+            return False
+        slack = ROUNDINGS * (storage_noise(self.encoding) + storage_noise(other.encoding))
+        made = change(y)
+        return bool((np.abs(x - made) <= slack * np.abs(made)).all())
 
 
 def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
     """Yield an item per input scale that differs between the sides or is on one side only.
 
-    Only for pairs of which both sides are packed weights.
+    Only for pairs of which both sides are packed weights. Two dialects may give one scale two
+    names, and one may store the reciprocal: then the numbers are compared.
     """
     for pair in pairs:
         if pair.a is None or pair.b is None or not (pair.a.parts and pair.b.parts):
             continue
-        a, b = _input_scale_bytes(pair.a), _input_scale_bytes(pair.b)
-        for name in dict.fromkeys((*a, *b)):
-            if a.get(name) == b.get(name):
-                continue
-            one_sided: State = "only in A" if name in a else "only in B"
-            state: State = "unequal" if name in a and name in b else one_sided
-            weight = (pair.b if state == "only in B" else pair.a).names[0]
-            yield NotCompared(
-                "scale of activations",
-                f"{pair.key}: {name[1:]}",
-                state,
-                f"beside {weight}; engines take 1.0 where there is none" * (state != "unequal"),
-            )
+        a, b = _input_scales(pair.a), _input_scales(pair.b)
+        for key in dict.fromkeys((*a, *b)):
+            one, other = a.get(key), b.get(key)
+            if one is not None and other is not None:
+                if one.equals(other):
+                    continue
+                state: State = "unequal"
+                name = one.name if one.name == other.name else f"{one.name}, {other.name} in B"
+                note = "1/s stands for s" * one.inverts(other)
+            else:
+                state = "only in A" if other is None else "only in B"
+                name = (one or other).name  # type: ignore[union-attr]
+                weight = (pair.b if state == "only in B" else pair.a).names[0]
+                note = f"beside {weight}; engines take 1.0 where there is none"
+            yield NotCompared("scale of activations", f"{pair.key}: {name}", state, note)
 
 
 def check_input_scales(view: View) -> None:
@@ -56,11 +105,27 @@ def _check_each_tensor(view: View, check: Callable[[LazyTensor], object]) -> Non
             raise CodecError(f"{stored.info.name}: {error}") from error
 
 
-def _input_scale_bytes(view: View) -> dict[str, bytes]:
-    """Return {tensor's number in the view and suffix, as "0input_scale": bytes} of input scales."""
-    return {
-        f"{number}{suffix.lstrip('._')}": bytes(part.raw())
-        for number, stored in enumerate(view.stored)
-        for suffix, part in stored.parts.items()
-        if OF_INPUTS.search(suffix)
-    }
+def _input_scales(view: View) -> dict[tuple[int, str], InputScale]:
+    """Return {(tensor's number in the view, what the part is): an input scale} of a weight.
+
+    All names of INPUT_SCALES are one thing.
+    """
+    found = {}
+    for number, stored in enumerate(view.stored):
+        for suffix, part in stored.parts.items():
+            if OF_INPUTS.search(suffix):
+                name, raw, kind = suffix.lstrip("._"), bytes(part.raw()), part.info.encoding
+                values = _multipliers(name, kind, raw, part.info.shape)
+                key = name if name not in INPUT_SCALES else ""
+                found[number, key] = InputScale(name, raw, kind, values)
+    return found
+
+
+def _multipliers(name: str, encoding: str, raw: bytes, shape: tuple[int, ...]) -> "Array | None":
+    """Return the numbers that inputs are multiplied by (float64, flat); None if not usable."""
+    if name not in INPUT_SCALES or encoding not in UNIT:
+        return None
+    values = np.asarray(decode(encoding, raw, shape), np.float64).reshape(-1)
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        return None
+    return 1.0 / values if INPUT_SCALES[name] else values

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.measure.named_causes import fixed_name, set_command, surplus_command
-from aprfmt.model.ledger import APART, NO_PART, Item, Ledger, NotCompared, Surplus, read_value
+from aprfmt.model.ledger import APART, NO_PART, OPEN, Item, Ledger, NotCompared, Surplus, read_value
 from aprfmt.model.relations import opening_path
 
 # (kind, name) of an item -> the words of `set` that mend it, quoted for a shell; "" where none do.
@@ -69,6 +69,16 @@ def surplus_commands(rows: Sequence[NotCompared], ledger: Ledger, path: str) -> 
     held = (files[row.name].holds for row in apart if row.name in files)
     paths = dict.fromkeys(str(each.path) for each in held if isinstance(each, Surplus))
     return tuple(surplus_command(file, path) for file in paths)
+
+
+def inspect_unreadable_command(rows: Iterable[NotCompared], a: str, b: str) -> str:
+    """Return the command that lists the items of the model of which something cannot be read.
+
+    `rows` are the items that were not compared, `a` and `b` the models' paths. It is B where
+    something of both, or of neither side alone, cannot be read.
+    """
+    sides = {row.side for row in rows if row.state in OPEN}
+    return f"aprfmt inspect {shlex.quote(a if sides == {'A'} else b)} --account"
 
 
 def _argument(row: NotCompared, mine: Item | None, theirs: Item | None, a: Ledger) -> str:

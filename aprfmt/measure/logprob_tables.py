@@ -26,6 +26,7 @@ _NOISE = 1.5e-5  # what float32 and its decimals leave of such a difference, of 
 # Two float32 log-probabilities: the log-sum-exp and what is left of the logit are each rounded by
 # 2^-24 of their size on both sides, in any arithmetic.
 _PRINTED = 2.0**-22
+_DECIMALS = 6  # more than these show nothing: a float32 has them
 _ENOUGH, _NEARLY = 12, 0.95  # differences that are looked at; the share of them on the grid
 LEAST = -9999.0  # what vLLM writes for minus infinity
 
@@ -194,7 +195,27 @@ def has_16_bit_logits(side: Side) -> bool:
     apart = np.concatenate(parts) if parts else np.zeros(0)
     apart = apart[apart > _STEP / 2]
     off = np.abs(apart - np.round(apart / _STEP) * _STEP)
-    return apart.size >= _ENOUGH and float(np.mean(off <= _NOISE)) >= _NEARLY
+    noise = _NOISE + 2 * printed_resolution(side)
+    if apart.size < _ENOUGH or noise > _STEP / 4:
+        return False
+    return float(np.mean(off <= noise)) >= _NEARLY
+
+
+def printed_resolution(side: Side) -> float:
+    """Return half a unit of the last decimal of log-probabilities that were rounded to print them.
+
+    0 where they have more than six decimals, or are too few to show how many they have.
+    """
+    if isinstance(side, LogprobMatrix):
+        return 0.0
+    held = np.array([one for row in side.rows.values() for one in row.values()], np.float64)
+    held = held[np.isfinite(held) & (held > LEAST) & (held != 0)]
+    if held.size < _ENOUGH:
+        return 0.0
+    for decimals in range(1, _DECIMALS + 1):
+        if np.array_equal(np.round(held, decimals), held):
+            return 0.5 * 10.0**-decimals
+    return 0.0
 
 
 def logit_size(here: Side, reference: Side) -> float:
@@ -231,6 +252,7 @@ def compare_logprobs(
     # The size of logits by which errors are scaled.
     spread = _logit_spread(here, reference, both)
     reach = spread * logit_size(here, reference)
+    printed = printed_resolution(here) + printed_resolution(reference)
     rows, total, count, bits, unshared = [], 0.0, 0, True, []
     for at in both:
         few = here if isinstance(here, Logprobs) else reference
@@ -248,7 +270,7 @@ def compare_logprobs(
         bits &= bool(np.all(apart == 0))
         # What one error d of every logit makes of a log-probability: d times 1 - p, not d.
         moved = np.maximum(1.0 - np.exp(np.minimum(b, 0.0)), _FLOOR)
-        own = _PRINTED * (1.0 + np.where(np.isfinite(b), np.abs(b), 0.0) + reach)
+        own = printed + _PRINTED * (1.0 + np.where(np.isfinite(b), np.abs(b), 0.0) + reach)
         scaled = np.maximum(apart - own, 0.0) / (spread * moved * np.sqrt(2.0))
         total += float(np.sum(scaled**2))
         count += len(shared)

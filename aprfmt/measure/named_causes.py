@@ -5,7 +5,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -398,6 +398,28 @@ def contradicted_values(b: "Model") -> dict[str, str]:
         if number and stated is not None and not same_value(stated, row.value):
             found[name] = shlex.quote(f"{row.key}={json.dumps(row.value)}")
     return found
+
+
+def completed_command(files: Collection[str], a: Path | str, b: Path | str) -> str:
+    """Return the command that completes the one damaged file of B from the same file of A, or "".
+
+    `files` are the damaged ones. "" where they are several, or A's is of another kind or no longer
+    than B's. In a folder the file is replaced: the other files of the folder belong to it.
+    """
+    damaged, mine, theirs = Path(next(iter(files))), Path(a), Path(b)
+    if len(files) != 1:
+        return ""
+    alone = damaged == theirs and damaged.name != WEIGHTS
+    good = mine if mine.is_file() else mine / damaged.name
+    if not alone and good.name != damaged.name:
+        return ""
+    if damaged.parent != (theirs if theirs.is_dir() else theirs.parent) or not good.is_file():
+        return ""
+    if good.suffix != damaged.suffix or good.stat().st_size <= damaged.stat().st_size:
+        return ""
+    target = fixed_name(damaged) if alone else f"{shlex.quote(str(damaged))} --force"
+    source = shlex.quote(str(good))
+    return f"aprfmt repair {shlex.quote(str(damaged))} --from {source} -o {target}"
 
 
 def surplus_command(file: Path | str, b: Path | str) -> str:

@@ -140,7 +140,8 @@ def uncompared_tokenizers(
     x, y = _stored_tokenizer(a), _stored_tokenizer(b)
     stored: State = "equal" if x and x == y else "unreadable"
     unequal = _unequal_settings(a, b)
-    return (NotCompared("part", TOKENIZER_PART, stored, why), *settings, *unequal)
+    side = tokens.unreadable if stored == "unreadable" else ""
+    return (NotCompared("part", TOKENIZER_PART, stored, why, side), *settings, *unequal)
 
 
 def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[NotCompared]:

@@ -418,14 +418,12 @@ def compare_point(
     assert mine is not None and other is not None
     dtypes = record_dtypes(mine, other, a, b)
     why = _reason_not_comparable(mine, other)
-    ratio = None if why else _std_ratio(mine, other)
-    low, high = ratio_band(mine.point)
-    outside = ratio is not None and not low <= ratio <= high
+    # Statistics come last: of a dump they are known once its values were read.
     if not why and before is None and not positions:
         shape = mine.shape or other.shape
         read = between.compare_blocks(key, dtypes, a, b, shape, mine.point)
         if read is not None:
-            return replace(read, std_ratio=ratio, outside=outside)
+            return _with_std_ratio(read, mine, other)
     x, y = (None, None) if why else (a.recorded_values(key), b.recorded_values(key))
     if x is None or y is None:
         why, beyond = (why, False) if why else _reason_not_numbers(mine, other)
@@ -439,6 +437,14 @@ def compare_point(
         found = between.compare(key, dtypes, x, y, chosen, shape, mine.point)
         if positions:
             found = replace(found, by_position=_distance_by_position(mine, x, y, chosen))
+    return _with_std_ratio(found, mine, other)
+
+
+def _with_std_ratio(found: PointDiff, a: RecordLike, b: RecordLike) -> PointDiff:
+    """Return a comparison with the ratio of deviations of the two records, if they fit."""
+    ratio = None if _reason_not_comparable(a, b) else _std_ratio(a, b)
+    low, high = ratio_band(a.point)
+    outside = ratio is not None and not low <= ratio <= high
     return replace(found, std_ratio=ratio, outside=outside)
 
 

@@ -18,7 +18,14 @@ from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.base.object_repr import public_dir, short_repr
 from aprfmt.base.protocols import Damage, Note, Source, TypedValue, Value
-from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
+from aprfmt.errors import (
+    AprfmtError,
+    ArchError,
+    CodecError,
+    FormatError,
+    TensorNotFoundError,
+    UsageError,
+)
 from aprfmt.formats import FORMATS, detect_format, open_source
 from aprfmt.model.hf_folder import (
     INDEX,
@@ -515,6 +522,35 @@ def open_model(
         path = find_weights(path)
     with pause_collector():  # its walks over a million tensors take longer than all else
         return _open_checked(path, named_folder, arch, partial, damaged, allow_missing, rename)
+
+
+def open_damaged(
+    path: Path | str, *, arch: str | None = None, allow_missing: Sequence[str] = ()
+) -> Model:
+    """Return the opened Model of a file or folder of which some parts cannot be read.
+
+    What is wrong with files is in `model.damage`, a shard that is missing or cannot be read in the
+    notes (`missing_shards`). Parameters and errors as in `open_model`: FormatError where nothing
+    can be read.
+    """
+    try:
+        return open_model(path, arch=arch, damaged=True, allow_missing=allow_missing)
+    except CodecError:
+        raise  # packed weights that do not decode
+    except FormatError as error:
+        try:
+            return open_model(path, arch=arch, partial=True, allow_missing=allow_missing)
+        except FormatError:
+            raise error from None
+
+
+def missing_shards(model: Model) -> tuple[Damage, ...]:
+    """Return the shards of a model that are missing or cannot be read, as Damage of its files."""
+    return tuple(
+        Damage(note.where, note.text, kind="truncated")
+        for note in model.source.notes
+        if note.key == "missing_shard"
+    )
 
 
 def _open_checked(

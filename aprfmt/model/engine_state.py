@@ -429,7 +429,8 @@ def _group_by_name(
     if numbers and numbers != list(range(numbers[-1] + 1)):
         lost = sorted(set(range(numbers[-1] + 1)) - set(numbers))
         raise FormatError(
-            f"{path}: {axis} rank {', '.join(map(str, lost[:8]))} of {numbers[-1] + 1} is missing"
+            f"{path}: {axis} rank {', '.join(map(str, lost[:8]))} is missing; there are "
+            f"{', '.join(map(str, numbers))}, and perhaps more"
         )
     before = _layers_before(sources)
     found: dict[str, dict[int, LazyTensor]] = {}

@@ -640,7 +640,7 @@ def folder_files(model: "Model") -> list[Path]:
     folder = model.folder
     if folder is None:
         return []
-    whole = model.path.name in (INDEX, WEIGHTS) and not is_remote(folder.path)
+    whole = model.path.name in (INDEX, WEIGHTS, _ADAPTER) and not is_remote(folder.path)
     if not whole or not folder.path.is_dir():  # one that is only planned is not there yet
         return [folder.path / name for name in folder.texts]
     return sorted(folder.path.iterdir())
@@ -1019,11 +1019,15 @@ class Pronounced:
 
 
 def array_items(kind: str, names: Collection[str]) -> tuple[NotCompared, ...]:
-    """Return a NotCompared per array of a capture, batch or state that nothing reads."""
-    return tuple(NotCompared(kind, name, "unread", "") for name in names)
+    """Return a NotCompared per array of a batch or state that nothing reads.
+
+    There is one side only, and what is computed may depend on it: it counts as unreadable.
+    """
+    return tuple(NotCompared(kind, name, "unreadable", "nothing here reads it") for name in names)
 
 
-_UNREAD = "unread:"  # what a pattern of --accept begins with
+_ADAPTER = "adapter_model.safetensors"  # PEFT's file of weights, next to its adapter_config.json
+UNREAD = "unread:"  # what a pattern of --accept begins with
 
 
 def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
@@ -1034,7 +1038,7 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
     """
     from aprfmt.model.patterns import spelling_predicate
 
-    wanted = [each.removeprefix(_UNREAD) for each in patterns if each.startswith(_UNREAD)]
+    wanted = [each.removeprefix(UNREAD) for each in patterns if each.startswith(UNREAD)]
 
     def accept(row: NotCompared) -> bool:
         """Return whether a pattern matches the item's name, its kind, or both joined."""
@@ -1049,8 +1053,8 @@ def _refuse_unmatched(patterns: Collection[str], rows: Sequence[NotCompared]) ->
     from aprfmt.model.patterns import similar_names
 
     for each in patterns:
-        if each.startswith(_UNREAD) and not any(map(acceptance_predicate([each]), rows)):
-            near = similar_names(each.removeprefix(_UNREAD), [row.name for row in rows])
+        if each.startswith(UNREAD) and not any(map(acceptance_predicate([each]), rows)):
+            near = similar_names(each.removeprefix(UNREAD), [row.name for row in rows])
             raise UsageError(
                 f"--accept {each}: no item that was not compared matches; "
                 + (f"near names: {', '.join(near)}" if near else "there is none")

@@ -137,6 +137,10 @@ def wrong_index(model: "Model") -> Relation | None:
     pairs = tuple(pair for fault in faults for pair in fault.examples)
     mended = all(fault.mended for fault in faults)
     remedy = command_line("repair", "--index", opening_path(model.path)) if mended else ""
+    if all(fault.by_index for fault in faults):
+        folder = opening_path(model.path)
+        out = f"{folder.name}-fixed"
+        remedy = command_line("repair", folder, "--by-index", "-o", out)
     return Relation("index", says, where, pairs[:SHOWN], remedy)
 
 

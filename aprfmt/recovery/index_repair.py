@@ -92,7 +92,7 @@ def _doubled_remedy(path: Path, name: str, shards: tuple[str, str]) -> str:
     stale = shards[1] if taken == shards[0] else shards[0]
     return (
         f"the index names {taken}, and {stale} for other tensors: both files are of this model; "
-        f"save {stale} again without the copy"
+        f"write {stale} without the copy: aprfmt repair {path.parent} --by-index -o OUT"
     )
 
 

@@ -86,7 +86,8 @@ class Judgement:
     of the expected update that is there. `shows` says whether the stored type is fine enough for
     the step to be seen, `decays_all` that a vector decays where that was not said, `clipped` what
     the gradients were clipped to where that was not said: ("norm" or "value", the bound).
-    `decay_counts`: see `lost_updates.decay_counts`.
+    `decay_counts`: see `lost_updates.decay_counts`. `held_counts`: see there. `nonfinite` says that
+    moments of the optimizer's state are NaN or infinite.
     """
 
     verdict: Judged
@@ -101,6 +102,8 @@ class Judgement:
     decays_all: bool = False
     clipped: tuple[str, float | None] | None = None
     decay_counts: tuple[int, int] = (0, 0)
+    held_counts: tuple[int, float, int, int] = (0, 0.0, 0, 0)
+    nonfinite: bool = False
 
 
 def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
@@ -121,9 +124,8 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judg
     sample = _sample_case(parameter, held, signs)
     if not np.isfinite(sample.after).all():
         return Judgement("differs", "holds NaN or infinite numbers")
-    kept = () if sample.moments is None else (sample.moments.first, sample.moments.second)
-    if any(each is not None and not np.isfinite(each).all() for each in kept):
-        return Judgement("differs", "its moments in the optimizer's state are NaN or infinite")
+    if not _has_finite_moments(sample):
+        return Judgement("differs", NONFINITE, nonfinite=True)
     if held.ungiven and not held.idle:
         found = moved_without_gradient(parameter, recipe, held)
         if found is not None:
@@ -167,8 +169,15 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judg
     return found
 
 
+def _has_finite_moments(case: StepCase) -> bool:
+    """Return whether all moments that a case has are finite."""
+    kept = () if case.moments is None else (case.moments.first, case.moments.second)
+    return all(each is None or bool(np.isfinite(each).all()) for each in kept)
+
+
 SEEN = 0.5  # of the elements: those whose step without a gradient has to show
 
+NONFINITE = "its moments in the optimizer's state are NaN or infinite"
 FAINT_STEPS = (
     "its steps are shorter than the rate and of many sizes, as where gradients are as small as "
     "epsilon; --grads, --batch or --optimizer-state says what they were"
@@ -353,10 +362,12 @@ def _with_clipping(recipe: Recipe, held: StepInputs) -> Recipe:
 def _fit_clippings(recipe: Recipe, held: StepInputs, case: StepCase) -> list[tuple[Recipe, Fit]]:
     """Return (recipe, fit) for each usual clipping, by norm or by value, that gives the step.
 
-    [] if a norm was stated, or no gradient is known.
+    [] if a norm was stated, no gradient is known, or the whole step is known to have none.
     """
     norm = held.others.get("norm")
     if recipe.clip is not None or norm is None or held.gradient is None:
+        return []
+    if "unclipped" in held.others:
         return []
     tried = [
         changed(recipe, clip=bound, scale=recipe.scale * clip_factor(bound, norm))
@@ -513,6 +524,7 @@ def _judge_all(
         arrived=share,
         shows=sample.shows,
         decay_counts=decay_counts(sample.case, recipe),
+        held_counts=sample.held_counts,
     )
     if sample.case.shape is not None:
         return found
@@ -521,6 +533,8 @@ def _judge_all(
     for case in _all_cases(parameter, held, signs):
         if not np.isfinite(case.after).all():
             return replace(found, verdict="differs", why="holds NaN or infinite numbers")
+        if not _has_finite_moments(case):
+            return replace(found, verdict="differs", why=NONFINITE, nonfinite=True)
         fit = case.fit(recipe)
         assert fit is not None
         if fit.share < 1 and not fit.exact:
@@ -570,10 +584,18 @@ def _explain_difference(
     why = "the change is no step of this optimizer"
     if np.isfinite(times) and off < 0.2 * max(abs(times), 1e-9):
         why = (
-            f"{fit.share:.0%} of the elements are as expected; the step is {times:.3g} times in it"
+            f"{fit.share:.0%} of its elements are as expected; it moved {times:.3g} times the step"
         )
     return Judgement(
-        "differs", why, tuple(found), sample.shape is not None, size, rate, share, sample.signs
+        "differs",
+        why,
+        tuple(found),
+        sample.shape is not None,
+        size,
+        rate,
+        share,
+        sample.signs,
+        held_counts=fit.held_counts,
     )
 
 

@@ -4,12 +4,14 @@ torch numbers parameters in the order in which they were handed over, group by g
 checkpoint does not keep that order. A number is recognized by what its moments did: the step that
 they make is the change of its own parameter, up to a factor and a sign. Within a group layers
 follow each other, so a number that looks like the parameter of another layer is not taken for it:
-then the order of the other layers says which one it is.
+then the order of the other layers says which one it is. What is still open is told by the order of
+`named_parameters`: that of the modules of a layer, where all shapes and all known numbers fit it.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,24 @@ LEAST = 0.3  # cosine of a parameter's change and the step of its own moments, a
 APART = 0.5  # a second parameter may be so much like a number, as a share of the first
 SAMPLE = 1 << 15  # elements that are looked at
 BLOCKS = 16  # runs of rows that they are spread over
+
+
+# Orders in which models declare the modules of a layer, by the first words of their roles: what
+# `named_parameters` goes by. A weight comes before its bias; other roles keep their own order.
+_ATTENTIONS = (
+    ("attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"),
+    ("attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm", "attn_output"),
+    ("attn_k", "attn_v", "attn_q", "attn_output"),
+)
+_MLP = ("ffn_gate_inp", "ffn_gate", "ffn_up", "ffn_down")
+_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("attention", "mlp", "norms"),  # transformers' llama and what follows it
+    ("attn_norm", "attention", "norms", "mlp"),  # GPT-2
+    ("norms", "attention", "mlp"),  # GPT-NeoX
+    ("attention", "attn_norm", "mlp", "norms"),  # OPT
+)
+_BEFORE, _AFTER = ("token_embd", "position_embd", "token_types"), ("output_norm", "output")
+_OUTER = ((_BEFORE, _AFTER), ((*_BEFORE, "output_norm"), ("output",)))  # the second is OPT's
 
 
 @dataclass(frozen=True)
@@ -87,6 +107,7 @@ def recognize_numbers(
     shapes = {row.number: row.shape for row in numbered}
     while _settle_by_order(groups, found, shapes, candidates):
         pass
+    found |= _settle_by_modules(groups, found, shapes, candidates)
     return {number: row.name for number, row in found.items()}, looked
 
 
@@ -187,6 +208,80 @@ def _settle_by_order(
                 free = {p: row for p, row in free.items() if row.name != fitting[0].name}
                 added = True
     return added
+
+
+def _settle_by_modules(
+    groups: Sequence[Sequence[str]],
+    found: Mapping[str, Candidate],
+    shapes: Mapping[str, tuple[int, ...]],
+    candidates: Sequence[Candidate],
+) -> dict[str, Candidate]:
+    """Return {number: parameter} for open numbers on which all fitting orders of modules agree.
+
+    `shapes` are {number: shape}. There is one group, or matrices and vectors are two. An order fits
+    if the groups have as many numbers as parameters, of these shapes, and every number in `found`
+    has its own. {} where none fits, or no number is in `found`, which would show that none does.
+    """
+    if not found:
+        return {}
+    parts: list[Callable[[Candidate], bool]] = [lambda row: True]
+    if len(groups) == 2:
+        parts = [lambda row: len(row.shape) > 1, lambda row: len(row.shape) < 2]
+    elif len(groups) != 1:
+        return {}
+    fitting: list[dict[str, Candidate]] = []
+    for attention, layer, outer in product(_ATTENTIONS, _LAYERS, _OUTER):
+        order = sorted(candidates, key=_module_rank(attention, layer, outer, candidates))
+        made: dict[str, Candidate] = {}
+        for group, part in zip(groups, parts, strict=True):
+            mine = [row for row in order if part(row)]
+            if len(mine) != len(group):
+                return {}
+            made |= dict(zip(group, mine, strict=True))
+        right = all(made[n].shape == shape for n, shape in shapes.items() if n in made)
+        if right and all(made[n].name == row.name for n, row in found.items() if n in made):
+            fitting.append(made)
+    if not fitting:
+        return {}
+    return {
+        number: fitting[0][number]
+        for number in shapes
+        if number not in found and len({made[number].name for made in fitting}) == 1
+    }
+
+
+def _module_rank(
+    attention: Sequence[str],
+    layer: Sequence[str],
+    outer: tuple[Sequence[str], Sequence[str]],
+    candidates: Sequence[Candidate],
+) -> Callable[[Candidate], tuple[int, ...]]:
+    """Return the key by which parameters are sorted in one order of modules.
+
+    `attention` is the order within attention, `layer` that of a layer's parts, `outer` what stands
+    before and after the layers. Roles of no part, such as other norms, stand where `layer` has
+    "norms", in the order of `candidates`.
+    """
+    inner = {"attention": attention, "mlp": _MLP}
+    own = {row.name: number for number, row in enumerate(candidates)}
+
+    def rank(row: Candidate) -> tuple[int, ...]:
+        """Return the place of a parameter: around layers, layer, part, within it, bias or not."""
+        number, role = split_key(row.key)
+        module, _, kind = role.partition(".")
+        bias = int(kind == "bias")
+        if number is None:
+            early = module in outer[0]
+            side = outer[0] if early else outer[1]
+            place = side.index(module) if module in side else len(side)
+            return (0 if early else 2, 0, 0, place, bias, own[row.name])
+        for at, part in enumerate(layer):
+            if module in inner.get(part, (part,)):
+                within = inner.get(part, (part,)).index(module)
+                return (1, number, at, within, bias, own[row.name])
+        return (1, number, layer.index("norms"), 99, own[row.name], bias)
+
+    return rank
 
 
 def _places_by_order(

@@ -185,7 +185,9 @@ def _pair_adapter(before: Model, after: Model | None, base: Model | None) -> Par
     """
     for model in (before, after):
         if model is not None and not _is_adapter(model):
-            raise UsageError(f"{model.path}: is no adapter; expected one, as {before.path} is")
+            raise UsageError(
+                f"{model.path}: is no adapter; expected what save_pretrained of a PEFT model writes"
+            )
     keys = adapter_keys(before, base)
     if after is not None:
         _check_same_adapter(before, after)

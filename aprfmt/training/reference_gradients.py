@@ -102,6 +102,7 @@ class BatchNumbers:
     auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
     are the tokens that occur more than once. `experts`: the model, or the base, has experts.
     `unread` are arrays of the file that nothing reads. `padded_first`: a row begins with padding.
+    `adapter` is (scale, rank) of an adapter whose pairs all have these, else None.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -115,6 +116,7 @@ class BatchNumbers:
     experts: bool = False
     unread: tuple[str, ...] = ()
     padded_first: bool = False
+    adapter: tuple[float, int] | None = None
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -241,6 +243,7 @@ def compute_gradients(
                 points=points,
             )
         scales = {pair.scale for pair in pairs}
+        kinds = {(pair.scale, len(pair.a)) for pair in pairs}
 
     def recompute(
         change: BackwardChange, trained: Collection[str] | None = None
@@ -253,7 +256,10 @@ def compute_gradients(
                 device=device,
                 dtype=dtype,
                 trained=None if adapter is not None else trained,
-                pairs=open_trained_pairs(adapter, base, again),
+                pairs=[
+                    replace(pair, scale=pair.scale * change.adapter_scale)
+                    for pair in open_trained_pairs(adapter, base, again)
+                ],
                 activations=held,
                 change=change,
             )
@@ -269,7 +275,11 @@ def compute_gradients(
 
     numbers = batch_numbers(loaded, scales.pop() if len(scales) == 1 else None)
     experts = bool(base.hyper.get("n_experts"))
-    return Computed(result, rounded, recompute, by_label), replace(numbers, experts=experts)
+    one = kinds.pop() if len(kinds) == 1 else None
+    return (
+        Computed(result, rounded, recompute, by_label),
+        replace(numbers, experts=experts, adapter=one),
+    )
 
 
 def dtype_of(base: Model) -> str:

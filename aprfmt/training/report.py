@@ -5,7 +5,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from aprfmt.measure.named_causes import NamedCause
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
+from aprfmt.model.ledger import (
+    UNREAD,
+    Compared,
+    NotCompared,
+    Pronounced,
+    VerdictWords,
+    acceptance_predicate,
+    pronounce,
+)
+from aprfmt.model.patterns import spelling_predicate
 
 WORDS = VerdictWords("agrees", "differs")
 Judged = Literal["agrees", "differs", "not compared"]
@@ -133,7 +142,8 @@ class StepReport:
     def verdict(self, accept: Collection[str]) -> Pronounced:
         """Return the verdict over all tensors; what was not compared may leave it open.
 
-        `accept` are patterns (`unread:PATTERN`) of what may stay uncompared.
+        `accept` are patterns (`unread:PATTERN`) of what may stay uncompared; a parameter has its
+        role and its names in the file.
         """
         counts = self.counts
         compared = counts["agrees"] + counts["differs"]
@@ -151,8 +161,27 @@ class StepReport:
             Compared(
                 bool(counts["differs"]) or bool(self.causes) or bool(wrong), held, left, detail
             ),
-            accept,
+            self._by_key(accept, left),
         )
+
+    def _by_key(self, accept: Collection[str], left: Collection[NotCompared]) -> list[str]:
+        """Return the patterns of `accept`, with those of parameters' names in the file as keys.
+
+        `left` are the items that they may be of.
+        """
+        stored = {row.key: row.names for row in self.tensors}
+        found: list[str] = []
+        for each in accept:
+            wanted = each.removeprefix(UNREAD)
+            names = {row.name: stored.get(row.name, ()) for row in left}
+            keys = [
+                f"{UNREAD}{key}"
+                for key, held in names.items()
+                if any(map(spelling_predicate(wanted, held), held))
+            ]
+            itself = not keys or any(map(acceptance_predicate([each]), left))
+            found += [*keys, *([each] if itself else [])]
+        return found
 
     def _not_compared(self) -> Collection[NotCompared]:
         """Return an entry for each parameter that was not compared, with the reason."""

@@ -302,7 +302,10 @@ ROWS, COLUMNS = ("row_var", "exp_avg_sq_row"), ("col_var", "exp_avg_sq_col")
 LARGEST = ("max_exp_avg_sq",)  # of amsgrad, which divides by it in place of the second moment
 CODES = ("uint8", "int8")  # of states of 8 bits: places in a table, times the largest of a block
 _BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)  # elements of a block in bitsandbytes
-_AROUND = ("state", "optimizer", "optimizer_state", "optimizer_state_dict", "opt_state", "optim")
+_AROUND = (
+    "state", "optimizer", "optimizer_state", "optimizer_state_dict", "opt_state", "optim",
+    "__bnb_optimizer_quant_state__",
+)  # fmt: skip
 _RATES = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening")
 _GROUP = re.compile(r"(?:^|\.)param_groups\.(\d+)\.(\w+)$")
 

@@ -12,17 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-READ = ("input_ids", "labels", "attention_mask", "position_ids")  # of what a forward pass is given
-
 
 class SavedStep:
     """Saves the first step that is taken after it was made: call `before`, then `after`.
 
-    In `folder` there are then `batch.npz`, what the last forward pass before the optimizer was
-    given, `grads.safetensors`, the gradients by parameter, and the checkpoints `before/` and
-    `after/`, as the model's own `save_pretrained` writes them; of a PEFT model these are adapters.
+    In `folder` there are then `batch.safetensors`, the arrays that the last forward pass before the
+    optimizer was given, `grads.safetensors`, the gradients by parameter, and the checkpoints
+    `before/` and `after/`, as the model's own `save_pretrained` writes them; of a PEFT model these
+    are adapters.
     Every array has the type that the trainer has it in. Further calls do nothing, so that a
     callback need not count steps.
     """
@@ -67,11 +64,11 @@ class SavedStep:
 
     def _keep_batch(self, model: Any, args: Any, given: dict[str, Any]) -> None:
         """Write what a forward pass is given, over that of the pass before it."""
-        arrays = {name: given[name] for name in READ if given.get(name) is not None}
+        arrays = {name: x for name, x in given.items() if hasattr(x, "detach") and x.ndim}
         if args and "input_ids" not in arrays:
             arrays["input_ids"] = args[0]
-        held: dict[str, Any] = {name: x.cpu().numpy() for name, x in arrays.items()}
-        np.savez(self.folder / "batch.npz", **held)
+        copies = {name: x.detach().clone() for name, x in arrays.items()}  # labels may be the ids
+        self._save("batch", copies)
 
     def _keep_point(self, name: str, module: Any, args: Any, given: Any, result: Any) -> None:
         """Let autograd hand over the gradients of what a module reads and gives."""

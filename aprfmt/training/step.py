@@ -23,6 +23,7 @@ from aprfmt.causes.training.clipping import (
 )
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import CHANCE, lost_decay_guess
+from aprfmt.causes.training.momentum import NEW_OPTIMIZER
 from aprfmt.causes.training.optimizers import (
     CALLED,
     OPTIMIZERS,
@@ -31,7 +32,7 @@ from aprfmt.causes.training.optimizers import (
     parse_recipe,
     parse_settings,
 )
-from aprfmt.causes.training.step_case import COARSE, StepGuess
+from aprfmt.causes.training.step_case import COARSE, StepGuess, held_in
 from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.errors import UsageError
@@ -44,7 +45,7 @@ from aprfmt.measure.verdicts import Level
 from aprfmt.model import Model, open_model
 from aprfmt.model.kinds import peft_config
 from aprfmt.model.ledger import NotCompared, array_items
-from aprfmt.model.renames import Rename
+from aprfmt.model.renames import Rename, rename_names
 from aprfmt.tensors.stats import compute_stats
 from aprfmt.tensors.view import is_zero
 from aprfmt.training import ComputedGradients
@@ -130,6 +131,10 @@ def explain_step(
         if optimizer_state is not None:
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename, later)
+        if rename:
+            kept = () if state is None else (state.first, state.second)
+            held = [plain_name(name) for each in (given, *kept) if each for name in each.held]
+            rename_names(dict.fromkeys(held), rename, "--grads and --optimizer-state")
         # What the given gradients are compared with.
         checker, points, loaded = None, None, None
         if differences:
@@ -217,6 +222,12 @@ def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
     )
 
 
+ROUNDED_AWAY = "update_rounded_away"
+FINER_COPY = (
+    " (or the trainer keeps a finer copy of the weights, which this checkpoint does not show: "
+    "--trained-in float32 says so)"
+)
+MOST_COPIES = 64  # of the gradients, in the norm over ranks that hold the same
 MOST_SHARED = 4  # mistakes of several parameters that are tried on all that differ
 BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
 
@@ -269,6 +280,8 @@ class _Step:
         self.used: set[str] = set()
         # What the rates that groups began with are multiplied by; None: the state's are taken.
         self.schedule: float | None = None
+        self.unclipped = False  # whether no clipping but the stated one was made
+        self.doubted = ""  # a cause that what was given does not tell from a right step
         self._leave_out_choices()
         self.pairs = lora_pairs(self.parameters)
         self.recipe = self._recipe()
@@ -284,7 +297,7 @@ class _Step:
         if self.state is not None and self.state.recognized:
             self.notes.append(
                 "numbers of the state were told by the steps that their moments make, and by the "
-                "order of layers"
+                "order of layers and of modules in them"
             )
 
     def _leave_out_choices(self) -> None:
@@ -318,11 +331,17 @@ class _Step:
         rows, judged = self._judge_parameters(updates, norm, self.progress)
         if updates:
             rows, judged = self._judge_by_schedule(rows, judged, norm)
+        if self._is_clipped_by_chance(judged):
+            self.unclipped = True
+            rows, judged = self._judge_parameters(updates, norm)
+        if updates:
+            rows = self._judge_as_first(rows, judged, norm)
         rows = self._mark_lost_decay(rows, judged)
+        rows = self._mark_finer_copies(rows, judged)
         self._share_guesses(judged, norm)
         stored = {row.key: row.names for row in self.parameters}
         causes = [
-            *_nonfinite_causes(rows, stored),
+            *_nonfinite_causes(rows, judged, stored),
             *self._frozen_factors(rows, judged, stored),
             *self._causes(rows, judged, stored, norm),
             *_unknown_cause(rows, judged, stored),
@@ -340,6 +359,86 @@ class _Step:
             computed_on=self._loss()[1],
             notes=tuple(self.notes),
         )
+
+    def _is_clipped_by_chance(self, judged: Mapping[str, Judgement]) -> bool:
+        """Return whether clippings that nothing states give some parameters, and no whole step.
+
+        A step has one bound, and what is clipped to it is all of the gradients: most parameters
+        that do not agree as they are have to agree with it.
+        """
+        found = Counter(one.clipped for one in judged.values() if one.clipped is not None)
+        if not found:
+            return False
+        wrong = sum(one.verdict == "differs" for one in judged.values())
+        common = found.most_common(1)[0][1]
+        return common <= (wrong + sum(found.values())) / 2
+
+    def _mark_finer_copies(
+        self, rows: list[TensorStep], judged: dict[str, Judgement]
+    ) -> list[TensorStep]:
+        """Return the rows, with "agrees" for steps that a checkpoint in few bits does not show.
+
+        Weights that the trainer holds finer begin as the stored ones, and a first step below their
+        spacing then moves none of them. That is no mistake where the trainer says so
+        (`trained_in`), or the bits of the other parameters do. Where these do not tell, a mistake
+        of the type is not confirmed: `doubted` has it. Entries of `judged` go with the rows.
+        """
+        if self.recipe is None or self.recipe.step not in (None, 1):
+            return rows
+        gone = {
+            key
+            for key, one in judged.items()
+            if any(guess.cause == ROUNDED_AWAY for guess in one.guesses)
+        }
+        told = [one for key, one in judged.items() if key in gone or one.verdict == "agrees"]
+        every = [one.held_counts for one in told]
+        moved, due, other, far = (sum(each[part] for each in every) for part in range(4))
+        held = held_in(int(moved), due, int(other), int(far))
+        if self.trained_in != "float32" and held != "finer":
+            if not held:
+                self.doubted = ROUNDED_AWAY
+            return rows
+        for key in gone:
+            judged[key] = Judgement("agrees", whole=True, shows=False)
+        return [replace(row, verdict="agrees", why="") if row.key in gone else row for row in rows]
+
+    def _judge_as_first(
+        self, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
+    ) -> list[TensorStep]:
+        """Return the rows, with "differs" where a later step is a first one in every element.
+
+        That takes no moments, so it is asked of the parameters whose own are not known; `judged`
+        gets the mistake. Only where all of these moved so, and none agrees with what was stated: a
+        parameter that is trained from this step on does so too. `norm` is that of all given
+        gradients. Moments that no verdict needs then leave `left`.
+        """
+        recipe = self.recipe
+        known = self.state is not None and not (self.state.indexed and self.state.left)
+        first = recipe is None or recipe.step in (None, 1)
+        if recipe is None or known or first or not recipe.row.second:
+            return rows
+        if any(row.verdict == "agrees" for row in rows):
+            return rows
+        found: dict[str, Judgement] = {}
+        for parameter, row in zip(self.parameters, rows, strict=True):
+            held = self._inputs_of(parameter, norm)
+            unknown = held.first is None and held.second is None and held.gradient is not None
+            if row.verdict != "not compared" or not unknown or parameter.after is None:
+                continue
+            one = changed(self._recipe_of(parameter), step=1)
+            made = judge_update(parameter, one, held)
+            parameter.drop()
+            if made.verdict != "agrees":
+                return rows
+            guess = StepGuess("moments_lost", NEW_OPTIMIZER, one)
+            found[row.key] = replace(made, verdict="differs", why=guess.says, guesses=(guess,))
+        judged |= found
+        if found:
+            self.left = [each for each in self.left if each.kind != "moment"]
+        return [
+            replace(row, verdict="differs", why=NEW_OPTIMIZER) if row.key in found else row
+            for row in rows
+        ]
 
     def _mark_lost_decay(
         self, rows: list[TensorStep], judged: dict[str, Judgement]
@@ -557,6 +656,10 @@ class _Step:
             facts = self.compared[parameter.key].facts
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
+            if (kind := self._kind_norms.get(parameter.vector)) is not None:
+                others["kind_norm"] = kind
+        if self.unclipped:
+            others["unclipped"] = 1.0
         rate = {} if self.state is None else self.state.group_of(parameter.names[0])
         if isinstance(rate.get("lr"), float):
             others["rate"] = rate["lr"]
@@ -576,6 +679,19 @@ class _Step:
         if first is None and second is None:
             return replace(bare, idle=self._is_idle(parameter.key))
         return replace(bare, first=first, second=second, step=steps, after=after)
+
+    @cached_property
+    def _kind_norms(self) -> dict[bool, float]:
+        """The norms over the given gradients of all matrices (False) and all vectors (True).
+
+        These are the two groups that trainers make; {} where all are of one kind.
+        """
+        squares: dict[bool, float] = {}
+        for row in self.parameters:
+            if row.key in self.gradients:
+                own = self.gradients[row.key].norm
+                squares[row.vector] = squares.get(row.vector, 0.0) + own**2
+        return {kind: each**0.5 for kind, each in squares.items()} if len(squares) == 2 else {}
 
     def _computed_reader(self, parameter: Parameter) -> RowReader | None:
         """Return a reader of the parameter's gradient computed of the batch; None without one.
@@ -770,12 +886,26 @@ class _Step:
             case = self._backward_case(computed)
             unlike = case.wrong or case.open  # what few bits may leave may be a small mistake, too
             if all(self._has_untied_guess(key) for key in unlike):
-                return
+                break
             for guess in row.find(case):
                 keys = self._keys_explained_by(guess, computed, case)
                 if keys:
                     self._accept_mistake(guess, keys, case.right)
                     break
+        self._doubt_tied_tables()
+
+    def _doubt_tied_tables(self) -> None:
+        """Take away the guess that a tied table has one part of its gradient, where others differ.
+
+        The embedding's part is what comes down through the layers: where other gradients differ
+        and nothing explains them, that part is another one, and may be there. Returns nothing.
+        """
+        found = {key: one.found for key, one in self.compared.items() if one.found is not None}
+        if not any(one.verdict == "differs" and not one.guesses for one in found.values()):
+            return
+        for key, one in found.items():
+            if one.guesses and not self._has_untied_guess(key):
+                self.compared[key] = replace(self.compared[key], found=replace(one, guesses=()))
 
     def _backward_case(self, computed: Computed) -> BackwardCase:
         """Return all gradients as they compare now; those that a mistake gives are left out."""
@@ -804,6 +934,7 @@ class _Step:
             self.facts.routers,
             self.facts.experts,
             self.facts.padded_first,
+            self.facts.adapter,
         )
 
     def _has_untied_guess(self, key: str) -> bool:
@@ -1105,6 +1236,9 @@ class _Step:
                 cause, one = said[0], replace(one, says=said[1])
                 proof = None if proof is None else cap_proof(proof, "explained")
             text = one.says + _rivals(cause, also)
+            if cause == self.doubted:
+                proof = None if proof is None else cap_proof(proof, "explained")
+                text += FINER_COPY
             largest = _largest_update(rows, one.keys)
             yield _cause(cause, text, one.keys, stored, proof, size=largest, also=also)
 
@@ -1169,6 +1303,14 @@ class _Step:
                 return "clip_by_tensor", (
                     f"the gradients of these were clipped by the norm {alone:.4g} that they have "
                     f"together to {recipe.clip:g}, not by that of all, {every:.4g}"
+                )
+        # Of all parameters a factor may as well be of the norm that is clipped, or of the rate.
+        copies = round(1 / factor**2) if factor < 1 else 1
+        if len(norms) == len(self.gradients) and every > (recipe.clip or every) and copies > 1:
+            if copies <= MOST_COPIES and abs(factor * copies**0.5 - 1) <= SLACK:
+                return "step_factor", (
+                    f"{one.says}: the rate, or the norm that clips is too large, as of {copies} "
+                    "copies of all gradients"
                 )
         bound = next((each for each in CLIPS if abs(factor * norm - each) <= SLACK * each), None)
         if bound is None or factor >= 1:
@@ -1444,12 +1586,13 @@ def _cause(
 
 
 def _nonfinite_causes(
-    rows: Sequence[TensorStep], stored: Mapping[str, Sequence[str]]
+    rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
-    """Yield a cause for weights, and one for gradients, that hold NaN or infinity, if any."""
+    """Yield a cause for weights, gradients and moments each that hold NaN or infinity, if any."""
     for what, keys in (
         ("the weight after the step", [r.key for r in rows if r.update and r.update.nonfinite]),
         ("the gradient", [r.key for r in rows if r.gradient and r.gradient.nonfinite]),
+        ("a moment in the optimizer's state", [k for k, one in judged.items() if one.nonfinite]),
     ):
         if keys:
             yield _cause("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
@@ -1513,7 +1656,7 @@ def _unknown_cause(
         if (one := judged.get(row.key)) is not None
         and one.verdict == "differs"
         and not one.guesses
-        and not (row.update and row.update.nonfinite)
+        and not (one.nonfinite or (row.update and row.update.nonfinite))
     ]
     if keys:
         says = f"what happened is not known: {judged[keys[0]].why}"

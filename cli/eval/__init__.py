@@ -51,9 +51,9 @@ from aprfmt.measure.tolerances import REPORTED
 @click.option(
     "--batch",
     type=options.FILE,
-    metavar="FILE.npz",
-    help="A trainer's batch in place of a text: ids, labels (-100: not scored), mask, "
-    "and its logits if it has them.",
+    metavar="FILE",
+    help="A trainer's batch in place of a text, safetensors, npz or .pt: ids, labels (-100: "
+    "not scored), mask, and its logits if it has them.",
 )
 @click.option(
     "--reported",
@@ -93,6 +93,7 @@ from aprfmt.measure.tolerances import REPORTED
     is_flag=True,
     help="The model is untrained: expect 0.5 nats to 1.5 times ln(vocab).",
 )
+@options.accept()
 @run_options.where
 @options.arch
 @options.common
@@ -109,9 +110,9 @@ def command(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> 
     if asked.batch is not None:
         return scoring.evaluate_batch(model, asked, where)
     if asked.reported is not None:
-        raise UsageError("--reported is the loss of a --batch; give --batch FILE.npz")
+        raise UsageError("--reported is the loss of a --batch; give --batch FILE")
     if not asked.texts_given:
         raise UsageError(
-            "nothing to evaluate; give --text FILE, --samples FILE.jsonl, --ids or --batch FILE.npz"
+            "nothing to evaluate; give --text FILE, --samples FILE.jsonl, --ids or --batch FILE"
         )
     return scoring.evaluate_texts(model, asked, where)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -44,6 +44,7 @@ class EvalRequest:
     draft: bool
     least_accepted: float | None
     random_weights: bool
+    accept: tuple[str, ...]
 
     @property
     def texts_given(self) -> bool:
@@ -118,7 +119,17 @@ def evaluate_texts(model: str, request: EvalRequest, where: run_options.WhereOpt
             checks,
             lambda: output.show(scored, draft_found, against),
             lambda: output.answer(scored, draft_found, against),
+            not_compared=() if other is None else _unread_items(other),
+            accept=request.accept,
         )
+
+
+def _unread_items(other: "Run") -> "tuple[NotCompared, ...]":
+    """Return what nothing reads of the model that is compared with, as items of its own."""
+    from aprfmt.model.ledger import OF_A_PASS, make_ledger
+
+    rows = make_ledger(other.model, OF_A_PASS).not_compared
+    return tuple(replace(row, side="the other model") for row in rows)
 
 
 def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
@@ -159,7 +170,12 @@ def evaluate_batch(model: str, request: EvalRequest, where: run_options.WhereOpt
         said = {**body} if verdict is None else {**body, "reported": verdict}
         left = array_items("batch array", body["batch"]["unread"])
         return report_checks(
-            run, said, checks, lambda: batch.show(body, verdict), not_compared=left
+            run,
+            said,
+            checks,
+            lambda: batch.show(body, verdict),
+            not_compared=left,
+            accept=request.accept,
         )
 
 
@@ -170,18 +186,20 @@ def report_checks(
     show: Callable[[], None],
     answer: "Callable[[], list[Line]] | None" = None,
     not_compared: "Sequence[NotCompared]" = (),
+    accept: "Sequence[str]" = (),
 ) -> int:
     """Print the findings and the verdict of the checks, and return the exit code.
 
     `body` is the JSON so far, `show` prints it, and `answer` returns its short form (None: `show`
     serves for both). `not_compared` are arrays of a batch that nothing reads; they are named
-    together with what nothing reads of the model. `run` is the run whose model is judged.
+    together with what nothing reads of the model. `accept` are patterns (`unread:PATTERN`) of
+    those that the user accepts. `run` is the run whose model is judged.
     """
     from aprfmt.base.outcome import Report
     from aprfmt.checks.records import pronounce_report
 
     report = Report(str(run.model.path), tuple(checks))
-    verdict = pronounce_report(report, run.model, not_compared)
+    verdict = pronounce_report(report, run.model, not_compared, accept)
 
     def show_all() -> None:
         """Print the verdict, the findings, then every check."""

@@ -7,6 +7,7 @@ import click
 
 from aprfmt.base.protocols import Source
 from aprfmt.cli import options, render
+from aprfmt.cli.captured import refuse_captures
 from aprfmt.cli.damage_report import report_damage
 from aprfmt.cli.inspect.page import PageRequest, write_inspect_page
 from aprfmt.errors import UsageError
@@ -52,6 +53,7 @@ def command(
     paged.check()
     if full and not all_metadata:
         raise UsageError("--full goes with --metadata")
+    refuse_captures(model, arch=arch)
     # Facts come from headers; only --verify and a page with --stats read tensors.
     with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
         body = facts.inspect_facts(opened, full)

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     "--batch",
     type=options.FILE,
     metavar="FILE",
-    help="The step's batch, npz: its gradients are computed, --grads or the update held to them.",
+    help="The step's batch, safetensors, npz or .pt: its gradients are computed, --grads or the "
+    "update held to them.",
 )
 @click.option(
     "--device", default="cpu", show_default=True, help="Where they are computed: cpu, cuda, cuda:N."

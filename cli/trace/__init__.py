@@ -31,7 +31,7 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
     type=options.WholeNumber(0),
     default=0,
     metavar="N",
-    help="Fill the cache with the first N tokens; trace the rest behind it.",
+    help="Fill the cache with the first N tokens; trace the rest after them.",
 )
 @click.option("--save", "-o", type=options.NamedPath(), help="Save values as .safetensors.")
 @click.option(

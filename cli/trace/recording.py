@@ -230,6 +230,26 @@ def check_reference(
     return None
 
 
+def tokens_of_run(
+    model: Model, tokens: run_options.TokenOptions, reference: str | None, stack: ExitStack
+) -> tuple[list[int], str | None]:
+    """Return (token ids, their text or None), by the options or else those a reference shows.
+
+    A saved reference has token ids, or its embedding has the rows of some. Raises UsageError for no
+    source or several, and for a saved reference that shows no ids.
+    """
+    path = None if reference is None else Path(reference)
+    if tokens.given or path is None or not (path.exists() and is_trace(path)):
+        return run_options.token_ids(model, tokens)
+    from aprfmt.diagnosis.recorded_ids import ids_of_embedding
+
+    saved = stack.enter_context(open_trace(path, None, model))
+    held: Any = saved.run.get("ids") or ids_of_embedding(saved, model)
+    if not held:
+        raise UsageError(f"--reference {reference}: holds no token ids; give them with --ids")
+    return run_options.check_ids(model, [int(each) for each in held]), None
+
+
 def compare_with_reference(
     trace: Trace, saved: Trace | None, wanted: TraceOutputs, request: RunRequest, this_run: Run,
     where: run_options.WhereOptions, budget: Budget | None = None,

@@ -55,7 +55,8 @@ def show_difference(difference: TraceDiff, reference: str, show_all: bool) -> No
             render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")
     for text in difference.not_checked:
         render.say(f"NOT-RUN  {text}", style="warn")
-    if not show_all and len(difference.points) > len(shown):
+    said = len(beyond) > len(shown)
+    if not show_all and not said and len(difference.points) > len(shown):
         render.line("every point: -v", style="dim")
 
 
@@ -80,15 +81,11 @@ def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list
         lines.append((f"  largest R: {difference.rounding_ratios[key]:.3g} at {key}", ""))
     lines += [(f"  NOT-RUN: {text}", "warn") for text in difference.not_checked]
     other = reference.partition("@")[0]
-    if beyond and model and other not in ("", model) and not _looks_like_trace(other):
+    same = Path(other).resolve() in (Path(model).resolve(), Path(model).resolve().parent)
+    if beyond and model and other and not same:
         names = f"{shlex.quote(other)} {shlex.quote(model)}"
         lines.append((f"next: aprfmt diagnose {names}", "head"))
     return lines
-
-
-def _looks_like_trace(path: str) -> bool:
-    """Return whether a path's name is that of a saved trace rather than a model."""
-    return Path(path).suffix in (".aprt", ".npz", ".log", ".txt") or "trace" in Path(path).name
 
 
 def reference_verdict(difference: TraceDiff) -> tuple[str, str]:

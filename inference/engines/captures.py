@@ -22,12 +22,13 @@ from aprfmt.base.dump_names import SHAPES_FILE, tuple_member
 from aprfmt.base.protocols import Source
 from aprfmt.codecs import decode, native_kernels
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats import open_source
+from aprfmt.formats import detect_format, open_source
 from aprfmt.formats.bounded_json import load_file
-from aprfmt.formats.mapped_file import in_mapped_file, open_regular, read_in_windows
+from aprfmt.formats.mapped_file import in_mapped_file, open_regular
 from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.modules import points_named
+from aprfmt.inference.engines.node_names import parse_node_name
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
 from aprfmt.inference.engines.tiles import StoredRows, Tiles
 from aprfmt.model.sidecar_files import file_row
@@ -43,8 +44,9 @@ _OF_MODELS = ("config.json", "params.json", "model_index.json")
 RAW = ("float32", "float16", "float64", "int32", "int64", "bfloat16")  # dtypes of a .bin
 
 
-# Bytes of an array that are looked at together: those of two ranks fit a core's own cache.
-WINDOW = 1 << 18
+# Bytes of an array that are looked at together; smaller ones of a mapped file cost more.
+WINDOW = 1 << 21
+_READ = 1 << 18  # of a file that is read: the pieces of two ranks fit a core's own cache
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,9 @@ def _are_outputs(source: Source) -> bool:
             head_rows.add(count)
         elif kinds:
             per_token = True
-            if "tokens" in kinds and len(held) <= 2:
+            # llama.cpp's last nodes have only the rows that logits are wanted of.
+            last = count == 1 and parse_node_name(name) is not None
+            if "tokens" in kinds and len(held) <= 2 and not last:
                 rows.add(count)
     return per_token and len(rows) <= 1 and (not rows or head_rows <= {1, *rows})
 
@@ -363,11 +367,11 @@ class _FileArray:
     def _windows(self) -> Generator[memoryview, None, None]:
         """Yield the bytes of the numbers; FormatError if the file was cut off."""
         left = math.prod(self.shape) * _item_size(self.dtype)
-        buffer = memoryview(bytearray(min(WINDOW, left)))
+        buffer = memoryview(bytearray(min(_READ, left)))
         with os.fdopen(open_regular(self.path), "rb", buffering=0) as file:
             file.seek(self.start)
             while left:
-                got = file.readinto(buffer[: min(WINDOW, left)])
+                got = file.readinto(buffer[: min(_READ, left)])
                 if not got:
                     raise FormatError(f"{self.path}: was cut off while it was read")
                 yield buffer[:got]
@@ -467,6 +471,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
 
     FormatError for anything else.
     """
+    detect_format(path, "a file of arrays (.npz, .safetensors or .pt)")
     try:
         source = stack.enter_context(open_source(path))
     except struct.error as error:
@@ -502,11 +507,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
         tensor = source.tensors[names[name]]
 
         def windows() -> Generator[memoryview, None, None]:
-            """Yield the tensor's bytes, read into one buffer: mapping pages costs more."""
-            place = tensor.location() if in_mapped_file(tensor) else None
-            if place is not None:
-                yield from read_in_windows(place[0], place[1], tensor.info.nbytes, WINDOW)
-                return
+            """Yield the tensor's bytes, whose pages are released after each window."""
             for start in range(0, tensor.info.nbytes, WINDOW):
                 stop = min(start + WINDOW, tensor.info.nbytes)
                 yield tensor.raw(start, stop)

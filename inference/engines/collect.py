@@ -1,7 +1,7 @@
 """Turns an engine's tensors into records under our keys: [tokens, ...], rows by position."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.deferred import Deferred
 from aprfmt.base.protocols import Value
 from aprfmt.inference.capture import (
     POINTS,
@@ -19,7 +20,7 @@ from aprfmt.inference.capture import (
     resolve_alias,
 )
 from aprfmt.inference.engines.parts import cut_to_vocabulary, has_vocabulary_axis
-from aprfmt.inference.engines.tiles import Tiles
+from aprfmt.inference.engines.tiles import MeasuredTiles
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.trace import KeptValues, Positions, Record, Trace, ValueStore, order_slots
@@ -108,8 +109,8 @@ class Collector:
         self.giver = ""  # the array whose values are added
         self._givers: dict[str, str] = {}  # the array of each record's values
         # (array, key, origin, tiles) not recorded
-        self._second: list[tuple[str, str, Origin, Tiles | None]] = []
-        self._tiles: dict[str, Tiles] = {}  # of records whose values were not read
+        self._second: list[tuple[str, str, Origin, MeasuredTiles | None]] = []
+        self._tiles: dict[str, MeasuredTiles] = {}  # of records whose values were not read
         self.records: dict[str, Record] = {}
         self.seen = Masks()
         self.unknown: dict[str, str] = {}
@@ -227,25 +228,27 @@ class Collector:
         point: str,
         layer: int,
         shape: tuple[int, ...],
-        stats: Stats,
-        tiles: Tiles,
+        tiles: MeasuredTiles,
         *,
         rows: Sequence[int] | None = None,
         rank: int = 0,
     ) -> None:
-        """Record a point of which the values stay where they are, by their shape and statistics.
+        """Record a point of which the values stay where they are, by their shape.
 
-        `tiles` are the values. As `add`, for floats of 32 bits, with a store that does not need
-        values; only where `takes_unread`.
+        `tiles` are the values, whose statistics are computed when they are asked for. As `add`, for
+        floats of 32 bits, with a store that does not need values; only where `takes_unread`.
         """
         key = self._take(point, layer, rank, tiles)
         if key is None:
             return
         there = self._row_positions(point, shape[0], rows)
+        stats = Deferred(tiles.stats)
         self.records[key] = self._record(key, point, layer, shape, there, stats)
         self._spool.keep(self.records[key], np.empty(0, np.float32))
 
-    def _take(self, point: str, layer: int, rank: int, tiles: Tiles | None = None) -> str | None:
+    def _take(
+        self, point: str, layer: int, rank: int, tiles: MeasuredTiles | None = None
+    ) -> str | None:
         """Return the key under which a value is recorded, and store its rank as the key's.
 
         `tiles` are the value where it was not read. None for a point that is not wanted, and where
@@ -281,7 +284,7 @@ class Collector:
         layer: int,
         shape: tuple[int, ...],
         there: tuple[int, ...] | None,
-        stats: Stats | None,
+        stats: Stats | Deferred[Stats | None] | None,
     ) -> Record:
         """Return the record of a point's values, `there` the positions of its rows."""
         known = self.known.get(key)
@@ -306,7 +309,7 @@ class Collector:
         for name, key, origin, tiles in self._second:
             apart = _distance_of_tiles(tiles, self._tiles.get(key))
             if apart is None:
-                held, kept = KeptValues(), self._spool.fetch(key)
+                held, kept = KeptValues(), self._fetch(key)
                 add(name, self.for_reading_again(key, held, origin))
                 values = held.fetch(key)
                 if values is None or kept is None or values.shape != kept.shape:
@@ -378,33 +381,44 @@ class Collector:
             for key, instance in self.known.items()
             if instance.alias_of and (target := self.record_key(key)) in self.records
         }
-        # The first point with a value that is not finite, where none is expected.
-        bad = next(
-            (
-                key
-                for key in known
-                if (stats := self.records[key].stats) is not None
-                and (key.rpartition(".")[2] not in POINTS or POINTS[key.rpartition(".")[2]].finite)
-                and stats.nan + stats.inf
-            ),
-            None,
-        )
+        records = {key: self.records[key] for key in order_slots(known)}
         facts = dict(run) | {"unknown": dict(self.unknown)}
         if self.lost:
             facts["lost"] = sorted(self.lost)
         return Trace(
             facts,
-            {key: self.records[key] for key in order_slots(known)},
+            records,
             {key: target for key, target in aliases.items() if target is not None},
-            self._spool.fetch,
-            bad,
+            self._fetch,
+            Deferred(lambda: _first_not_finite([records[key] for key in known])),
             self.seen,
             resolution,
             self._tiles.get,
         )
 
+    def close(self) -> None:
+        """Note that the files are closed in which values stay that were not read."""
+        for tiles in self._tiles.values():
+            tiles.close()
 
-def _distance_of_tiles(values: Tiles | None, reference: Tiles | None) -> float | None:
+    def _fetch(self, key: str) -> Numbers | None:
+        """Return the values of a record; of one that was not read, from where they are stored."""
+        tiles = self._tiles.get(key)
+        return self._spool.fetch(key) if tiles is None else tiles.read(self.records[key].shape)
+
+
+def _first_not_finite(records: Iterable[Record]) -> str | None:
+    """Return the key of the first record with a NaN or infinity where none is expected."""
+    for record in records:
+        finite = record.point not in POINTS or POINTS[record.point].finite
+        if finite and (stats := record.stats) is not None and stats.nan + stats.inf:
+            return record.key
+    return None
+
+
+def _distance_of_tiles(
+    values: MeasuredTiles | None, reference: MeasuredTiles | None
+) -> float | None:
     """Return relative L2 of values that were not read; None where they have to be read whole."""
     if values is None or reference is None:
         return None

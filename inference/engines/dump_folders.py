@@ -268,9 +268,11 @@ def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[
             continue  # the others say which rank it was
         missing = sorted(set(range(max(values[-1] + 1, size))) - set(values))
         if missing:
+            # Names say how many there were only where they say a size.
+            of, more = (f" of {size}", "") if size > values[-1] else ("", ", and perhaps more")
             raise FormatError(
-                f"{folder}: {rank_of_axis(axis)} {', '.join(map(str, missing[:8]))} of "
-                f"{max(values[-1] + 1, size)} is missing; there are {', '.join(map(str, values))}"
+                f"{folder}: {rank_of_axis(axis)} {', '.join(map(str, missing[:8]))}{of} is "
+                f"missing; there are {', '.join(map(str, values))}{more}"
             )
         found[axis] = values
     # Every combination of ranks must be there.

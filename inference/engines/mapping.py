@@ -30,8 +30,9 @@ from aprfmt.inference.engines.dump_folders import is_dump
 from aprfmt.inference.engines.dumps import open_dump
 from aprfmt.inference.engines.layouts import STEPS, PointLayout, apply_layout
 from aprfmt.inference.engines.modules import ModuleReader, hidden_state_index, parse_module
+from aprfmt.inference.engines.node_names import node_adder, parse_node_name
 from aprfmt.inference.engines.npz import arithmetic_of_arrays, is_embedding_scaled
-from aprfmt.inference.engines.point_shapes import point_shapes
+from aprfmt.inference.engines.point_shapes import nearest_points_text, point_shapes
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace, ValueStore
@@ -221,6 +222,8 @@ def mapped_trace(
         collector.unknown |= {
             name: "not in the mapping" for name in captures.names if name not in mapping.names
         }
+    if not collector.records:
+        _say_nearest_points(captures, collector, None if tokens is None else len(tokens))
     collector.unknown |= dict.fromkeys(captures.others, "a file that holds no array")
     collector.unknown |= captures.left
     collector.lost |= captures.lost
@@ -231,7 +234,21 @@ def mapped_trace(
     }  # fmt: skip
     if captures.facts:
         run["dump"] = captures.facts
-    yield collector.trace(run)
+    try:
+        yield collector.trace(run)
+    finally:
+        collector.close()
+
+
+def _say_nearest_points(captures: Captures, collector: Collector, tokens: int | None) -> None:
+    """Add to why no array is a point its shape, and which points of the model come nearest."""
+    shapes = {}
+    if collector.hp is not None and tokens is not None:
+        shapes = point_shapes(collector.hp, collector.known, tokens)
+    for name, why in collector.unknown.items():
+        if name in captures.shapes:
+            said = nearest_points_text(captures.shapes[name], shapes, tokens)
+            collector.unknown[name] = f"{why}; {said}"
 
 
 class _DumpValues:
@@ -286,7 +303,7 @@ def _add_by_name(
 ) -> Callable[[str, Collector], None]:
     """Return a function that adds an array to a collector by the point that its name says.
 
-    Names are transformers' module paths or our own keys.
+    Names are transformers' module paths, our own keys or llama.cpp's names of graph nodes.
     """
     modules = ModuleReader(
         collector,
@@ -301,14 +318,19 @@ def _add_by_name(
         scaled_embedding=is_embedding_scaled(captures.names, captures.read, model, tokens),
     )
 
+    add_node = node_adder(model, None if tokens is None else len(tokens))
+
     def add(name: str, into: Collector) -> None:
         """Add an array's values, or to `into.unknown` why it is no point."""
         rows = captures.rows.get(name)
         key = find_key(name)
-        if key is None:
+        if key is None and parse_node_name(name) is not None:
+            add_node(name, captures.read(name), into)
+        elif key is None:
             reader, tiles = modules.for_collector(into), captures.tiles(name)
             if tiles is None or not reader.add_unread(name, tiles, rows):
                 reader.add(name, captures.read(name), rows)
+        if key is None:
             return
         try:
             values = drop_batch_axis(captures.read(name), name)

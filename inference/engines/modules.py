@@ -23,8 +23,9 @@ from aprfmt.inference.engines.collect import (
     pairs_to_halves,
     split_heads,
 )
+from aprfmt.inference.engines.node_names import points_of_node_name
 from aprfmt.inference.engines.parts import has_vocabulary_axis
-from aprfmt.inference.engines.tiles import Tiles
+from aprfmt.inference.engines.tiles import MeasuredTiles, Tiles
 from aprfmt.inference.points import Name, Point
 
 Numbers = NDArray[Any]
@@ -100,7 +101,7 @@ def parse_module(key: str) -> tuple[int, str] | None:
 
 
 def points_named(key: str) -> tuple[Point, ...]:
-    """Return the points that a key may be, as a point's own name or a module's with that output.
+    """Return the points that a key may be: a point's name, a module's with that output, a node's.
 
     () for any other key; a parameter's is none.
     """
@@ -111,7 +112,7 @@ def points_named(key: str) -> tuple[Point, ...]:
         return (POINTS["out"],)
     found = parse_module(key)
     named = {} if found is None else _NAMED.get((found[0] != WHOLE, found[1]), {})
-    return tuple(POINTS[name] for name in named)
+    return tuple(POINTS[name] for name in named) or points_of_node_name(key)
 
 
 # Modules whose output is the rows of a table of positions.
@@ -338,9 +339,9 @@ class ModuleReader:
             found.append((reading.point.name, reading.layer, shape, reading.rank))
         if not found or not collector.takes_unread:
             return False
-        stats = tiles.stats()
+        measured = MeasuredTiles(tiles)
         for point, layer, shape, rank in found:
-            collector.add_unread(point, layer, shape, stats, tiles, rows=rows, rank=rank)
+            collector.add_unread(point, layer, shape, measured, rows=rows, rank=rank)
             if point in ("q", "k"):
                 self._lengths[f"{layer}.{point}"] = tiles.rows
         return True

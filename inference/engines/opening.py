@@ -175,7 +175,7 @@ def is_trace(path: Path) -> bool:
 def open_trace(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> AbstractContextManager[Trace]:
-    """Open a saved trace of any kind; its values can be fetched inside the `with`.
+    """Open a saved trace of any kind; its values and statistics can be read inside the `with`.
 
     `ids` are its tokens where the file does not say, `model` what it was made from: its sizes name
     what a foreign file leaves open (a joined qkv, adjacent pairs, whether an embedding is the

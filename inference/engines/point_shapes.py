@@ -1,11 +1,13 @@
 """Shapes of a model's points, as its table says them in names of sizes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.inference.capture import PointInstance
+
+_NAMED = 4  # points that a text names
 
 
 def point_shapes(
@@ -43,6 +45,30 @@ def point_shapes(
             if None not in sizes:
                 found[key] = tuple(size for size in sizes if size is not None)
     return found
+
+
+def nearest_points_text(
+    shape: Sequence[int], shapes: Mapping[str, tuple[int, ...]], tokens: int | None
+) -> str:
+    """Return an array's shape in words, and the points whose values have it or are nearest to it.
+
+    `shapes` are those of the model's points by key, {} without a model. `tokens` is the length of
+    the pass, None where it is not known. A rank's share has no such point.
+    """
+    said = f"of shape {list(shape)}"
+    size = math.prod(shape)
+    sizes = {key: math.prod(one) for key, one in shapes.items() if math.prod(one)}
+    if not sizes or not size:
+        return said
+    fits = [key for key, one in sizes.items() if one == size]
+    if fits and tokens is not None:
+        names = list(dict.fromkeys(key.rpartition(".")[2] for key in fits))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return f"{said}, as {', '.join(names[:_NAMED])}{more} of the model have"
+    near = min(sizes, key=lambda key: abs(math.log(sizes[key] / size)))
+    return (
+        f"{said}; no point of the model has as many values, nearest is {near} {list(shapes[near])}"
+    )
 
 
 def _size_of(text: str, known: Mapping[str, Any]) -> int | None:

@@ -24,6 +24,7 @@ from aprfmt.inference.engines.captures import Captures
 from aprfmt.inference.engines.layouts import CHAINS, PADDED, PointLayout, apply_layout
 from aprfmt.inference.engines.mapping import MappedArray, NameMap
 from aprfmt.inference.engines.modules import ModuleMap
+from aprfmt.inference.engines.node_names import parse_node_name, points_of_node_name
 from aprfmt.inference.engines.parts import ALIKE, finite_distance, has_vocabulary_axis, part_text
 from aprfmt.inference.points import POINTS
 from aprfmt.measure.log_softmax import POINT, is_log_softmax, shift_logits_onto
@@ -112,8 +113,11 @@ def propose_mapping(
 
 
 def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
-    """Return the keys that an array's name says, by module paths or as our own key; [] if none."""
+    """Return the keys that an array's name says, in any of the namings; [] if none."""
     said = [key_name(found.point.name, found.layer) for found in modules.read(name)]
+    node = parse_node_name(name)
+    if node is not None:
+        said += [key_name(point.name, node.layer) for point in points_of_node_name(name)]
     return said if find_key(name) is None else [*said, name]
 
 

@@ -239,10 +239,12 @@ def _layout_by_size(
             return "columns"
         if whole == widths.vocabulary and part * count >= whole:
             return "columns"  # padded to a multiple of the ranks
-        if whole % part == 0:
+        ranks = _ranks_of_share(part, whole, heads)
+        if ranks > count:
+            lacking = f"{ranks - count} of {ranks} ranks {'is' if ranks - count == 1 else 'are'}"
             raise FormatError(
                 f"{name}: {count} {rank_of_axis(axis)}s hold {part} columns each of {whole}; "
-                f"{whole // part - count} of {whole // part} ranks are missing"
+                f"{lacking} missing"
             )
         raise FormatError(
             f"{name}: {count} {rank_of_axis(axis)}s hold {_sizes_text(shapes)}; {whole} columns "

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.codecs import native_kernels
-from aprfmt.errors import CodecError, FormatError
+from aprfmt.errors import CodecError, FormatError, UsageError
 from aprfmt.tensors.stats import PART, Stats, compute_stats_of_parts, stats_of_moments
 
 if TYPE_CHECKING:
@@ -61,28 +61,39 @@ class Tiles:
         """The number of elements."""
         return self.rows * self.width
 
-    def pieces(self, counts: Sequence[int]) -> Iterator[Numbers]:
-        """Yield so many elements after another, flat, each piece valid until the next."""
+    def pieces(self, counts: Sequence[int], parts: "PartStats | None" = None) -> Iterator[Numbers]:
+        """Yield so many elements after another, flat, each piece valid until the next.
+
+        `parts` is given every element that is read.
+        """
         width = max(self.width, 1)
         ahead = max(_AHEAD // width, 1)  # rows that are read together, at least
-        buffer = np.empty(max(counts, default=0) + (ahead + 1) * width, np.float32)
+        size = max(counts, default=0) + (ahead + 1) * width + (PART if parts else 0)
+        buffer = np.empty(size, np.float32)
         row, first, held = 0, 0, 0
+        counted = 0  # where elements begin that `parts` has not taken
         for count in counts:
             if held - first < count:
-                held -= first
-                buffer[:held] = buffer[first : first + held]
-                rows = min(max(-(-(count - held) // width), ahead), self.rows - row)
+                gone = min(first, counted) if parts else first
+                first, counted, held = first - gone, counted - gone, held - gone
+                buffer[:held] = buffer[gone : gone + held]
+                rows = min(max(-(-(first + count - held) // width), ahead), self.rows - row)
                 stop = held + rows * width
                 self.fill(row, 0, buffer[held:stop].reshape(rows, width))
-                row, first, held = row + rows, 0, stop
+                row, held = row + rows, stop
+                if parts:
+                    counted += parts.add(buffer[counted:held])
             yield buffer[first : first + count]
             first += count
 
-    def read(self) -> Numbers:
-        """Return the whole array [rows, width]."""
-        made = np.empty((self.rows, self.width), np.float32)
+    def read(self, parts: "PartStats | None" = None) -> Numbers:
+        """Return the whole array [rows, width]; `parts` is given its elements."""
+        made, counted = np.empty((self.rows, self.width), np.float32), 0
+        flat = made.reshape(-1)
         for first, last in self._row_ranges(_TOGETHER):
             self.fill(first, 0, made[first:last])
+            if parts:
+                counted += parts.add(flat[counted : last * self.width])
         return made
 
     def reader(self, shape: Sequence[int]) -> Callable[[], Numbers]:
@@ -174,6 +185,94 @@ class Tiles:
         step = max(1, elements // max(self.width, 1))
         for first in range(0, self.rows, step):
             yield first, min(first + step, self.rows)
+
+
+class PartStats:
+    """Statistics of an array of `size` float32 whose elements come in order, by native kernels."""
+
+    def __init__(self, size: int) -> None:
+        """Start without elements."""
+        self._size, self._count = size, 0
+        self._total: Moments | None = None
+
+    def add(self, flat: Numbers) -> int:
+        """Take elements that follow those taken, and return how many: whole parts, or all the rest.
+
+        What is left has to be given again, with more behind it.
+        """
+        native = native_kernels()
+        assert native is not None
+        last = self._count + flat.size == self._size
+        count = flat.size if last else flat.size // PART * PART
+        if count:
+            for part in native.stats_of_parts("F32", flat[:count].view(np.uint8), count):
+                self._total = part if self._total is None else self._total.joined(part)
+            self._count += count
+        return count
+
+    def result(self) -> Stats | None:
+        """Return the statistics, equal to those of `Tiles.stats`; None before all were taken."""
+        if self._total is None or self._count < self._size:
+            return None
+        return stats_of_moments(self._size, self._total)
+
+
+class MeasuredTiles:
+    """An array that is read from Tiles, and its statistics: computed once, when asked for.
+
+    Whoever reads all of its values takes them along, so that files are not read for them again.
+    After `close` what was not read raises UsageError.
+    """
+
+    def __init__(self, tiles: Tiles) -> None:
+        """Hold the array; nothing is read."""
+        self._tiles = tiles
+        self._stats: Stats | None = None
+        self._closed = False
+        self.rows, self.width, self.size = tiles.rows, tiles.width, tiles.size
+
+    def stats(self) -> Stats:
+        """Return the statistics of all values; FormatError where the file is damaged."""
+        if self._stats is None:
+            self._refuse_closed()
+            self._stats = self._tiles.stats()
+        return self._stats
+
+    def close(self) -> None:
+        """Note that the files are closed."""
+        self._closed = True
+
+    def _refuse_closed(self) -> None:
+        """Raise UsageError if the files are closed."""
+        if self._closed:
+            raise UsageError(
+                "the dump is closed: read values and statistics inside of the `with` that opens it"
+            )
+
+    def read(self, shape: Sequence[int]) -> Numbers:
+        """Return the whole array in a shape of as many elements."""
+        self._refuse_closed()
+        parts = self._parts()
+        values = self._tiles.read(parts)
+        self._take(parts)
+        return values.reshape(shape)
+
+    def pieces(self, counts: Sequence[int]) -> Iterator[Numbers]:
+        """Yield so many elements after another, flat, each piece valid until the next."""
+        self._refuse_closed()
+        parts = self._parts()
+        yield from self._tiles.pieces(counts, parts)
+        self._take(parts)
+
+    def _parts(self) -> PartStats | None:
+        """Return what takes statistics while values are read; None where nothing has to."""
+        wanted = self._stats is None and self.size and native_kernels() is not None
+        return PartStats(self.size) if wanted else None
+
+    def _take(self, parts: PartStats | None) -> None:
+        """Note the statistics that were taken of all values."""
+        if parts is not None:
+            self._stats = parts.result()
 
 
 def _cut_columns(pieces: Sequence[StoredRows], first: int, width: int) -> list[StoredRows]:

@@ -62,6 +62,8 @@ class BackwardChange:
     rows and columns, 1.0 for right. `smoothing` is the share of a label that is spread over the
     vocabulary, `z_loss` the factor of the squared logarithm of the softmax's denominator in the
     loss. `router` are factors of auxiliary losses in place of those that the batch states.
+    `edges` says that the first token of each document of a packed row is a label of the one before.
+    `adapter_scale` multiplies what an adapter adds.
     `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
     their positions count it.
     """
@@ -72,11 +74,13 @@ class BackwardChange:
     norm_tokens: tuple[int, int] | None = None
     shift: int = 1
     unmasked: bool = False
+    edges: bool = False
     labels: tuple[float, ...] | None = None
     smoothing: float = 0.0
     z_loss: float = 0.0
     router: RouterFactors | None = None
     padding: Padding | None = None
+    adapter_scale: float = 1.0
 
 
 RIGHT = BackwardChange()

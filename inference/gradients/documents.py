@@ -70,6 +70,8 @@ def documents(
         label = np.zeros_like(label)
         label[:, : batch.row_length] = batch.mask
         label &= ~batch.document_starts
+    if change.edges:
+        label = label | batch.document_starts
     width = batch.row_length
     scored, targets = np.zeros((len(label), width), bool), np.full((len(label), width), -100)
     held = min(width, label.shape[1] - ahead)  # rows whose label is in the batch

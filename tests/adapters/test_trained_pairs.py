@@ -3,7 +3,6 @@
 Seen red, each alone: the scale left out; `b` not taken by the role's rows; the base trained too.
 """
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +66,6 @@ def apart(mine: np.ndarray, other: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_factors_gradients_are_pefts(name: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec("peft") is None:
-        pytest.skip("NOT-RUN: peft is not installed")
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -160,8 +157,6 @@ def test_the_gradients_of_a_base_in_nf4_are_those_of_bitsandbytes(
     gradient from ours, and as far from peft in float64: it is their rounding. Seen red:
     alpha / r 1e-5 too large.
     """
-    if any(importlib.util.find_spec(name) is None for name in ("peft", "bitsandbytes")):
-        pytest.skip("NOT-RUN: peft or bitsandbytes is not installed")
     import bitsandbytes
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model

@@ -111,7 +111,7 @@ def test_what_a_spelling_cannot_say_is_refused(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("case", ["plain", "dora", "patterns", "embedding"])
 def test_peft_merges_what_we_write(case: str, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft", reason="NOT-RUN: peft is not installed")
+    import peft
     from transformers import AutoModelForCausalLM
 
     base, adapter, expected = write(tmp_path, case)

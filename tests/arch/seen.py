@@ -2,8 +2,8 @@
 
 python -m tests.arch.seen --write docs/reference/llama_cpp.json
 
-Needs its libraries (CONTRIBUTING.md), for towers libmtmd among them. Every tiny model of an
-architecture with a GGUF form is written as one in float32, loaded, and run: the row has the
+Needs its libraries (docs/notes/optional_tests.md), for towers libmtmd among them. Every tiny model
+of an architecture with a GGUF form is written as one in float32, loaded, and run: the row has the
 relative distance of its logits, of an encoder's embedding or of a tower's rows, to transformers'.
 Each model runs in a process of its own, since the
 library ends the process where it finds what it does not expect. Names of architectures behind the

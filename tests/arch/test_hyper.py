@@ -96,6 +96,20 @@ def test_layers_of_one_kind_have_one_ratio(
     assert [rule(facts, hp) for rule in made] == [(4, key), (heavy, key)]
 
 
+@pytest.mark.parametrize("stored", [None, (0,), (2,)])
+def test_kinds_of_layers_are_read_from_ratios_and_what_is_stored(stored: Any) -> None:
+    """Ratio 0 is a window; where the indexer's tensors are there they say the layers, else 4."""
+    rules = {rule.name: rule for rule in ARCHS["deepseek_v4"].hyper}
+    key = "deepseek4.attention.compress_ratios"
+    shapes = {f"L{layer}.indexer.proj.weight": (4, 4) for layer in stored or ()}
+    facts = Facts("gguf", {key: [8, 0, 4, 128, 0]}, shapes, arch_key="deepseek4")
+    indexed = set(stored or (2,))
+    layers = {"window_layers": {1, 4}, "index_layers": indexed, "heavy_layers": {0, 2, 3} - indexed}
+    for name, which in layers.items():
+        found = rules[name].read["gguf"](facts, {"n_layers": 5})
+        assert found == (tuple(layer in which for layer in range(5)), key), name
+
+
 def test_every_table_gives_every_hyperparameter() -> None:
     for name in arch_names():
         rules = tuple(rule.name for rule in ARCHS[name].hyper)

@@ -5,8 +5,9 @@
 
 A model of random weights and a dump of --size GB are written: what each module of each
 tensor-parallel rank puts out, in SGLang's forms or as .npy. Ours opens the dump, puts its ranks
-together and reads every array once; --trace also makes a trace of it, with statistics, and compares
-two such traces (each file is read twice). The peer reads the same files in pieces of 8 MiB.
+together and reads every array once; --trace also makes a trace of it, reads the values and the
+statistics of every point, and compares two such traces (each file is read twice). The peer reads
+the same files in pieces of 8 MiB.
 Torch writes the files and is not measured.
 """
 
@@ -57,8 +58,8 @@ from aprfmt.model import open_model
 from aprfmt.inference.engines.opening import open_trace
 with open_model(Path(sys.argv[2])) as model, open_trace(Path(sys.argv[1]), None, model) as trace:
     assert len(trace.records) > 40, trace.run["unknown"]
-    for key in trace.records:
-        trace.fetch(key)
+    for key, record in trace.records.items():
+        assert trace.fetch(key) is not None and record.stats is not None
 """
 COMPARE = """
 import sys

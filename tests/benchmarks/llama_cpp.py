@@ -1,7 +1,7 @@
 """llama.cpp for a speed comparison: 1024 tokens on the CPU, its own choice in all but that.
 
 The library is loaded, and its layout checked, by aprfmt.inference.engines.llama_library; a package
-that holds it is named in CONTRIBUTING.md.
+that holds it is named in docs/notes/optional_tests.md.
 """
 
 import ctypes

@@ -84,7 +84,7 @@ def test_a_wrong_factor_is_no_rounding_of_a_norm() -> None:
     assert found.get("L0.ffn_up.weight") not in ("scales_folded", "rounding"), found
 
 
-@pytest.mark.parametrize("spread", [0.1, 0.4, 1.0])
+@pytest.mark.parametrize("spread", [0.02, 0.05, 0.1, 0.4, 1.0])
 @pytest.mark.parametrize("turned", [False, True])
 def test_factors_in_a_coarse_copy_are_no_bug(
     spread: float, turned: bool, tmp_path: Path, demo_model: Path
@@ -111,3 +111,43 @@ def test_factors_in_a_coarse_copy_are_no_bug(
     done = aprfmt("diagnose", *sides, "--json")
     assert (done.code, done.json["verdict"]) == (0, "precision"), done.json["causes"]
     assert "scales_folded" in {one["cause"] for one in done.json["causes"]}
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.05, 0.2])
+def test_norms_trained_before_a_coarse_copy_are_no_fold(
+    spread: float, tmp_path: Path, demo_model: Path
+) -> None:
+    """Seen red: a product within its rounding of both readings taken for one that undoes."""
+    rng = np.random.default_rng(5)
+    made = tmp_path / "trained"
+    shutil.copytree(demo_model, made)
+    values = {k: v.float() for k, v in load_file(made / "model.safetensors").items()}
+    for norm in [key for key in values if key.endswith("layernorm.weight")]:
+        values[norm] *= torch.tensor(np.exp(rng.uniform(-spread, spread, values[norm].numel())))
+    save_file(
+        {k: v.contiguous().float() for k, v in values.items()},
+        made / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    assert aprfmt("quantize", made, tmp_path / "q", "--type", "AWQ-g32").code == 0
+    found = diff(demo_model, tmp_path / "q").findings
+    assert not {one.cause for one in found} & {"scales_folded", "norm_folded", "partial_fold"}
+
+
+def test_a_vector_of_nearly_equal_values_has_no_order(tmp_path: Path, demo_model: Path) -> None:
+    """Seen red: values of a norm that others are within the rounding of, matched by sorting."""
+    rng = np.random.default_rng(6)
+    values = load_file(demo_model / "model.safetensors")
+    name = "model.layers.1.input_layernorm.weight"
+    sides = []
+    for side, noise in (("a", 0.0), ("b", 0.008)):
+        shutil.copytree(demo_model, tmp_path / side)
+        made = torch.linspace(0.99, 1.01, values[name].numel())[
+            torch.randperm(values[name].numel(), generator=torch.Generator().manual_seed(1))
+        ]
+        made = made * torch.tensor(np.exp(rng.uniform(-noise, noise, made.numel()))).float()
+        kind = torch.bfloat16 if side == "a" else torch.float16
+        sides.append(tmp_path / side)
+        save_file(values | {name: made.to(kind)}, sides[-1] / "model.safetensors",
+                  metadata={"format": "pt"})  # fmt: skip
+    assert "row_offset" not in {one.cause for one in diff(*sides).findings}

@@ -27,6 +27,7 @@ from aprfmt.causes.tensor import (
     packed_faults,
     rearrangements,
     recoded_parts,
+    recoded_scales,
     recurrent_layers,
     table,
     value_functions,
@@ -233,6 +234,7 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried.add(lost_bits.explain_lost_bits)  # by tests/compare/test_block_types.py
     tried.add(recurrent_layers.explain_initial_rates)  # by tests/diagnosis/test_faults.py
     tried.add(recoded_parts.explain_recoded_zero_points)  # by tests/causes/test_recoded_parts.py
+    tried.add(recoded_scales.explain_recoded_scales)  # by tests/causes/test_recoded_scales.py
     tried.add(
         coarse_rounding.explain_coarse_rounding
     )  # by tests/compare/test_types_without_encoder.py

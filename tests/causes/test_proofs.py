@@ -4,6 +4,7 @@ import ast
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from aprfmt.measure import findings
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import BITS, MOST, Proof, certainty_of, unfitted_proof
 from aprfmt.measure.verdicts import CERTAINTIES
+from aprfmt.model import open_model
 from tests.causes import faults
 from tests.causes.tensor_faults import FAULTS
 from tests.compare.test_verdicts import edited
@@ -92,3 +94,28 @@ def test_less_shown_is_never_surer(
         assert share == 1.0 and not accused
         assert count >= 2 * free and (count - free) * bits >= BITS
     assert (certainty_of(proof) == "located") == (share < MOST)
+
+
+def test_steps_of_both_sides_are_no_proof(source: Path, tmp_path: Path) -> None:
+    """Two quantizers of one source: the bound is made of what may be wrong itself.
+
+    Seen red: a proof that counts the values alone, so that a wrong quantizer was confirmed as one.
+    """
+    for name, top in (("a", 127.0), ("b", 120.0)):
+        path = tmp_path / f"{name}.gguf"
+        aprfmt.convert(source, path, encoding="Q8_0")
+        with open_model(source) as model:
+            blocks = model.roles["L0.ffn_up.weight"].numpy().astype(np.float32).reshape(-1, 32)
+        scale = (np.abs(blocks).max(1) / top).astype(np.float16)
+        codes = np.rint(blocks / scale.astype(np.float32)[:, None]).clip(-127, 127)
+        raw = np.concatenate(
+            [scale.view(np.uint8).reshape(-1, 2), codes.astype(np.int8).view(np.uint8)], axis=1
+        )
+        with open_model(path) as model:
+            at = model.roles["L0.ffn_up.weight"].stored[0].info.offset
+        held = bytearray(path.read_bytes())
+        held[at : at + raw.size] = raw.tobytes()
+        path.write_bytes(held)
+    (found,) = diff(tmp_path / "a.gguf", tmp_path / "b.gguf").causes
+    assert (found.cause, found.level) == ("quantisation", "explained"), found.says
+    assert "both are Q8_0 of one source" in found.says

@@ -20,7 +20,7 @@ from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.vocabulary import check_merges
 from aprfmt.checks.records import NotRun
 from aprfmt.model import Model, open_model
-from aprfmt.tokenizer import to_gguf, to_hf
+from aprfmt.tokenizer import load_tokenizer, to_gguf, to_hf
 from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens
 from aprfmt.tokenizer.stated import read_tokenizer_parts
 from tests.cli.run import aprfmt as command
@@ -380,3 +380,58 @@ def test_the_first_text_that_splits_differently_is_shown(demo_model: Path, tmp_p
     assert shown["a"].endswith("is by (1 ids: 1167)") and "b|y" in shown["b"]
     found = command("diagnose", demo_model, other)
     assert "the merges of A cut to the first 900 of 1277" in found.out
+
+
+# --- keys that a GGUF lacks: what each side does counts, not what it states -------------------
+
+FRAMES = {"nothing": "$A", "bos": "<s> $A", "eos": "$A </s>", "both": "<s> $A </s>"}
+LOST = {
+    "add_bos_token": "add_bos",
+    "add_eos_token": "add_eos",
+    "add_space_prefix": "space_prefix",
+    "pre": "pre_tokenizer",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("name", ["sentencepiece", "byte-level", "llama3"])
+@pytest.mark.parametrize("lost", LOST)
+@pytest.mark.parametrize("lists_first", [False, True], ids=["folder first", "lists first"])
+def test_what_tokenizes_differently_is_never_equal(
+    frame: str, name: str, lost: str, lists_first: bool, tmp_path: Path
+) -> None:
+    """The ids of a text by both sides decide; of the folder, those of the tokenizers library."""
+    from tokenizers import Tokenizer, normalizers, processors
+
+    folder, tokenizer = trained(KINDS[name], tmp_path)
+    back = converted(KINDS[name], folder, tokenizer)
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.post_processor = processors.TemplateProcessing(
+        single=FRAMES[frame], pair=FRAMES[frame] + " $B", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    if name == "sentencepiece" and lost == "add_space_prefix":
+        library.normalizer = normalizers.Replace(" ", "\u2581")
+    library.save(str(folder / "tokenizer.json"))
+    keys = dict(back.metadata)
+    for key in ("bos", "eos"):
+        keys[f"tokenizer.ggml.add_{key}_token"] = frame in (key, "both")
+    if name == "sentencepiece":
+        keys["tokenizer.ggml.add_space_prefix"] = lost != "add_space_prefix"
+    keys.pop(f"tokenizer.ggml.{lost}", None)
+    back = fake("gguf", keys)
+    text = "Once upon 12345 times"
+    engine = fake("gguf", {"tokenizer.ggml.pre": "default", **keys})  # llama.cpp's, of no name
+    own = load_tokenizer(engine).encode(text)
+    report = compared(
+        *((back, folder_model(folder)) if lists_first else (folder_model(folder), back))
+    )
+    differ = library.encode(text).ids != own
+    assert bool(report.findings) >= differ
+    assert {row.cause for row in report.findings} <= {LOST[lost]}
+    if lost in ("add_bos_token", "add_eos_token", "nothing"):
+        assert bool(report.findings) == differ
+    if report.findings and lost.endswith("_token"):
+        (row,) = report.findings
+        assert row.shown and f"has no tokenizer.ggml.{lost}, so that llama.cpp's" in row.says
+        assert bool(row.mend) == (not lists_first)

@@ -178,3 +178,30 @@ def test_every_command_that_pronounces_a_verdict_has_each_cell() -> None:
     judging = ("diff", "diagnose", "validate", "qa", "eval", "logits", "parity", "trace", "hash",
                "attest", "convert")  # fmt: skip
     assert {name: found[name] for name in judging} == {key: {0, 1, 2} for key in judging}
+
+
+NO = [
+    "diff d eps", "diagnose d eps", "diff g.gguf scores.gguf", "diagnose g.gguf cut.gguf",
+    "validate g.gguf --against eps", "validate nan", "qa nan --only init-statistics",
+    f"logits eps --ids {IDS} --reference trace.safetensors", f"logits nan --ids {IDS}",
+    f"parity nan --between numpy numpy:cpu:float64 --ids {IDS}",
+    f"trace eps --payload --points all --ids {IDS} --reference trace.safetensors",
+    "hash q.gguf --check g.gguf.aprfmt-hash.json", "attest damaged.gguf --from d",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["human", "agent"])
+@pytest.mark.parametrize("line", NO)
+def test_an_answer_of_no_leads_on(line: str, form: str, place: Path) -> None:
+    """Seen red: `validate`, `qa`, `trace`, `logits` said the next command to agents, `hash` none.
+
+    The reference is the first side of a `diagnose`.
+    """
+    done = _run(place, f"{line} --format {form}")
+    told = [row for row in done.out.splitlines() if row.startswith("next: ")]
+    assert told and len(set(told)) == len(told), done.out
+    if form == "agent":
+        assert len(done.out.splitlines()) <= 12
+    words = shlex.split(told[0])
+    if "trace.safetensors" in line:  # what a run is held to is A
+        assert words[2] == "diagnose" and words[3].endswith("trace.safetensors")

@@ -23,6 +23,8 @@ REFUSED = {
     "repair FILE -o OUT": "give a good copy with --from SOURCE, or --partial",
     "repair FILE -o OUT --partial --from FILE": "give a good copy with --from SOURCE, or --part",
     "repair MODEL --index --from FILE": "--index reads the shards alone; leave --from and the",
+    "repair MODEL --index --by-index": "--index makes the index fit the shards",
+    "repair MODEL --by-index --from FILE": "--by-index reads the shards alone; leave --from",
     "repair MODEL --index --partial": "--index reads the shards alone",
     "repair MODEL --index --compare": "--index reads the shards alone",
     "repair FILE --partial": "name the file to write with -o OUTPUT",

@@ -61,6 +61,7 @@ def test_bands_together_are_the_weight(case: str, elements: int) -> None:
     assert len(bands) == (matrices if elements > values.size else len(bands)) >= matrices
     laid, main = whole.laid_out(), whole.parts[whole.dialect.main]
     assert laid is not None
+    assert elements > 1 or len(bands) == laid.rows  # fewer elements than a row has: one row each
     if main.encoding.startswith("F8"):
         codes = np.frombuffer(main.raw, np.uint8).reshape(-1, values.shape[-1])
         assert np.array_equal(laid.unpack_rows(1, laid.rows), codes[1:])

@@ -269,7 +269,7 @@ def test_what_damage_cost_a_comparison_is_said(
         assert said == ""
         return
     assert said.startswith(
-        "a file is not whole: A: cut; B: cut; B: odd; equal in what was compared"
+        "a file is not whole: A: cut; B: cut (and 1 more); equal in what was compared"
     )
     assert f"compared: {9 - unread} tensors by their stored names" in said
     names = ", ".join(f"t{i}" for i in range(min(unread, 4))) + (", ..." if unread > 4 else "")

@@ -245,7 +245,7 @@ def test_stacked_causes_are_taken_away_one_after_the_other() -> None:
 def test_what_an_unconfirmed_cause_leaves_is_not_complete() -> None:
     found = answer("noise")
     assert found.complete is False and found.remainder
-    assert "not complete: what is confirmed leaves a difference" in found.sentence
+    assert "not complete: no cause is confirmed, which leaves" in found.sentence
 
 
 # --- the class and the next step -----------------------------------------------------------------

@@ -50,7 +50,7 @@ from aprfmt.diagnosis.paired_pass import PairedPass, compare_passes
 from aprfmt.diagnosis.probes import POSITIONS, DifferingRows
 from aprfmt.diagnosis.records import Touched
 from aprfmt.diagnosis.relations import relation_text
-from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps
+from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps, may_act
 from aprfmt.diagnosis.words import titled_lines
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas
@@ -1066,16 +1066,19 @@ def test_a_run_within_tolerance_of_its_model_is_no_mixture(
 
 @pytest.mark.parametrize("proven", ["", "every tensor is equal"])
 @pytest.mark.parametrize("absent", ["", "; 3 points are in no trace"])
+@pytest.mark.parametrize("seen", ["", "another fact", records.ALL_ZERO])
 def test_the_sentence_of_equality_has_its_proof_or_what_was_absent(
-    absent: str, proven: str
+    seen: str, absent: str, proven: str
 ) -> None:
-    """A proof covers the points that nothing recorded."""
+    """A proof covers the points that nothing recorded; files of zeros alone are said."""
+    evidence = [records.Evidence("tensor", seen)] if seen else []
     told: Any = SimpleNamespace(
-        _end_reason="", lead=None, verdict="same", proven=proven,
+        _end_reason="", lead=None, verdict="same", proven=proven, evidence=evidence,
         _absent_points_clause=lambda: absent, _not_compared_clause=lambda: "; the rest",
     )  # fmt: skip
     said = records.Diagnosis.sentence.fget(told)  # type: ignore[attr-defined]
     clause = f"; {proven}" if proven else absent
+    clause += f"; {seen}" if seen == records.ALL_ZERO else ""
     assert said == f"same: nothing that was compared differs{clause}; the rest"
 
 
@@ -1114,3 +1117,42 @@ def test_the_weights_of_every_blend_are_closed(count: int) -> None:
     made: Any = SimpleNamespace(_blends=blends)
     PairedPass.close(made)
     assert closed == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("changes", "calls", "point", "acts"),
+    [
+        ({"hp": "other"}, (), "q", True),
+        ({"spec": "other"}, (), "q", True),
+        ({}, ("linear",), "q", False),
+        ({"overrides": {"linear": (1, 2)}}, ("linear",), "q", True),
+        ({"overrides": {"linear": (1, 2)}}, ("add",), "q", False),
+        ({"overrides": {"linear": (1,)}}, ("linear",), "q", False),  # it was overridden before
+        ({"positions": (1, 2)}, ("rope",), "q", True),
+        ({"positions": (1, 2)}, ("embed",), "embd", True),
+        ({"positions": (1, 2)}, ("linear",), "q", False),
+        ({"taps": {"x": 1}}, ("add_weighted",), "out", True),
+        ({"taps": {"x": 1}}, ("linear",), "q", False),
+    ],
+)
+def test_a_change_may_act_where_it_replaces_what_the_point_was_made_of(
+    changes: dict[str, Any], calls: tuple[str, ...], point: str, acts: bool
+) -> None:
+    """Seen red: the model's numbers held against themselves, an older override for a new one."""
+    usual: dict[str, Any] = {
+        "hp": "own", "spec": "own", "overrides": {"linear": (1,)}, "positions": None, "taps": {},
+        "replaced": (), "weights": {},
+    }  # fmt: skip
+    before = SimpleNamespace(**usual)
+    after = SimpleNamespace(**{**usual, **changes})
+    view = SimpleNamespace(
+        point=point, calls=[SimpleNamespace(op=op, weights=(), vectors=()) for op in calls]
+    )
+    case: Any = SimpleNamespace(patched=before, view=view)
+    change: Any = SimpleNamespace(make=lambda patched, layers: after)
+    assert may_act(case, change, None) is acts
+
+    def impossible(patched: Any, layers: Any) -> Any:
+        raise KeyError("no such weight")
+
+    assert may_act(case, SimpleNamespace(make=impossible), None) is False  # type: ignore[arg-type]

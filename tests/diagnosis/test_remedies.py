@@ -17,10 +17,8 @@ from aprfmt.compare import diff
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.words import first_lines
 from tests.cli.run import aprfmt
-from tests.conversion.folders import tensors_of, write_mixed
 from tests.diagnosis.faults import FAULTS, FILES
 from tests.diagnosis.table import answer
-from tests.diagnosis.test_exit_codes import PARTS, renamed_part
 
 BY_FILE = [fault.name for fault in FILES if not fault.control]
 
@@ -156,40 +154,3 @@ def test_what_overflows_is_not_written_in_the_same_encoding_again(
     report = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     (one,) = report.causes
     assert one.remedy is not None and "--encoding" not in one.remedy.command
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_under_another_name_gets_its_name_back(
-    part: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seen red: no command; a name that decodes, to other values than A's."""
-    a, b = renamed_part(part, packed)(tmp_path)
-    found = diagnose(str(a), str(b))
-    assert found.cause == "scales_missing" and not found.unrepaired_text
-    (command,) = found.next
-    assert "--rename" in shlex.split(command)
-    mended = written(command, b, tmp_path / "run", monkeypatch)
-    again = diagnose(str(a), str(mended))
-    assert again.verdict == ("same" if packed else "precision"), again.sentence
-    assert tensors_of(mended) == tensors_of(tmp_path / "good")
-    assert not diagnose(str(b), str(a)).next or "--rename" not in diagnose(str(b), str(a)).next[0]
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("decoy", ["other numbers", "nothing"])
-def test_what_does_not_decode_to_as_values_is_no_part(
-    decoy: str, packed: bool, tmp_path: Path
-) -> None:
-    """A tensor of the part's size beside the codes, and a part that is not there at all."""
-    a, b = renamed_part("absmax", packed)(tmp_path)
-    rows = {}
-    for name, (kind, shape, raw) in tensors_of(b).items():
-        if not name.endswith("absmax_x"):
-            rows[name] = (kind, shape, raw)
-        elif decoy == "other numbers":
-            rows[name] = (kind, shape, np.full(len(raw) // 4, 100, np.float32).tobytes())
-    write_mixed(b / "model.safetensors", rows)
-    found = diagnose(str(a), str(b))
-    assert found.cause == "scales_missing" and found.unrepaired_text
-    assert not any("--rename" in command for command in found.next)

@@ -258,7 +258,7 @@ def glossary() -> str:
         WRITTEN_BY,
         "One word for one thing, here and in the code; `aprfmt explain WORD` prints its line. Each "
         "line has the meaning,\nand what llama.cpp, transformers and `apr` call the same thing. A "
-        "dash means that the tool has no name for it.\nCapture points have [a table of their own]"
+        "dash means that the tool has no name for it.\nCapture points have [their own table]"
         "(capture_points.md). Causes are listed in\n[causes](causes.md), and encodings in "
         "[encodings](encodings.md).\n",
     ]

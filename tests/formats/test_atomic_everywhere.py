@@ -35,7 +35,6 @@ ALLOWED = {
         "os.open",
     ): "reads only: the flags are O_RDONLY and what it needs",
     ("aprfmt/training/saved_step.py", "self.folder.mkdir"): "a folder of the trainer's own run",
-    ("aprfmt/training/saved_step.py", "np.savez"): "the same, written over in every pass",
     ("aprfmt/training/saved_step.py", "self.model.save_pretrained"): "transformers writes its own",
     ("inference/trace_file.py", "tempfile.TemporaryFile"): "values of a running trace, no name",
     ("inference/engines/llama_cpp.py", "tempfile.TemporaryDirectory"): "a copy for that engine",

@@ -947,7 +947,7 @@ def test_raw_files_are_read_as_their_shapes_say(tmp_path: Path) -> None:
         ({"x": [2, -3]}, "expected a list of sizes"),
         ({"x": [2, 3.0]}, "expected a list of sizes"),
         ({"x": [True, 6]}, "expected a list of sizes"),
-        ({"x": {"dtype": "float32"}}, "'None'; expected a list of sizes"),
+        ({"x": {"dtype": "float32"}}, r"'float32'}.; expected a list of sizes"),
         ({"x": {"shape": [2, 3], "dtype": "int4"}}, "dtype 'int4'; expected one of float32, "),
         ({"x": {"shape": [2, 3], "dtype": 7}}, "dtype '7'; expected one of float32, "),
         ({"x": [2, 4]}, r"24 bytes; float32 \[2, 4\] takes 32"),
@@ -1066,3 +1066,22 @@ def test_what_is_a_folder_or_file_of_captures(tmp_path: Path) -> None:
     assert not captures.is_pickled_captures(tmp_path / "d" / "a.pt")
     (tmp_path / "bad.pt").write_bytes(b"PK no zip")
     assert not captures.is_pickled_captures(tmp_path / "bad.pt")
+
+
+def test_arrays_that_are_no_point_are_said_with_shapes_and_nearest_points(tmp_path: Path) -> None:
+    from aprfmt.inference.engines.opening import open_trace
+
+    with open_model(tiny_folder("llama")) as model:
+        width = int(model.hyper["hidden_size"])
+        np.save(tmp_path / "one.npy", np.ones((len(IDS), width), np.float32))
+        np.save(tmp_path / "two.npy", np.ones((len(IDS), width + 1), np.float32))
+        with open_trace(tmp_path, list(IDS), model) as trace:
+            assert not trace.records
+            one, two = (trace.run["unknown"][name] for name in ("one", "two"))
+        assert f"of shape [{len(IDS)}, {width}], as embd, " in one and one.endswith(
+            "of the model have"
+        )
+        assert "no point of the model has as many values, nearest is " in two
+        assert f"[{len(IDS)}, {width}]" in two
+        with open_trace(tmp_path) as trace:
+            assert trace.run["unknown"]["two"].endswith(f"of shape [{len(IDS)}, {width + 1}]")

@@ -162,6 +162,33 @@ def test_a_rollout_that_differs_is_beyond(
     assert found["first"] is None or found["positions"][found["first"]]["largest"] > 0.01
 
 
+@pytest.mark.parametrize("decimals", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("form", FORMS)
+def test_rounding_to_some_decimals_is_no_arithmetic(
+    form: str, decimals: int, logprobs: Any, tmp_path: Path
+) -> None:
+    """Printed decimals are no reason to ask for the arithmetic; a fault above them stays one."""
+    path = answer(tmp_path, FORMS[form](np.round(logprobs, decimals)))
+    given = ("logits", tiny_folder("llama"), "--reference", path, "--json")
+    done = aprfmt(*given)
+    assert done.code == 0 and not done.json["logprobs"]["undecided"], done.out
+    for fault, change in FAULTS.items():
+        if form != "chat" or fault != "from position 15 on":
+            answer(tmp_path, FORMS[form](np.round(change(logprobs), decimals)))
+            assert aprfmt(*given).code == 1, fault
+
+
+@pytest.mark.parametrize(("decimals", "code"), [(4, 0), (5, 0), (2, 2)])
+def test_a_16_bit_head_is_seen_through_decimals(
+    decimals: int, code: int, logprobs: Any, tmp_path: Path
+) -> None:
+    """Four decimals leave its grid to be seen, two do not: then what nobody said is not decided."""
+    rows = np.round(engine("bfloat16"), decimals)
+    path = answer(tmp_path, vllm(rows))
+    done = aprfmt("logits", tiny_folder("llama"), "--reference", path, "--json")
+    assert done.code == code, done.out
+
+
 def test_a_row_alone_and_in_a_batch(logprobs: Any, tmp_path: Path) -> None:
     """Batch invariance: two answers of one sequence, every bit equal or not."""
     alone = answer(tmp_path, vllm(logprobs), "alone.json")

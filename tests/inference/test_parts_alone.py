@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from aprfmt.inference import capture, forward
 from aprfmt.inference import reported_loss as reported
 from aprfmt.inference.aprt import load_aprt
 from aprfmt.inference.backends.base import Heads
-from aprfmt.inference.batch import _align_labels
+from aprfmt.inference.batch import _align_labels, read_batch
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.engines import (
     captures,
@@ -1128,3 +1129,64 @@ def test_the_pages_of_an_array_are_released_once_it_is_read(
         else:
             assert np.array_equal(found.read("x"), values.numpy())
     assert released == ([] if encoding == "C64" else [True])
+
+
+@pytest.mark.parametrize(
+    "given", [(), ("labels",), ("attention_mask",), ("labels", "attention_mask")]
+)
+def test_a_batch_says_which_of_its_arrays_the_file_has(
+    given: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Without labels all tokens of the mask are labels. Seen red: the other way."""
+    ids = np.array([[5, 6, 7, 8], [5, 9, 3, 2]])
+    mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
+    labels = np.where(np.arange(4) < 2, -100, ids)
+    held: dict[str, Any] = {"labels": labels, "attention_mask": mask}
+    np.savez(tmp_path / "b.npz", input_ids=ids, **{name: held[name] for name in given})
+    batch = read_batch(tmp_path / "b.npz", 16)
+    assert batch.labels_given is ("labels" in given)
+    assert batch.mask_given is ("attention_mask" in given)
+    masked = "attention_mask" in given
+    assert int(batch.label.sum()) == (4 if "labels" in given else 8) - masked
+    assert batch.edges == 0
+
+
+class Recorded:
+    """A trace of a few points."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def recorded_values(self, key: str) -> Any:
+        return self.values.get(key)
+
+
+def test_the_distance_of_a_run_is_that_of_the_points_that_both_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Points of another size, or of one run alone, are left out; the loss needs both logits."""
+    rng = np.random.default_rng(6)
+    x, logits = rng.normal(size=(4, 3)), rng.normal(size=(4, 9))
+    run: Any = Recorded(a=x * 1.5, short=x[:2], alone=x, logits=logits)
+    exact: Any = Recorded(a=x, short=x, other=x, logits=logits * 2)
+    keys = ("a", "short", "alone", "other", "logits")
+    monkeypatch.setattr(between, "common_keys", lambda one, two: keys)
+    request: Any = SimpleNamespace(ids=(1, 2, 3, 4))
+    found = between.measure_run_distance(3, "run", run, exact, request)
+    away, loss = vars_of(found)
+    assert {key: round(each, 12) for key, each in away.items()} == {"a": 0.5, "logits": 0.5}
+
+    def cross_entropy(rows: Any) -> float:
+        each = rows[:-1] - np.log(np.exp(rows[:-1]).sum(1, keepdims=True))
+        return float(-np.mean([each[i, label] for i, label in enumerate((2, 3, 4))]))
+
+    assert loss == pytest.approx(cross_entropy(logits) - cross_entropy(logits * 2))
+    nothing: Any = Recorded(a=x)
+    for one, two in ((run, nothing), (nothing, exact)):
+        assert vars_of(between.measure_run_distance(3, "run", one, two, request))[1] is None
+
+
+def vars_of(found: Any) -> tuple[dict[str, float], float | None]:
+    """Return the distances by point, and that of the losses."""
+    _, _, away, loss = (getattr(found, field.name) for field in fields(found))
+    return away, loss

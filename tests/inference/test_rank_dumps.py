@@ -16,6 +16,7 @@ from aprfmt.base.dump_names import parse_dump_path
 from aprfmt.causes.forward.shards import ROLES as SUMS
 from aprfmt.causes.forward.shards import role_of
 from aprfmt.cli.trace.reference import reference_verdict
+from aprfmt.codecs import native_kernels
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures
 from aprfmt.inference.engines.dump_folders import Dump, Pass, read_dump
@@ -611,13 +612,22 @@ def test_blocks_give_what_whole_arrays_give(
         return stats(one)
 
     monkeypatch.setattr(Tiles, "stats", count)
-    for encodings in (captures._SINGLE, ()):
+    for encodings, first in (
+        (captures._SINGLE, "values"),
+        (captures._SINGLE, "statistics"),
+        ((), ""),
+    ):
         monkeypatch.setattr(captures, "_SINGLE", encodings)
         with opened(folder, base, tokens) as trace:
+            if first == "statistics":
+                assert not counted or native_kernels() is None  # values have brought theirs
+                assert trace.nonfinite is None
             values = {key: trace.fetch(key) for key in trace.records}
-            found.append((dict(trace.records), trace.run["unknown"], trace.run["dump"], values))
-    (*said, held), (*expected, wanted) = found
-    assert said == expected
+            said = dict(trace.records), trace.run["unknown"], trace.run["dump"]
+            assert all(record.stats is not None for record in trace.records.values())
+            found.append((*said, values))
+    (*said_by_blocks, held), (*said_again, _), (*expected, wanted) = found
+    assert said_by_blocks == said_again == expected
     assert held.keys() == wanted.keys()
     for key, value in wanted.items():
         assert held[key].dtype == value.dtype and held[key].shape == value.shape, key
@@ -745,6 +755,12 @@ def too_few_ranks(folder: Path) -> None:
         shutil.rmtree(folder / f"rank{rank}")
 
 
+def last_rank_lost(folder: Path) -> None:
+    """Three of four ranks, numbered from 0 on: sizes alone tell that one more was there."""
+    shared_key_heads(folder)
+    shutil.rmtree(folder / "rank3")
+
+
 def unequal_key_head(folder: Path) -> None:
     shared_key_heads(folder)
     path = folder / "rank1" / "Pass0.pt"
@@ -773,13 +789,14 @@ def nobodys_names(folder: Path) -> None:
 
 
 REFUSED: dict[Callable[[Path], None], str] = {
-    lost_rank: ": rank 2 of 4 is missing; there are 0, 1, 3",
+    lost_rank: ": rank 2 is missing; there are 0, 1, 3, and perhaps more",
     rank_twice: r"of tp 1 is there twice: .*were two runs dumped",
     other_run: r"step 1: tp ranks 0 and 1 are of other runs: .*input_ids differ",
     lost_step: r"tp 1 has 2 steps, tp 0 has 3 \(step 2\)",
     cut_off: "Pass00001.pt",
     lost_array: "layers.1.self_attn.attn: tp rank 0 of 2 lacks it",
-    too_few_ranks: "2 ranks hold",
+    too_few_ranks: "2 ranks hold 48 columns each of 128; 2 of 4 ranks are missing",
+    last_rank_lost: "3 ranks hold 48 columns each of 128; 1 of 4 ranks is missing",
     unequal_key_head: "share a key head and hold other values",
     cached_prefix: "9 of 29 tokens of the sequence are in no pass",
     only_warm_ups: "all 1 passes are warm-ups",

@@ -328,6 +328,76 @@ def test_what_is_no_batch_is_refused(arrays: dict[str, Any], says: str, tmp_path
         read_batch(tmp_path / "b.npz", VOCAB)
 
 
+def save_safetensors(path: Path, arrays: dict[str, Any]) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, path)
+
+
+def save_pickled(path: Path, arrays: dict[str, Any]) -> None:
+    torch.save({name: torch.tensor(x) for name, x in arrays.items()}, path)
+
+
+SAVED: dict[str, Callable[[Path, dict[str, Any]], None]] = {
+    ".npz": lambda path, arrays: np.savez(path, **arrays),
+    ".safetensors": save_safetensors,
+    ".pt": save_pickled,
+    "nested.pt": lambda path, arrays: torch.save(
+        {"data": {name: torch.tensor(x) for name, x in arrays.items()}, "encodings": None}, path
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_a_batch_of_every_kind_of_file_is_the_same(kind: str, made: Made, tmp_path: Path) -> None:
+    """Seen red: .safetensors and .pt, while only .npz was read."""
+    own = dict(np.load(made.path))
+    own["attention_mask"] = own["attention_mask"].astype(bool)
+    more = {"logits": made.logits.numpy(), "router_z_loss_coef": np.array(0.5), "extra": np.ones(3)}
+    path = tmp_path / f"b{kind}"
+    SAVED[kind](path, own | more)
+    found = read_batch(path, VOCAB)
+    for name in ("ids", "label", "mask"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(made.batch, name))
+    np.testing.assert_array_equal(found.logits, made.logits.numpy())
+    assert found.router_z == 0.5 and found.router_balance is None
+    assert found.unread == ("data.extra" if kind == "nested.pt" else "extra",)
+    assert found.labels_given and found.mask_given and found.shift == made.batch.shift
+    plain = tmp_path / f"plain{kind}"
+    SAVED[kind](plain, own)
+    done = aprfmt("eval", made.folder, "--batch", plain, "--json")
+    assert (
+        done.json["loss"]
+        == aprfmt("eval", made.folder, "--batch", made.path, "--json").json["loss"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        ({"ids": [[1, 2], [3, 4]]}, "ids is no tensor; save it as"),
+        ({"x": {"labels": [1, 2]}, "ids": torch.ones(1, 2).long()}, "labels is no tensor"),
+        (
+            [{"ids": torch.ones(1, 2).long()}] * 2,
+            "holds 0.ids and 1.ids; expected one array of ids",
+        ),
+        (torch.ones(1, 2).long(), "expected an array ids or input_ids"),
+        ({"ids": torch.ones(1, 2).bfloat16()}, "expected integers"),
+        ({"ids": torch.ones(1, 2).long(), "router_z_loss_coef": -1.0}, "one number of at least 0"),
+    ],
+)
+def test_what_torch_saved_that_is_no_batch_is_refused(held: Any, says: str, tmp_path: Path) -> None:
+    torch.save(held, tmp_path / "b.pt")
+    with pytest.raises(FormatError, match=says):
+        read_batch(tmp_path / "b.pt", VOCAB)
+
+
+def test_text_is_no_batch(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("1 2 3\n")
+    with pytest.raises(FormatError, match=r"text that begins '1 2 3'; expected a file of arrays"):
+        read_batch(tmp_path / "b.txt", VOCAB)
+
+
 def test_the_command_names_the_mistake(made: Made) -> None:
     base = ("eval", made.folder, "--batch", made.path)
     right = float(loss(made, made.labels))
@@ -340,6 +410,18 @@ def test_the_command_names_the_mistake(made: Made) -> None:
     assert nothing.code == 1
     assert nothing.json["reported"]["mistakes"] == [["no_labels"]]
     assert aprfmt(*base).code in (0, 1)
+
+
+def test_an_array_that_nothing_reads_leaves_it_open(made: Made, tmp_path: Path) -> None:
+    """Seen red: exit 0 beside weights of labels that the trainer multiplied the loss by."""
+    path = tmp_path / "batch.npz"
+    np.savez(path, loss_weights=np.ones(3), **np.load(made.path))
+    right = f"{float(loss(made, made.labels)):.4f}"
+    base = ("eval", made.folder, "--batch", path, "--reported", right)
+    done = aprfmt(*base)
+    assert done.code == 2 and "batch array loss_weights" in done.out.splitlines()[0]
+    assert aprfmt(*base, "--accept", "unread:loss_weights").code == 0
+    assert aprfmt(*base, "--accept", "unread:other").code == 2
 
 
 def test_logits_in_the_batch_are_an_oracle_of_their_own(made: Made, tmp_path: Path) -> None:

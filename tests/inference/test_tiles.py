@@ -2,9 +2,12 @@
 
 Seen red: a part's first column taken for the block's, rows of the second part counted from the
 first, a sum without its last part, the statistics without the last rows, pieces without what was
-left of the rows before, halves of distances that are not the kernel's.
+left of the rows before, halves of distances that are not the kernel's, a last part of fewer
+elements that is not taken, parts taken again after the buffer has moved.
 """
 
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,19 @@ import pytest
 from numpy.typing import NDArray
 
 from aprfmt.codecs import native_kernels
-from aprfmt.errors import FormatError
+from aprfmt.errors import FormatError, UsageError
 from aprfmt.inference.engines import tiles as tiles_module
 from aprfmt.inference.engines.dump_folders import Dump, Pass
 from aprfmt.inference.engines.rank_joining import JoinedArray
 from aprfmt.inference.engines.sequences import align
-from aprfmt.inference.engines.tiles import StoredRows, Tiles, add_up, join_columns, join_rows
+from aprfmt.inference.engines.tiles import (
+    MeasuredTiles,
+    StoredRows,
+    Tiles,
+    add_up,
+    join_columns,
+    join_rows,
+)
 from aprfmt.measure import distances
 from aprfmt.tensors.stats import PART, compute_stats
 
@@ -112,6 +122,51 @@ def test_statistics_of_stored_rows_are_those_of_the_whole(rows: int) -> None:
     ):
         assert tiles.stored is None
         assert repr(tiles.stats()) == repr(compute_stats(expected))
+
+
+@pytest.mark.parametrize(
+    "rows, width", [(1, 1), (3, PART), (300, 2048), (1300, 1000), (5, 1 << 20)]
+)
+@pytest.mark.parametrize("pieces", ["whole", "one", "thirds", "hundreds", "halves"])
+def test_who_reads_all_values_has_their_statistics(rows: int, width: int, pieces: str) -> None:
+    """By whole arrays and by pieces of any sizes; nothing is filled again for them."""
+    if native_kernels() is None:
+        pytest.skip("NOT-RUN: the C extension is not built")
+    x = drawn(rows, width)
+    x[rows // 2, width // 2] = np.inf
+    filled: list[int] = []
+    own = tiles_of(x)
+
+    def fill(row: int, column: int, out: F32) -> None:
+        filled.append(out.size)
+        own.fill(row, column, out)
+
+    tiles, size = MeasuredTiles(replace(own, fill=fill)), x.size
+    counts = {
+        "one": [size],
+        "thirds": [size // 3, size - size // 3],
+        "hundreds": [*[997] * (size // 997), size % 997],
+        "halves": list(distances._kernel_runs(size)),
+    }
+    if pieces == "whole":
+        assert np.array_equal(tiles.read((1, rows, width)), x[None])
+    else:
+        starts = accumulate(counts[pieces], initial=0)
+        for piece, start in zip(tiles.pieces(counts[pieces]), starts, strict=False):
+            assert np.array_equal(piece, x.reshape(-1)[start : start + piece.size])
+    tiles.close()
+    assert repr(tiles.stats()) == repr(compute_stats(x))
+    assert sum(filled) == size
+    with pytest.raises(UsageError, match="closed"):
+        tiles.read((rows, width))
+
+
+def test_statistics_that_nobody_took_are_an_error_after_closing() -> None:
+    tiles = MeasuredTiles(tiles_of(A))
+    next(tiles.pieces([3, 32]))
+    tiles.close()
+    with pytest.raises(UsageError, match="inside of the `with`"):
+        tiles.stats()
 
 
 def test_bytes_that_do_not_fit_their_rows_are_an_error_of_the_file() -> None:

@@ -162,11 +162,8 @@ def body(data: bytes, chunked: bool = True, **headers: str) -> ResponseBody:
     return ResponseBody(answer, {key.replace("_", "-"): value for key, value in headers.items()})
 
 
-def archive(**arrays: Any) -> Any:
-    file: Any = SimpleNamespace(
-        path=HERE, arrays=dict.fromkeys(arrays), read=lambda name: arrays[name]
-    )
-    return file
+def captured(**arrays: Any) -> Any:
+    return SimpleNamespace(path=HERE, shapes=dict.fromkeys(arrays), read=arrays.__getitem__)
 
 
 def shaped(*shape: int) -> Any:
@@ -398,7 +395,7 @@ REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
         FormatError, "schema 99; expected ",
     ),
     "two arrays": (
-        lambda: batch._read_array(archive(a=1, b=2), "mask", ("a", "b")), FormatError,
+        lambda: batch._read_array(captured(a=1, b=2), "mask", ("a", "b")), FormatError,
         "f: holds a and b; expected one array of mask",
     ),
     "no integers": (

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jinja2 import nodes
 from jinja2.defaults import DEFAULT_NAMESPACE
 
-from aprfmt.base.template_scan import ATTRIBUTE_FILTERS, find_suspicious
+from aprfmt.base.template_scan import ATTRIBUTE_FILTERS, constant_value, find_suspicious
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer import scan_template, template
 from aprfmt.tokenizer.render_child import make_environment
@@ -313,3 +315,18 @@ def test_a_filter_on_an_internal_of_python_is_named(
     found = scanned("{{ xs | " + f"{filter_}(attribute='{member}')" + " | list }}")
     says = f"uses the filter {filter_} on {member!r}, one of Python's internals"
     assert any(line.endswith(says) for line in found) is internal
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, ValueError, nodes.Impossible, RecursionError])
+def test_a_constant_that_cannot_be_computed_is_none_and_one_without_room_an_error(
+    error: type[Exception],
+) -> None:
+    """Seen red: a template that takes all memory counted as one without a constant."""
+
+    def fail(kind: type[BaseException]) -> Any:
+        raise kind
+
+    assert constant_value(SimpleNamespace(as_const=lambda: fail(error))) is None
+    assert constant_value(SimpleNamespace(as_const=lambda: 7)) == 7
+    with pytest.raises(MemoryError):
+        constant_value(SimpleNamespace(as_const=lambda: fail(MemoryError)))

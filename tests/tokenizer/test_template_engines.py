@@ -12,14 +12,16 @@ import shutil
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aprfmt.errors import BackendUnavailableError, FormatError
 from aprfmt.model import open_model
-from aprfmt.tokenizer import llama_server
+from aprfmt.tokenizer import llama_server, template_engines
 from aprfmt.tokenizer.conversations import ENGINE_CONVERSATIONS
 from aprfmt.tokenizer.llama_server import render_by_llama_cpp, server_program
+from aprfmt.tokenizer.template import render_several
 from aprfmt.tokenizer.template_engines import compare_engines
 from tests.cli.run import ROOT, aprfmt
 from tests.conftest import not_run
@@ -240,3 +242,40 @@ def test_the_stand_in_states_the_models_tokens_and_template(tmp_path: Path) -> N
         assert model.metadata["tokenizer.ggml.add_bos_token"] is False
         assert model.spec.name == "llama"
     assert path.stat().st_size < 100_000 and ROOT.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("template", "theirs", "given"),
+    [
+        (PLAIN, {}, None),
+        (THINKING, {"enable_thinking": True}, ("enable_thinking",)),
+        (DATED, {"date_string": "today"}, ("date_string",)),
+        (DATED, {"date_string": "tomorrow"}, ()),
+        (PLAIN + "{{ other }}", {"other": "x"}, ()),
+        (DATED + "{{ other }}", {"date_string": "today", "other": "x"}, ()),
+    ],
+)
+def test_a_variable_is_the_reason_only_where_jinja2_renders_the_same_with_it(
+    template: str,
+    theirs: dict[str, Any],
+    given: tuple[str, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other engine is jinja2 with more variables. Seen red: the reason of what differs yet."""
+
+    def rendered(template: str, variables: Any, conversations: Any, where: str) -> Any:
+        rows = [{**theirs, **each} for each in conversations]
+        return "llama.cpp b1", render_several(template, rows, variables, where)
+
+    monkeypatch.setattr(template_engines, "render_by_llama_cpp", rendered)
+    usual = {"enable_thinking": True, "date_string": "today"}
+    monkeypatch.setattr(template_engines, "_llama_cpp_variables", lambda: usual)
+    found = compare_engines(template, SPECIAL, "test")
+    assert bool(found.differing) is (given is not None)
+    own = {name: each for name, each in ENGINE_CONVERSATIONS.items() if set(theirs) & set(each)}
+    assert set(own) == ({"thinking", "no thinking"} & set(own))
+    for row in found.differing:
+        assert row.given == given and row.conversation not in own
+        why = f": only llama.cpp sets {' and '.join(given or ())}"
+        assert row.text.endswith(why) is bool(given)
+    assert all(row.given == () for row in found.rows if row.same)

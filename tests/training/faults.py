@@ -21,10 +21,12 @@ from tests.training.steps import (
     Values,
     adamw,
     adamw_all,
+    decaying_groups,
     gradients,
     moments,
     right,
     rounded,
+    sgd,
     stepped,
     torch_steps,
     weights,
@@ -50,11 +52,6 @@ class StepFault:
 def given(after: Values, **more: Any) -> Made:
     """Return a first step with its gradients."""
     return Made(after, STATED, grads=gradients(1), **more)
-
-
-def sgd(torch: Any, parameters: list[Any], **more: Any) -> Any:
-    """Return torch's SGD at a rate of 0.5."""
-    return torch.optim.SGD([p for _, p in parameters], lr=0.5, **more)
 
 
 def norm() -> float:
@@ -187,12 +184,8 @@ def with_nan() -> Values:
 
 
 def l2(torch: Any, parameters: list[Any]) -> Any:
-    """Return torch's Adam, whose decay is added to the gradient."""
-    groups = [
-        {"params": [p for _, p in parameters if p.ndim > 1], "weight_decay": WD},
-        {"params": [p for _, p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.Adam(groups, lr=LR)
+    """Return torch's Adam, whose decay is added to the gradient; norms do not decay."""
+    return torch.optim.Adam(decaying_groups(parameters), lr=LR)
 
 
 FAULTS = (
@@ -216,6 +209,16 @@ FAULTS = (
               ALL - NORMS),
     StepFault("half the decay, sizes", "decay_factor",
               lambda: Made(stepped(decayed(LR * WD / 2))), ALL - NORMS),
+    StepFault("a thirtieth of the decay", "decay_factor",
+              lambda: given(stepped(decayed(LR * WD / 30))), ALL - NORMS),
+    StepFault("a decay that nothing states", "decay_factor", lambda: Made(
+        stepped(right), f"adamw:lr={LR},step=1", grads=gradients(1)), ALL - NORMS),
+    StepFault("a decay that nothing states, sizes", "decay_factor", lambda: Made(
+        stepped(right), f"adamw:lr={LR},step=1"), ALL - NORMS),
+    StepFault("a rate of 0 stated", "step_factor", lambda: Made(
+        stepped(right), f"adamw:lr=0,wd={WD},step=1", grads=gradients(1))),
+    StepFault("a rate of 0 stated, SGD", "step_factor", lambda: Made(
+        torch_steps(sgd)[0][0], "sgd:lr=0", grads=gradients(1))),
     StepFault("Adam for AdamW", "decay_coupled", lambda: given(torch_steps(l2)[0][0]),
               ALL - NORMS),
     StepFault("AdamW for Adam", "decay_coupled", lambda: Made(
@@ -271,7 +274,8 @@ FAULTS = (
         in_bfloat16(1e-5, scale=100.0), "adamw:lr=1e-5,wd=0.1,step=1", encoding="BF16",
         grads={name: g * np.float32(100) for name, g in gradients(1).items()}), ALL - NORMS),
     StepFault("swallowed, sizes", "update_rounded_away", lambda: Made(
-        in_bfloat16(2e-5), "adamw:lr=2e-5,wd=0.1,step=1", encoding="BF16"), ALL - NORMS),
+        in_bfloat16(2e-5), "adamw:lr=2e-5,wd=0.1,step=1", encoding="BF16"), ALL - NORMS,
+        "explained"),
     StepFault("decay swallowed", "decay_rounded_away", lambda: Made(
         in_bfloat16(1e-3, 1.0), "adamw:lr=1e-3,wd=1,step=1", grads=gradients(1), encoding="BF16"),
         ALL - NORMS),
@@ -329,13 +333,13 @@ def uncounted(settings: dict[str, Any], more: str = "") -> Made:
 
 def at_rate(lr: float, wd: float) -> Made:
     """Return torch's AdamW at a rate of fine-tuning: 1 - lr * wd is then a coarse float32."""
-    made = torch_steps(lambda t, p: t.optim.AdamW([x for _, x in p], lr=lr, weight_decay=wd))
+    made = torch_steps(lambda t, p: adamw_all(t, p, lr=lr, weight_decay=wd))
     return Made(made[0][0], f"adamw:lr={lr:g},wd={wd:g},step=1,decay_on=all", grads=gradients(1))
 
 
 def wide(torch: Any, parameters: list[Any]) -> Any:
     """Return torch's AdamW at a rate that bfloat16 shows."""
-    return torch.optim.AdamW([p for _, p in parameters], lr=0.01, weight_decay=0)
+    return adamw_all(torch, parameters, lr=0.01, weight_decay=0)
 
 
 INNOCENTS: dict[str, Callable[[], Made]] = {

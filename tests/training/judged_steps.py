@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional
@@ -423,21 +424,34 @@ def half_expert(grads: Grads) -> Grads:
 # Adapters.
 
 
-@cache
-def lora_of(rank_stabilized: bool = False) -> Any:
-    """Return the tiny llama with LoRA pairs at q and v that were trained before."""
+def lora(
+    base: Any,
+    modules: tuple[str, ...] = ("q_proj", "v_proj"),
+    *,
+    size: float = 0.1,
+    autocast: bool = True,
+    **settings: Any,
+) -> Any:
+    """Return a model with LoRA pairs at modules that were trained before.
+
+    `size` is the deviation of their elements. `autocast`: the pairs of a 16-bit base are float32.
+    """
     import peft
 
-    config = peft.LoraConfig(
-        r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], use_rslora=rank_stabilized
-    )
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=list(modules), **settings)
     torch.manual_seed(SEED)
-    model = peft.get_peft_model(tiny("llama", tied=False), config).eval()
+    model: Any = peft.get_peft_model(base, config, autocast_adapter_dtype=autocast).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_" in name:
-                p.normal_(0, 0.1)
+                p.normal_(0, size)
     return model
+
+
+@cache
+def lora_of(rank_stabilized: bool = False) -> Any:
+    """Return the tiny llama with pairs at q and v."""
+    return lora(tiny("llama", tied=False), use_rslora=rank_stabilized)
 
 
 def adapter_step(
@@ -481,26 +495,37 @@ def taken(
     state: bool = False,
     grads: bool = True,
     batch: bool = False,
-    accumulate: bool = False,
+    schedule: Callable[[int], float] | None = None,
+    frozen: str = "",
 ) -> Callable[[Path], dict[str, Any]]:
     """Return what makes the files of the last of some steps of an optimizer.
 
     `before_step` may change gradients behind the back of the trainer, which has saved them.
+    `schedule` gives the factor of the rate by steps taken. `frozen` is a part of the names of
+    parameters that the last step leaves as they were.
     """
 
     def make(folder: Path) -> dict[str, Any]:
         model = tiny(kind, tied=kind == "gpt2").to(getattr(torch, dtype))
         rows = batch_of()
         made = optimizer(model)
+        rates = torch.optim.lr_scheduler.LambdaLR(made, schedule) if schedule else None
         for number in range(1, steps + 1):
             found = backward(model, rows)
             if number == steps:
                 given = written(folder, model, rows)
+                old = {n: p.detach().clone() for n, p in model.named_parameters()}
                 if grads:
                     given |= with_gradients(folder, found)
             if before_step is not None:
                 before_step(model)
             made.step()
+            if rates is not None:
+                rates.step()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if frozen and frozen in name:
+                    p.copy_(old[name])
         model.save_pretrained(folder / "after")
         given |= {"after": folder / "after", "optimizer": rule or None}
         if state:
@@ -511,6 +536,16 @@ def taken(
         return given
 
     return make
+
+
+def by_name(model: Any, states: Any) -> dict[str, Any]:
+    """Return the arrays of optimizers' states by the parameters' names."""
+    return {
+        f"{name}.{key}": np.asarray(x.numpy() if isinstance(x, torch.Tensor) else x, np.float32)
+        for name, p in model.named_parameters()
+        for key, x in states[p].items()
+        if x is not None
+    }
 
 
 def matrices_and_rest(model: Any, **rest: Any) -> list[dict[str, Any]]:
@@ -575,27 +610,32 @@ def clip(*norms: float) -> Callable[[Any], None]:
     return change
 
 
+def clip_parts(
+    bound: float, part_of: Callable[[str, torch.Tensor], object]
+) -> Callable[[Any], None]:
+    """Return what clips the parameters of each part by their own norm, as ranks do."""
+
+    def change(model: Any) -> None:
+        parts: dict[object, list[torch.Tensor]] = {}
+        for name, p in model.named_parameters():
+            parts.setdefault(part_of(name, p), []).append(p)
+        for part in parts.values():
+            torch.nn.utils.clip_grad_norm_(part, bound)
+
+    return change
+
+
 def clip_to_share(model: Any) -> None:
     """Clip to the norm 1, and once more over what the two groups of a trainer have."""
     clip(1.0)(model)
-    for chosen in (1, 2):
-        part = [p for p in model.parameters() if min(p.ndim, 2) == chosen]
-        torch.nn.utils.clip_grad_norm_(part, 0.5)
+    clip_parts(0.5, lambda _, p: p.ndim > 1)(model)
 
 
 def merged_and_back(folder: Path) -> dict[str, Any]:
     """Write a bfloat16 model before and after an adapter was merged and taken out again."""
-    import peft
-
     model = tiny("llama", tied=False).to(torch.bfloat16)
     model.save_pretrained(folder / "before")
-    torch.manual_seed(SEED)
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
-    wrapped: Any = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
-    with torch.no_grad():
-        for name, p in wrapped.named_parameters():
-            if "lora_" in name:
-                p.normal_(0, 0.05)
+    wrapped = lora(model, size=0.05, autocast=False)
     wrapped.merge_adapter()
     wrapped.unmerge_adapter()
     wrapped.unload().save_pretrained(folder / "after")
@@ -1103,10 +1143,11 @@ def flash(folder: Path) -> dict[str, Any]:
     return written(folder, model, batch) | with_gradients(folder, grads)
 
 
-def packed(folder: Path, *, cached: bool = False) -> dict[str, Any]:
+def packed(folder: Path, *, cached: bool = False, edge: bool = False) -> dict[str, Any]:
     """Write gradients of a packed row whose documents do not see each other.
 
-    `cached`: with a cache transformers does not keep them apart, whatever their positions.
+    `cached`: with a cache transformers does not keep them apart, whatever their positions. `edge`:
+    the first token of the second document is a label of the trainer's.
     """
     model = tiny("llama", tied=False)
     model.config.use_cache = cached
@@ -1116,7 +1157,8 @@ def packed(folder: Path, *, cached: bool = False) -> dict[str, Any]:
     labels[0, len(first)] = -100
     positions = torch.tensor([[*range(len(first)), *range(len(second))]])
     batch = {"input_ids": ids, "labels": labels, "position_ids": positions}
-    return written(folder, model, batch) | with_gradients(folder, backward(model, batch))
+    used = batch | {"labels": ids} if edge else batch
+    return written(folder, model, batch) | with_gradients(folder, backward(model, used))
 
 
 def embeddings_frozen(folder: Path) -> dict[str, Any]:
@@ -1347,6 +1389,25 @@ open.
 """
 
 
+BLIND = """
+## Steps by another hand
+
+A fifth set, by somebody who had not worked on the causes: 20 faults and 15 innocent steps, on nine
+architectures. They are not in the repository. Of the first look: 8 faults were named, 12 seen and
+not named, none missed, and no wrong cause was confirmed; 13 innocent steps were right, one was an
+alarm (bfloat16 norms below the spacing beside float32 copies), and one was refused (bitsandbytes'
+nested state). Beside the set a wrong sign in norms agreed, from bfloat16 before to float32 after.
+
+What was mended: the alarm, the refusal and the wrong sign; five more of the faults are named, and
+two false statements beside right answers are gone.
+
+- A gradient that holds the one of the batch before it is seen, and not named.
+- Blocks of a joined projection in another order are placed, and not named.
+- Norms of queries and keys that have the gradient of some heads are placed, and not named.
+- Auxiliary losses of routers that are added up over micro-batches are not named.
+"""
+
+
 def counted(head: str, answers: Sequence[Answer]) -> str:
     """Return the head of a table with the counts of its answers filled in."""
     faults = [each for each in answers if each.row.named]
@@ -1369,7 +1430,8 @@ def page(*sets: Sequence[Answer]) -> str:
         counted(LOOPS, sets[2]),
         counted(TRAINERS, sets[3]),
     )
-    return "".join(head + table(each) + "\n" for head, each in zip(heads, sets, strict=True))
+    tables = (head + table(each) + "\n" for head, each in zip(heads, sets, strict=True))
+    return "".join(tables) + BLIND
 
 
 def main() -> None:

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 from transformers.models.llama import modeling_llama
 
 from tests.models import IDS, tiny
-from tests.training import judged_steps
 from tests.training.judged_steps import (
     LAST,
     LR,
@@ -27,7 +25,9 @@ from tests.training.judged_steps import (
     adamw,
     backward,
     batch_of,
+    by_name,
     gradient_step,
+    lora,
     lora_of,
     model_of,
     patched,
@@ -167,13 +167,18 @@ def layer_in_two_groups(model: Any) -> torch.optim.Optimizer:
     return Twice(list(model.named_parameters()), lr=0.1)
 
 
-def first_moment_lost(folder: Path, *lost: str, anew: bool = False) -> dict[str, Any]:
+def first_moment_lost(
+    folder: Path, *lost: str, anew: bool = False, numbered: str = ""
+) -> dict[str, Any]:
     """Write step 4 of AdamW, resumed from a state that has lost moments, or its count (`anew`).
 
-    `lost` are the moments that are zero, the first by default.
+    `lost` are the moments that are zero, the first by default. `numbered` is the model whose state
+    has numbers for names.
     """
-    model, batch = tiny("llama", tied=False), batch_of()
+    model, batch = tiny(numbered or "llama", tied=False), batch_of()
     made = adamw()(model)
+    if numbered:
+        made = torch.optim.AdamW(list(model.parameters()), lr=LR, weight_decay=WD)
     for number in range(1, 5):
         grads = backward(model, batch)
         if number == 4:
@@ -192,6 +197,44 @@ def first_moment_lost(folder: Path, *lost: str, anew: bool = False) -> dict[str,
         "optimizer": f"{RULE},step=4",
         "optimizer_state": folder / "optimizer.pt",
     }
+
+
+def lost_by_number(moment: str, base: str) -> Callable[[Path], dict[str, Any]]:
+    """Return a writer of a step of a model, resumed from a state of numbers that lost a moment."""
+    return lambda folder: first_moment_lost(folder, moment, numbered=base)
+
+
+def new_optimizer(
+    *, state: bool = True, numbered: bool = False, right: bool = False
+) -> Callable[[Path], dict[str, Any]]:
+    """Return a writer of step 4, taken by an optimizer that was made anew.
+
+    `state`: with the saved state of before it, `numbered` one without names. `right`: the optimizer
+    has the saved state after all.
+    """
+
+    def write(folder: Path) -> dict[str, Any]:
+        model, batch = tiny("llama", tied=False), batch_of()
+
+        def anew() -> Any:
+            if not numbered:
+                return adamw()(model)
+            return torch.optim.AdamW(list(model.parameters()), lr=LR, weight_decay=WD)
+
+        made = anew()
+        for number in range(1, 5):
+            grads = backward(model, batch)
+            if number == 4:
+                given = written(folder, model, batch) | with_gradients(folder, grads)
+                torch.save(made.state_dict(), folder / "optimizer.pt")
+                made = made if right else anew()
+            made.step()
+        model.save_pretrained(folder / "after")
+        del given["batch"]
+        more = {"optimizer_state": folder / "optimizer.pt"} if state else {}
+        return given | more | {"after": folder / "after", "optimizer": f"{RULE},step=4"}
+
+    return write
 
 
 def lora_plus(folder: Path) -> dict[str, Any]:
@@ -403,12 +446,7 @@ def arrays_of_state(folder: Path) -> dict[str, Any]:
         backward(model, batch)
         made.step()
     model.save_pretrained(folder / "after")
-    state = {
-        f"{name}.{key}": made.state[p][key].numpy()
-        for name, p in model.named_parameters()
-        for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
-    }
-    save_arrays(folder / "state.npz", state)
+    save_arrays(folder / "state.npz", by_name(model, made.state))
     del given["batch"]
     return given | {
         "after": folder / "after",
@@ -475,16 +513,6 @@ def routed(
         return files
 
     return make
-
-
-def by_name(model: Any, states: Any) -> dict[str, Any]:
-    """Return the arrays of optimizers' states by the parameters' names."""
-    return {
-        f"{name}.{key}": np.asarray(x.numpy() if isinstance(x, torch.Tensor) else x, np.float32)
-        for name, p in model.named_parameters()
-        for key, x in states[p].items()
-        if x is not None
-    }
 
 
 def frozen_in_between(
@@ -560,22 +588,13 @@ ADAM = f"adam:lr={LR},step=3"
 
 def adapter_of_experts(folder: Path) -> dict[str, Any]:
     """Write gradients of an adapter of a model with experts, load balancing in its loss."""
-    import peft
-
-    model = tiny("mixtral", tied=False)
-    given = written(folder, model, batch_of())
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"])
-    torch.manual_seed(judged_steps.SEED)
-    made: Any = peft.get_peft_model(model, config).eval()
-    factors = {n: p for n, p in made.named_parameters() if "lora_" in n}
-    with torch.no_grad():
-        for p in factors.values():
-            p.normal_(0, 0.1)
-    batch = batch_of()
+    model, batch = tiny("mixtral", tied=False), batch_of()
+    given = written(folder, model, batch)
+    made = lora(model, ("q_proj",))
     out = made(**batch, output_router_logits=True)
     (own_loss(made, batch) + 0.1 * out.aux_loss).backward()
     made.save_pretrained(str(folder / "adapter"))
-    grads = {n: p.grad.clone() for n, p in factors.items() if p.grad is not None}
+    grads = {n: p.grad.clone() for n, p in made.named_parameters() if "lora_" in n}
     return given | with_gradients(folder, grads) | {"adapter": folder / "adapter"}
 
 
@@ -605,6 +624,18 @@ LOOP_RELATIVES = (
         named="moments_lost.*the second moment was zero",
         where=".",
     ),
+    *(
+        JudgedStep(
+            f"{kind}_moment_lost_by_number_{base}",
+            f"the {kind} moments were zero, of a state of {base} with numbers alone",
+            lost_by_number({"first": "exp_avg", "second": "exp_avg_sq"}[kind], base),
+            cause="moments_lost",
+            named=f"moments_lost .confirmed.*the {kind} moment was zero",
+            where=".",
+        )
+        for kind in ("first", "second")
+        for base in ("qwen2", "gpt2")
+    ),
     JudgedStep(
         "both_moments_lost",
         "both moments were zero when the step was taken, and its count went on",
@@ -612,6 +643,21 @@ LOOP_RELATIVES = (
         cause="moments_lost",
         named="moments_lost.*both moments were zero",
         where=".",
+    ),
+    *(
+        JudgedStep(
+            name,
+            f"the step is that of an optimizer made anew; {says}",
+            new_optimizer(**how),
+            cause="moments_lost",
+            named="moments_lost .confirmed.*as a new optimizer's are.*load_state_dict",
+            where=".",
+        )
+        for name, says, how in (
+            ("new_optimizer", "the state that was to be loaded names its parameters", {}),
+            ("new_optimizer_by_number", "the state has numbers alone", {"numbered": True}),
+            ("new_optimizer_unsaid", "the state is not given", {"state": False}),
+        )
     ),
     JudgedStep(
         "count_anew",
@@ -755,6 +801,12 @@ def warm_up(model: Any) -> torch.optim.Optimizer:
 
 
 LOOP_INNOCENTS = (
+    JudgedStep("went_on", "step 4 by its state", new_optimizer(right=True)),
+    JudgedStep(
+        "went_on_by_number",
+        "step 4 by its state of numbers alone",
+        new_optimizer(right=True, numbered=True),
+    ),
     JudgedStep("sparse_stated", "SparseAdam, stated", third_step(f"{ADAM},sparse=1", sparse=True)),
     JudgedStep("part_by_state", "step 3 by its state, with a part of its gradients", part_by_state),
     JudgedStep(

@@ -110,17 +110,23 @@ class Made:
         )
 
 
-def torch_steps(
-    make: Callable[[Any, list[Any]], Any],
+Make = Callable[[Any, list[Any]], Any]  # make(torch, [(name, parameter)]) -> optimizer
+
+
+def stepped_optimizer(
+    make: Make,
     steps: int = 1,
+    *,
     clip: float | None = None,
     start: Values | None = None,
     dtype: str = "float32",
     scale: float = 1.0,
-) -> tuple[list[Values], Values]:
-    """Return the weights after each step of an optimizer of torch, and its state after the last.
+    grads: Callable[[int], Values] = gradients,
+) -> tuple[list[Values], Any]:
+    """Return the weights after each step of an optimizer of torch, and the optimizer.
 
-    `make(torch, parameters)` returns the optimizer; parameters are (name, tensor).
+    `clip` is a bound of the norm of all gradients; `grads(step)` gives those of a step, which are
+    taken `scale` times.
     """
     import torch
 
@@ -130,32 +136,63 @@ def torch_steps(
     optimizer = make(torch, list(held.items()))
     found = []
     for step in range(1, steps + 1):
-        for name, parameter in held.items():
-            parameter.grad = torch.from_numpy(gradients(step)[name] * scale).to(kind)
+        for name, g in grads(step).items():
+            held[name].grad = torch.from_numpy((g * scale).astype(np.float32)).to(kind)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(list(held.values()), clip)
         optimizer.step()
         found.append({name: p.detach().float().numpy().copy() for name, p in held.items()})
+    return found, optimizer
+
+
+def torch_steps(make: Make, steps: int = 1, **given: Any) -> tuple[list[Values], Values]:
+    """Return the weights after each step of an optimizer of torch, and its state by name.
+
+    `given` is what `stepped_optimizer` takes.
+    """
+    named: list[tuple[str, Any]] = []
+
+    def made(torch: Any, parameters: list[Any]) -> Any:
+        """Make the optimizer, and keep the names of its parameters."""
+        named.extend(parameters)
+        return make(torch, parameters)
+
+    found, optimizer = stepped_optimizer(made, steps, **given)
     state: Values = {}
-    for name, parameter in held.items():
-        for kind_, value in optimizer.state.get(parameter, {}).items():
+    for name, parameter in named:
+        for kind, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
-                state[f"{name}.{kind_}"] = np.asarray(value.detach().float().numpy())
+                state[f"{name}.{kind}"] = np.asarray(value.detach().float().numpy())
     return found, state
+
+
+def decaying_groups(parameters: list[Any]) -> list[dict[str, Any]]:
+    """Return two groups as Trainer makes them: matrices decay, norms do not."""
+    return [
+        {"params": [p for _, p in parameters if p.ndim > 1], "weight_decay": WD},
+        {"params": [p for _, p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
 
 
 def adamw(torch: Any, parameters: list[Any], **settings: Any) -> Any:
     """Return torch's AdamW as Trainer builds it: norms do not decay."""
-    groups = [
-        {"params": [p for _, p in parameters if p.ndim > 1], "weight_decay": WD},
-        {"params": [p for _, p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, **{"lr": LR, "betas": (B1, B2), "eps": EPS} | settings)
+    given = {"lr": LR, "betas": (B1, B2), "eps": EPS} | settings
+    return torch.optim.AdamW(decaying_groups(parameters), **given)
 
 
-def adamw_all(torch: Any, parameters: list[Any]) -> Any:
-    """Return torch's AdamW over all parameters."""
-    return torch.optim.AdamW([p for _, p in parameters], lr=LR, weight_decay=WD)
+def adamw_all(torch: Any, parameters: list[Any], **settings: Any) -> Any:
+    """Return torch's AdamW over all parameters, by name."""
+    return torch.optim.AdamW(parameters, **{"lr": LR, "weight_decay": WD} | settings)
+
+
+def adam_all(torch: Any, parameters: list[Any], **settings: Any) -> Any:
+    """Return torch's Adam over all parameters, whose decay is added to the gradient."""
+    return torch.optim.Adam([p for _, p in parameters], **{"lr": LR, "weight_decay": WD} | settings)
+
+
+def sgd(torch: Any, parameters: list[Any], **settings: Any) -> Any:
+    """Return torch's SGD at a rate of 0.5."""
+    return torch.optim.SGD([p for _, p in parameters], **{"lr": 0.5} | settings)
 
 
 def moments(step: int, start: int = 1) -> tuple[Values, Values]:

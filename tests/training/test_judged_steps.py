@@ -21,10 +21,12 @@ from tests.training.judged_steps import (
     INNOCENTS,
     RELATIVES,
     RULE,
+    Grads,
     JudgedStep,
     adamw,
     backward,
     batch_of,
+    gradient_step,
     judged,
     with_gradients,
     written,
@@ -52,7 +54,6 @@ MISSED = {
     "kernel_of_other_weights": "seen, not named",
     "merge_drift": "not seen",
     "tables_frozen": "open",
-    "rank_stabilized_unsaid": "seen, not named",
     "amsgrad_unsaid": "seen, not named",
     "qk_norms_of_one_rank": "seen, not named",
     "softcap_identity": "seen, not named",
@@ -77,6 +78,25 @@ def test_a_step_is_answered_rightly(row: JudgedStep, tmp_path: Path) -> None:
     assert answer.word == MISSED.get(row.name, "right"), answer.texts
     if row.cause:
         assert answer.report.causes[0].cause == row.cause
+
+
+def test_a_tied_table_beside_wrong_layers_lacks_no_part(tmp_path: Path) -> None:
+    """What comes down through them is another part. Seen red: "only the head's part"."""
+    noise = torch.Generator().manual_seed(4)
+
+    def wrong(grads: Grads) -> Grads:
+        used = torch.unique(batch_of()["input_ids"])
+        made = {n: g.clone() for n, g in grads.items()}
+        for name, g in made.items():
+            if ".h." in name:
+                g.add_(torch.randn(g.shape, generator=noise) * g.std())
+            if "wte" in name:
+                g[used] += torch.randn(g[used].shape, generator=noise) * g.std()
+        return made
+
+    given = gradient_step("gpt2", change=wrong)(tmp_path)
+    report = explain_step(given.pop("model"), **given)
+    assert report.exit_code == 1 and not {one.cause for one in report.causes} & {"gradient_tied"}
 
 
 # Of a gradient whose distance three random directions do not settle, and of one that they fit.

@@ -1,6 +1,7 @@
 """Gradients beside the optimizer's state of after the step: are they the ones in its moments?"""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +9,27 @@ import numpy as np
 import pytest
 
 from aprfmt.training.report import StepReport
-from tests.training.steps import LR, Q1, WD, Made, Values, adamw, gradients, rounded, torch_steps
+from tests.training.steps import (
+    LR,
+    Q1,
+    WD,
+    Made,
+    Values,
+    adam_all,
+    adamw,
+    gradients,
+    rounded,
+    sgd,
+    torch_steps,
+)
 
 ADAMW = f"adamw:lr={LR},wd={WD}"
 
 
-def sgd(torch: Any, parameters: list[Any], **more: Any) -> Any:
-    """Return torch's SGD with momentum."""
-    return torch.optim.SGD([p for _, p in parameters], lr=0.5, momentum=0.9, **more)
-
-
-def l2(torch: Any, parameters: list[Any]) -> Any:
-    """Return torch's Adam with a decay that is added to the gradient."""
-    return torch.optim.Adam([p for _, p in parameters], lr=LR, weight_decay=WD)
-
-
 RULES: dict[str, tuple[Any, str]] = {
     "adamw": (adamw, ADAMW),
-    "adam": (l2, f"adam:lr={LR},wd={WD},decay_on=all"),
-    "sgd": (sgd, "sgd:lr=0.5,momentum=0.9"),
+    "adam": (adam_all, f"adam:lr={LR},wd={WD},decay_on=all"),
+    "sgd": (partial(sgd, momentum=0.9), "sgd:lr=0.5,momentum=0.9"),
 }
 
 
@@ -35,7 +38,7 @@ def report_of(
 ) -> StepReport:
     """Return what is said of a step of torch with the state of after it, and these gradients."""
     make, stated = RULES[rule]
-    steps, state = torch_steps(make, step, clip, scale=scale)
+    steps, state = torch_steps(make, step, clip=clip, scale=scale)
     if rule == "sgd":
         state |= {"step": np.asarray([float(step)])}
     made = Made(steps[-1], f"{stated},step={step}", grads=grads, state=state)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from aprfmt.training.saved_step import SavedStep
 from tests.docs.examples import DOCS, blocks
 from tests.models import IDS, tiny
 
@@ -56,6 +57,21 @@ def check(folder: Path, scale: float = 1.0) -> None:
         assert np.linalg.norm(gradient * scale - mine[name]) < 1e-4 * size + 1e-9, name
         moved = before[name].astype(np.float64) - after[name]
         assert np.allclose(moved, 0.5 * gradient, atol=1e-6), name
+
+
+def test_every_array_of_the_pass_is_in_the_batch(tmp_path: Path) -> None:
+    """Also two that are one tensor, as labels and ids are. Seen red: arrays of four names only."""
+    model = tiny("llama")
+    ids = torch.tensor([IDS, IDS[::-1]])
+    places = torch.arange(len(IDS)).expand(2, -1)
+    saved = SavedStep(model, tmp_path)
+    more = {"position_ids": places, "document_ids": torch.zeros_like(ids)}
+    model(ids, labels=ids, use_cache=False, num_items_in_batch=torch.tensor(9), **more)
+    assert not saved.saved
+    held = load_file(tmp_path / "batch.safetensors")
+    assert held.keys() == {"input_ids", "labels", *more}
+    np.testing.assert_array_equal(held["position_ids"], places.numpy())
+    np.testing.assert_array_equal(held["labels"], ids.numpy())
 
 
 def test_a_loops_step_is_saved_and_its_gradients_are_ours(page: Path) -> None:

@@ -1,6 +1,5 @@
 """A step without its gradients: what the sizes of its elements say, and what they leave open."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.training.steps import (
-    B1,
-    B2,
     EMBED,
     EPS,
     HEAD,
@@ -20,6 +17,7 @@ from tests.training.steps import (
     WD,
     Made,
     Values,
+    adam_all,
     adamw_all,
     gradients,
     right,
@@ -27,6 +25,8 @@ from tests.training.steps import (
     save_arrays,
     shapes,
     stepped,
+    stepped_optimizer,
+    torch_steps,
     weights,
 )
 
@@ -44,21 +44,9 @@ def faint(share: float) -> Values:
     return made | {EMBED: table}
 
 
-def torch_step(make: Callable[[Any, list[Any]], Any], grads: Values) -> Values:
-    """Return the weights after one step of torch's optimizer on these gradients."""
-    import torch
-
-    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
-    optimizer = make(torch, list(held.items()))
-    for name, parameter in held.items():
-        parameter.grad = torch.from_numpy(grads[name].astype(np.float32))
-    optimizer.step()
-    return {name: p.detach().numpy().copy() for name, p in held.items()}
-
-
-def adam(torch: Any, parameters: list[Any], wd: float = 0.0) -> Any:
-    """Return torch's Adam over all parameters."""
-    return torch.optim.Adam([p for _, p in parameters], lr=LR, weight_decay=wd)
+def adam(torch: Any, parameters: list[Any]) -> Any:
+    """Return torch's Adam without decay."""
+    return adam_all(torch, parameters, weight_decay=0.0)
 
 
 @pytest.mark.parametrize("share", [1e-11, 1e-10, -1e-10, 3e-9])
@@ -67,7 +55,7 @@ def test_gradients_near_epsilon_are_no_decay(
     share: float, make: Any, stated: str, tmp_path: Path
 ) -> None:
     """Seen red: `the weight decays by 0.000101; 0.0001 is stated`, confirmed, over a right step."""
-    report = Made(torch_step(make, faint(share)), stated).report(tmp_path)
+    report = Made(torch_steps(make, grads=lambda _: faint(share))[0][0], stated).report(tmp_path)
     assert report.causes == () and report.exit_code == 0, report.pronounced.says
 
 
@@ -99,11 +87,7 @@ def state(folder: Path, rate: float) -> Path:
     """Save the state of after a first step, as torch does, with this rate."""
     import torch
 
-    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
-    made = torch.optim.AdamW(held.items(), lr=LR, betas=(B1, B2), eps=EPS, weight_decay=WD)
-    for name, parameter in held.items():
-        parameter.grad = torch.from_numpy(gradients(1)[name])
-    made.step()
+    _, made = stepped_optimizer(adamw_all)
     made.param_groups[0]["lr"] = rate
     torch.save(made.state_dict(), folder / "state.pt")
     return folder / "state.pt"
@@ -153,7 +137,7 @@ def test_a_decay_that_takes_the_gradient_away_is_no_alarm(
         )
         for name, g in gradients(1).items()
     }
-    after = torch_step(lambda torch, held: adam(torch, held, WD), grads)
+    after = torch_steps(adam_all, grads=lambda _: grads)[0][0]
     stated = f"adam:lr={LR},wd={WD},step=1,decay_on=all"
     report = Made(after, stated, grads=grads).report(tmp_path)
     assert report.causes == () and report.exit_code == 0, report.pronounced.says

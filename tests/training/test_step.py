@@ -46,12 +46,14 @@ from tests.training.steps import (
     Values,
     adamw,
     adamw_all,
+    decaying_groups,
     gradients,
     moments,
     right,
     save,
     save_arrays,
     stepped,
+    stepped_optimizer,
     torch_steps,
     weights,
 )
@@ -115,7 +117,7 @@ def test_every_cause_of_a_step_has_its_fault() -> None:
     judged = (*judged_steps.FAULTS, *judged_steps.RELATIVES, *thread_steps.THREAD_FAULTS)
     loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
     trainers = (*trainer_steps.TRAINER_FAULTS, *trainer_steps.TRAINER_RELATIVES)
-    every = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers)
+    every: tuple[Any, ...] = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
     assert seeded | {"adapter_half_frozen", "adapter_frozen", "backward_operation"} == rows
@@ -359,22 +361,16 @@ def torch_state(folder: Path, make: Callable[[Any, Any], Any]) -> StepReport:
     """Return what is said of torch's second step by its gradients and its state alone."""
     import torch
 
-    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
-    optimizer = make(torch, list(held.items()))
-    before: Values = {}
-    for step in (1, 2):
-        before = {name: p.detach().numpy().copy() for name, p in held.items()}
-        for name, parameter in held.items():
-            parameter.grad = torch.from_numpy(gradients(step)[name])
-        torch.save(optimizer.state_dict(), folder / f"{step}.pt")
-        optimizer.step()
-    torch.save(optimizer.state_dict(), folder / "3.pt")
+    _, earlier = stepped_optimizer(make)
+    (before, after), later = stepped_optimizer(make, 2)
+    torch.save(earlier.state_dict(), folder / "2.pt")
+    torch.save(later.state_dict(), folder / "3.pt")
     saved = save(folder / "b", before, "F32")
-    after = save(folder / "a", {n: p.detach().numpy().copy() for n, p in held.items()}, "F32")
+    reached = save(folder / "a", after, "F32")
     grads = [save_arrays(folder / "g.npz", gradients(2))]
-    older = explain_step(saved, after=after, grads=grads, optimizer_state=folder / "2.pt")
+    older = explain_step(saved, after=reached, grads=grads, optimizer_state=folder / "2.pt")
     assert older.exit_code == 0, older.pronounced.says  # the state of before, and nobody said so
-    return explain_step(saved, after=after, optimizer_state=folder / "3.pt")
+    return explain_step(saved, after=reached, optimizer_state=folder / "3.pt")
 
 
 @pytest.mark.parametrize(
@@ -451,14 +447,10 @@ def test_the_state_that_torch_saves_is_read_by_its_names(
     """Settings are those of its groups; parameters are named there, or told by their shapes."""
     import torch
 
-    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
-    optimizer = torch.optim.AdamW(list(held.items()), lr=LR, weight_decay=WD)
-    for name, parameter in held.items():
-        parameter.grad = torch.from_numpy(gradients(1)[name])
-    optimizer.step()
-    after = {name: parameter.detach().numpy() for name, parameter in held.items()}
+    (after,), optimizer = stepped_optimizer(adamw_all)
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
-    torch.save({name: p.grad for name, p in held.items()}, tmp_path / "grads.pt")
+    grads = {name: torch.from_numpy(g) for name, g in gradients(1).items()}
+    torch.save(grads, tmp_path / "grads.pt")
     stepped_to = save(tmp_path / "after", after, "F32")
     report = explain_step(
         files["before"],
@@ -480,20 +472,12 @@ def numbered_step(folder: Path, reverse: bool, fault: Steps) -> StepReport:
     """
     import torch
 
-    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
-    order = list(held.values())[:: -1 if reverse else 1]
-    groups = [
-        {"params": [p for p in order if p.ndim > 1], "weight_decay": WD},
-        {"params": [p for p in order if p.ndim < 2], "weight_decay": 0.0, "lr": LR / 2},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=LR)
-    before: Values = {}
-    for step in (1, 2):
-        before = {name: p.detach().numpy().copy() for name, p in held.items()}
-        for name, parameter in held.items():
-            parameter.grad = torch.from_numpy(gradients(step)[name])
-        optimizer.step()
-    after = {name: p.detach().numpy().copy() for name, p in held.items()}
+    def make(torch: Any, parameters: list[Any]) -> Any:
+        groups = decaying_groups(parameters[:: -1 if reverse else 1])
+        groups[1]["lr"] = LR / 2
+        return torch.optim.AdamW(groups, lr=LR)
+
+    (before, after), optimizer = stepped_optimizer(make, 2)
     torch.save(optimizer.state_dict(), folder / "numbers.pt")
     return explain_step(
         save(folder / "before", before, "F32"),
@@ -578,7 +562,7 @@ def test_a_number_read_from_some_elements_is_judged_by_the_others(
     monkeypatch.setattr(judge, "UPDATES", (row,))
     before = np.arange(200.0)
     case = StepCase("k", False, before, before + 1, ("F32", "F32"), np.arange(200), signs=True)
-    nothing: Any = SimpleNamespace(right=False, share=0.0)
+    nothing: Any = SimpleNamespace(right=False, share=0.0, held_counts=(0, 0.0, 0, 0))
     monkeypatch.setattr(judge, "_measure_step_and_decay", lambda fit, recipe: (None, None))
     monkeypatch.setattr(judge, "measured_factor", lambda case, recipe: (math.nan, 1.0))
     found = judge._explain_difference(nothing, Recipe("sgd"), nothing, case, nothing)
@@ -682,16 +666,19 @@ def test_the_rate_of_a_state_may_be_the_next_steps(tmp_path: Path) -> None:
     """A schedule has set it since: the parameters show this step's, unless it is stated."""
     import torch
 
-    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
-    optimizer = torch.optim.AdamW(list(held.items()), lr=LR, weight_decay=WD)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 / (step + 1))
-    for name, parameter in held.items():
-        parameter.grad = torch.from_numpy(gradients(1)[name])
-    optimizer.step()
-    schedule.step()
+    schedules = []
+
+    def make(torch: Any, parameters: list[Any]) -> Any:
+        optimizer = adamw_all(torch, parameters)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 / (step + 1))
+        schedules.append(schedule)
+        return optimizer
+
+    (made,), optimizer = stepped_optimizer(make)
+    schedules[0].step()
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
     before = save(tmp_path / "before", weights(), "F32")
-    after = save(tmp_path / "after", {n: p.detach().numpy() for n, p in held.items()}, "F32")
+    after = save(tmp_path / "after", made, "F32")
     grads = [save_arrays(tmp_path / "grads.npz", gradients(1))]
     for rate, agrees in ((None, True), (LR / 2, True), (LR / 4, False)):
         stated = None if rate is None else f"adamw:lr={rate},wd={WD}"

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
-from tests.models import tiny
+from tests.models import IDS, tiny
 from tests.training import judged_steps
 from tests.training.judged_steps import (
     LAST,
@@ -28,7 +28,10 @@ from tests.training.judged_steps import (
     adamw,
     backward,
     batch_of,
+    by_name,
+    clip_parts,
     gradient_step,
+    lora,
     lora_of,
     model_of,
     patched,
@@ -185,12 +188,6 @@ def clipped_scaled(grads: Grads) -> Grads:
     return {name: g * min(1.0, 1 / norm) for name, g in grads.items()}
 
 
-def each_clipped(model: Any) -> None:
-    """Clip every parameter by its own norm, as a rank does that knows no other."""
-    for p in model.parameters():
-        torch.nn.utils.clip_grad_norm_([p], 0.05)
-
-
 def by_value(bound: float) -> Callable[[Any], None]:
     """Return what clips every element of the gradients."""
     return lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), bound)
@@ -277,12 +274,9 @@ def amsgrad(folder: Path) -> dict[str, Any]:
             p.grad *= 100 if number == 0 else 1
         made.step()
     model.save_pretrained(folder / "after")
-    state = {
-        f"{name}.{key}": made.state[p][key].numpy()
-        for name, p in model.named_parameters()
-        for key in ("exp_avg", "exp_avg_sq", "step")
-    }
-    save_arrays(folder / "state.npz", state)
+    state = by_name(model, made.state)
+    kept = {name: x for name, x in state.items() if not name.endswith("max_exp_avg_sq")}
+    save_arrays(folder / "state.npz", kept)
     del given["batch"]
     return given | {
         "after": folder / "after",
@@ -291,13 +285,17 @@ def amsgrad(folder: Path) -> dict[str, Any]:
     }
 
 
-def rank_stabilized_unsaid(folder: Path) -> dict[str, Any]:
-    """Write gradients of an adapter scaled by alpha / sqrt(r), whose file says alpha / r."""
-    batch = batch_of()
-    grads = {n: g for n, g in backward(lora_of(True), batch).items() if "lora_" in n}
-    given = written(folder, model_of("llama"), batch) | with_gradients(folder, grads)
-    lora_of(False).save_pretrained(folder / "adapter")
-    return given | {"adapter": folder / "adapter"}
+def rank_stabilized(trained: bool, said: bool) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes the files of an adapter scaled by alpha / sqrt(r), or said to be so."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        batch = batch_of()
+        grads = {n: g for n, g in backward(lora_of(trained), batch).items() if "lora_" in n}
+        given = written(folder, model_of("llama"), batch) | with_gradients(folder, grads)
+        lora_of(said).save_pretrained(folder / "adapter")
+        return given | {"adapter": folder / "adapter"}
+
+    return make
 
 
 THREAD_FAULTS = (
@@ -344,7 +342,7 @@ THREAD_FAULTS = (
     JudgedStep(
         "each_clipped",
         "every parameter is clipped by its own norm",
-        taken(sgd, "sgd:lr=0.1,clip=0.05", before_step=each_clipped),
+        taken(sgd, "sgd:lr=0.1,clip=0.05", before_step=clip_parts(0.05, lambda name, _: name)),
         cause="clip_by_tensor",
         named="clip",
         at=".",
@@ -389,7 +387,8 @@ THREAD_FAULTS = (
     JudgedStep(
         "rank_stabilized_unsaid",
         "the adapter is scaled by alpha/sqrt(r), its file says alpha/r",
-        rank_stabilized_unsaid,
+        rank_stabilized(True, False),
+        cause="adapter_scale",
         named="sqrt|root|stabili",
         where="lora",
     ),
@@ -547,11 +546,12 @@ def whole(kind: str, batch: Batch | None = None) -> Callable[[Path], dict[str, A
 
 
 def left_padded() -> Batch:
-    """Return a batch padded at its beginning."""
-    batch = batch_of()
-    ids = batch["input_ids"].clone()
-    mask, labels = torch.ones_like(ids), ids.clone()
-    mask[1, :6], labels[1, :7] = 0, -100  # the first token is predicted by padding
+    """Return two rows, the second padded at its beginning, whose first token is not scored."""
+    ids = torch.tensor([IDS[:16], (0,) * 6 + tuple(IDS[4:14])])
+    mask = torch.ones_like(ids)
+    mask[1, :6] = 0
+    labels = ids.clone()
+    labels[1, :7] = -100
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
@@ -601,18 +601,9 @@ def normed(grads: Grads) -> Grads:
 
 def lora_of_bfloat16(folder: Path) -> dict[str, Any]:
     """Write gradients of an adapter in float32 over a base in bfloat16."""
-    import peft
-
-    base = tiny("llama", tied=False).to(torch.bfloat16)
-    batch = batch_of()
+    base, batch = tiny("llama", tied=False).to(torch.bfloat16), batch_of()
     given = written(folder, base, batch)
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
-    torch.manual_seed(judged_steps.SEED)
-    model = peft.get_peft_model(base, config).eval()
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "lora_" in name:
-                p.normal_(0, 0.1)
+    model = lora(base)
     grads = {n: g for n, g in backward(model, batch).items() if "lora_" in n}
     model.save_pretrained(str(folder / "adapter"))
     return given | with_gradients(folder, grads) | {"adapter": folder / "adapter"}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models import IDS, VOCAB, tiny
+from tests.models import VOCAB, tiny
 from tests.training.judged_steps import (
     LAST,
     LR,
@@ -26,14 +26,28 @@ from tests.training.judged_steps import (
     adamw,
     backward,
     batch_of,
+    clip,
+    clip_parts,
     gradient_step,
+    lora,
+    matrices_and_rest,
     model_of,
+    packed,
     taken,
     with_gradients,
     written,
 )
 from tests.training.steps import save_arrays
-from tests.training.thread_steps import Batch, direction, rule_step, scaled, sgd
+from tests.training.thread_steps import (
+    Batch,
+    direction,
+    left_padded,
+    rank_stabilized,
+    row_of,
+    rule_step,
+    scaled,
+    sgd,
+)
 
 
 def without_layers(grads: Grads) -> Grads:
@@ -41,36 +55,24 @@ def without_layers(grads: Grads) -> Grads:
     return {n: g * (0 if ".layers." in n else 1) for n, g in grads.items()}
 
 
-def clipped_by_shard(model: Any) -> None:
-    """Clip the first two layers and the rest each by its own norm, as two ranks do."""
-    for first in (True, False):
-        part = [
-            p
-            for n, p in model.named_parameters()
-            if any(f".layers.{i}." in n for i in (0, 1)) == first
-        ]
-        torch.nn.utils.clip_grad_norm_(part, 0.5)
-
-
 def decayed_twice(w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """Decay before the optimizer, which decays too."""
     return w * (1 - LR * WD) * (1 - LR * WD) - LR * direction(g)
 
 
-def small_moment(w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """Keep the second moment in float16, where most of it is zero."""
-    v = (1e-3 * g.square()).half().float() / 1e-3
-    return w * (1 - LR * WD) - LR * g / (v.sqrt() + 1e-8)
+def moment_in(kind: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return AdamW's first step whose second moment is kept in 16 bits."""
+
+    def rule(w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        v = (1e-3 * g.square()).to(kind).float() / 1e-3
+        return w * (1 - LR * WD) - LR * g / (v.sqrt() + 1e-8)
+
+    return rule
 
 
-def left_padded() -> Batch:
-    """Return two rows, the second padded at its beginning, whose first token is not scored."""
-    ids = torch.tensor([IDS[:16], (0,) * 6 + tuple(IDS[4:14])])
-    mask = torch.ones_like(ids)
-    mask[1, :6] = 0
-    labels = ids.clone()
-    labels[1, :7] = -100
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+def layer_of(name: str, _: torch.Tensor) -> str:
+    """Return the number of the layer that has a parameter; "" outside the layers."""
+    return name.partition(".layers.")[2].partition(".")[0]
 
 
 def on_left_padding(
@@ -156,7 +158,11 @@ TRAINER_FAULTS = (
     JudgedStep(
         "clipped_by_shard",
         "two ranks clip their shards to 0.5, each by its own norm",
-        taken(sgd, "sgd:lr=0.1,clip=0.5", before_step=clipped_by_shard),
+        taken(
+            sgd,
+            "sgd:lr=0.1,clip=0.5",
+            before_step=clip_parts(0.5, lambda n, p: layer_of(n, p) in ("0", "1")),
+        ),
         cause="clip_by_tensor",
         named="clip",
         where=".",
@@ -172,7 +178,7 @@ TRAINER_FAULTS = (
     JudgedStep(
         "second_moment_in_float16",
         "the second moment is kept in float16, where small ones are zero",
-        rule_step(small_moment, f"{RULE},step=1"),
+        rule_step(moment_in(torch.float16), f"{RULE},step=1"),
         cause="moment_rounded",
         named="second moment",
         where=".",
@@ -284,55 +290,11 @@ def in_shards(folder: Path) -> dict[str, Any]:
     return given | {"after": folder / "shards"}
 
 
-def scheduled(folder: Path) -> dict[str, Any]:
-    """Write step 3 with the state of after it, and after its schedule set the next rate."""
-    model, batch = tiny("llama", tied=False), batch_of()
-    made = adamw()(model)
-    schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 / (1 + step))
-    for step in (1, 2, 3):
-        backward(model, batch)
-        if step == 3:
-            given = written(folder, model, batch)
-        made.step()
-        schedule.step()
-    model.save_pretrained(folder / "after")
-    torch.save(made.state_dict(), folder / "optimizer.pt")
-    del given["batch"]
-    return given | {"after": folder / "after", "optimizer_state": folder / "optimizer.pt"}
-
-
-def three_shards(model: Any) -> None:
-    """Clip the parameters of each layer, and the rest, by their own norms."""
-    for layer in (0, 1, 2, None):
-        part = [
-            p
-            for n, p in model.named_parameters()
-            if (f".layers.{layer}." in n if layer is not None else ".layers." not in n)
-        ]
-        torch.nn.utils.clip_grad_norm_(part, 0.5)
-
-
-def bfloat16_moment(w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """Keep the second moment in bfloat16."""
-    v = (1e-3 * g.square()).bfloat16().float() / 1e-3
-    return w * (1 - LR * WD) - LR * g / (v.sqrt() + 1e-8)
-
-
 def adapter_of(dropout: float, rows: int = 3) -> Callable[[Path], dict[str, Any]]:
     """Return what makes the files of gradients of an adapter, of the first rows of its batch."""
 
     def make(folder: Path) -> dict[str, Any]:
-        import peft
-
-        config = peft.LoraConfig(
-            r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=dropout
-        )
-        torch.manual_seed(SEED)
-        model: Any = peft.get_peft_model(tiny("llama", tied=False), config).train()
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                if "lora_" in name:
-                    p.normal_(0, 0.1)
+        model = lora(tiny("llama", tied=False), lora_dropout=dropout).train()
         batch = batch_of()
         some = {key: x[:rows] for key, x in batch.items()}
         grads = {n: g for n, g in backward(model, some).items() if "lora_" in n}
@@ -343,47 +305,102 @@ def adapter_of(dropout: float, rows: int = 3) -> Callable[[Path], dict[str, Any]
     return make
 
 
-def scheduled_groups(
-    last: float, frozen: str = "", rest: float = 0.1
-) -> Callable[[Path], dict[str, Any]]:
+def scheduled_groups(last: float, frozen: str = "") -> Callable[[Path], dict[str, Any]]:
     """Return what makes step 2 of two groups, after which the schedule sets `last` of a rate.
 
     `frozen` is a part of the names of parameters that stay as they were.
     """
+    return taken(
+        lambda model: torch.optim.AdamW(
+            matrices_and_rest(model, lr=0.1 * LR), lr=LR, weight_decay=WD
+        ),
+        "",
+        steps=2,
+        state=True,
+        grads=False,
+        schedule=lambda step: (1.0, 0.6, last)[step],
+        frozen=frozen,
+    )
 
-    def make(folder: Path) -> dict[str, Any]:
-        model, batch = tiny("llama", tied=False), batch_of()
-        named = list(model.named_parameters())
-        groups: list[dict[str, Any]] = [
-            {"params": [(n, p) for n, p in named if p.ndim > 1]},
-            {"params": [(n, p) for n, p in named if p.ndim < 2], "lr": LR * rest},
-        ]
-        made = torch.optim.AdamW(groups, lr=LR, weight_decay=WD)
-        schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: (1.0, 0.6, last)[step])
-        for step in (1, 2):
-            backward(model, batch)
-            if step == 2:
-                given = written(folder, model, batch)
-                old = {n: p.detach().clone() for n, p in named}
-            made.step()
-            schedule.step()
-        with torch.no_grad():
-            for n, p in named:
-                if frozen and frozen in n:
-                    p.copy_(old[n])
-        model.save_pretrained(folder / "after")
-        torch.save(made.state_dict(), folder / "optimizer.pt")
-        del given["batch"]
-        return given | {"after": folder / "after", "optimizer_state": folder / "optimizer.pt"}
 
-    return make
+def layer_of_one_row(folder: Path) -> dict[str, Any]:
+    """Write gradients of which those of layer 1 are of the first row: a rank alone."""
+    model, batch = model_of("llama"), batch_of()
+    alone = backward(model, row_of(batch, 0))
+    grads = {n: alone[n] if ".layers.1." in n else g for n, g in backward(model, batch).items()}
+    return written(folder, model, batch) | with_gradients(folder, grads)
+
+
+def clipped_by_kind(folder: Path) -> dict[str, Any]:
+    """Write step 3 of AdamW with the state of before it; matrices and norms clipped apart."""
+    model, batch = tiny("llama", tied=False), batch_of()
+    made = adamw()(model)
+    for step in (1, 2, 3):
+        grads = backward(model, batch)
+        if step == 3:
+            given = written(folder, model, batch) | with_gradients(folder, grads)
+            torch.save(made.state_dict(), folder / "optimizer.pt")
+            clip_parts(0.1, lambda _, p: p.ndim > 1)(model)
+        made.step()
+    model.save_pretrained(folder / "after")
+    del given["batch"]
+    files = {"after": folder / "after", "optimizer_state": folder / "optimizer.pt"}
+    return given | files | {"optimizer": f"{RULE},step=3,clip=0.1"}
 
 
 TRAINER_RELATIVES = (
     JudgedStep(
+        "clipped_by_kind",
+        "matrices and norms are clipped by their own norms, in step 3 of AdamW",
+        clipped_by_kind,
+        cause="clip_by_tensor",
+        named="clip_by_tensor.*of (matrices|vectors).* that they have together",
+        where=".",
+    ),
+    JudgedStep(
+        "norm_of_four_copies",
+        "the norm that clips to 0.5 is that of four copies of the gradients: half of the step",
+        taken(sgd, "sgd:lr=0.1,clip=0.5", before_step=clip(0.25)),
+        cause="step_factor",
+        named="step_factor.*as of 4 copies",
+        where=".",
+    ),
+    JudgedStep(
+        "rank_stabilized_untrained",
+        "the adapter is scaled by alpha/r, its file says alpha/sqrt(r)",
+        rank_stabilized(False, True),
+        cause="adapter_scale",
+        named="adapter_scale.*over the root of r",
+        where="lora",
+    ),
+    JudgedStep(
+        "edge_scored",
+        "the first token of the second document of a packed row is scored",
+        lambda folder: packed(folder, edge=True),
+        cause="other_labels",
+        named="other_labels.*first token of each document",
+        where=".",
+    ),
+    JudgedStep(
+        "edge_scored_and_joined",
+        "the same, and the documents of the row see each other",
+        lambda folder: packed(folder, edge=True, cached=True),
+        cause="other_labels",
+        named="other_labels.*first token of each document.*attend to each other",
+        where=".",
+    ),
+    JudgedStep(
+        "layer_of_one_row",
+        "layer 1 has the gradient of the first row alone: not reduced over ranks",
+        layer_of_one_row,
+        cause="samples_left_out",
+        named="samples_left_out.*of 3 samples number 2, 3 are not in it: all other gradients",
+        where=r"^L1\.",
+    ),
+    JudgedStep(
         "clipped_by_layer",
         "each layer, and what is outside them, is clipped to 0.5 by its own norm",
-        taken(sgd, "sgd:lr=0.1,clip=0.5", before_step=three_shards),
+        taken(sgd, "sgd:lr=0.1,clip=0.5", before_step=clip_parts(0.5, layer_of)),
         cause="clip_by_tensor",
         named="clip",
         where=".",
@@ -391,7 +408,7 @@ TRAINER_RELATIVES = (
     JudgedStep(
         "second_moment_in_bfloat16",
         "the second moment is kept in bfloat16",
-        rule_step(bfloat16_moment, f"{RULE},step=1"),
+        rule_step(moment_in(torch.bfloat16), f"{RULE},step=1"),
         cause="moment_rounded",
         named="second moment",
         where=".",
@@ -436,7 +453,9 @@ TRAINER_INNOCENTS = (
     JudgedStep("head_beside_table", "a tied model whose head is saved beside the table",
                head_beside_table),
     JudgedStep("in_shards", "a checkpoint in several files after the step", in_shards),
-    JudgedStep("scheduled", "a state saved after the schedule set the next rate", scheduled),
+    JudgedStep("scheduled", "a state saved after the schedule set the next rate",
+               taken(adamw(), "", steps=3, state=True, grads=False,
+                     schedule=lambda step: 1 / (1 + step))),
     JudgedStep("scheduled_groups", "the same with two groups of parameters",
                scheduled_groups(0.5)),
     JudgedStep("scheduled_to_zero", "a state whose schedule has ended at a rate of zero",

@@ -14,7 +14,7 @@ CAUSE_ROWS = (
     Cause(
         "convolution", "forward", "bug",
         "A short convolution has its taps at other positions or in another order, or one of the "
-        "gates beside it is left out.",
+        "gates next to it is left out.",
         "What the layer mixes differs in every token, and its input product is equal.",
         "Convolving with the named taps, or without the named gate, is equal.",
     ),
@@ -23,7 +23,7 @@ CAUSE_ROWS = (
         "A short convolution looks back on other rows than those of the tokens before: the state "
         "was not reset between sequences, or not carried from step to step.",
         "The first tokens of a sequence or of a step differ, or all that look back on others.",
-        "Convolving behind the named rows is equal.",
+        "Convolving after the named rows is equal.",
     ),
 )  # fmt: skip
 

@@ -222,8 +222,11 @@ def usual_activation_numbers(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes of gpt-oss's activation that leave out or exchange one part of it."""
-    if patched.hp["swiglu_limit"] is None:
+    """Yield changes of gpt-oss's activation that leave out or exchange one part of it.
+
+    Nothing for other activations, and for a limit without its gain: that only clamps.
+    """
+    if patched.hp["swiglu_limit"] is None or patched.hp["swiglu_alpha"] is None:
         return
 
     def act(x: Any, alpha: float) -> Any:

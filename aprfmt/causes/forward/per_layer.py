@@ -23,7 +23,7 @@ CAUSE_ROWS = (
         "per_layer_input", "forward", "bug",
         "The embedding that every layer has a part of is left out, not scaled, or another layer's "
         "part is taken.",
-        "The stream differs behind a layer's MLP, which is equal.",
+        "The stream differs after a layer's MLP, which is equal.",
         "Passes with the named part of it left out or exchanged are equal.",
     ),
     Cause(

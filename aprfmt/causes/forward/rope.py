@@ -29,6 +29,7 @@ from aprfmt.causes.forward.rotations import (
     without_rope,
 )
 from aprfmt.causes.row import Cause
+from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeKind, compute_frequencies, rotation_of_layer
 from aprfmt.tensors.norms import exact_norm
@@ -75,6 +76,19 @@ CAUSE_ROWS = (
 
 # Bases in use, for traces that show no angles.
 THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
+
+
+# Values of a rope scaling's numbers that published models have.
+_SCALING_VALUES: Mapping[str, tuple[float, ...]] = {
+    "factor": (8.0, 32.0, 4.0, 16.0, 2.0, 40.0, 64.0),
+    "original_context_length": (8192, 4096, 2048, 16384, 32768),
+    "low_freq_factor": (1.0,),
+    "high_freq_factor": (4.0,),
+    "beta_fast": (32.0,),
+    "beta_slow": (1.0,),
+    "attention_factor": (1.0,),
+}
+_OTHER_LIST: Mapping[str, str] = {"long_factor": "short_factor", "short_factor": "long_factor"}
 
 
 def try_pairings(case: Mismatch) -> Iterator[Change]:
@@ -401,10 +415,15 @@ def rotated_element_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _rotate_elements(at: Array) -> Patch:
-    """Return a patch function: rope rotates only the elements `at` (int array) of a head."""
+    """Return a patch function: rope rotates only the elements `at` (int array) of a head.
+
+    Narrower heads than that, such as an indexer's, are rotated as they were.
+    """
 
     def override(op: Any, at_: Any, x: Any, table: Any, **kwargs: Any) -> Any:
         """Return `x` with only these elements rotated."""
+        if x.shape[-1] <= int(at.max()):
+            return op(x, table, **kwargs)
         y = np.array(x)
         y[..., at] = op(np.ascontiguousarray(x[..., at]), table, **kwargs)
         return y
@@ -503,6 +522,65 @@ def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[C
         )
 
 
+def scaling_value_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
+    """Yield changes to another usual value of one number of the model's own rope scaling.
+
+    `kind` is the kind of rope; nothing if it has no scaling. A list of divisors may be the one of
+    the other length.
+    """
+    if not kind.scaled:
+        return
+    configured = patched.hp["rope_scaling"]
+    for key, value in configured.items():
+        if key in _OTHER_LIST:
+            other = configured.get(_OTHER_LIST[key])
+            wanted = [] if other is None else [(other, f"{_OTHER_LIST[key]} stands for {key}")]
+        elif isinstance(value, bool):
+            wanted = [(not value, f"{key} is {str(not value).lower()}")]
+        elif isinstance(value, int | float):
+            usual = (*_SCALING_VALUES.get(key, ()), 2 * value, value / 2, 4 * value, value / 4)
+            wanted = [(type(value)(each), f"{key} {each:g}") for each in dict.fromkeys(usual)]
+        else:
+            continue
+        for each, says in wanted:
+            change = scaling_change(patched, kind, key, each, says) if each != value else None
+            if change is not None:
+                yield change
+
+
+def scaling_change(
+    patched: PatchedModel, kind: RopeKind, key: str, value: Any, says: str
+) -> Change | None:
+    """Return the change to a rope scaling whose `key` is `value`.
+
+    None if that has no frequencies, or those of the model. `says` is the value in words. YaRN's
+    factor on cos and sin follows its other factor where the model's own does.
+    """
+    configured = patched.hp["rope_scaling"]
+    made = dict(configured) | {key: value}
+    if key == "factor" and "attention_factor" in configured:
+        own, other = (0.1 * math.log(max(1.0, each)) + 1 for each in (configured[key], value))
+        if math.isclose(configured["attention_factor"], own, rel_tol=1e-6):
+            made["attention_factor"] = other
+    try:
+        rope = compute_frequencies(
+            patched.hp.with_values(rope_scaling=made), kind, pass_length(patched)
+        )
+    except (AprfmtError, ArithmeticError, ValueError):
+        return None
+    if not np.isfinite(rope.inv_freq).all() or rope.equals(rope_frequencies(patched, kind)):
+        return None
+    own_value = configured[key]
+    model = f"{own_value:g}" if isinstance(own_value, int | float) else "its own"
+    return Change(
+        "rope_scaling",
+        f"the scaling {configured['type']} has {says}; the model says {model}",
+        (f"rope_scaling.{key}",),
+        rotate_with(rope.inv_freq, rope.factor),
+        {"rope_scaling": made},
+    )
+
+
 def position_divisor_change(patched: PatchedModel, kind: RopeKind, factor: float) -> Change:
     """Return the change that divides positions by `factor`, in place of the model's own scaling."""
     plain = compute_frequencies(patched.hp, kind._replace(scaled=False), pass_length(patched))
@@ -529,6 +607,7 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
     if kind is None or not has_rope_between_points(case) or case.view.base:
         return
     yield from without_scaling_changes(case.patched, kind)
+    yield from scaling_value_changes(case.patched, kind)
     found = explaining_rotation(case)
 
     def divide_positions(factor: float) -> Change:

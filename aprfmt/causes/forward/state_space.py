@@ -31,7 +31,7 @@ CAUSE_ROWS = (
     ),
     Cause(
         "ssm_step", "forward", "bug",
-        "Time steps are made otherwise: without their softplus or limits, or with the bias behind.",
+        "Time steps are made otherwise: without their softplus or limits, or with the bias last.",
         "Raw time steps are equal, those after bias and softplus differ.",
         "Time steps made in the named way are equal.",
         keys=("ssm_step_low", "ssm_step_high"),
@@ -53,9 +53,9 @@ CAUSE_ROWS = (
     ),
     Cause(
         "ssm_gate", "forward", "bug",
-        "The gate behind a scan or its norm is applied otherwise: in the other order, over all "
+        "The gate after a scan or its norm is applied otherwise: in the other order, over all "
         "groups together, by another function, or not at all.",
-        "What is read from the state is equal, and differs behind the gate.",
+        "What is read from the state is equal, and differs after the gate.",
         "Gating and normalising in the named way is equal.",
         keys=("ssm_norm", "ssm_norm_first"),
     ),

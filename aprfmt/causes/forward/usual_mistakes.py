@@ -28,6 +28,7 @@ from aprfmt.causes.forward.rope import (
     positions_change,
     reversed_rotation_change,
     rotated_count_change,
+    scaling_value_changes,
     theta_change,
     usual_positions,
     without_scaling_changes,
@@ -73,6 +74,7 @@ def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of rope without its scaling, or with positions divided by a factor."""
     for kind, layers in layers_of_rope_kinds(patched).items():
         yield from with_layers(without_scaling_changes(patched, kind), layers)
+        yield from with_layers(scaling_value_changes(patched, kind), layers)
         yield from with_layers(
             (position_divisor_change(patched, kind, factor) for factor in FACTORS), layers
         )

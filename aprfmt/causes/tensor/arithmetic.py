@@ -447,21 +447,17 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
                 )
                 again = _encode_again(_encode_again(fine.take, name), coarse.encoding)
                 checked = f"encoded {len(rows)} of {a.rows} rows twice: equal"
-                yield case.guess("quantisation", (says, checked), label, again, 0.0, rows=rows)
+                made = case.guess("quantisation", (says, checked), label, again, 0.0, rows=rows)
+                yield replace(made, sampled=True)
             through = "" if name == coarse.encoding else " and decoded again"
             slack = 0.0 if coarse.encoding in ("F32", name) else 2 * storage_noise(coarse.encoding)
             if 2 * slack > case.before.relative:
                 continue  # the stored encoding hides earlier ones
             checked = f"encoded {len(rows)} of {a.rows} rows again: equal"
             says = f"{told} values are {label}'s, quantized to {name}{through}"
-            yield case.guess(
-                "quantisation",
-                (says, checked),
-                label,
-                _encode_again(fine.take, name),
-                slack,
-                rows=rows,
-            )
+            again = _encode_again(fine.take, name)
+            made = case.guess("quantisation", (says, checked), label, again, slack, rows=rows)
+            yield replace(made, sampled=True)
     if len(case.changed_rows) < 2:
         return  # another quantizer leaves no tensor alone but for one row; damage does
     # Both may encode one source: then values are within a step of each other.

@@ -44,14 +44,14 @@ def explain_byte_offset(case: DifferingPair) -> Iterator[Finding]:
         shift = _find_shift(a, b)
         if shift is not None:
             if not _is_cyclic_head_move(case, a, b, shift):
-                yield _offset_explanation(case, shift, b, name)
+                yield _offset_explanation(case, shift, (a, b), name)
             return
         late = _shift_inside(a, b)
         if late is not None:
             start, shift = late
             if _is_cyclic_head_move(case, a, b, shift, start):
                 return
-            found = _offset_explanation(case, shift, b, name)
+            found = _offset_explanation(case, shift, (a, b), name, start)
             line = f"from byte {start} on; everything before it is equal"
             yield replace(found, evidence=(found.evidence[0], line))
             return
@@ -206,11 +206,42 @@ def _is_cyclic_head_move(
     return False
 
 
-def _offset_explanation(case: DifferingPair, shift: int, b: RunBytes, name: str) -> Finding:
+def _count_lost(a: RunBytes | bytes, b: RunBytes, shift: int, start: int, unit: int) -> int:
+    """Return how many bytes of B differ from A's, and have no source in A under a shift.
+
+    0 where they come round: where B ends with what A begins with, or the reverse. `start` is the
+    first byte that differs. Bytes count in wholes of `unit`: a value, or a row.
+    """
+    size, distance = len(b), abs(shift)
+    rest, round_ = (size - distance, start) if shift > 0 else (start, size - distance)
+    lost = 0
+    comes_round = True
+    step = max(unit, READ // unit * unit)
+    for at in range(0, distance, step):
+        count = min(step, distance - at)
+        held = copy_bytes(b, rest + at, rest + at + count)
+        comes_round = comes_round and held == copy_bytes(a, round_ + at, round_ + at + count)
+        here, there = (
+            np.frombuffer(each, np.uint8)
+            for each in (held, copy_bytes(a, rest + at, rest + at + count))
+        )
+        lost += unit * int((here != there).reshape(-1, unit).any(axis=1).sum())
+    return 0 if comes_round else lost
+
+
+def _offset_explanation(
+    case: DifferingPair,
+    shift: int,
+    sides: tuple[RunBytes | bytes, RunBytes],
+    name: str,
+    start: int = 0,
+) -> Finding:
     """Return the finding of a shift of B's bytes: by whole rows, by values or by bytes.
 
-    `name` is B's stored name.
+    `sides` are the bytes of A and B, `name` is B's stored name, `start` the first byte that
+    differs. The share that comes out is that of the bytes that differ.
     """
+    a, b = sides
     row, total = case.b.row_bytes or 0, len(b)
     # Whole rows are another cause than single bytes.
     rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
@@ -228,7 +259,12 @@ def _offset_explanation(case: DifferingPair, shift: int, b: RunBytes, name: str)
         text = f"B's data begins {abs(shift)} bytes{values} {way}"
         more = f"{kept} of {total} bytes of {name} are equal when shifted"
         cause = "byte_offset"
-    proof = prove_bytes(copy_bytes(b, 0, min(total, READ)), kept, 1)
+    shown = prove_bytes(copy_bytes(b, 0, min(total, READ)), kept, 1)
+    unit = row if rows else size if shift % size == 0 else 1
+    reached, lost = kept - start, _count_lost(a, b, shift, start, unit)
+    if not lost:
+        more += "; the others come round, or are equal where they stand"
+    proof = replace(shown, share=reached / (reached + lost))
     return make_finding(cause, (case.key,), (text, more), case.before.relative, 0.0, proof)
 
 

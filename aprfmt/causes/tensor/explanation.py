@@ -229,7 +229,11 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
     where = guess.where or (case.key,)
     # Of values that were equal as stored nothing is shown.
     spoken = after.count if before is None else min(after.count, case.before.changed)
-    share = 1.0 if equal else max(0.0, 1.0 - after.changed / max(1, spoken))
+    came = spoken if equal else max(0, spoken - after.changed)
+    outside = 0
+    if not shapes and guess.rows is not None and not guess.sampled:
+        outside = len(np.setdiff1d(case.changed_rows, guess.rows)) * case.a.columns
+    share = came / max(1, spoken + outside)
     proof = prove_guess(case, guess, spoken, share)
     if equal and not proof.judged:
         says = (*says, "too few values judge it")

@@ -70,6 +70,7 @@ LINEAR = (("attn_v", "attn_output"), ("ffn_up", "ffn_down"), ("ffn_up_exps", "ff
 ALONE = ("scale", "stale_tensor", "function_of", "norm_offset", "bit_rot", "quantisation")
 LEAST = 1e-6  # relative distance that float32 arithmetic makes
 BETTER = 0.9  # of the distance at most is left: a coarse copy is within its rounding of much
+SURE = 5.0  # standard errors of a share that decides what a coarse copy does
 STRAY = 4.0  # a column so many roundings away was not undone
 NORMS = (
     "the weights of norms stand in the products that read them, and the norms are one: the "
@@ -187,6 +188,28 @@ class LayerTensors:
         sample = judges[0].reshape(-1)[:FEW]
         return prove_values(sample, sum(one.size for one in judges), free, slack)
 
+    def undo(self, roles: Sequence[str], factor: "Array") -> bool | None:
+        """Return whether B's products are A's with columns divided by `factor`, rather than A's.
+
+        None where the rounding of B leaves it open. What B is off A by is held to what the factor
+        would make of A: all of that, or none. Every value of all `roles` has a say, so that the
+        answer is sure where the factor is far smaller than the rounding of one.
+        """
+        square = along = rest = 0.0
+        count = 0
+        for role in roles:
+            x = self.a[role].reshape(-1, self.a[role].shape[-1]).astype(np.float64)
+            off, wanted = self.b[role].reshape(x.shape) - x, x / factor - x
+            square += float((wanted * wanted).sum())
+            along += float((off * wanted).sum())
+            rest += float((off * off).sum())
+            count += off.size
+        if not square:
+            return None
+        share = along / square
+        error = SURE * (max(0.0, rest - share * along) / (square * count)) ** 0.5
+        return None if abs(share - 0.5) <= error else share > 0.5
+
     def distance(self, role: str, value: "Array") -> float:
         """Return ||value - B|| / ||B|| for a role; 0 if B is zero."""
         norm = norms.exact_norm(self.b[role])
@@ -276,24 +299,28 @@ def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
         # The factor by which the norm changed.
         a, b = _norm_gains(layer, weight)
         factor = np.where((a == 0) & (b == 0), 1.0, b / np.where(a == 0, 1.0, a))
-        if not factor.all() or not _moved_by_factor(layer, weight, factor):
+        if not factor.all() or not _moved_by_factor(layer, weight, factor, stray=1.0):
             continue
+        # Readers that did not change undo nothing. A coarse copy of one that did may be within a
+        # rounding of both: then all of its values together say which it is, or the fold is open.
+        chosen = tuple(f"{role}.weight" for role in readers if layer.has(f"{role}.weight"))
+        undone = {
+            role: layer.undo([role], factor)
+            for role in chosen
+            if layer.matches_factor(role, np.ones(1))
+            and layer.roundings_apart(role, layer.a[role]) <= 1
+        }
+        if None in undone.values():  # then what all of them say together is that of each
+            every = layer.undo(list(undone), factor)
+            if every is None or (not every) in undone.values():
+                continue
+            undone = dict.fromkeys(undone, every)
+        kept = tuple(role for role, undoes in undone.items() if not undoes)
         sources = [weight]
         if layer.has(f"{norm}.bias"):
             layer.folded[f"{norm}.bias"] = layer.a[f"{norm}.bias"] * factor
             sources.append(f"{norm}.bias")
         layer.folded[weight] = layer.b[weight]
-        # Readers that did not change undo nothing. A coarse copy of one that did may be within a
-        # rounding of both: then the nearer of the two says which it is.
-        chosen = tuple(f"{role}.weight" for role in readers if layer.has(f"{role}.weight"))
-        kept = tuple(
-            role
-            for role in chosen
-            if layer.matches_factor(role, np.ones(1))
-            and layer.roundings_apart(role, layer.a[role]) <= 1
-            and layer.distance(role, layer.a[role])
-            <= layer.distance(role, layer.folded[role] / factor)
-        )
         for role in chosen:
             if role not in kept:
                 layer.folded[role] = layer.folded[role] / factor
@@ -344,9 +371,12 @@ def _gain_rounding(layer: LayerTensors, weight: str, a: "Array", b: "Array") -> 
     return rounding
 
 
-def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array") -> bool:
-    """Return whether some value of a role's factor is further from 1 than rounding explains."""
-    return bool(np.abs(factor - 1).max(initial=0.0) > STRAY * layer.slack(role))
+def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array", stray: float = STRAY) -> bool:
+    """Return whether some value of a role's factor is further from 1 than rounding explains.
+
+    That is `stray` of its roundings, of which a few make one where what reads the factor judges it.
+    """
+    return bool(np.abs(factor - 1).max(initial=0.0) > stray * layer.slack(role))
 
 
 def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
@@ -407,13 +437,15 @@ def _equal_explanations(
     cause = fold.cause
     if any(layer.roundings_apart(role, layer.folded[role]) > 1 for role in fold.readers):
         cause, text = "rounding", COARSE
+    # A fold is one thing: what its readers leave is left of all of it.
+    rest = max(layer.distance(role, layer.folded[role]) for role in roles)
     return {
         layer.start + role: make_finding(
             cause,
             (layer.start + role,),
             (text, line),
             layer.distance(role, layer.a[role]),
-            layer.distance(role, layer.folded[role]),
+            rest,
             layer.proof(fold),
         )
         for role in roles

@@ -27,10 +27,11 @@ class Guess:
 
     `left` and `right` take row numbers (int array) of the tensor seen as [rows, last axis] and
     return values [n, columns]; they are equal if the guess is right. `rows` are the rows the guess
-    concerns, None for all. `slack` is the relative L2 distance that counts as equal. `constant`
-    says that the statement itself is that one value stands everywhere: any other guess that gives a
-    single value explains nothing. `free` counts the numbers that were read from the values: as many
-    differing ones again have to judge them (`measure/proofs.py`).
+    concerns, None for all: of other rows that differ nothing is explained, unless those were
+    `sampled` and stand for all. `slack` is the relative L2 distance that counts as equal.
+    `constant` says that the statement itself is that one value stands everywhere: any other guess
+    that gives a single value explains nothing. `free` counts the numbers that were read from the
+    values: as many differing ones again have to judge them (`measure/proofs.py`).
     """
 
     cause: str
@@ -42,6 +43,7 @@ class Guess:
     slack: float = 0.0
     constant: bool = False
     free: int = 0
+    sampled: bool = False
 
 
 # Cheap facts about a pair that a row may ask for, so that its module is imported for no other.
@@ -50,7 +52,7 @@ FACTS: Mapping[str, Callable[["DifferingPair"], bool]] = {
     "blocks": lambda case: any(
         find_encoding(side.encoding.split("+")[0]).block_size > 1 for side in (case.a, case.b)
     ),
-    "companion tensors": lambda case: bool(case.b.side.parts),
+    "companion tensors": lambda case: any(one.parts for one in case.b.side.stored),
 }
 
 

@@ -4,6 +4,7 @@ Every row of READINGS is a way; the parts are changed, decoded by the same codec
 the source. So what the values have lost, as the place of a code in its word, is still there.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import neg
@@ -16,11 +17,12 @@ from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy
 from aprfmt.causes.tensor.proof import make_finding, prove_values
 from aprfmt.codecs import CODECS, decode
-from aprfmt.codecs.dialect import Parts, StoredPart
+from aprfmt.codecs.dialect import OF_INPUTS, Parts, StoredPart
 from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
 from aprfmt.codecs.lattice import Lattice, PackedWeight
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.bounds import fit_errors
+from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
@@ -158,28 +160,30 @@ def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
     return None
 
 
-def _invert_tensor_scale(weight: PackedWeight) -> PackedWeight | None:
-    """Return a weight whose one scale for the whole tensor is the reciprocal; None without one.
+def _tensor_scale(weight: PackedWeight) -> tuple[str, float] | None:
+    """Return (suffix, number) of the one scale for the whole tensor; None without a usable one.
 
     Such as ModelOpt's `weight_scale_2`, which multiplies, and `weight_global_scale` of
     compressed-tensors, which divides.
     """
     for suffix, part in weight.parts.items():
-        if part.encoding != "F32" or "scale" not in suffix or "input" in suffix:
+        if part.encoding not in UNIT or "scale" not in suffix or OF_INPUTS.search(suffix):
             continue
-        value = np.frombuffer(part.raw, np.float32)
-        if value.size == 1 and np.isfinite(value[0]) and value[0] > 0 and value[0] != 1:
-            inverted = part._replace(raw=np.float32(1 / value).tobytes())
-            return weight.replace_parts({suffix: inverted})
+        if math.prod(part.shape) == 1:
+            value = float(decode(part.encoding, part.raw, part.shape).reshape(-1)[0])
+            if math.isfinite(value) and value > 0 and value != 1:
+                return suffix, value
     return None
 
 
+def _invert_tensor_scale(weight: PackedWeight, suffix: str, value: float) -> PackedWeight:
+    """Return a weight whose part `suffix`, one number `value`, is the reciprocal (float32)."""
+    part = weight.parts[suffix]
+    raw = np.float32(1 / value).tobytes()
+    return weight.replace_parts({suffix: part._replace(raw=raw, encoding="F32")})
+
+
 READINGS: tuple[PartReading, ...] = (
-    PartReading(
-        "quant_scale",
-        "scale of the whole tensor is inverted: 1/s stands for s",
-        _invert_tensor_scale,
-    ),
     PartReading(
         "zero_point",
         "zero points follow the other rule of GPTQ (v1 stores them less one)",
@@ -216,6 +220,10 @@ def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
     view = copy.reader.side
     if view.lattice is not None:
         weights = [t.packed() for t in view.stored if t.packed is not None]
+        inverted = _explain_inverted_scale(copy, weights)
+        if inverted is not None:
+            yield inverted
+            return
         for reading in READINGS:
             changed = [reading.change(weight) for weight in weights]
             if any(one is None for one in changed):
@@ -284,6 +292,37 @@ def _confirm_reading(
     if not copy.is_repaired(after):
         return None
     return explain_copy(copy, reading.cause, (f"{copy.whose} {reading.says}",), after, free)
+
+
+def _explain_inverted_scale(copy: PackedCopy, weights: list[PackedWeight]) -> Finding | None:
+    """Return the finding that 1/s stands for the one scale s of a tensor; None if it does not.
+
+    Of several tensors that make a weight (experts, parts of a fused one) it may be all, or those
+    whose scale is on one side of 1: right scales of a weight are of one size.
+    """
+    known = [_tensor_scale(weight) for weight in weights]
+    scales = [one for one in known if one is not None]
+    if not scales or len(scales) < len(known):
+        return None
+    large = tuple(value > 1 for _, value in scales)
+    every = (True,) * len(scales)
+    for chosen in dict.fromkeys((every, large, tuple(not one for one in large))):
+        if not any(chosen):
+            continue
+        changed = [
+            _invert_tensor_scale(weight, *scale) if turned else weight
+            for weight, scale, turned in zip(weights, scales, chosen, strict=True)
+        ]
+        few = "" if all(chosen) else f" in {sum(chosen)} of {len(chosen)} tensors"
+        names = dict.fromkeys(suffix.lstrip("._") for suffix, _ in scales)
+        says = (
+            f"{' and '.join(names)}, the scale of the whole tensor, is inverted{few}: 1/s stands "
+            "for s"
+        )
+        found = _confirm_reading(copy, PartReading("quant_scale", says, lambda w: w), changed)
+        if found is not None:
+            return found
+    return None
 
 
 def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[Finding]:

@@ -108,7 +108,8 @@ def find_columns(case: DifferingPair) -> FoundLines | None:
 def _match_by_sorting(case: DifferingPair) -> FoundLines | None:
     """Return the places of a vector's values by sorting; None if the values differ.
 
-    Equal values keep their place if possible.
+    Equal values keep their place if possible. None too where most values have another within the
+    rounding: sorted, any such vectors are alike.
     """
     if case.a.size > MATCHED or case.a.size != case.b.size:
         return None
@@ -121,10 +122,20 @@ def _match_by_sorting(case: DifferingPair) -> FoundLines | None:
     at[same] = every[same]
     rest_a, rest_b = every[~same], every[~same]
     rest_a, rest_b = rest_a[np.argsort(a[rest_a])], rest_b[np.argsort(b[rest_b])]
-    if not np.allclose(a[rest_a], b[rest_b], rtol=2 * case.slack() + 1e-12, atol=0):
+    slack = 2 * case.slack() + 1e-12
+    if not np.allclose(a[rest_a], b[rest_b], rtol=slack, atol=0):
+        return None
+    if case.slack() and not _mostly_apart(np.unique(a[rest_a]), slack):
         return None
     at[rest_a] = rest_b
     return FoundLines(every, at, a.size, 0)
+
+
+def _mostly_apart(values: "Array", slack: float) -> bool:
+    """Return whether half of some ascending values have no neighbour within relative `slack`."""
+    near = np.diff(values) <= slack * np.maximum(np.abs(values[:-1]), np.abs(values[1:]))
+    alone = ~(np.append(near, False) | np.append(False, near))
+    return bool(2 * alone.sum() >= len(values))
 
 
 def _project_rows(side: RowReader, case: DifferingPair, onto: "Array") -> "Array":

@@ -22,7 +22,7 @@ from aprfmt.tensors.view import View
 CAUSE_ROWS = (
     Cause(
         "padded_vocabulary", "tensor", "same",
-        "The embedding and the head have rows behind the vocabulary, which no token id reaches.",
+        "The embedding and the head have rows after the vocabulary, which no token id reaches.",
         "The first rows are equal, and the tokenizer has no ids for the others.",
         "The rows of the shorter side are equal, and so are their logits.",
     ),

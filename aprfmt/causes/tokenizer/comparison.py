@@ -64,6 +64,7 @@ class TokensReport:
 
     `carried` are the labels of the sides that carry a tokenizer; `remarks` are sentences about a
     template and the vocabulary next to it. `added` are the ids of special and of added tokens.
+    `unreadable` is the label of the side whose tokenizer cannot be read.
     """
 
     findings: tuple[Difference, ...] = ()
@@ -72,6 +73,7 @@ class TokensReport:
     checked: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
     carried: str = "AB"
+    unreadable: str = ""
     added: tuple[int, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)  # of tokens and merges that differ
     left: tuple[NotCompared, ...] = ()  # tokens for which the other format has no place
@@ -87,7 +89,8 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         try:
             sides.append(read_tokenizer_parts(model))
         except AprfmtError as error:
-            return TokensReport(not_checked=(f"tokenizer: {label}'s cannot be read: {error}",))
+            why = f"tokenizer: {label}'s cannot be read: {error}"
+            return TokensReport(not_checked=(why,), unreadable=label)
     # A side without a tokenizer is not compared.
     mine, theirs = sides
     if mine is None or theirs is None:

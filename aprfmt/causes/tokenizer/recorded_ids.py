@@ -16,7 +16,7 @@ CAUSE_ROWS = (
     Cause(
         "visible_padding", "capture", "bug",
         "Padding before the text is attended to: the run has no attention mask, or drops it.",
-        "The recorded ids begin with padding, and the rows behind it are those of a pass that "
+        "The recorded ids begin with padding, and the rows after it are those of a pass that "
         "sees it.",
         "The pass over all ids, padding too, agrees with the run.",
         next="nothing",

@@ -31,14 +31,14 @@ CAUSE_ROWS = (
     ),
     Cause(
         "add_eos", "identity", "bug",
-        "EOS is put behind a text on one side only.",
+        "EOS is put after a text on one side only.",
         "`add_eos_token`, or the post-processor.",
     ),
     Cause(
         "frame", "identity", "bug",
         "Other ids are put around a text: another token's id, one of them twice, or one that is "
         "neither BOS nor EOS lost.",
-        "The ids that the post-processor or the lists put before and behind a text, in their "
+        "The ids that the post-processor or the lists put before and after a text, in their "
         "order; two spellings of the same ids are no difference. Also a text that a template puts "
         "twice or drops, and what stands between two texts.",
     ),
@@ -327,27 +327,17 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
         for label, side, puts in (("A", a, x), ("B", b, y)):
             if at == 0 and puts and "bos_token" in (side.template or ""):
                 says += f"; {label}'s chat template writes it too, so that it stands there twice"
-        # A default that no file states is a note, not a finding.
         ids = [side.vocabulary.ids.get(role) for side in (a, b)]
         parts = (part, "pair", f"role:{role}") if None in ids else (part, "pair")
-        unsaid = _is_default_bos(a, b, part)
-        says += ", where it is not stated and llama.cpp's default" * unsaid
         key = FLAGS[f"add_{role}_token"].gguf
+        says += _defaults_text(a, b, f"add_{role}_token")
         mend = (
             (f"{key}={json.dumps(x)}",)
             if b.uses_lists and b.carried.model.key_style == "gguf"
             else ()
         )
         yield Difference(
-            cause,
-            cause,
-            parts,
-            (*part_place(b, part), *part_place(a, part)),
-            says,
-            x,
-            y,
-            still=unsaid,
-            mend=mend,
+            cause, cause, parts, (*part_place(b, part), *part_place(a, part)), says, x, y, mend=mend
         )
 
 
@@ -446,17 +436,12 @@ def _frame_keys(side: StatedTokenizer, part: str, at: int) -> tuple[str, ...]:
     return ("tokenizer.json: post_processor",) if processed else part_place(side, part)
 
 
-def _is_default_bos(a: StatedTokenizer, b: StatedTokenizer, part: str) -> bool:
-    """Return whether a GGUF puts BOS by llama.cpp's default only, and the tokenizer.json does not.
-
-    False unless `part` is "begins". gguf-py writes the flag only for a post-processor that puts it.
-    """
-    lists = a if a.uses_lists else b
-    return (
-        is_list_and_json(a, b)
-        and part == "begins"
-        and lists.adds_bos
-        and lists.carried.flag_value("add_bos_token") is None
+def _defaults_text(a: StatedTokenizer, b: StatedTokenizer, flag: str) -> str:
+    """Return a clause for each GGUF that lacks the key of `flag`; "" where neither does."""
+    return "".join(
+        f"; {label} has no {FLAGS[flag].gguf}, so that llama.cpp's default holds"
+        for label, side in (("A", a), ("B", b))
+        if side.uses_lists and side.carried.flag_value(flag) is None
     )
 
 

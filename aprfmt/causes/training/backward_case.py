@@ -92,7 +92,8 @@ class BackwardCase:
     difference arithmetic of few bits may leave. `by_label` computes what each label adds to the
     gradient of the last norm, None where that is not known. `routers` are the factors of routers'
     auxiliary losses that the computed gradients have. `experts`: the model has experts.
-    `padded_first`: a row of the batch begins with padding.
+    `padded_first`: a row of the batch begins with padding. `adapter` is (scale, rank) of an adapter
+    whose pairs all have these, else None.
     """
 
     case: Callable[[str], GradientCase]
@@ -111,6 +112,7 @@ class BackwardCase:
     routers: RouterFactors = NO_ROUTER_LOSS
     experts: bool = False
     padded_first: bool = False
+    adapter: tuple[float, int] | None = None
 
     @property
     def first(self) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ CAUSE_ROWS = (
         "bug",
         "Tokens attend to the padding at the beginning of their row, or their positions count it: "
         "the mask did not reach the model.",
-        "All gradients differ, those behind the layers too.",
+        "All gradients differ, those after the layers too.",
         _MADE,
     ),
     Cause(
@@ -77,7 +77,7 @@ CAUSE_ROWS = (
         "gradient",
         "bug",
         "Other tokens are scored than the labels of the batch.",
-        "All gradients differ, those behind the layers too.",
+        "All gradients differ, those after the layers too.",
         _MADE,
     ),
     Cause(
@@ -85,7 +85,16 @@ CAUSE_ROWS = (
         "gradient",
         "bug",
         "The gradients are those of another loss: labels are smoothed, or a z-loss is added.",
-        "All gradients differ, those behind the layers too.",
+        "All gradients differ, those after the layers too.",
+        _MADE,
+    ),
+    Cause(
+        "adapter_scale",
+        "gradient",
+        "bug",
+        "What an adapter adds has another factor than its configuration says: alpha over r, over "
+        "the root of r, or alpha alone.",
+        "All gradients of an adapter differ, and its factors B are not zero.",
         _MADE,
     ),
     Cause(
@@ -101,6 +110,7 @@ CAUSE_ROWS = (
 SAMPLES = 16  # of a batch whose factors are solved
 PARTS = 8  # of a row that ranks may have
 NEAR = 1e-2  # how far a measured factor of a sample may be from one that is meant
+PLAIN = 1e-6  # of a scale: two that are this near are one
 FEWEST = 32  # elements of a parameter that a number is solved on
 ENOUGH = 4  # elements for each factor that is solved
 
@@ -133,7 +143,7 @@ def guess_samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     """
     scored = [row for row, count in enumerate(case.labels) if count]
     whole = all_differ(case)
-    kind = "" if whole else _kind_of_wrong(case)
+    kind = "" if whole or not (case.wrong and case.right) else _kind_of_wrong(case) or "these"
     if not (2 <= len(scored) <= SAMPLES and (kind or whole)):
         return
     key = _smallest(case, ENOUGH * len(scored))
@@ -173,11 +183,19 @@ def _kind_of_wrong(case: BackwardCase) -> str:
 
 
 def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that other tokens are the labels: shifted twice, not at all, or unmasked."""
+    """Yield guesses that other tokens are labels: shifted twice or not, unmasked, or at edges."""
     key = _smallest(case, FEWEST) if all_differ(case) else None
     if key is None:
         return
+    edges = "the first token of each document of a packed row is scored by the one before it"
+    joined = f"{edges}, and the documents attend to each other"
+    packed = (
+        (edges, BackwardChange(edges=True)),
+        (joined, BackwardChange(edges=True, joined="positions count on")),
+        (joined, BackwardChange(edges=True, joined="positions restart")),
+    )
     for says, change in (
+        *(packed if case.packed else ()),
         ("the labels are shifted twice: each row is scored against the token after the next",
          BackwardChange(shift=2)),
         ("the labels are not shifted: each row is scored against its own token",
@@ -313,6 +331,31 @@ def guess_norm_columns(case: BackwardCase) -> Iterator[BackwardGuess]:
     yield BackwardGuess("norm_tokens_left_out", says, BackwardChange(norm_tokens=columns))
 
 
+def guess_adapter_scale(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that what an adapter adds has another factor than its configuration says.
+
+    Such as alpha over r for alpha over its root, or alpha alone. Nothing without an adapter.
+    """
+    if case.adapter is None or not all_differ(case):
+        return
+    scale, rank = case.adapter
+    root = rank**0.5
+    ways = (
+        (scale * root, "times the root of r, as of a rank-stabilized one"),
+        (scale / root, "over the root of r, as of one that is not rank-stabilized"),
+        (scale * rank, "times r, as of alpha that is not divided by r"),
+        (scale / rank, "over r, as of alpha that is divided by r twice"),
+        (scale * scale, "applied twice"),
+        (1.0, "left out"),
+    )
+    tried = {scale}
+    for value, what in ways:
+        if all(abs(value - other) > PLAIN * other for other in tried):
+            tried.add(value)
+            says = f"the adapter has the factor {value:.4g}: the stated {scale:.4g} {what}"
+            yield BackwardGuess("adapter_scale", says, BackwardChange(adapter_scale=value / scale))
+
+
 def guess_dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that dropout was active, where nothing else gives the gradients."""
     if case.dropout and all_differ(case):
@@ -374,6 +417,7 @@ HYPOTHESES = (
     BackwardHypothesis(("norm_tokens_left_out",), guess_norm_columns, 312, "norms alone are wrong"),
     BackwardHypothesis(("packed_attention",), guess_documents, 320, "nothing is fitted"),
     BackwardHypothesis(("padding_seen",), guess_padding, 319, "nothing is fitted"),
+    BackwardHypothesis(("adapter_scale",), guess_adapter_scale, 318, "nothing is fitted"),
     BackwardHypothesis(("other_labels",), guess_other_labels, 321, "nothing is fitted"),
     BackwardHypothesis(("loss_term",), guess_loss_terms, 324, "one number is fitted"),
     BackwardHypothesis(

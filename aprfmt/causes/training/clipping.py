@@ -130,10 +130,11 @@ def clip_factor(bound: float, norm: float) -> float:
 
 
 def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that gradients were not clipped, clipped twice, or each by its own norm.
+    """Yield guesses that gradients were not clipped, clipped twice, or not by the norm of all.
 
-    Nothing where the recipe does not clip, a norm is not known, or the step does not depend on the
-    size of the gradient.
+    That is each by its own, or matrices and vectors each by that of their kind. Nothing where the
+    recipe does not clip, a norm is not known, or the step does not depend on the size of the
+    gradient. Adam's does beside moments of before it.
     """
     norm, own = case.others.get("norm"), case.others.get("own_norm")
     if recipe.clip_value is not None and case.gradient is not None and not case.signs:
@@ -143,11 +144,12 @@ def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
             yield StepGuess("clip_missing", says, changed(recipe, clip_value=None))
     if recipe.clip is None or norm is None or own is None or case.gradient is None:
         return
-    if recipe.row.sizes or case.signs:
+    beside = case.moments is not None and not case.moments.after and case.moments.step > 0
+    if case.signs or (recipe.row.sizes and not beside):
         return  # the size of the gradient is not in the step
     largest = float(np.abs(case.gradient).max(initial=0.0))
     for bound in dict.fromkeys((recipe.clip, *VALUES)):
-        if bound < largest:
+        if bound < largest and not recipe.row.sizes:
             says = f"each element was clipped to {bound:g}, not the norm of all"
             yield StepGuess("clip_by_value", says, changed(recipe, scale=1.0, clip_value=bound))
     right = clip_factor(recipe.clip, norm)
@@ -158,11 +160,18 @@ def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("clip_missing", says, changed(recipe, scale=1.0))
         says = f"the gradients were clipped twice, by {right:.4g} each time"
         yield StepGuess("clip_twice", says, changed(recipe, scale=right * right))
-    alone = clip_factor(recipe.clip, own)
-    factor, _ = measured_factor(case, changed(recipe, scale=1.0))
-    if abs(factor - alone) <= SLACK * alone and abs(alone - right) > SLACK * right:
-        says = f"each gradient was clipped by its own norm to {recipe.clip:g}"
-        yield StepGuess("clip_by_tensor", says, changed(recipe, scale=alone))
+    kind, what = case.others.get("kind_norm", norm), "vectors" if case.vector else "matrices"
+    says = f"each gradient was clipped by its own norm to {recipe.clip:g}"
+    together = (
+        f"the gradients of {what} were clipped by the norm {kind:.4g} that they have together to "
+        f"{recipe.clip:g}, not by that of all, {norm:.4g}"
+    )
+    factor = None if recipe.row.sizes else measured_factor(case, changed(recipe, scale=1.0))[0]
+    for size, text in ((own, says), (kind, together)):
+        alone = clip_factor(recipe.clip, size)
+        measured = factor is None or abs(factor - alone) <= SLACK * alone
+        if measured and abs(alone - right) > SLACK * right:
+            yield StepGuess("clip_by_tensor", text, changed(recipe, scale=alone))
 
 
 HYPOTHESES = (

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.optimizers import Recipe, changed
-from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.step_case import Mask, StepCase, StepGuess, StepHypothesis
 from aprfmt.measure.encoding_noise import float_spacing
 
 CAUSE_ROWS = (
@@ -50,7 +51,7 @@ CAUSE_ROWS = (
         "update",
         "bug",
         "One factor of a LoRA pair moved and the other did not, though it has a gradient.",
-        "B did not move beside an A that did, or A did not beside a B that is not zero.",
+        "B did not move although A did, or A did not although B that is not zero.",
         "The factor is the one of before the step, in every element.",
         most="explained",
     ),
@@ -68,6 +69,31 @@ CAUSE_ROWS = (
 
 
 SPARSE = "rows without a gradient did not move: a sparse or lazy optimizer (sparse=1 states it)"
+
+
+SHARDS = 2, 4, 8, 16  # that rows are cut into over ranks
+
+
+def _still_shard(rows: NDArray[np.int64], moves: Mask, lost: Mask) -> tuple[int, int] | None:
+    """Return (number from 1, number of shards) of the shard of rows that alone stood still.
+
+    `rows` are the numbers of the rows that are looked at, the last one among them; `moves` says
+    which moved, `lost` which stood still and had to move. None where the latter are not those of
+    one equal part.
+    """
+    for count in SHARDS:
+        size, left = divmod(int(rows[-1]) + 1, count)
+        if left or not size:
+            continue
+        shards = rows // size
+        first, last = shards[lost][[0, -1]]
+        inside = shards == first
+        if first == last and lost[inside].mean() >= MOSTLY and not moves[inside].any():
+            return int(first) + 1, count
+    return None
+
+
+MOSTLY = 0.5  # of a shard's rows have to move: others may have no gradient
 
 
 def guess_frozen(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -99,6 +125,8 @@ def guess_frozen(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     numbers = np.unique(case.rows)[lost]
     shown = ", ".join(map(str, numbers[:4].tolist())) + (", ..." if numbers.size > 4 else "")
     says = f"rows did not move: {shown}" if numbers.size < 9 else "many rows did not move"
+    if shard := _still_shard(np.unique(case.rows), moves, lost):
+        says = f"part {shard[0]} of {shard[1]} of the rows did not move, as of a shard"
     if case.gradient is not None and not case.gradient[lost[order]].any():
         says = SPARSE
 

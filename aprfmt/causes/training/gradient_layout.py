@@ -150,6 +150,8 @@ def guess_wrong_blocks(case: GradientCase) -> Iterator[GradientGuess]:
     role = split_key(case.key)[1]
     for name in _BLOCKS:
         count = case.sizes.get(name, 0)
+        if ("_exps" in role) != (name == "n_experts"):
+            continue  # experts have no heads, and heads no experts
         for across in (False, True):
             axis = columns if across else rows
             if count < 2 or axis % count or across != ("attn_output" in role):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ CAUSE_ROWS = (
         "The step was made with moments of zero, not those that were saved: a run that was resumed "
         "without them.",
         "The step is this step's gradient over its moments, as a first step's is.",
-        "The step with the first moment, the second, or both at zero gives every weight.",
+        "The step with the first moment, the second, or both at zero gives every weight; that of a "
+        "new optimizer is a first step, which needs no moments to be known.",
     ),
     Cause(
         "step_count",
@@ -63,6 +65,11 @@ CAUSE_ROWS = (
 )
 # Rates that trainers state: torch's, those of language models, and of image models.
 _FIRST_RATES, _SECOND_RATES = (0.8, 0.85, 0.9, 0.95, 0.98), (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+# What is said of the step of an optimizer that was made anew.
+NEW_OPTIMIZER = (
+    "both moments were zero and the count began anew, as a new optimizer's are: the saved state is "
+    "to be loaded (optimizer.load_state_dict) before the first step that goes on"
+)
 MICRO_BATCHES = 32  # of a step, that a trainer may count as steps
 _COUNTS = (1, 2, 3, 4, 5, 10, 100, 1000)
 
@@ -99,6 +106,7 @@ def guess_lost_moments(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     held = case.moments
     if held is None or held.after or case.gradient is None or not recipe.row.second:
         return
+    yield StepGuess("moments_lost", NEW_OPTIMIZER, holds=partial(is_first_step, recipe))
     ways = {
         "the first moment was zero, not the saved one": ("first",),
         "the second moment was zero, not the saved one": ("second",),
@@ -119,6 +127,12 @@ def guess_lost_moments(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if held.step:
         says = f"the correction is that of step 1; the moments are of step {held.step}"
         yield StepGuess("step_count", says, changed(recipe, counted=1))
+
+
+def is_first_step(recipe: Recipe, part: StepCase) -> bool:
+    """Return whether the elements moved as in the first step of an optimizer without a state."""
+    fit = replace(part, moments=None).fit(changed(recipe, step=1, counted=None))
+    return fit is not None and fit.right
 
 
 def guess_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:

@@ -340,7 +340,8 @@ def _parse_setting(text: str, field: str, value: str) -> Any:
     above = number > 0 if positive else number >= least
     if not (above and number < most and math.isfinite(number)):
         raise UsageError(
-            f"--optimizer {text!r}: {field}={value}; expected a number "
+            f"--optimizer {text!r}: {field}={value}; expected a "
+            + ("whole number " if field == "step" else "finite number ")
             + ("above 0" if positive else f"of at least {least}")
             + (f" and below {most:g}" if math.isfinite(most) else "")
         )

@@ -30,6 +30,8 @@ FAINT = 0.05  # of the stated decay: less is none, as epsilon and weight are not
 SHORT = 5e-3  # what epsilon takes away from the longest steps
 CLEAN = 5e-3  # of the longest step: what those that measure its length may lack
 ENOUGH = 64  # rounds of a search that ends exactly, mostly after ten
+TELLING = 10.0  # elements of which arithmetic in few bits would have made other ones
+KNOWN, NEAR = 16, 0.25  # elements, and of half a spacing: what shows that they were not rounded
 USUAL = 0.2  # share of elements whose step has the size of all others, in a first step
 
 
@@ -41,9 +43,10 @@ class StepCase:
     one whose elements have one size: their signs are read from the change itself. `noise` is the
     relative error of each number of gradient and moments, `blur` the absolute error of each of the
     gradient. `rows` [n] are the numbers of the rows that the elements are in. `shape` is that of
-    the whole parameter where all its elements are here, in order. `others` are numbers that are
-    not of these elements: `norm` of all gradients, `own_norm` of this one, `rate` of its group in
-    the state, `decoupled` 0.0 where the state has the decay in the gradient, `factor` and
+    the whole parameter where all its elements are here, in order. `others` are numbers that
+    are not of these elements: `norm` of all gradients, `own_norm` of this one, `kind_norm` of all
+    matrices or all vectors, `rate` of its group in the state, `unclipped` where no unstated
+    clipping was made, `decoupled` 0.0 where the state has the decay in the gradient, `factor` and
     `decay_factor` that were measured on another parameter.
     """
 
@@ -70,12 +73,12 @@ class StepCase:
     def rounding(self) -> F64:
         """How far rounding may move each element of the change, float64 [n].
 
-        Half a spacing of the stored type after the step, the same before it for BF16 and F16, and
-        one spacing of float32 for arithmetic. A whole one after it where both sides are BF16 or
-        F16: trainers round to these at random, up or down.
+        Half a spacing of the stored type after the step, the same before it for BF16 and F16 that
+        may be rounded copies, and one spacing of float32 for arithmetic. A whole one after it where
+        both sides are BF16 or F16: trainers round to these at random, up or down.
         """
         found: F64 = float_spacing(self.after, self.encodings[1]) / 2
-        if self.encodings[0] in COARSE:
+        if self.encodings[0] in COARSE and not self.stepped_as_stored:
             found = found + float_spacing(self.before, self.encodings[0]) / 2
         if self.coarse and self.encodings[0] == self.encodings[1]:  # rounded at random
             found = np.maximum(found, float_spacing(self.after, self.encodings[1]))
@@ -84,6 +87,18 @@ class StepCase:
                 np.maximum(np.abs(self.before), np.abs(self.after)), "F32"
             )
         return found
+
+    @cached_property
+    def stepped_as_stored(self) -> bool:
+        """Whether BF16 or F16 weights before the step are the ones that it was added to.
+
+        The change to a finer type of weights that are rounded copies is what the rounding took, up
+        to half a spacing, any part of it as often as another. Most changes then are no small part.
+        """
+        if self.encodings[0] not in COARSE or self.coarse or self.change.size < KNOWN:
+            return False
+        most = NEAR * float_spacing(self.before, self.encodings[0]) / 2
+        return bool((np.abs(self.change) <= most).mean() >= LONG)
 
     @property
     def coarse(self) -> bool:
@@ -451,6 +466,31 @@ class Fit:
         off = np.abs(case.change - self.update.whole)
         return bool((off <= ONCE * width + 2 * UNIT[encoding] * np.abs(self.update.step)).all())
 
+    @cached_property
+    def held_counts(self) -> tuple[int, float, int, int]:
+        """How many of the elements tell what the weights were stepped in, as `held_in` takes them.
+
+        (Elements that the step moves, those of them that arithmetic in the stored type would round
+        otherwise at least, those that are other ones, and those further off than it puts them.)
+        Zeros unless both sides are in the same type, BF16 or F16, and the gradient or the moments
+        are known.
+        """
+        case, encoding = self.case, self.case.encodings[1]
+        if not case.coarse or case.encodings[0] != encoding or case.signs:
+            return 0, 0.0, 0, 0
+        moves = self.stored != case.before
+        width = float_spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
+        step = np.abs(self.update.step)
+        far = (
+            np.abs(case.change - self.update.whole) > ONCE * width + ROUNDED * UNIT[encoding] * step
+        )
+        due = UNIT[encoding] / 2 * float((step / width)[moves].sum())
+        other = moves & (self.stored != case.after)
+        return (
+            int(np.count_nonzero(moves)), due, int(np.count_nonzero(other)),
+            int(np.count_nonzero(far)),
+        )  # fmt: skip
+
     @property
     def shows(self) -> bool:
         """Whether the size of the step can be measured in the stored type."""
@@ -485,6 +525,20 @@ def _shares(
         low, high = (lows - room_left)[idle], (highs + room_left)[idle]
     least, most = float(low.max()), float(high.min())
     return (least, most) if least <= most else None
+
+
+def held_in(moved: int, due: float, other: int, far: int) -> str:
+    """Return what weights were stepped in: "finer" than they are stored, "stored", or "" (open).
+
+    By sums of `Fit.held_counts`. A finer copy that had more bits before gives some elements another
+    spacing. Without them finer arithmetic rounds once, to the bits of the prediction; in the stored
+    type moments, root, quotient and sum are rounded each.
+    """
+    if far >= max(FEWEST, (1 - EXACT) * moved):
+        return "finer"
+    if due < TELLING:
+        return ""
+    return "finer" if other <= due / 8 else "stored"
 
 
 def is_one(factor: float, deviation: float) -> bool:

@@ -63,6 +63,9 @@ def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     A factor near a whole number or its inverse is taken to be that. Nothing where the factor cannot
     be measured. If the optimizer's state has the stated rate, twice step and decay is no rate.
     """
+    if not recipe.lr:
+        yield from _guess_rate(case, recipe)
+        return
     given = case.others.get("factor")
     factor, off = measured_factor(case, recipe) if given is None else (given, 0.0)
     if not np.isfinite(factor) or off > 0.05 * abs(factor) or factor <= 0:
@@ -83,6 +86,18 @@ def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if not (recipe.decays(case.vector) and recipe.row.sizes):
         free = 0 if near and recipe.row.sizes else 1
         yield StepGuess("step_factor", says, one, free, number=("factor", value))
+
+
+def _guess_rate(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that a step was made at a measured rate, where a rate of 0 is stated."""
+    rate, off = measured_factor(case, changed(recipe, lr=1.0))
+    rate, off = (case.others["factor"], 0.0) if "factor" in case.others else (rate, off)
+    if not np.isfinite(rate) or off > 0.05 * abs(rate) or rate <= 0:
+        return
+    written = float(f"{rate:.3g}")
+    rate = written if abs(rate - written) <= 6 * off else rate
+    says = f"the step is that of a rate of {rate:.3g}; a rate of 0 is stated"
+    yield StepGuess("step_factor", says, changed(recipe, lr=rate), 1, number=("factor", rate))
 
 
 SLACK = 2e-3

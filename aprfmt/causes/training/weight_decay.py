@@ -42,7 +42,7 @@ CAUSE_ROWS = (
         "update",
         "bug",
         "Norms or biases decay, and only matrices should.",
-        "A vector shrinks beside its step.",
+        "A vector shrinks in addition to its step.",
         "The step with decay gives every weight of the vectors.",
     ),
 )
@@ -133,30 +133,43 @@ def _steps_towards_zero(case: StepCase, size: float) -> bool:
     return bool(((same == counts) & (counts >= LEAST)).any())
 
 
-SHARES = {0.0: "wd itself, without lr", 2.0: "twice lr times wd", 0.5: "half of lr times wd"}
+def _usual_shares(lr: float) -> dict[float, str]:
+    """Return {factor of lr * wd: what the share then is} of usual mistakes."""
+    return {
+        1 / lr: "wd itself, without lr",
+        lr: "lr squared times wd",
+        2.0: "twice lr times wd",
+        0.5: "half of lr times wd",
+    }
 
 
 def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that the weight decays by another share than lr * wd.
+    """Yield the guess that the weight decays by another share than lr * wd, or though wd is 0.
 
-    The share is measured on the elements. A share near one of SHARES is taken to be that one.
-    Nothing where it cannot be measured.
+    The share is measured on the elements. One near a usual mistake's is taken to be that. Nothing
+    where it cannot be measured.
     """
-    if not (recipe.wd and recipe.lr) or recipe.adds_decay_to_gradient or case.coarse:
+    if not recipe.lr or case.coarse or (recipe.wd and recipe.adds_decay_to_gradient):
         return
-    wanted = changed(recipe, decay_on="all")
+    # Without a stated decay the one of wd = 1 is measured.
+    wanted = changed(recipe, decay_on="all", wd=recipe.wd or 1.0, coupled=False)
     fit = case.fit(wanted)
     if fit is None:
         return
     _, _, factor, off = fit.factors
     if "decay_factor" in case.others:
         factor, off = case.others["decay_factor"], 0.0
-    if not np.isfinite(off) or off > 0.05 or abs(factor) < max(10 * off, FAINT):
+    # Where only sizes are known, epsilon and the weight are not independent.
+    least = FAINT if case.signs and recipe.wd else 0.0
+    if not np.isfinite(off) or off > 0.05 * max(1.0, abs(factor)):
         return
-    share = recipe.lr * recipe.wd * factor
+    if abs(factor) < max(10 * off, least) or not factor:
+        return
+    share = recipe.lr * wanted.wd * factor
     says = f"the weight decays by {share:.3g}; {recipe.lr * recipe.wd:.3g} is stated (lr times wd)"
-    for value, what in SHARES.items():
-        value = value or 1 / recipe.lr
+    if not recipe.wd:
+        says = f"the weight decays by {share:.3g}, a decay of {factor:.3g}; none is stated"
+    for value, what in _usual_shares(recipe.lr).items() if recipe.wd else ():
         if abs(factor - value) <= max(6 * off, 1e-2 * value):
             factor, says = value, f"the weight decays by {what}"
             break

@@ -1,17 +1,19 @@
 """Checks against the architecture: whether every tensor is there, of its shape, and plausible."""
 
 import json
+import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
 from aprfmt.base.protocols import tensor_damage
+from aprfmt.base.shapes import matrix_shape
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
-from aprfmt.errors import ArchError
+from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text
 from aprfmt.model.draft import draft_head
@@ -245,6 +247,8 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
 
 
 FAR = 100.0  # beyond a bound by this factor it is no matter of training any more
+FEW_ROWS = 8  # of a packed matrix that are decoded
+MOST = 1 << 20  # values of a packed matrix that may all be decoded for its first rows
 
 
 _WORDS = {"std": "standard deviation", "rms": "root mean square"}
@@ -254,13 +258,22 @@ def check_role_bounds(ctx: CheckContext) -> Result:
     """Return a Result with a finding for each embedding and norm of an unusual size.
 
     Unusual is a size that trained weights do not have; it fails if it is off by more than a factor
-    of FAR, else it is a warning. Biases may have any size. Raises NotRun where there are no
-    embeddings or norms stored as numbers.
+    of FAR, else it is a warning. Matrices are judged too, and only fail; of packed ones the first
+    FEW_ROWS rows are decoded. Biases may have any size. Raises NotRun where there is nothing of
+    these that can be read.
     """
     resolution = ctx.resolution
     findings, seen = [], 0
+    far_off: dict[str, float] = {}
     for key, logical in resolution.roles.items():
-        limits = bounds.role_bounds(resolution.spec.name, split_key(key)[1])
+        role = split_key(key)[1]
+        limits = bounds.tensor_bounds(resolution.spec.name, role, logical.shape)
+        if limits is bounds.LINEAR:
+            size = _matrix_size(ctx, logical)
+            seen += size is not None
+            if size is not None and _is_far(limits["std"], size):
+                far_off[key] = size
+            continue
         name = "std" if limits is bounds.EMBEDDING else "rms"
         stats = _stored_stats(ctx, logical) if name in limits else None
         if stats is None:
@@ -269,19 +282,62 @@ def check_role_bounds(ctx: CheckContext) -> Result:
         offset = _norm_offset(logical, resolution.spec) if name == "rms" else 0.0
         bound, value = limits[name], bounds.bounded_numbers(stats, offset)[name]
         if not bound.holds(value):
-            far = not bound.low / FAR <= value <= bound.high * FAR
             findings.append(
                 Finding(
                     f"{key} ({logical.stored[0].info.name})",
                     f"{_WORDS[name]} {value:.4g}",
                     f"{bound}: {bound.reason}",
                     "is the encoding's tag right, and was the file converted correctly?",
-                    "fail" if far else "warning",
+                    "fail" if _is_far(bound, value) else "warning",
                 )
             )
     if not seen:
-        raise NotRun("no embedding and no norm is stored as numbers")
+        raise NotRun("no embedding, norm or matrix can be read as numbers")
+    if far_off:
+        findings.append(_far_matrices(resolution, far_off))
     return Result(f"{seen} tensors", findings)
+
+
+def _is_far(bound: bounds.UsualRange, value: float) -> bool:
+    """Return whether a value is beyond a bound by more than a factor of FAR."""
+    return not bound.low / FAR <= value <= bound.high * FAR
+
+
+def _matrix_size(ctx: CheckContext, logical: View) -> float | None:
+    """Return the standard deviation of a matrix, of a packed one's first rows.
+
+    None for a matrix of one value and for what cannot be read: other checks report these.
+    """
+    stored = logical.stored[0]
+    if len(stored.parts) < 2 and len(logical.stored) == 1:
+        stats = _stored_stats(ctx, logical)
+        return (stats.std or None) if stats is not None else None
+    if any(tensor_damage(one) for one in logical.stored):
+        return None
+    try:
+        if logical.by_rows is None and math.prod(logical.shape) > MOST:
+            return None  # all of it would be decoded for its first rows
+        values = logical.rows(0, min(FEW_ROWS, matrix_shape(logical.shape)[0]))
+    except AprfmtError:
+        return None
+    size = float(values.std(dtype="float64"))
+    return size if math.isfinite(size) and size else None
+
+
+def _far_matrices(resolution: Resolution, sizes: Mapping[str, float]) -> Finding:
+    """Return the finding of matrices far larger or smaller than any trained one, {key: size}."""
+    first = max(sizes, key=lambda key: abs(math.log(sizes[key])))
+    stored = resolution.roles[first].stored[0]
+    more = f" and {len(sizes) - 1} more" * (len(sizes) > 1)
+    packed = len(stored.parts) > 1
+    what = "were its scales inverted or lost?" if packed else "was it converted correctly?"
+    bound = bounds.LINEAR["std"]
+    return Finding(
+        f"{first} ({stored.info.name}){more}",
+        f"{_WORDS['std']} {sizes[first]:.4g}" + f" in its first {FEW_ROWS} rows" * packed,
+        f"{bound}: {bound.reason}",
+        what,
+    )
 
 
 def check_filled(ctx: CheckContext) -> Result:

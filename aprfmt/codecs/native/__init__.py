@@ -31,7 +31,7 @@ __all__ = [
     "halves", "matmul",
     "matmuls",
     "number", "products", "recode_packed", "recodes", "regroup", "stats", "stats_of",
-    "stats_of_rows", "stream_fill", "turn", "walk_strings",
+    "stats_of_parts", "stats_of_rows", "stream_fill", "turn", "walk_strings",
 ]  # fmt: skip
 
 walk_strings = _kernels.walk_strings
@@ -261,12 +261,21 @@ def stats_of(encoding: str, raw: Any, count: int, threads: int = 1) -> "Moments"
     The result does not depend on `threads`. Raises CodecError where lengths do not fit, KeyError
     for an encoding without a kernel.
     """
+    from aprfmt.codecs.native.moments import Moments
+
+    return reduce(Moments.joined, stats_of_parts(encoding, raw, count, threads) or [Moments()])
+
+
+def stats_of_parts(encoding: str, raw: Any, count: int, threads: int = 1) -> "list[Moments]":
+    """Return the moments of every PART of `count` elements of encoded bytes, in order.
+
+    Joined one after another they are what `stats_of` returns; it raises the same errors.
+    """
     from aprfmt.codecs.native.moments import PART, Moments
 
     KERNELS[encoding]
     rows = _kernels.moments(_DECODERS[encoding][0], raw, count, PART, threads)
-    found = [Moments(*row) for row in rows] or [Moments()]
-    return reduce(Moments.joined, found)
+    return [Moments(*row) for row in rows]
 
 
 def stats_of_rows(

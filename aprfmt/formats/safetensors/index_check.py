@@ -30,13 +30,15 @@ SINGLE = (
 class IndexFault:
     """One kind of fault: the sentence, all tensors or files concerned, examples (listed, found).
 
-    `mended`: an index that is made anew from the shards is right.
+    `mended`: an index that is made anew from the shards is right. `by_index`: shards that are
+    written anew by the index are.
     """
 
     says: str
     where: tuple[str, ...]
     examples: tuple[tuple[str, str], ...] = ()
     mended: bool = True
+    by_index: bool = False
 
 
 def check_weight_map(

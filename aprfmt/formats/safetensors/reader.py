@@ -156,7 +156,10 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
             None if faults is None else repeated,
         )
         if faults is not None:
-            faults += [IndexFault(says, names, mended=False) for says, names in repeated]
+            faults += [
+                IndexFault(says, names, mended=False, by_index=weight_map.keys() >= {*names})
+                for says, names in repeated
+            ]
         stored = {name: _stored_names(shard) for name, shard in shards.items()}
         if others is None:
             check_weight_map(path, weight_map, stored, faults)

@@ -65,6 +65,17 @@ def nvfp4(folder: Path) -> Path:
     return made
 
 
+def inverted(path: Path, suffix: str) -> None:
+    """Store 1/s for the float32 scales s whose names end so."""
+    rows = tensors_of(path)
+    for name, (kind, shape, raw) in rows.items():
+        if name.endswith(suffix):
+            count = len(raw) // 4
+            values = (1 / value for value in struct.unpack(f"<{count}f", raw))
+            rows[name] = kind, shape, struct.pack(f"<{count}f", *values)
+    write_mixed(path / "model.safetensors", rows)
+
+
 def pytorch(folder: Path) -> Path:
     """Return a folder whose weights torch saved."""
     import torch

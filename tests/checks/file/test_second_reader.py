@@ -405,3 +405,34 @@ def test_a_gate_without_an_official_library_is_not_run(monkeypatch: pytest.Monke
     )
     with pytest.raises(NotRun, match="no official library of the format apr"):
         structure.check_official_library(subject)
+
+
+@pytest.mark.parametrize("raised", [False, True])
+@pytest.mark.parametrize("damage", [(), ("a tensor is cut off", "and more")])
+@pytest.mark.parametrize("level", ["", "note", "warning"])
+def test_a_library_that_stopped_disagrees_where_it_raised_or_aprfmt_complains(
+    raised: bool, damage: tuple[str, ...], level: str
+) -> None:
+    """Without room or time it has decided nothing. Seen red: the file's name for a tensor's."""
+    reading: Any = SimpleNamespace(not_read=[], disagreements=[])
+    notes = [SimpleNamespace(text="an odd key", level=level)] if level else []
+    parsed = SimpleNamespace(
+        faults=SimpleNamespace(damage=[SimpleNamespace(text=text) for text in damage]), notes=notes
+    )
+    stopped: Any = SimpleNamespace(
+        _reading=reading, _file="x.gguf", _left={"b"}, _ours={"a": 1, "b": 2},
+        _shard=SimpleNamespace(parsed=parsed),
+    )  # fmt: skip
+    second_reader._Comparison._report_stopped(stopped, "no room", raised)
+    (left,) = reading.not_read
+    assert (left.file, left.tensor, left.reason) == ("x.gguf", "1 tensors", "no room")
+    own = [*damage, *(["an odd key"] if level == "warning" else [])]
+    if not (own or raised):
+        assert reading.disagreements == []
+        return
+    (said,) = reading.disagreements
+    assert (said.file, said.tensor, said.what) == ("x.gguf", "", "opens")
+    assert (said.ours, said.theirs) == ("2 tensors", "no room")
+    assert said.outside == ("the file" if own else "not decided")
+    says = f"aprfmt says: {own[0]}" if own else "aprfmt finds nothing wrong with it"
+    assert said.because == says

@@ -133,13 +133,57 @@ def test_tensors_in_two_shards_are_named_and_the_rest_is_compared(
     with open_model(bad, damaged=True) as model:
         (relation,) = model.relations
     assert set(relation.where) == set(stale) and "and 2 more stand in" in relation.says
-    assert f"the index names {shard(2)}" in relation.says and not relation.remedy
+    assert f"the index names {shard(2)}" in relation.says
     assert f"remove the copies from {shard(number)}" in relation.says
     assert ("3 of them differ" if change else "the copies are equal") in relation.says
     report = aprfmt.diff(good, bad)
     assert (report.counts["SAME_BYTES"], report.exit_code()) == (50, 1)
     refused = command("convert", bad, tmp_path / "x")
     assert refused.code == 2 and "and 2 more stand in" in refused.err
+    # The printed command writes the shards without the copies.
+    assert relation.remedy == f"aprfmt repair {bad} --by-index -o bad-fixed"
+    said = command("validate", bad, "--format", "agent").out
+    assert said.splitlines()[-1] == f"next: {relation.remedy}"
+    fixed = tmp_path / "bad-fixed"
+    words = relation.remedy.split()[1:-1]
+    done = command(*words, fixed, "--json")
+    assert done.code == 0 and done.json["removed"] == {shard(number): sorted(stale)}
+    assert load_file(fixed / shard(number)).keys() == load_file(good / shard(number)).keys()
+    assert command("diff", good, fixed).code == 0 and command("validate", fixed).code == 0
+    assert {each.name for each in fixed.iterdir()} == {each.name for each in good.iterdir()}
+    again = command(*words, fixed)
+    assert again.code == 2 and "exists" in again.err
+
+
+def test_shards_that_fit_are_not_written_anew(good: Path, tmp_path: Path) -> None:
+    """Nothing to do, a tensor that its shard has not, the folder itself: nothing is written."""
+    out = tmp_path / "out"
+    done = command("repair", good, "--by-index", "-o", out)
+    assert done.code == 2 and "nothing to do" in done.err and not out.exists()
+    assert command("repair", good, "--by-index", "-o", good).code == 2
+    assert "name the folder" in command("repair", good, "--by-index").err
+    homes = json.loads((good / INDEX).read_text())
+    misplaced(good, homes["weight_map"])
+    (good / INDEX).write_text(json.dumps(homes))
+    done = command("repair", good, "--by-index", "-o", out)
+    assert done.code == 2 and "is not in" in done.err and not out.exists()
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    assert (
+        "has no model.safetensors.index.json"
+        in command("repair", bare, "--by-index", "-o", out).err
+    )
+
+
+def test_a_shard_that_the_index_does_not_name_is_left_out(good: Path, tmp_path: Path) -> None:
+    extra = good / "model-mtp-of-00003.safetensors"
+    save_file({"mtp.fc.weight": torch.ones(2)}, extra)
+    save_file({"x.lora": torch.ones(2)}, good / "adapter_model.safetensors")
+    done = command("repair", good, "--by-index", "-o", tmp_path / "out", "--json")
+    assert done.json["left_out"] == [extra.name] and done.json["removed"] == {}
+    assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+    with open_model(tmp_path / "out") as model:
+        assert not model.relations and "mtp.fc.weight" not in model
 
 
 def test_a_file_that_no_index_names_is_said(good: Path, tmp_path: Path) -> None:

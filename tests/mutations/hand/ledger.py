@@ -108,8 +108,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "input-scale-one-sided", "aprfmt/measure/activation_scales.py",
-        'state: State = "unequal" if name in a and name in b else one_sided',
-        'state: State = "equal"',
+        'state = "only in A" if other is None else "only in B"',
+        'state = "equal"',
         "a scale of activations on one side only is equal",
         ("tests/model/ledger/test_verdict.py::test_a_scale_of_activations_on_one_side_only*",),
     ),

@@ -16,6 +16,7 @@ from aprfmt.model import Model
 from aprfmt.tensors.view import View
 
 SIZES = ("n_layers", "ffn_size")  # those that differ when layers or channels were taken
+_ALL_SIZES = (*SIZES, "hidden_size", "vocab_size", "n_experts")
 _CUT = ("ffn_gate.", "ffn_up.", "ffn_down.")  # begin the roles that have the MLP's channels
 
 SHOWN = 8  # runs of channels that a sentence names
@@ -24,11 +25,19 @@ _MOST = 16  # runs of layers
 Layer = Mapping[str, View]
 
 
-def taken_parts_text(a: Model, b: Model) -> str:
+def taken_parts_text(a: Model, b: Model, labels: tuple[str, str] = ("A", "B")) -> str:
     """Return which layers and channels of A the whole of B is, as a sentence; "" if it is not.
 
-    Values are compared as stored: what was rounded, quantized or trained since is not found.
+    "" too where the two have other blocks, or the same layers and channels. Values are compared as
+    stored: what was rounded, quantized or trained since is not found. `labels` are the letters of
+    the two sides.
     """
+    if not a.hyper or not b.hyper or a.spec.block != b.spec.block:
+        return ""
+    other = {name for name in _ALL_SIZES if a.hyper[name] != b.hyper[name]}
+    if not other or not other <= {*SIZES}:
+        return ""
+    whole, part = labels
     first, second = _layers_of(a.roles), _layers_of(b.roles)
     outside, others = first.pop(None, {}), second.pop(None, {})
     if not first or not second or not _all_equal(outside, others):
@@ -54,10 +63,10 @@ def taken_parts_text(a: Model, b: Model) -> str:
     said = []
     if origins != list(range(len(first))):
         from_layers = number_ranges(origins, _MOST)
-        said.append(f"B's layers 0-{len(origins) - 1} are A's layers {from_layers}")
+        said.append(f"{part}'s layers 0-{len(origins) - 1} are {whole}'s layers {from_layers}")
         lost = sorted({n for n in first if n is not None} - set(origins))
         said += (
-            [f"A's {_layers_text(lost)} {'are' if len(lost) > 1 else 'is'} not in B"]
+            [f"{whole}'s {_layers_text(lost)} {'are' if len(lost) > 1 else 'is'} not in {part}"]
             if lost
             else []
         )
@@ -66,8 +75,10 @@ def taken_parts_text(a: Model, b: Model) -> str:
         layer, own = next(iter(channels.items()))
         some = len(own)
         shown = f"layer {layer}: {number_ranges(own, SHOWN)}"
-        said.append(f"{some} of {wide} channels of each MLP were kept, such as of {shown}")
-    return "; ".join(said) + "; all values are A's" if said else ""
+        said.append(
+            f"{some} of {whole}'s {wide} channels of each MLP were kept, such as of {shown}"
+        )
+    return "; ".join(said) + f"; all values are {whole}'s" if said else ""
 
 
 def _layers_text(layers: list[int]) -> str:

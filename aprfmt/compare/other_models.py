@@ -1,0 +1,70 @@
+"""By what two models are seen to be other ones, rather than two copies of one."""
+
+from collections.abc import Sequence
+
+from aprfmt.causes.tensor.token_tables import is_token_table
+from aprfmt.measure.records import EQUAL, TensorDiff
+from aprfmt.model import Model
+
+_SIZES = ("hidden_size", "n_layers", "vocab_size", "n_experts")
+_FAR = 0.05  # relative L2 beyond which a tensor that nothing explains is another one
+
+
+def other_model_sentence(a: Model, b: Model, rows: Sequence[TensorDiff]) -> str:
+    """Return by what A and B are other models: sizes, blocks, or no equal tensor; else "".
+
+    `rows` are all their tensors, explained. What holds of single tensors of two such models says
+    nothing of how one was made from the other.
+    """
+    if not a.hyper or not b.hyper:
+        return ""
+    other = [
+        name
+        for name in _SIZES
+        if a.hyper[name] != b.hyper[name]
+        and not (name == "vocab_size" and differ_in_tables_alone(rows))
+    ]
+    if other:
+        sizes = ", ".join(f"{name} {a.hyper[name]} and {b.hyper[name]}" for name in other)
+        return f"these are models of other sizes: {sizes}"
+    if any(row.verdict in EQUAL for row in rows):
+        return ""
+    if a.spec.block != b.spec.block:
+        return f"A is {a.spec.name}, B {b.spec.name}: other blocks, and no tensor in common"
+    matched = sum(row.verdict not in ("ONLY_IN_A", "ONLY_IN_B") for row in rows)
+    if matched and _is_other_training(rows):
+        return (
+            f"none of {matched} tensors is equal or explained: these are two checkpoints, not two "
+            "copies of one"
+        )
+    return ""
+
+
+def differ_in_tables_alone(rows: Sequence[TensorDiff]) -> bool:
+    """Return whether tensors of two shapes are tables of tokens alone, of two lengths.
+
+    The rows that both sides have can then be compared. False where each of these tables differs
+    without an explanation and no other tensor is equal: these may be two models.
+    """
+    shaped = [row for row in rows if row.verdict == "SHAPE_DIFFERS"]
+    if not shaped or not all(is_token_table(row.key, row.shape_a, row.shape_b) for row in shaped):
+        return False
+    return all(row.explanation is not None for row in shaped) or any(
+        row.verdict in EQUAL for row in rows
+    )
+
+
+def _is_other_training(rows: Sequence[TensorDiff]) -> bool:
+    """Return whether over 80 % of the tensors differ, unexplained, as those of two trainings do.
+
+    False for one or two tensors in common.
+    """
+    both = [row for row in rows if row.verdict not in ("ONLY_IN_A", "ONLY_IN_B")]
+    strange = [
+        row
+        for row in both
+        if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS")
+        and (row.explanation is None or not row.explanation.confirmed)
+        and (row.stats is None or row.stats.rel_l2 > _FAR)
+    ]
+    return len(strange) > 0.8 * len(both) and len(both) > 2

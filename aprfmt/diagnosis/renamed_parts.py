@@ -1,0 +1,214 @@
+"""Parts of packed weights that stand under names which no packing knows: found by A's values."""
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice, product
+
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.causes import CAUSES
+from aprfmt.causes.hyperparameters import relation_cause
+from aprfmt.codecs import CODECS
+from aprfmt.codecs.dialects import DIALECTS
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import fixed_name
+from aprfmt.measure.proofs import unfitted_proof
+from aprfmt.model import Model, open_model
+from aprfmt.model.completeness import ANY
+from aprfmt.model.packing import packing_config
+from aprfmt.model.relations import opening_path, rename_relation
+from aprfmt.model.renames import Rename, command_line, differing_run, rename_names, word_similarity
+from aprfmt.tensors.companions import quantization_section
+
+READ = 0.5  # relative L2 from A's values up to which a weight is read as it was made
+TRIED = 12  # weights that are read again, of however many
+_NAMES = 12  # names that one unknown part may have had, the most similar first
+_PAIRS = 24  # pairs of names that are tried where two parts are unknown
+_BESIDE = ("weight", "bias")  # tensors that modules have without any packing
+
+Rules = tuple[Rename, ...]
+
+
+def read_with_renamed_parts(good: Model, bad: Model, label: str) -> tuple[Model, Finding] | None:
+    """Return (`bad` read with parts of its packed weights renamed, the finding), or None.
+
+    None where every tensor beside its packed weights has a name that some packing knows, or no
+    renames of one or two parts bring the weights to `good`'s values: more of them than are read
+    without, each within READ. Parts that change no value must be `good`'s own, byte for byte.
+    `label` is the side of `bad`. The model is open: who calls closes it.
+    """
+    if quantization_section(packing_config(bad) or {}) is None:
+        return None
+    before: Mapping[str, float] = {}
+    best: tuple[float, Rules] = (math.inf, ())
+    for rules in _possible_rules(bad):
+        before = before or weight_distances(good, bad, _weight_keys(good))
+        left = _distance_with(good, bad, rules, before)
+        if left < best[0]:
+            best = left, rules
+    if not best[1]:
+        return None
+    made = open_model(bad.path, rename=best[1], allow_missing=ANY)
+    names = rename_names(bad.source.tensors, best[1], bad.path, strict=False)
+    relation = rename_relation(
+        bad.path, best[1], ((old, new) for new, old in names.items()), len(bad.source.tensors)
+    )
+    cause = relation_cause(relation, bad)
+    finding = Finding(
+        cause,
+        f"{label}: {relation.says}{relation.examples_text}",
+        "tensor",
+        CAUSES[cause].verdict,
+        relation.where,
+        True,
+        "",
+        1.0,
+        best[0],
+        "the furthest of the weights that are read with it; before: they are not read, counted as "
+        "1",
+        side=label,
+        next=_convert_command(bad, best[1]) if label == "B" else "",
+        counted=True,
+        proof=unfitted_proof(len(relation.where)),
+    )
+    return made, finding
+
+
+def weight_distances(good: Model, model: Model, keys: Sequence[str]) -> dict[str, float]:
+    """Return {role key: relative L2 from A's weight}; inf for those that are not read."""
+    found = {}
+    for key in keys:
+        if key not in good.roles or len(good.roles[key].shape) < 2:
+            continue
+        try:
+            view = model.roles.get(key)
+            near = view is not None and view.shape == good.roles[key].shape
+            found[key] = (
+                rel_l2(view.numpy(), good.roles[key].numpy())
+                if view is not None and near
+                else math.inf
+            )
+        except AprfmtError:
+            found[key] = math.inf
+    return found
+
+
+def _convert_command(bad: Model, rules: Rules) -> str:
+    """Return the `convert` that writes a model with its tensors renamed."""
+    path = opening_path(bad.path)
+    options = " ".join(f"--rename {shlex.quote(str(rule))}" for rule in rules)
+    return f"{command_line('convert', path)} {fixed_name(path)} {options}"
+
+
+def _weight_keys(good: Model) -> list[str]:
+    """Return the keys of `good`'s matrices of layers that are tried, in the file's order."""
+    keys = (key for key, view in good.roles.items() if len(view.shape) > 1 and key.startswith("L"))
+    return list(islice(keys, TRIED))
+
+
+def _distance_with(good: Model, bad: Model, rules: Rules, before: Mapping[str, float]) -> float:
+    """Return the largest distance of the tried weights from A's under renames; inf for no repair.
+
+    `before` are the distances without them.
+    """
+    try:
+        with open_model(bad.path, rename=rules, allow_missing=ANY) as made:
+            after = weight_distances(good, made, [*before])
+            gained = [key for key, was in before.items() if not was <= READ]
+            if any(not left <= min(READ, before[key]) for key, left in after.items()):
+                return math.inf
+            if not gained and not _holds_same_parts(good, made, rules):
+                return math.inf
+            return max((after[key] for key in gained or after), default=math.inf)
+    except AprfmtError:
+        return math.inf
+
+
+def _holds_same_parts(good: Model, made: Model, rules: Rules) -> bool:
+    """Return whether both files hold the tensors that renames bring about, with equal bytes."""
+    ends = tuple(f".{rule.new}" for rule in rules)
+    names = [name for name in made.source.tensors if name.endswith(ends)]
+    mine, theirs = made.source.tensors, good.source.tensors
+    return bool(names) and all(
+        name in theirs and _raw(mine[name]) == _raw(theirs[name]) for name in names
+    )
+
+
+def _raw(tensor: LazyTensor) -> bytes:
+    """Return a stored tensor's bytes."""
+    return bytes(tensor.raw())
+
+
+# --- what may stand for what ---------------------------------------------------------------------
+
+
+def _possible_rules(bad: Model) -> Iterator[Rules]:
+    """Yield renames to try: of one unknown part beside packed weights, then of two; likely first.
+
+    A part is unknown that stands beside most packed weights under a name that no packing has.
+    """
+    modules = _unknown_tails(bad)
+    counts = Counter(tail for tails in modules.values() for tail in tails)
+    tails = [tail for tail, count in counts.items() if 2 * count > len(modules)]
+    ways = [_names_of_part(tail) for tail in tails]
+    for way in ways:
+        yield from ((rule,) for rule in [*way][:_NAMES])
+    for i, first in enumerate(ways):
+        for second in ways[i + 1 :]:
+            both = sorted(
+                (pair for pair in product(first, second) if pair[0].new != pair[1].new),
+                key=lambda pair: -first[pair[0]] - second[pair[1]],
+            )
+            yield from both[:_PAIRS]
+
+
+def _unknown_tails(bad: Model) -> dict[str, list[str]]:
+    """Return {module of a packed weight: its tensors' names behind it that no packing knows}."""
+    known = sorted(part_suffixes(), key=len, reverse=True)
+    ends = {f".{one}": one not in _BESIDE for one in known}
+    stems: dict[str, bool] = {}  # and whether a part of a packing stands there
+    strange: list[str] = []
+    for name in bad.source.tensors:
+        end = next((one for one in ends if name.endswith(one)), "")
+        if end:
+            stem = name.removesuffix(end)
+            stems[stem] = stems.get(stem, False) or ends[end]
+        else:
+            strange.append(name)
+    found: dict[str, list[str]] = {stem: [] for stem, packed in stems.items() if packed}
+    for name in strange:
+        cuts = (i for i in range(len(name) - 1, 0, -1) if name[i] == ".")
+        module = next((name[:i] for i in cuts if name[:i] in stems), None)
+        if module is not None:
+            found.setdefault(module, []).append(name[len(module) + 1 :])
+    return found
+
+
+def _names_of_part(tail: str) -> dict[Rename, float]:
+    """Return {rule that gives an unknown part a name of a packing: similarity}, likely first."""
+    parts = tail.split(".")
+    rules: dict[Rename, float] = {}
+    for suffix in sorted(part_suffixes()):
+        wanted = suffix.split(".")
+        target = [*parts[: -len(wanted)], *wanted]
+        run = differing_run(parts, target)
+        if run is not None:
+            rules[Rename(*run)] = word_similarity(tail, ".".join(target))
+    return dict(sorted(rules.items(), key=lambda row: -row[1]))
+
+
+@cache
+def part_suffixes() -> frozenset[str]:
+    """Return the suffixes of all tensors that any packing stores for a weight, without the dot."""
+    found = {
+        part for name in CODECS for part in (*CODECS[name].parts, *CODECS[name].optional_parts)
+    }
+    for key in DIALECTS:
+        row = DIALECTS[key]
+        called = (one for each in row.called.values() for one in each)
+        found |= {row.main, row.weight, *row.parts, *row.optional, *called}
+    return frozenset(part.lstrip(".") for part in found) - {""}

@@ -1,0 +1,52 @@
+"""Refuses captured activations where a model is asked for, and names the commands for them."""
+
+import shlex
+from pathlib import Path
+
+from aprfmt.errors import UsageError
+
+# Files that may hold either; GGUF and APR files hold models alone.
+_SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
+_HEAD = 1 << 16  # bytes in which a model's file has the name of a parameter
+_PARAMETERS = (b'.weight"', b'.bias"')
+
+
+def refuse_captures(*texts: Path | str, arch: str | None = None) -> None:
+    """Raise UsageError if a path is a file of captured activations, with the commands for it.
+
+    `texts` are the models that a command was given, in order: two are compared. Nothing is refused
+    where an architecture was named.
+    """
+    if arch is not None or not any(_may_hold_captures(Path(text)) for text in texts):
+        return
+    from aprfmt.inference.engines.opening import is_trace
+
+    for text in texts:
+        if _may_hold_captures(Path(text)) and is_trace(Path(text)):
+            raise UsageError(_captures_text(str(text), [str(each) for each in texts]))
+
+
+def _may_hold_captures(path: Path) -> bool:
+    """Return whether a file may hold captured activations, by its name and its first bytes."""
+    if path.suffix not in _SUFFIXES or not path.is_file():
+        return False
+    if path.suffix != ".safetensors":
+        return True
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return not any(name in head for name in _PARAMETERS)
+
+
+def _captures_text(text: str, texts: list[str]) -> str:
+    """Return what a file of captures is, and the commands that show and compare it.
+
+    `text` is the file, `texts` are all that the command was given.
+    """
+    pair = texts if len(texts) > 1 else [text, "OTHER"]
+    traces = [each for each in pair if _may_hold_captures(Path(each)) or each == "OTHER"]
+    model = " --model MODEL" if len(traces) > 1 else ""
+    return (
+        f"{text}: holds captured activations, what a run gave at points or modules, no weights; "
+        f"{shlex.join(['aprfmt', 'trace', '--load', text])} shows them, "
+        f"{shlex.join(['aprfmt', 'diagnose', *pair])}{model} compares them"
+    )

@@ -1,0 +1,185 @@
+"""Parts of explanations, each by itself: which side, which one of several, and where nothing fits.
+
+Seen red: the other table measured, a bias taken away where it was added, rows called moved that are
+at their place, the sentence of one movement given for another.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.forward import linear, moe, residual_stream
+from aprfmt.causes.tensor import rank_parameters, vocabulary_padding
+from aprfmt.causes.tensor.rank_parameters import Piece
+
+TABLE = np.random.default_rng(3).normal(size=(6, 4)).astype(np.float32)
+BEHIND = {
+    "zeros": np.zeros((2, 4), np.float32),
+    "one row again and again": np.tile(TABLE[:1] + 1, (2, 1)),
+    "of their own values": TABLE[2:4] * 3,
+}
+
+
+class Rows:
+    """Rows of a table, as a reader of a stored tensor gives them."""
+
+    encoding = "F32"
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+        self.rows, self.columns = values.shape
+
+    def take(self, rows: Any) -> Any:
+        return self.values[rows]
+
+
+@pytest.mark.parametrize("longer", ["A", "B"])
+@pytest.mark.parametrize("content", BEHIND)
+@pytest.mark.parametrize("known", [(), (6,), (6, 5), (7,), (6, 8)])
+def test_rows_behind_a_vocabulary_are_those_of_the_longer_table(
+    longer: str, content: str, known: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the ids of either tokenizer reach them, they are no padding."""
+    sizes = dict(zip("ab", (*known, None, None), strict=False))
+    monkeypatch.setattr(vocabulary_padding, "RowReader", Rows)
+    monkeypatch.setattr(vocabulary_padding, "vocabulary_size", sizes.get)
+    long: Any = np.concatenate([TABLE, BEHIND[content]])
+    sides = (long, TABLE) if longer == "A" else (TABLE, long)
+    context: Any = SimpleNamespace(models={"a": "a", "b": "b"})
+    explain: Any = partial(vocabulary_padding._explain_padding, context, "token_embd.weight")
+    found = explain(*sides)
+    if max(known, default=0) > 6:
+        assert found is None
+        return
+    assert found is not None and found.cause == "padded_vocabulary"
+    says, line = found.evidence
+    assert says == f"{longer} has 2 more rows behind the 6 that both have and that are equal"
+    ids = f"the tokenizer has {max(known)} ids" if known else "neither side has a tokenizer"
+    assert line.startswith(f"{ids}; the rows behind are {content}")
+    assert explain(TABLE, TABLE) is None and explain(long, TABLE[:, :3]) is None
+    changed = TABLE.copy()
+    changed[5, 3] += 1e-3  # in the last row that both have
+    assert explain(long, changed) is None
+
+
+@pytest.mark.parametrize("added", ["own bias", "no bias", "the other's bias"])
+@pytest.mark.parametrize("there", [True, False])
+def test_another_weight_is_found_with_its_bias_ours_or_none(
+    added: str, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(8)
+    weights: Any = {name: rng.normal(size=(5, 4)) for name in ("a.weight", "b.weight", "c.weight")}
+    own, others = rng.normal(size=5), {"c.bias": rng.normal(size=5)}
+    x = rng.normal(size=(7, 4))
+    bias: Any = {"own bias": own, "no bias": 0.0, "the other's bias": others["c.bias"]}[added]
+    theirs = x @ (weights["c.weight"] if there else rng.normal(size=(5, 4))).T + bias
+    stored = {
+        name: SimpleNamespace(numpy=lambda value=value: value) for name, value in others.items()
+    }
+    case: Any = SimpleNamespace(
+        patched=SimpleNamespace(stored=stored), view=SimpleNamespace(tolerance=1e-6)
+    )
+    product = SimpleNamespace(key="a.weight", x=x, bias=own, theirs=theirs)
+    monkeypatch.setattr(linear, "product_of", lambda case: product)
+    monkeypatch.setattr(
+        linear, "weights_of_same_shape", lambda patched, key: ["b.weight", "c.weight"]
+    )
+    monkeypatch.setattr(linear, "weight_values", lambda patched, key: weights[key])
+    monkeypatch.setattr(linear, "exchange_weights_change", lambda case, key, other: (key, other))
+    found: list[Any] = list(linear.try_other_weights(case))
+    assert found == ([("a.weight", "c.weight")] if there else [])
+
+
+@pytest.mark.parametrize(
+    ("read", "move"),
+    [
+        ([0, 1, 2, 3, 4, 5], None),
+        ([1, 2, 3, 4, 5, 0], 1),
+        ([3, 4, 5, 0, 1, 2], 3),
+        ([4, 5, 0, 1, 2, 3], -2),
+        ([5, 0, 1, 2, 3, 4], -1),
+        ([1, 0, 3, 2, 5, 4], None),
+    ],
+)
+def test_a_table_is_read_with_an_offset_where_all_rows_are_moved_alike(
+    read: list[int], move: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = SimpleNamespace(args=[SimpleNamespace(key="token_embd.weight")])
+    view = SimpleNamespace(point="embd", calls=[call], theirs=TABLE[read], tolerance=1e-6)
+    patched = SimpleNamespace(ids=list(range(6)), hp={"embedding_scale": 1.0})
+    case: Any = SimpleNamespace(
+        call=lambda name: call, view=view, patched=patched, rows=np.arange(6)
+    )
+    monkeypatch.setattr(residual_stream, "weight_values", lambda patched, key: TABLE)
+    found = list(residual_stream.find_embedding_rows(case))
+    assert [change.cause for change in found] == ([] if move is None else [found[0].cause])
+    for change in found:
+        assert f"{abs(move or 0)}" in change.says and list(change.values.values()) == [move]
+
+
+@pytest.mark.parametrize("votes", [None, [0, 1, 2], [1, 0, 2], [2, 0, 1]])
+def test_an_order_of_experts_is_told_where_it_is_another_one(
+    votes: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"L1.{role}.weight" for role in moe.STACKS]
+    stacks = {
+        key: SimpleNamespace(numpy=lambda n=n: np.arange(3) + 10 * n) for n, key in enumerate(keys)
+    }
+    patched = SimpleNamespace(
+        hp={"n_experts": 3}, weights=stacks,
+        spec=SimpleNamespace(block=SimpleNamespace(expert_weights="output")),
+    )  # fmt: skip
+    case: Any = SimpleNamespace(
+        view=SimpleNamespace(point="moe_out"), layer=1, patched=patched, calls=lambda name: [name]
+    )
+    monkeypatch.setattr(moe, "_is_routed_layer", lambda case: True)
+    monkeypatch.setattr(moe, "_vote_expert_order", lambda case, calls, count: votes)
+    taken: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(moe, "replace_weights", taken.append)
+    found = list(moe.find_expert_order(case))
+    if votes in (None, [0, 1, 2]):
+        assert not found
+        return
+    assert [change.values for change in found] == [{"order": votes}]
+    assert found[0].says == f"experts of layer 1 stand in the order {votes}"
+    assert {key: each.tolist() for key, each in taken[0].items()} == {
+        key: [one + 10 * n for one in votes or ()] for n, key in enumerate(keys)
+    }
+
+
+def pieces(*places: tuple[int, int | None]) -> list[Piece]:
+    """Return parts of one matrix by (rank, expert)."""
+    return [Piece(rank, 0, expert) for rank, expert in places]
+
+
+@pytest.mark.parametrize(
+    ("own", "held", "cause", "says"),
+    [
+        ([(0, 0)], [(0, 1)], "expert_order",
+         "experts hold other ones' weights: expert 0 is expert 1; expert 0 is nowhere"),
+        ([(0, 0), (0, 1)], [(0, 1), (0, 0)], "expert_order",
+         "experts hold other ones' weights: expert 0 is expert 1, expert 1 is expert 0"),
+        ([(0, 0), (1, 0)], [(1, 0), (0, 0)], "expert_order",  # one of each rank says no rank
+         "experts hold other ones' weights: expert 0 is expert 2, expert 2 is expert 0"),
+        ([(0, 0), (0, 1), (1, 0), (1, 1)], [(1, 0), (1, 1), (0, 0), (0, 1)], "expert_order",
+         "experts stand on other ranks: those of ranks 0 and 1 are exchanged"),
+        ([(0, None), (1, None)], [(1, None), (0, None)], "shard_order",
+         "ranks hold other ranks' shares: those of ranks 0 and 1 are exchanged"),
+        ([(0, None)], [(1, None)], "shard_order",
+         "ranks hold other ranks' shares: rank 0 has that of rank 1; that of rank 0 is nowhere"),
+    ],
+)  # fmt: skip
+def test_pieces_of_other_places_are_told_by_rank_or_by_expert(
+    own: list[Any], held: list[Any], cause: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_parameters, "_matrix_names", lambda reading: ["w"])
+    reading: Any = SimpleNamespace(
+        layout=SimpleNamespace(axis=0, sections=(), ranks=2),
+        tensor=SimpleNamespace(shape=(2, 8, 8)),
+    )
+    moved = dict(zip(pieces(*own), pieces(*held), strict=True))
+    assert rank_parameters._movement_text(reading, moved) == (cause, says)

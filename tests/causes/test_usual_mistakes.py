@@ -1,0 +1,221 @@
+"""The table of usual mistakes, over every architecture: it can be made, and each row does a thing.
+
+A row that changes nothing costs a pass and can be no answer; two rows with one result cannot be
+told apart. Seen red: a rule of one activation asked of another (deepseek_v4), a patch that returns
+nothing or overrides an operation under another name, a value that is the model's own.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.forward.usual_blocks import UsualMistake
+from aprfmt.causes.forward.usual_mistakes import usual_mistakes
+from aprfmt.errors import AprfmtError
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.shadow import record_points
+from aprfmt.model import open_model
+from tests.diagnosis.engines import tiny_folder
+from tests.models import IDS, MAKERS
+
+SHORT = IDS[:12]
+EACH = 2  # of a kind: rows that one function makes of the same part
+
+
+@contextmanager
+def patched_model(base: str) -> Iterator[PatchedModel]:
+    """Give the unpatched pass of a tiny model."""
+    with open_model(tiny_folder(base)) as model:
+        patched = PatchedModel.unpatched(model, SHORT, "float32", None)
+        try:
+            yield patched
+        finally:
+            patched.weights.close()
+
+
+@pytest.mark.parametrize("base", MAKERS)
+def test_usual_mistakes_can_be_listed_and_made(base: str) -> None:
+    with patched_model(base) as patched:
+        found = usual_mistakes(patched)
+        made = [usual.change.make(patched, usual.layers) for usual in found]
+    assert len(found) > 60 and all(isinstance(each, PatchedModel) for each in made)
+    assert not any(usual.change.drop or usual.change.general for usual in found)
+    parts = {part for usual in found for part in usual.change.where}  # names, no sentences
+    assert parts and not any(" " in part for part in parts)
+    shards = "in the sum of {} over devices shard 1 of 2 is left out"
+    if base in ("llama", "gpt2", "mixtral"):
+        said = {usual.change.says for usual in found}
+        assert {shards.format(each) for each in ("attention", "the MLP")} <= said
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "tried"),
+    [
+        ("gemma3", "sliding_window", lambda n: {None, n - 1, n + 1, n // 2, 2 * n}),
+        ("gemma2", "attn_softcap", lambda n: {None, 30.0, 50.0}),
+        ("gemma2", "final_softcap", lambda n: {None, 30.0, 50.0}),
+        ("deepseek_v32", "index_topk", lambda n: {n - 1, n + 1, n // 2, 2 * n}),
+        ("minimax_m3_vl", "index_topk", lambda n: {n - 1, n + 1, n // 2, 2 * n}),
+        ("minimax_m3_vl", "index_block", lambda n: {n - 1, n + 1, n // 2, 2 * n}),
+        ("minimax_m3_vl", "index_local_blocks", lambda n: {0, n - 1, n + 1}),
+        ("mixtral", "n_experts_used", lambda n: {1, n - 1, n + 1, 2 * n}),  # of four
+        ("gemma3", "window_layers", None),
+        ("cohere2", "rope_layers", lambda own: {(True,) * len(own)}),
+    ],
+)
+def test_the_numbers_that_are_tried_are_neighbours_of_the_models(
+    base: str, name: str, tried: Any
+) -> None:
+    """Its half and its double, the next and the one before, and none that the model has."""
+    with patched_model(base) as patched:
+        own = patched.hp[name]
+        found = [
+            usual.change.values[name]
+            for usual in usual_mistakes(patched)
+            if list(usual.change.values) == [name]
+        ]
+    if tried is None:  # all layers, the others, and those of a count that begins one off
+        flipped = tuple(not one for one in own)
+        moved = {own[1:] + own[:1], own[-1:] + own[:-1]}
+        expected = {(True,) * len(own), flipped, *moved} - {own}
+    else:
+        expected = {each for each in tried(own) if each != own and (each is None or each != 0
+                    or name == "index_local_blocks")}  # fmt: skip
+    assert len(found) == len(set(found)) and set(found) == expected
+
+
+def first_of_each_kind(found: list[UsualMistake]) -> list[UsualMistake]:
+    """Return the first rows that one function makes of one part of the model."""
+    kinds: Counter[Any] = Counter()
+    chosen = []
+    for usual in found:
+        code = getattr(usual.change.make, "__code__", usual.change.make)
+        kind = usual.change.cause, code, usual.change.where
+        kinds[kind] += 1
+        if kinds[kind] <= EACH:
+            chosen.append(usual)
+    return chosen
+
+
+DECAY = (
+    "results of the decay are rounded to bfloat16",
+    "results of the decay are rounded to float16",
+)
+ROPE = ("results of rope are rounded to bfloat16", "results of rope are rounded to float16")
+EARLIER = (
+    "attention reads keys and values of the layer before",
+    "attention reads keys and values of the first layer",
+)
+TAKEN = "ffn_gate and ffn_up are taken from their joined rows"
+JOINED = (
+    f"{TAKEN} in halves where they alternate row by row",
+    f"{TAKEN} row by row where they stand in halves",
+)
+STREAM = (
+    "what attention computed replaces the stream instead of being added",
+    "what attention computed is not added to the stream",
+)
+AFTER_NORM = "the norm's result instead of its input is added to what a sublayer computed"
+BEFORE_ATTENTION = f"before attention {AFTER_NORM}"
+UNPLACED = ("every token has position 0", "positions are counted from 1 instead of 0")
+# Models that together have most kinds of blocks -> rows that change nothing there, or cannot run.
+IDLE: dict[str, tuple[str, ...]] = {
+    "mixtral": (*DECAY,),
+    "gemma3": (*DECAY, *STREAM),
+    "gpt2": (*DECAY, *ROPE, *JOINED),
+    "olmo2": (
+        *DECAY,
+        *STREAM,
+        "the norm before attention is left out",
+        "the norm before the MLP is left out",
+    ),
+    "deepseek_v32": (*DECAY,),
+    "qwen3_next": (*EARLIER, "layers rotate that should not"),
+    "kimi_linear": (*ROPE, *EARLIER, *UNPLACED, "the norm of the latent queries is left out"),
+    "falcon_h1": (*DECAY,),
+    "lfm2_moe": (*DECAY, *EARLIER, "layers rotate that should not"),
+    "bloom": (*DECAY, *ROPE, *JOINED, *UNPLACED),
+    "llama4": (
+        *DECAY,
+        "q and k are not normalised",
+        "q and k are normalised after rope instead of before",
+        "q and k are normalised over all heads together",
+        "q is not normalised",
+    ),
+    "minimax": (
+        *DECAY,
+        *EARLIER,
+        *STREAM,
+        "the kernels are reversed: the first tap is the token's own",
+        AFTER_NORM,
+        "the taps are one position early: none is the token's own",
+        BEFORE_ATTENTION,
+        "no state is carried: every token sees itself only",
+    ),
+    "minimax_m3_vl": (
+        *DECAY,
+        "the activation is silu; the model says swiglu_oai",
+        "16 elements of each head are rotated; the model says 8",
+        "attention reads keys and values of the layer before",
+        "the activation is quick_gelu; the model says swiglu_oai",
+        "the activation is gelu; the model says swiglu_oai",
+        "the activation is relu2; the model says swiglu_oai",
+        "an indexer chooses 5 blocks; the model says 4",
+        "the activation's input is clamped at -0.5 and 0.5",
+        "the activation's input is clamped at -1 and 1",
+        "attention reads every key, not those that an indexer chooses",
+        "results of the activation are rounded to bfloat16",
+        "0 blocks next to a query are always read; the model says 2",
+        "results of the activation are rounded to float16",
+        "1 blocks next to a query are always read; the model says 2",
+        "every group of heads reads the blocks that the first one's indexer chooses",
+        "1 is added to up",
+        "1 is taken from up",
+    ),
+    "gemma3n": (
+        *DECAY,
+        *STREAM,
+        "the norm before the head is left out",
+        "the norm behind attention and the MLP is applied to the sum with the stream",
+        "the norm behind attention is applied to the sum with the stream",
+    ),
+}
+# Rows with one result: no trace tells them apart.
+ALIKE = {
+    frozenset(
+        {
+            "an indexer's blocks have 4 keys; the model says 3",
+            "an indexer's queries and keys are not rotated",
+        }
+    ),
+    frozenset({BEFORE_ATTENTION, AFTER_NORM}),
+    frozenset({"every token has position 0", "nothing is rotated"}),
+    frozenset({"no bias is added", "no dt_bias is added before the decay's softplus"}),
+    frozenset({"no bias is added", "the correction added for the choice of experts is left out"}),
+}
+
+
+@pytest.mark.parametrize("base", IDLE)
+def test_a_usual_mistake_changes_the_pass_and_no_other_one_does_the_same(base: str) -> None:
+    idle, results = [], dict[bytes, list[str]]()
+    with patched_model(base) as patched:
+        plain = record_points(patched)
+        for usual in first_of_each_kind(usual_mistakes(patched)):
+            try:
+                values = record_points(usual.change.make(patched, usual.layers))
+            except (AprfmtError, ValueError, KeyError):  # as a search takes it
+                values = plain
+            if all(
+                key in values and np.array_equal(value, values[key], equal_nan=True)
+                for key, value in plain.items()
+            ):
+                idle.append(usual.change.says)
+            else:
+                results.setdefault(values["logits"].tobytes(), []).append(usual.change.says)
+    alike = [frozenset(each) for each in results.values() if len(each) > 1]
+    assert sorted(idle) == sorted(IDLE[base])
+    assert [each for each in alike if each not in ALIKE] == []

@@ -1,0 +1,113 @@
+"""Checkpoints in few bits: what they show of a step, and whether the trainer holds finer weights.
+
+Seen red, each alone: a step up the gradient in norms, exit 0, since bfloat16 "does not show" it;
+`update_rounded_away`, confirmed, of a trainer that keeps float32 copies.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.training.report import StepReport
+from aprfmt.training.step import explain_step
+from tests.training.faults import finer
+from tests.training.steps import (
+    Values,
+    adamw_all,
+    gradients,
+    rounded,
+    save,
+    save_arrays,
+    torch_steps,
+    weights,
+)
+
+NORMS = 5  # of 64 elements near 1 each
+LION = 1e-4
+SEEN = 1.8e-3  # moves matrices by many spacings, and is below half of one near 1
+
+
+def by_lion(start: Values, sign: Callable[[Any], float]) -> Values:
+    """Return weights after Lion's first step; `sign(w)` is 1, or -1 for up the gradient."""
+    return {
+        name: (w - sign(w) * LION * np.sign(gradients(1)[name])).astype(np.float32)
+        for name, w in start.items()
+    }
+
+
+def said(
+    folder: Path, before: Values, after: Values, kind: str, rule: str, **more: Any
+) -> StepReport:
+    """Return what is said of a step from weights in bfloat16, with its gradients."""
+    return explain_step(
+        save(folder / "before", before, "BF16"),
+        after=save(folder / "after", after, kind),
+        grads=[save_arrays(folder / "grads.npz", gradients(1))],
+        optimizer=rule,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_finer_checkpoint_shows_the_step_of_weights_in_bfloat16(
+    wrong: bool, tmp_path: Path
+) -> None:
+    """Which is far below their spacing, where they are what was stepped."""
+    after = by_lion(weights(), lambda w: -1 if wrong and w.ndim < 2 else 1)
+    report = said(tmp_path, weights(), after, "F32", f"lion:lr={LION},step=1")
+    assert report.exit_code == wrong and not report.left
+    assert [(one.cause, len(one.roles)) for one in report.causes] == [("step_sign", NORMS)] * wrong
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_weights_that_were_rounded_do_not_show_it(wrong: bool, tmp_path: Path) -> None:
+    """Norms that are copies of float32 ones, up to half a spacing off: nothing right is accused."""
+    rng = np.random.default_rng(8)
+    start = {
+        name: (w * (1 + 2e-3 * rng.uniform(-1, 1, w.shape))).astype(np.float32)
+        for name, w in weights().items()
+    }
+    after = by_lion(start, lambda w: -1 if wrong and w.ndim < 2 else 1)
+    stored = {name: rounded(w) for name, w in start.items()}
+    report = said(tmp_path, stored, after, "F32", f"lion:lr={LION},step=1")
+    named = {(one.cause, role) for one in report.causes for role in one.roles}
+    assert all(wrong and cause == "step_sign" and "norm" in role for cause, role in named)
+    hidden = [one.name for one in report.left if one.kind == "step"]
+    assert len([name for name in hidden if name.endswith("norm.weight")]) == NORMS - len(named)
+
+
+def stepped(rate: float, dtype: str) -> Values:
+    """Return weights after a first step of torch's AdamW in a type, as bfloat16 stores them."""
+    return finer(torch_steps(partial(adamw_all, lr=rate, weight_decay=0), dtype=dtype)[0][0])
+
+
+@pytest.mark.parametrize(
+    ("rate", "dtype", "trained_in", "level"),
+    [
+        (SEEN, "float32", None, ""),  # the bits of the matrices say that they are held finer
+        (SEEN, "bfloat16", None, "confirmed"),
+        (SEEN, "bfloat16", "bfloat16", "confirmed"),
+        (1e-6, "float32", None, "explained"),  # nothing moves that could say it
+        (1e-6, "float32", "float32", ""),
+        (1e-6, "bfloat16", None, "explained"),
+    ],
+)
+def test_a_first_step_of_finer_copies_is_no_mistake(
+    rate: float, dtype: str, trained_in: str | None, level: str, tmp_path: Path
+) -> None:
+    rule = f"adamw:lr={rate},wd=0,step=1"
+    after = stepped(rate, dtype)
+    report = said(tmp_path, weights(), after, "BF16", rule, trained_in=trained_in)
+    assert [(one.cause, one.level) for one in report.causes] == (
+        [("update_rounded_away", level)] if level else []
+    ), report.pronounced.says
+    assert report.exit_code == bool(level)
+    if level == "explained":
+        assert "--trained-in float32 says so" in report.causes[0].says
+    if rate == SEEN and not level:
+        hidden = [one for one in report.left if one.kind == "step"]
+        assert len(hidden) == NORMS and all("smaller than BF16 shows" in x.why for x in hidden)
