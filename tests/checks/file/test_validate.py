@@ -168,7 +168,8 @@ def test_nothing_run_is_exit_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(table, "CHECKS", rows)
     done = aprfmt("validate", path)
     assert done.code == 2
-    assert done.out.splitlines()[-1].startswith("NOT-RUN: 0 passed")
+    verdict, next_line = done.out.splitlines()[-2:]
+    assert verdict.startswith("NOT-RUN: 0 passed") and next_line.startswith("next: aprfmt inspect")
 
 
 def test_an_apr_without_footer_is_not_run_and_strictly_fails(tmp_path: Path) -> None:
