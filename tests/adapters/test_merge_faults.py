@@ -226,3 +226,16 @@ def test_each_expert_has_its_own_answer(encoding: str) -> None:
         merged[at] = stored(base[at] + SCALE * product[at - 1], encoding)
     found = judged(base, product, merged, encoding)
     assert found.found == "another weight's change" and "the change of expert 3" in found.says
+
+
+def test_an_expert_may_have_another_stacks_change_of_the_same_expert() -> None:
+    """Of a stack, expert by expert; of a single matrix, as it is, in whichever expert it lies."""
+    rng = np.random.default_rng(1)
+    base, product, stack = (rng.normal(0, 0.02, (4, SIZE, SIZE)) for _ in range(3))
+    single = rng.normal(0, 0.02, (SIZE, SIZE))
+    others = [OtherChange("a stack", SCALE * stack), OtherChange("a matrix", SCALE * single)]
+    added = np.stack([product[0], stack[1], single, product[3]])
+    found = judged(base, product, base + SCALE * added, "F32", others)
+    assert found.found == "in some experts"
+    assert "expert 1 another weight's change: " in found.says and "a stack" in found.says
+    assert "expert 2 another weight's change: " in found.says and "a matrix" in found.says

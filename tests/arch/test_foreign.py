@@ -381,3 +381,60 @@ def test_which_layers_of_mimo_have_sinks_and_which_key_says_it(
     said = {key: value for key, value in keys.items() if value is not None}
     found = mimo._read_sink_layers(Facts("hf", said, {}), {"window_layers": (True, False)})
     assert found == (None if which is None else (which, named))
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [None, [True] * 7 + [False], [False] * 8, [True, False] * 4, [True, False] * 5, [1, 0] * 4],
+)
+def test_minimax_lists_its_lightning_layers_or_all_but_every_eighth_are(listed: Any) -> None:
+    """As llama.cpp takes a file without the list; one that is too long tells of the layers."""
+    values = {"residual_scale": 1.0, "expert_count": 4, "expert_used_count": 2}
+    rest = {} if listed is None else {"attention.recurrent_layers": listed}
+    if listed is not None and listed[0] == 1 and listed[0] is not True:
+        with pytest.raises(ArchError, match="recurrent_layers"):
+            foreign("minimax", {**values, **rest})
+        return
+    hp, _ = foreign("minimax", {**values, **rest})
+    wanted = [True] * 7 + [False] if listed is None else listed[:8]
+    assert list(hp["lightning_layers"]) == wanted
+
+
+@pytest.mark.parametrize("length", [0, 1, 7])
+def test_a_list_of_lightning_layers_is_of_all_layers(length: int) -> None:
+    values = {"residual_scale": 1.0, "expert_count": 4, "expert_used_count": 2}
+    says = rf"recurrent_layers: has {length} entries; expected 8"
+    with pytest.raises(ArchError, match=says):
+        foreign("minimax", {**values, "attention.recurrent_layers": [True] * length})
+
+
+@pytest.mark.parametrize("arch", ["t5", "t5_gated", "umt5"])
+@pytest.mark.parametrize(("encoder", "decoder"), [(0, 2), (2, 0), (1, 1), (1, 3), (3, 1)])
+def test_each_stack_has_a_layer(arch: str, encoder: int, decoder: int) -> None:
+    """Whichever stack is the longer one; the longer one counts."""
+    config = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_heads": 2, "vocab_size": 11,
+              "num_layers": encoder, "num_decoder_layers": decoder}  # fmt: skip
+    if not (encoder and decoder):
+        key = "num_decoder_layers" if encoder else "num_layers"
+        with pytest.raises(ArchError, match=rf"{key}: is 0; expected a whole number, 1 to"):
+            hf(arch, config)
+        return
+    assert hf(arch, config)["n_layers"] == max(encoder, decoder)
+
+
+@pytest.mark.parametrize(
+    ("arch", "turns"),
+    [("qwen2_vl", None), ("qwen2_5_vl", None), ("qwen3_vl", True), ("qwen3_vl_moe", True)],
+)
+def test_a_configuration_says_whether_pairs_of_sections_take_turns(
+    arch: str, turns: bool | None
+) -> None:
+    """transformers rotates otherwise by this key, and published files of qwen3-vl have it."""
+    sizes = {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+             "hidden_size": 48, "head_dim": 8}  # fmt: skip
+    scaling = {"rope_type": "default", "mrope_section": [2, 1, 1]}
+    said = {} if turns is None else {"mrope_interleaved": turns}
+    hp = hf(arch, {**sizes, "rope_scaling": {**scaling, **said}})
+    written = write_hyper(ARCHS[arch], hp, "hf", complete=False)["rope_scaling"]
+    assert written["mrope_section"] == [2, 1, 1]
+    assert written.get("mrope_interleaved") is turns

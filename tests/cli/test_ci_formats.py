@@ -287,3 +287,16 @@ def test_the_hooks_name_what_is_here() -> None:
     assert [hook["id"] for hook in hooks] == ["aprfmt-validate", "aprfmt-diff"]
     for hook in hooks:
         assert hook["entry"] == f"python -m aprfmt.cli.pre_commit {hook['id'].split('-')[1]}"
+
+
+@pytest.mark.parametrize("cases", [[], [ReportCase("shapes", "m\u00f6del.gguf", "fail", "wrong")]])
+def test_a_text_states_no_encoding_of_bytes(cases: list[ReportCase]) -> None:
+    """A declaration in a text names the locale's encoding: lxml refuses it, and bytes may differ.
+
+    Bytes without one are UTF-8, as they are written.
+    """
+    text = junit_xml("diff", cases)
+    assert text.startswith("<testsuites>")
+    assert [
+        row.get("classname") for row in ElementTree.fromstring(text.encode()).iter("testcase")
+    ] == [case.file for case in cases]

@@ -18,8 +18,9 @@ import safetensors.numpy
 
 from aprfmt import codecs, errors
 from aprfmt.adapters.answers import ChangedWeight
+from aprfmt.base.protocols import Damage
 from aprfmt.cli import attest as attest_command
-from aprfmt.cli import check_output, demo, logprobs, output_format, render, tree
+from aprfmt.cli import check_output, damage_report, demo, logprobs, output_format, render, tree
 from aprfmt.cli import diff as diff_command
 from aprfmt.cli import explain as explain_command
 from aprfmt.cli import hash_ as hash_command
@@ -30,6 +31,7 @@ from aprfmt.cli.ci_reports import ReportCase, sarif_log
 from aprfmt.cli.eval import batch as batch_command
 from aprfmt.cli.eval import output as eval_output
 from aprfmt.cli.inspect import output as inspect_output
+from aprfmt.cli.inspect import page as inspect_page
 from aprfmt.cli.parity import output as parity_output
 from aprfmt.cli.step import output as step_output
 from aprfmt.cli.trace import dumped_arrays, page, reference
@@ -769,3 +771,62 @@ def test_a_status_line_keeps_no_process_from_ending(monkeypatch: pytest.MonkeyPa
     status.end()
     (thread,) = made
     assert thread.daemon
+
+
+def test_a_weight_is_odd_if_it_is_not_merged_once_or_something_is_said_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each alone is enough for a line; neither is none."""
+    rows = [("once", ""), ("once", "in another type"), ("not merged", ""), ("twice", "added twice")]
+    found: Any = SimpleNamespace(
+        adapter="ad", found="mixed", text="mixed", says=[], others=[], differs=True,
+        undecided=False,
+        weights=[ChangedWeight(f"w{i}", "", 1.0, 0.0, *row) for i, row in enumerate(rows)],
+    )  # fmt: skip
+    verdict: Any = SimpleNamespace(exit=1, not_compared=(), says="said")
+    diff_command.show_adapter(found, verdict, Path("a"), Path("b"), "aprfmt convert")
+    _, *lines, _ = capsys.readouterr().out.splitlines()
+    assert sorted(line.split(":")[0].strip() for line in lines) == ["w1", "w2", "w3"]
+
+
+@pytest.mark.parametrize("shown", [0, 5])
+@pytest.mark.parametrize(
+    ("kinds", "partial", "code"),
+    [
+        ([], False, 0), ([], True, 0), (["truncated"], False, 2), (["truncated"], True, 0),
+        (["format"], True, 2), (["truncated", "format"], True, 2),
+    ],
+)  # fmt: skip
+def test_damage_is_a_line_of_its_own_and_a_code(
+    kinds: list[str], partial: bool, code: int, shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a terminal shows of the work is erased first, or the line would be behind it."""
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(render.STATUS, "_shown", shown)
+    damage: Any = [Damage("m.gguf", f"{kind} here", ("t",), kind) for kind in kinds]
+    rows, found = damage_report.report_damage(damage, partial=partial)
+    assert (len(rows), found) == (len(kinds), code)
+    text = err.getvalue()
+    if not kinds:
+        assert text == ""
+        return
+    begin = "aprfmt: " if code else "warning: "
+    erased = "\r" + " " * shown + "\r" if shown else ""
+    assert text.startswith(f"{erased}{begin}m.gguf: ") and text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "status"),
+    [(None, None), ("{% if %}", "error"), ("{{ messages[0].content }}", "ok")],
+)
+def test_a_page_shows_conversations_as_the_template_renders_them(
+    template: str | None, status: str | None
+) -> None:
+    found: Any = SimpleNamespace(
+        template=template, special_token_texts={}, carried=SimpleNamespace(where="m")
+    )
+    rows = inspect_page.template_previews(found)
+    assert bool(rows) is (template is not None)
+    assert {row["status"] for row in rows} == ({status} if status else set())
+    assert all(row["name"] and row["lines"] for row in rows)

@@ -267,3 +267,27 @@ def test_progress_grows_up_to_all(
     for total, calls in groupby(seen, key=lambda row: row[1]):  # one after the other
         done = [each for each, _ in calls]
         assert done == sorted(done) and done[0] >= 0 and done[-1] == total
+
+
+@pytest.mark.parametrize(
+    ("after", "shown"),
+    [((0.5, 0.9), 0), ((0.5, 1.0), 1), ((1.0, 1.05), 1), ((1.0, 1.1), 2), ((1.0, 1.05, 1.125), 2)],
+)
+@pytest.mark.parametrize("began", [0.0, 1000.0])
+def test_it_is_shown_after_a_second_and_ten_times_a_second(
+    began: float, after: tuple[float, ...], shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the clock shows when the work begins: it may count from when the machine began."""
+    now = [began]
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr("aprfmt.cli.render.time.monotonic", lambda: now[0])
+    seen: list[str] = []
+    monkeypatch.setattr(render.STATUS, "counts", lambda text, at: seen.append(text))
+    progress = render.ProgressLine("convert")
+    for done, seconds in enumerate(after, 1):
+        now[0] = began + seconds
+        progress(done, 100)
+    assert len(seen) == shown
+    now[0] = began + 9
+    progress(100, 100)
+    assert len(seen) == shown + 1 and " 100 %" in click.unstyle(seen[-1])

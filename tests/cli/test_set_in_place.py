@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import safetensors
 
@@ -410,3 +412,38 @@ def test_a_patch_is_not_believed(data: bytes) -> None:
 if __name__ == "__main__":
     of = kill_folder_at_each_call if os.path.isdir(sys.argv[1]) else kill_at_each_call
     of(Path(sys.argv[1]), sys.argv[2])
+
+
+def two_tensors(path: Path, second: int) -> bytes:
+    """Write a GGUF of tensors of 32 and 4 bytes, the second of them at this offset of the data."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("llama.context_length", 5)
+    for name, count in (("a", 8), ("b", 1)):
+        writer.add_tensor(name, np.arange(count, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    data = bytearray(path.read_bytes())
+    entry = struct.pack("<Q", 1) + b"b" + struct.pack("<IQIQ", 1, 1, 0, 32)
+    at = data.index(entry) + len(entry) - 8
+    data[at : at + 8] = struct.pack("<Q", second)
+    data += bytes(max(0, second - 32))
+    path.write_bytes(data)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("second", [0, 32, 36, 60, 64])
+def test_a_file_whose_tensors_lie_elsewhere_is_left(second: int, tmp_path: Path) -> None:
+    """Its new header would say another place of them than they have; the first such is named."""
+    path = tmp_path / "m.gguf"
+    before = two_tensors(path, second)
+    done = aprfmt("set", path, "llama.context_length=77", "--in-place")
+    if second == 32:
+        assert done.code == 0 and path.read_bytes() != before, done.err
+        return
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert path.read_bytes() == before
+    if second == 64:
+        start = len(before) - 96
+        assert f"b at byte {start + 64}, expected {start + 32}" in done.err

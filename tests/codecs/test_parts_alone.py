@@ -8,12 +8,21 @@ import numpy as np
 import pytest
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs import CODECS, bnb4, encodable_names, encode, modelopt_scope, native_kernels
+from aprfmt.codecs import (
+    CODECS,
+    bnb4,
+    encodable_names,
+    encode,
+    modelopt_scope,
+    native_kernels,
+    write_words,
+)
 from aprfmt.codecs.compressed_tensors import _numbers_by_group, weight_arguments
-from aprfmt.codecs.grids import Groups
+from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.laid_out import PackedCodes, WeightLayout
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repack_blocks import _block_scales
+from aprfmt.codecs.writer import Settings
 from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
 from aprfmt.formats.pytorch.pickle_calls import _describe_sparse
 
@@ -188,3 +197,23 @@ def test_the_arguments_of_weights_are_those_of_the_groups_that_have_some(
     with pytest.raises(AprfmtError, match=found) as raised:
         weight_arguments(config)
     assert isinstance(raised.value, UnsupportedError if "different" in found else CodecError)
+
+
+@pytest.mark.parametrize("outputs", [8, write_words._ROWS, write_words._ROWS + 8, 1032])
+@pytest.mark.parametrize("native", [True, False])
+def test_words_along_inputs_hold_every_output(native: bool, outputs: int) -> None:
+    """Rows are turned some at a time: with the kernels and without them, to the last one.
+
+    Held to the layout as GPTQ's library unpacks it: input 8 i + j of an output is nibble j.
+    """
+    codes = np.random.default_rng(0).integers(0, 16, (outputs, 16), np.uint8)
+    pairs = codes[:, 0::2] | codes[:, 1::2] << 4
+    groups = Groups(16, np.ones((outputs, 1), np.float32))
+    grid = GridWeight(codes.shape, groups, lambda a, b: np.ascontiguousarray(pairs[a:b]))
+    with pytest.MonkeyPatch.context() as patch:
+        if not native:
+            patch.setattr(write_words, "native_kernels", lambda: None)
+        found = write_words._along_inputs(grid, Settings(16, "F16"))
+    assert found.shape == (2, outputs)
+    unpacked = (found[:, None, :].view(np.uint32) >> np.arange(0, 32, 4)[:, None]) & 15
+    assert np.array_equal(unpacked.reshape(16, outputs), codes.T)

@@ -12,17 +12,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from aprfmt.causes import CAUSES
 from aprfmt.cli import diff
+from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.short_answer import COMMANDS, LINES, short_answer
 from aprfmt.diagnosis import forward, models
 from aprfmt.diagnosis.stored_names import _damage_sentence
-from aprfmt.errors import FormatError
+from aprfmt.errors import ArchError, FormatError
 from aprfmt.formats.pytorch import FORMAT as PYTORCH
 from aprfmt.measure import trace_rows
 from aprfmt.measure.distances import relative_share
-from aprfmt.measure.named_causes import fixed_name, join_set_commands, short_keys, surplus_command
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import (
+    _ROWS,
+    LOST,
+    _table_correlation,
+    fixed_name,
+    join_set_commands,
+    short_keys,
+    surplus_command,
+)
 from aprfmt.measure.records import FieldDiff
+from aprfmt.measure.requantization import RequantizationOracle
 from aprfmt.measure.sampling import DifferingRange, SampleReport
 from aprfmt.measure.texts import _stored_tokenizer
 from aprfmt.measure.trace_rows import TraceOnSharedRows
@@ -290,3 +303,91 @@ def test_a_finding_of_both_sides_is_the_same_in_all(
 def test_a_key_is_set_once_by_joined_commands(commands: tuple[str, ...], joined: str) -> None:
     """Seen red: "eos_token_id: is named twice" of the command that was printed."""
     assert join_set_commands(commands) == joined
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+@pytest.mark.parametrize(
+    "key", ["output.weight", "token_embd.weight", "output_norm.weight", "L0.attn_v.bias"]
+)
+def test_only_a_tied_head_is_the_embedding_of_a_base(key: str, tied: bool | None) -> None:
+    """What quantizers store apart is made of the embedding; another missing tensor of nothing."""
+
+    class Hyper(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            raise ArchError("unknown")
+
+    roles = {name: name for name in ("token_embd.weight", "output_norm.weight")}
+    hyper = Hyper() if tied is None else Hyper(tied_embeddings=tied)
+    base: Any = SimpleNamespace(find=roles.get, roles=roles, hyper=hyper)
+    head = "token_embd.weight" if tied else None
+    oracle: Any = RequantizationOracle(base)
+    assert oracle.base_tensor(key) == (head if key == "output.weight" else roles.get(key))
+    roles["output.weight"] = "its own"
+    assert oracle.base_tensor("output.weight") == "its own"
+
+
+@pytest.mark.parametrize("rows", [1, 2, _ROWS, _ROWS + 3])
+def test_tables_are_alike_by_their_first_rows(rows: int) -> None:
+    """All of them, the first too; what comes after the sample is not read."""
+    random = np.random.default_rng(rows)
+    x, y = random.normal(size=(2, rows, 8))
+    x[0], y[0] = 5 * x[0], 5 * x[0] + y[0]
+
+    def stored(table: Any) -> Any:
+        return SimpleNamespace(shape=table.shape, rows=lambda a, b: table[a:b])
+
+    model: Any = SimpleNamespace(roles={"x": stored(x), "y": stored(y), "z": stored(x[:, :4])})
+    a, b = x[:_ROWS], y[:_ROWS]
+    wanted = (a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum())
+    assert _table_correlation(model, "x", "y") == pytest.approx(wanted, rel=1e-12)
+    assert _table_correlation(model, "x", "x") == pytest.approx(1.0)
+    assert _table_correlation(model, "x", "z") == _table_correlation(model, "x", "none") == 0.0
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".ckpt", ".bin"])
+@pytest.mark.parametrize("known", [0, 2, 3, 4])
+@pytest.mark.parametrize("config", [None, {}, "no folder"])
+def test_a_saved_state_has_the_names_of_a_model_with_a_configuration(
+    config: Any, known: int, suffix: str, tmp_path: Path
+) -> None:
+    """A file of torch.save of which most tensors have published names; a file of a model has not.
+
+    Without a configuration nothing says what the names are.
+    """
+    path = tmp_path / f"state{suffix}"
+    names = [f"w{i}" if i < known else f"own{i}" for i in range(4)]
+    torch.save({name: torch.zeros(2) for name in names}, path)
+    folder = None if config == "no folder" else SimpleNamespace(config=config)
+    published: Any = SimpleNamespace(
+        folder=folder, source=SimpleNamespace(tensors={f"w{i}": 0 for i in range(9)})
+    )
+    wanted = config == {} and known > 2 and suffix != ".bin"
+    assert engine_state.is_saved_state(path, published) is wanted
+
+
+@pytest.mark.parametrize(
+    ("cause", "confirmed", "values", "mended"),
+    [
+        ("transpose", True, {}, True),
+        ("transpose", False, {}, False),
+        (sorted(LOST)[0], False, {}, True),
+        ("nonfinite", False, {}, False),
+        ("nonfinite", False, {"nonfinite": {"w": {"a": 0, "both": 0}}}, True),
+        ("nonfinite", False, {"nonfinite": {"w": {"a": 1, "both": 0}}}, False),
+    ],
+)
+@pytest.mark.parametrize("own", [False, True])
+def test_tensors_are_written_again_where_that_mends_them(
+    own: bool, cause: str, confirmed: bool, values: Any, mended: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A cause that is only located is mended by nothing; nor is a part that B alone has."""
+    monkeypatch.setattr(DiffReport, "_rewrite_command", "aprfmt convert A B")
+    finding = Finding(cause, "says", "tensor", "bug", ("w",), confirmed, values=values)
+    report = DiffReport(
+        "a", "b", (), (), (), (), findings=(finding,), own_parts=(cause,) if own else ()
+    )
+    (found,) = report.causes
+    bug = CAUSES[cause].verdict == "bug"
+    assert (found.remedy is not None) is (mended and bug and not own)
+    assert found.remedy is None or found.remedy.command == "aprfmt convert A B"

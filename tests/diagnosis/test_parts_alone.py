@@ -3,6 +3,7 @@
 import math
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,18 +14,25 @@ import pytest
 from aprfmt import diagnosis
 from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
+from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.codecs import scale_checks as credible
+from aprfmt.codecs.dialects import DIALECTS
+from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.diagnosis import (
     accumulated_rounding,
     block_scales,
     config_changes,
     configuration_keys,
     examine,
+    mixed_checkpoints,
     model_pair,
     models,
     nextstep,
+    packing,
+    packing_repairs,
     quantities,
     records,
+    run_arithmetic,
     statistics_evidence,
     tensors,
     tokens,
@@ -33,11 +41,12 @@ from aprfmt.diagnosis import (
     walk,
 )
 from aprfmt.diagnosis import forward as forward_words
+from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.answers import Solution, layer_scopes
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.nextstep import missing_points
-from aprfmt.diagnosis.paired_pass import compare_passes
+from aprfmt.diagnosis.paired_pass import PairedPass, compare_passes
 from aprfmt.diagnosis.probes import POSITIONS, DifferingRows
 from aprfmt.diagnosis.records import Touched
 from aprfmt.diagnosis.relations import relation_text
@@ -46,6 +55,7 @@ from aprfmt.diagnosis.words import titled_lines
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.record import Record
+from aprfmt.inference.replay.patched_model import OperationCall, PassLocation, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedValue
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.inference.trace import Trace
@@ -55,6 +65,7 @@ from aprfmt.model import open_model
 from aprfmt.model.config_paths import GONE
 from aprfmt.tensors.stats import compute_stats
 from tests.cli.run import aprfmt as command
+from tests.diagnosis.engines import tiny_folder
 
 
 def point(key: str, layer: int, recorded: Any = None, after: tuple[str, ...] = ()) -> Any:
@@ -935,6 +946,177 @@ def test_statistics_may_differ_as_the_coarser_of_two_runs_does(dtypes: tuple[str
     bound = statistics_evidence._stats_bound(a, b, "L0.q")
     assert bound == tolerances.statistics_tolerance("bfloat16", "bfloat16")
     assert bound > tolerances.statistics_tolerance("float32", "float32")
+
+
+def usual(cause: str, layers: set[int] | None) -> Any:
+    return UsualMistake(Change(cause, "says", ()), None if layers is None else frozenset(layers))
+
+
+@pytest.mark.parametrize("here", [set(), {0}, {1}, {0, 1}, {3}])
+@pytest.mark.parametrize("acting", [True, False])
+def test_a_mistake_of_single_layers_is_tried_where_one_of_them_is_passed(
+    acting: bool, here: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"first": {0}, "both": {0, 1}, "second": {1}, "any": None}
+    mistakes = [usual(cause, layers) for cause, layers in rows.items()]
+    monkeypatch.setattr(searching, "single_layer_mistakes", lambda patched: mistakes)
+    monkeypatch.setattr(searching, "may_act", lambda case, change, layers: acting)
+    monkeypatch.setattr(searching, "spanned_layers", lambda case: frozenset(here))
+    held: Any = SimpleNamespace(case=SimpleNamespace(patched=None), _usual_changes=lambda: [])
+    found = [(step.change.cause, step.everywhere) for step in Search._single_layer_steps(held)]
+    wanted = [cause for cause, layers in rows.items() if layers is not None and layers & here]
+    assert found == [(cause, False) for cause in wanted if acting]
+
+
+@pytest.mark.parametrize(
+    ("op", "moved", "acts"),
+    [
+        ("rope", True, True), ("embed", True, True), ("linear", True, False),
+        ("rms_norm", True, False), ("rope", False, False), ("linear", False, False),
+    ],
+)  # fmt: skip
+def test_other_positions_act_where_tokens_are_placed(op: str, moved: bool, acts: bool) -> None:
+    """Nothing else reads them: a change of them is not tried at a product or a norm."""
+    with open_model(tiny_folder("llama")) as model:
+        patched = PatchedModel.unpatched(model, range(4), "float32").with_positions(range(4))
+        call = OperationCall(op, (), {}, None, PassLocation("q", 0))
+        case: Any = SimpleNamespace(patched=patched, view=SimpleNamespace(calls=[call], point="q"))
+        positions = range(1, 5) if moved else range(4)
+        change = Change(
+            "positions", "says", (), lambda patched, layers: patched.with_positions(positions)
+        )
+        assert searching.may_act(case, change, None) is acts
+        patched.weights.close()
+
+
+@pytest.mark.parametrize("key", packing_repairs.CLAIMS)
+@pytest.mark.parametrize("at", range(5))
+def test_every_other_claim_is_tried_whichever_is_stated(key: str, at: int) -> None:
+    """Of the same dialect's codes; the one that is stated is no repair."""
+    values = packing_repairs.CLAIMS[key]
+    method = "modelopt" if key == "quant_algo" else "compressed-tensors"
+    config: Any = {"quant_method": method, key: values[at]}
+    dialect = next(DIALECTS[name] for name in DIALECTS if DIALECTS[name].recognises(config))
+    weight = packing_repairs.StoredWeight("w", dialect, {}, (), config)
+    now = PackedWeight(dialect, {}, config)
+    repairs = [
+        row for row in packing_repairs._repairs_by_claim(weight, now) if f"says {key} " in row.says
+    ]
+    found = {str(repair.packed.config[key]) for repair in repairs}
+    same = {
+        value
+        for value in values
+        for name in DIALECTS
+        if DIALECTS[name].main == dialect.main and DIALECTS[name].recognises({**config, key: value})
+    }
+    assert values[at] in same and found == same - {values[at]}
+
+
+@pytest.mark.parametrize("count", [0, 1, packing.MOST, packing.MOST + 1, packing.MOST + 5])
+@pytest.mark.parametrize("fits", [True, False])
+def test_as_many_packed_weights_are_put_right_as_are_said(
+    fits: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def repair(weight: Any, reference: Any) -> Any:
+        tried.append(weight.name)
+        return [("scales_missing", "is gone", True)] if fits else []
+
+    broken = [SimpleNamespace(name=f"w{i}") for i in range(count)]
+    monkeypatch.setattr(packing, "_undecodable_weights", lambda *given: broken)
+    monkeypatch.setattr(packing, "find_wrong_scales", lambda *given: [])
+    monkeypatch.setattr(packing, "_working_repairs", repair)
+    model: Any = None
+    found = packing.examine_packed(model, model, "B")
+    assert tried == [f"w{i}" for i in range(min(count, packing.MOST))]
+    if not fits or not count:
+        assert found is None
+        return
+    assert found is not None
+    (finding,) = found.findings
+    more = len(tried) - 1
+    assert finding.says == "B: w0: is gone" + f", and so in {more} more" * bool(more)
+    said = [row.says for row in found.evidence]
+    expected = f"{count} packed weights of B do not decode; {packing.MOST} of them were put right"
+    assert said == [expected] * (count > packing.MOST)
+
+
+@pytest.mark.parametrize("points", [0, 1])
+@pytest.mark.parametrize(("distance", "asked"), [(0.0, 0), (0.999, 0), (1.0, 0), (1.001, 1)])
+def test_a_run_within_tolerance_of_its_model_is_no_mixture(
+    distance: float, asked: int, points: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A distance of a tolerance is within it; where no point was compared, nothing is said."""
+    looked: list[bool] = []
+
+    def parts(*given: Any) -> list[Any]:
+        looked.append(True)
+        return []
+
+    view = SimpleNamespace(residual=distance * 0.5, tolerance=0.25, whole_tolerance=0.5)
+    passed = SimpleNamespace(compared_count=points, views={"q": view})
+    monkeypatch.setattr(mixed_checkpoints, "run_shadow_pass", lambda *given: passed)
+    monkeypatch.setattr(mixed_checkpoints, "record_points", lambda patched: {})
+    monkeypatch.setattr(mixed_checkpoints, "_differing_parts", parts)
+    with open_model(tiny_folder("llama")) as model:
+        found = mixed_checkpoints.find_mixture(model, model, Trace({}, {}), [1], "float32", "B")
+    assert found is None and len(looked) == asked * points
+
+
+@pytest.mark.parametrize("proven", ["", "every tensor is equal"])
+@pytest.mark.parametrize("absent", ["", "; 3 points are in no trace"])
+@pytest.mark.parametrize("seen", ["", "another fact", records.ALL_ZERO])
+def test_the_sentence_of_equality_has_its_proof_or_what_was_absent(
+    seen: str, absent: str, proven: str
+) -> None:
+    """A proof covers the points that nothing recorded; files of zeros alone are said."""
+    evidence = [records.Evidence("tensor", seen)] if seen else []
+    told: Any = SimpleNamespace(
+        _end_reason="", lead=None, verdict="same", proven=proven, evidence=evidence,
+        _absent_points_clause=lambda: absent, _not_compared_clause=lambda: "; the rest",
+    )  # fmt: skip
+    said = records.Diagnosis.sentence.fget(told)  # type: ignore[attr-defined]
+    clause = f"; {proven}" if proven else absent
+    clause += f"; {seen}" if seen == records.ALL_ZERO else ""
+    assert said == f"same: nothing that was compared differs{clause}; the rest"
+
+
+@pytest.mark.parametrize("count", [0, 1, tolerances.ALL_PRODUCTS - 1, tolerances.ALL_PRODUCTS, 9])
+@pytest.mark.parametrize("flagged", [0, 1, 9])
+@pytest.mark.parametrize("encoding", ["F32", "Q8_0"])
+def test_products_point_to_an_arithmetic_if_they_are_many_and_one_is_off(
+    encoding: str, flagged: int, count: int
+) -> None:
+    """Not of a few products, none where all are within tolerance, none of quantized weights."""
+    off = tolerances.ROUNDOFF["bfloat16"]
+    whole = tolerances.arithmetic_of_errors(off, off, off)
+    assert whole
+    weight = SimpleNamespace(encoding=encoding)
+    views = {
+        str(i): SimpleNamespace(
+            calls=[OperationCall("linear", (None, weight), {}, None, PassLocation("q", 0))],
+            residual=off,
+            flagged=i < flagged,
+        )
+        for i in range(count)
+    }
+    found = run_arithmetic.arithmetic_of_products(cast(Any, SimpleNamespace(views=views)))
+    judged = encoding == "F32" and flagged > 0 and count >= tolerances.ALL_PRODUCTS
+    assert found == (whole if judged else "")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_weights_of_every_blend_are_closed(count: int) -> None:
+    """Threads that read weights ahead end before the files are closed under them."""
+    closed: list[int] = []
+    blends = [
+        SimpleNamespace(weights=SimpleNamespace(close=partial(closed.append, i)))
+        for i in range(count)
+    ]
+    made: Any = SimpleNamespace(_blends=blends)
+    PairedPass.close(made)
+    assert closed == list(range(count))
 
 
 @pytest.mark.parametrize(

@@ -174,3 +174,16 @@ def test_a_gguf_gives_its_own_layout(name: str, step: str, tmp_path: Path) -> No
                 found = [view.undo_layout(found)]
             assert apart(found[0].reshape(expected.shape), expected) < 1e-5, role
     assert step in seen or not step
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("reduction", ["tokens", "rows"])
+def test_the_labels_of_a_loss_are_counted(reduction: str, kept: int, tmp_path: Path) -> None:
+    """Those that are scored and no others: neither -100 nor the first of a row, which none has."""
+    judge = judged_gradients("llama", tmp_path)
+    ids = np.load(judge.batch)["input_ids"]
+    labels = np.full_like(ids, -100)
+    labels[:, : 1 + kept] = ids[:, : 1 + kept]
+    np.savez(judge.batch, input_ids=ids, labels=labels)
+    found = computed(judge, reduction=reduction, trained=["model.norm.weight"])
+    assert found.scored == len(ids) * kept

@@ -20,10 +20,12 @@ from aprfmt.codecs import native_kernels
 from aprfmt.errors import (
     ArchError,
     BackendUnavailableError,
+    CodecError,
     FormatError,
     UnsupportedError,
     UsageError,
 )
+from aprfmt.formats.mapped_file import StoredTensor
 from aprfmt.inference import capture, forward
 from aprfmt.inference import reported_loss as reported
 from aprfmt.inference.aprt import load_aprt
@@ -58,9 +60,11 @@ from aprfmt.inference.parity import prediction_gates as outer
 from aprfmt.inference.parity.bundle import HEADER, choose_bundle, parse_bundle, run_cell
 from aprfmt.inference.parity.matched_weights import ThroughRows
 from aprfmt.inference.parity.outcomes import compare_logits
-from aprfmt.inference.replay import shadow
-from aprfmt.inference.replay.recorded_trace import layer_keys
+from aprfmt.inference.record import Record
+from aprfmt.inference.replay import patched_model, shadow
+from aprfmt.inference.replay.recorded_trace import RecordedTrace, layer_keys
 from aprfmt.inference.rows import ArrayRows, StoredRows
+from aprfmt.inference.trace import Trace
 from aprfmt.inference.weights import Weights
 from aprfmt.measure import tolerances
 from aprfmt.measure.traces import PointDiff
@@ -1003,6 +1007,128 @@ def test_a_model_without_layers_has_the_roundings_of_its_head_alone(width: int) 
     each = tolerances.ROUNDINGS_OF_LAYER + tolerances.PRODUCTS_OF_LAYER * width
     more = tolerances.logit_bound("float32", 3, width, 1.0)
     assert more**2 - alone**2 == pytest.approx(whole**2 * 3 * each)
+
+
+@pytest.mark.parametrize("code", [0, 0x41, sys.maxunicode - 1, sys.maxunicode, 0x110000, 2**32 - 1])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_text_of_an_archive_is_unicode_up_to_its_last_character(
+    order: str, code: int, tmp_path: Path
+) -> None:
+    """Numpy makes a text of any number; Python's texts have none beyond U+10FFFF."""
+    path = tmp_path / "x.npz"
+    data = np.array([0x42, code, 0x43], f"{order}u4").view(f"{order}U3")
+    np.savez(path, a=data)
+    with ExitStack() as stack:
+        held = NpzFile(path, stack)
+        if code > sys.maxunicode:
+            with pytest.raises(FormatError, match="'a' holds text that is no Unicode"):
+                held.read("a")
+            return
+        assert held.read("a").tolist() == [f"B{chr(code)}C"]
+
+
+@pytest.mark.parametrize("named", [None, "rids", "forward.req_ids", "meta.request_ids"])
+@pytest.mark.parametrize("numbers", [None, [4, 9]])
+def test_a_pass_names_its_requests_by_numbers_or_texts(
+    named: str | None, numbers: list[int] | None
+) -> None:
+    """Other lists of texts name none; numbers of the batch count before texts."""
+    one = dump_folders.Pass(0, 0, texts={"models": ["m", "m"], "rids_of": ["x"]})
+    if named is not None:
+        one.texts[named] = ["r1", "r2"]
+    if numbers is not None:
+        values = np.array(numbers)
+        one.batch["requests"] = JoinedArray("requests", values.shape, "I64", lambda: values)
+    wanted: list[Any] = numbers or (["r1", "r2"] if named else [])
+    assert sequences._request_names(one) == wanted
+
+
+@pytest.mark.parametrize("lost", [(), ("a",), ("b",), ("a", "b")])
+@pytest.mark.parametrize("shape", [(3, 2), (4, 2)])
+def test_experts_are_compared_where_both_runs_recorded_them_alike(
+    lost: tuple[str, ...], shape: tuple[int, ...]
+) -> None:
+    """A trace of statistics alone holds no values, on either side."""
+
+    def trace(side: str, experts: Any) -> Trace:
+        record = Record("experts", 0, experts.shape, None, "float32", None, "cpu", None)
+        values = {} if side in lost else {"L0.experts": experts}
+        return Trace({}, {"L0.experts": record}, fetch=values.get)
+
+    mine = np.array([[0, 1], [2, 3], [4, 5]])
+    theirs = np.zeros(shape, np.int64)
+    theirs[:3] = [[1, 0], [2, 7], [4, 5]]
+    found = outcomes.compare_experts(trace("a", mine), trace("b", theirs))
+    rows = [(flip.key, flip.position, flip.gone, flip.came) for flip in found]
+    assert rows == ([] if lost or shape != mine.shape else [("L0.experts", 1, (3,), (7,))])
+
+
+@pytest.mark.parametrize("point", ["q", "k", "v"])
+@pytest.mark.parametrize("without", [None, "q", "k", "v"])
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_point_is_cut_from_the_stage_that_joins_it_with_others(
+    point: str, without: str | None, more: int
+) -> None:
+    """APRT writes q, k and v as one array; the widths of all three say where each begins."""
+    widths = {"q": 4, "k": 2, "v": 3}
+    joined = np.arange(5 * sum(widths.values()) + more, dtype=np.float32)
+    record = Record("qkv", 0, joined.shape, None, "float32", None, "cpu", None)
+    held = Trace({}, {"L0.qkv": record}, fetch={"L0.qkv": joined}.get)
+    shapes = {f"L0.{name}": (5, width) for name, width in widths.items() if name != without}
+    found = RecordedTrace(held, range(5), shapes).value_of(f"L0.{point}")
+    if without is not None or more:
+        assert found is None
+        return
+    start = {"q": 0, "k": 4, "v": 6}[point]
+    wanted = joined.reshape(5, 9)[:, start : start + widths[point]]
+    assert found is not None and np.array_equal(found.values, wanted)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("tapped", [False, True])
+def test_a_point_is_wanted_if_it_is_changed_or_recorded(tapped: bool, wanted: bool) -> None:
+    """A fused operation runs step by step for either, and for neither it stays fused."""
+    asked: list[tuple[str, int]] = []
+
+    def wants(point: str, layer: int) -> bool:
+        asked.append((point, layer))
+        return wanted
+
+    model: Any = None
+    taps: Any = {"q" if tapped else "k": ()}
+    found = patched_model._Tapped(model, SimpleNamespace(wants=wants), taps).wants("q", 3)
+    assert found is (tapped or wanted)
+    assert asked == ([] if tapped else [("q", 3)])
+
+
+@pytest.mark.parametrize("encoding", ["F32", "F16", "I64", "C64"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_pages_of_an_array_are_released_once_it_is_read(
+    whole: bool, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it read or refused: a dump of hundreds of arrays would else be held in memory."""
+    import torch
+    from safetensors.torch import save_file
+
+    types = {"F32": "float32", "F16": "float16", "I64": "int64", "C64": "complex64"}
+    values = torch.from_numpy(np.arange(6).reshape(2, 3).astype(types[encoding]))
+    save_file({"x": values}, tmp_path / "x.safetensors")
+    released: list[bool] = []
+    with ExitStack() as stack:
+        found = captures.read_array_file(tmp_path / "x.safetensors", stack)
+        monkeypatch.setattr(StoredTensor, "drop", lambda *of: released.append(True))
+        if not whole:
+
+            def refuse(*of: Any) -> Any:
+                raise CodecError("is damaged")
+
+            monkeypatch.setattr(captures, "decode", refuse)
+        if encoding == "C64" or (not whole and encoding != "I64"):
+            with pytest.raises(FormatError, match=r"x: (is damaged|holds complex)"):
+                found.read("x")
+        else:
+            assert np.array_equal(found.read("x"), values.numpy())
+    assert released == ([] if encoding == "C64" else [True])
 
 
 @pytest.mark.parametrize(

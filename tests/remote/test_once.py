@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest
 from aprfmt.conversion import convert, estimate
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.verification import Verifier
 from aprfmt.errors import ConversionError
 from aprfmt.formats.output_file import ReservedRange
+from aprfmt.remote.paths import parse_location
 from aprfmt.remote.read_ahead import AHEAD, PART
 from aprfmt.remote.stream_hash import HELD
 from tests.cli.run import aprfmt as command
@@ -264,3 +266,18 @@ def test_a_fetched_tensor_is_read_back(
     monkeypatch.setattr(ReservedRange, "put", wrong)
     with pytest.raises(ConversionError, match="reads back with other bytes"):
         convert("hf://someone/m", tmp_path / "x.gguf")
+
+
+def test_gates_fetch_what_they_read_again_once(hub: RangeServer, source: Path) -> None:
+    """The model under test and what it is held against: each gate reads all of both."""
+    there: Any = parse_location("hf://someone/m")
+    for other in (False, True):
+        forget()
+        path = source if other else there
+        with ModelUnderTest.open(QaRequest(path, random_weights=True)) as subject:
+            model = subject.open_other(there) if other else subject.model
+            first = [bytes(tensor.raw()) for tensor in model.source.tensors.values()]
+            assert [stated for _, stated, _ in hub.log if stated]
+            hub.log.clear()
+            assert [bytes(tensor.raw()) for tensor in model.source.tensors.values()] == first
+            assert not [stated for _, stated, _ in hub.log if stated], path

@@ -455,3 +455,43 @@ def test_parts_are_fetched_ahead_but_for_a_short_last_one_that_can_wait(
     assert stop != 27 or held[20] == 27, "the rest that waited comes when there is room"
     assert bytes(ahead.get(parts[0][1], stop)) == DATA[parts[0][1] : stop]
     ahead.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (FileNotFoundError("m.gguf"), None),
+        (PermissionError("not yours"), "not yours"),
+        (ConnectionError("connection lost\nsecond line"), "connection lost"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_only_a_file_that_is_not_there_is_absent(error: Exception, says: str | None) -> None:
+    """A file that may not be read, or whose site is silent, is no absent one: that is an error."""
+    fsspec = pytest.importorskip("fsspec", reason="NOT-RUN: fsspec is not installed")
+    site = FsspecSite(["memory:", "alone"])
+
+    def info(address: str) -> Any:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsspec.filesystem("memory"), "info", info)
+        if says is None:
+            assert site.facts("m.gguf") is None and not site.is_folder("m.gguf")
+            return
+        for ask in (site.facts, site.is_folder):
+            with pytest.raises(RemoteError, match=f"^memory://alone/m.gguf: .*read: {says}$"):
+                ask("m.gguf")
+
+
+@pytest.mark.parametrize("there", [[], ["a.gguf"], ["a.gguf", "b.gguf"]])
+@pytest.mark.parametrize("here", [[], ["c.gguf"]])
+def test_files_that_are_fetched_are_hashed_and_others_are_not(
+    there: list[str], here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stands beside them: a set may have files here and there."""
+    monkeypatch.setattr(remote_file, "RemoteFile", lambda path: SimpleNamespace(path=path))
+    monkeypatch.setattr(stream_hash, "StreamHash", lambda file: file.path)
+    remote = [RemotePath("https:", "h.org", name) for name in there]
+    found: Any = stream_hash.hash_fetched_files([*map(Path, here), *remote])
+    assert found == {path: path for path in remote}

@@ -15,7 +15,7 @@ from aprfmt.base.encodings import ENCODINGS, block_encoding
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import F32, BlockCodec, Blocks
 from aprfmt.errors import BackendUnavailableError, FormatError, OutputError
-from aprfmt.formats import writable_formats
+from aprfmt.formats import FORMATS, writable_formats
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import DTYPES
 from aprfmt.testing import check_arch, check_backend, check_codec, check_format
@@ -162,3 +162,17 @@ def test_a_codec_that_takes_too_many_bytes_is_found(monkeypatch: pytest.MonkeyPa
     lax.decode = decode
     with pytest.raises(AssertionError, match="expected a CodecError"):
         codec_suite._check_bytes("Q8_0", lax, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", writable_formats())
+def test_the_tensors_of_a_format_hold_what_their_encodings_do(name: str) -> None:
+    """A boolean is one of two bytes, and both are written; other bytes are all there are."""
+    data = suite._sample_tensors(FORMATS[name], 1)
+    assert len({info.encoding for info, _ in data.values()}) > 3
+    for info, raw in data.values():
+        assert len(raw) == info.nbytes
+        if info.encoding == "BOOL":
+            assert set(raw) <= {0, 1}
+    seeds = [suite._sample_tensors(FORMATS[name], seed) for seed in range(8)]
+    booleans = [raw for data in seeds for info, raw in data.values() if info.encoding == "BOOL"]
+    assert not booleans or set(b"".join(booleans)) == {0, 1}

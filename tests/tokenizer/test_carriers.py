@@ -330,3 +330,33 @@ def test_pieces_that_no_merge_makes_come_last_in_the_order_of_their_ids() -> Non
     tokens = ["x", "ab", "y", "abc", "z"]
     made = Vocabulary("bpe", tokens, [keys.NORMAL] * 5, merges=["ab c", "a b"])
     assert scores_from_merges(made) == [-2.0, -1.0, -4.0, 0.0, -6.0]
+
+
+@pytest.mark.parametrize("config", [True, False])
+@pytest.mark.parametrize("lists", [True, False])
+def test_a_folder_has_its_own_settings_or_those_of_the_lists(
+    lists: bool, config: bool, demo_model: Path, tmp_path: Path
+) -> None:
+    """Lists are read where a file is missing, and then they say which tokens begin and end.
+
+    With both files there, lists that are damaged cost nothing.
+    """
+    folder = copied(demo_model, tmp_path)
+    before = (folder / "tokenizer_config.json").read_text()
+    metadata: dict[str, Any] = to_apr(folder_model(folder))
+    if config:
+        metadata["aprfmt.files"] = json.dumps({"tokenizer_config.json": before})
+    if not lists:
+        metadata[keys.TOKENS.apr] = [1, 2, 3]
+    model = fake("apr", metadata)
+    if not config and not lists:
+        with pytest.raises(FormatError, match="holds int; the file is damaged"):
+            to_hf(model)
+        return
+    found = to_hf(model)
+    assert found["tokenizer.json"] == (folder / "tokenizer.json").read_text()
+    if config:
+        assert found["tokenizer_config.json"] == before
+        return
+    told, own = json.loads(found["tokenizer_config.json"]), json.loads(before)
+    assert told["eos_token"] == own["eos_token"]

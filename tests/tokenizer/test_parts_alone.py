@@ -2,21 +2,31 @@
 
 import io
 import json
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer import engine_server, isolated, keys, render_child
+from aprfmt.tokenizer import (
+    engine_server,
+    isolated,
+    keys,
+    render_child,
+    stored_parts,
+    template_engines,
+)
 from aprfmt.tokenizer import tokenizer_cost as expense
 from aprfmt.tokenizer.build import tokenizer_json
 from aprfmt.tokenizer.carriers import scores_from_merges
+from aprfmt.tokenizer.conversations import ENGINE_CONVERSATIONS
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.hf_json import FLAGS, config_added_tokens
 from aprfmt.tokenizer.loading import _metadata_special_texts
 from aprfmt.tokenizer.stated import _plain_vocabulary
 from aprfmt.tokenizer.stored_parts import Carried
+from aprfmt.tokenizer.template import render_several
 from aprfmt.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer.fake import fake
 
@@ -202,3 +212,72 @@ def test_steps_of_a_tokenizer_are_bounded(over: int) -> None:
     assert found == ([f"normalizer has {expense.MOST_STEPS + 1} steps"] if over else [])
     token = {"content": "x" * (expense.MOST_TOKEN + over)}
     assert len(list(expense._unbounded_reasons({"added_tokens": [token]}))) == over
+
+
+@pytest.mark.parametrize(
+    ("held", "kind", "says"),
+    [
+        (None, str, None),
+        ([], str, None),
+        (["a", "b"], str, None),
+        (["a", 1], str, "holds int; the file is damaged"),
+        ([1, 2.5], (float, int), None),
+        ([1, True], (float, int), "holds bool; the file is damaged"),
+        ([1, "a", None], (float, int), "holds NoneType, str; the file is damaged"),
+        ("ab", str, "is str; expected a list"),
+        (7, int, "is int; expected a list"),
+    ],
+)
+@pytest.mark.parametrize("form", ["gguf", "apr"])
+def test_a_list_holds_what_is_asked_of_it(form: str, held: Any, kind: Any, says: Any) -> None:
+    """A token that is a number, or a type that is a boolean, is damage and no token."""
+    key = keys.TOKENS
+    name = key.gguf if form == "gguf" else key.apr
+    model = fake(form, {} if held is None else {name: held})
+    if says is None:
+        assert model.carried.list_value(key, kind) == held
+        return
+    with pytest.raises(FormatError, match=f"{name}: {says}"):
+        model.carried.list_value(key, kind)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_list_may_be_as_long_as_its_limit(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_parts, "MAX_TOKENS", 3)
+    held = ["a"] * (3 + more)
+    carried = fake("gguf", {keys.TOKENS.gguf: held}).carried
+    if more <= 0:
+        assert carried.list_value(keys.TOKENS, str) == held
+        return
+    with pytest.raises(FormatError, match="4 elements, the limit is 3"):
+        carried.list_value(keys.TOKENS, str)
+
+
+@pytest.mark.parametrize(
+    ("template", "given"),
+    [
+        ("{{ messages[-1].role }}", ()),
+        ("{{ messages[-1].role }}{{ enable_thinking }}", ("enable_thinking",)),
+        ("{{ messages[-1].role }}{{ date_string }}", ("date_string",)),
+        ("{{ date_string }}{{ enable_thinking }}", ("date_string", "enable_thinking")),
+        ("{{ date_string }}{{ own }}", ()),
+    ],
+)
+def test_what_llama_cpp_alone_gives_a_template_is_named_where_it_explains(
+    template: str, given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that gives a template the same variables, and `own`, which nothing here knows."""
+
+    def rendered(
+        template: str, variables: Any, conversations: Sequence[Any], where: str
+    ) -> tuple[str, Any]:
+        theirs = {**template_engines._llama_cpp_variables(), "own": "its own"}
+        told = [{**theirs, **one} for one in conversations]
+        return "llama.cpp", render_several(template, told, variables, where)
+
+    monkeypatch.setattr(template_engines, "render_by_llama_cpp", rendered)
+    found = template_engines.compare_engines(template, {}, "test")
+    assert bool(found.differing) is ("date_string" in template or "thinking" in template)
+    for row in found.differing:
+        stated = ENGINE_CONVERSATIONS[row.conversation]
+        assert set(row.given) == set(given) - set(stated)

@@ -5,7 +5,9 @@ a copy not compared, the bounds on losses too wide to fail.
 """
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,11 @@ import aprfmt as package
 from aprfmt.checks.gates import parity
 from aprfmt.checks.gates import running as qa
 from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest
+from aprfmt.checks.records import NotRun
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.session import Session
 from aprfmt.measure.tolerances import Tolerance
+from aprfmt.model import open_model
 from tests.checks.gates.faults import config, copied, swapped_tokens, tensors
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
@@ -420,3 +424,20 @@ def test_a_turn_that_ends_with_no_stop_is_said(
         assert said["turn-end"].outcome == "NOT_RUN"
         assert "'<|im_end|>' (1535)" in said["turn-end"].found
         assert "set eos_token_id to [1533, 1535]" in said["turn-end"].found
+
+
+@pytest.mark.parametrize("free", [-1, 0, 1])
+def test_copies_that_do_not_fit_the_disk_are_not_made(
+    free: int, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the tensors, for two formats: then the gates of copies are NOT-RUN, and say why."""
+    with open_model(tiny) as model:
+        needed = 2 * sum(tensor.nbytes for tensor in model.values())
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + free))
+    with ModelUnderTest.open(QaRequest(tiny, random_weights=True)) as subject:
+        if free >= 0:
+            assert subject.copy("gguf").format == "gguf"
+            return
+        says = rf"copies need about {needed} bytes in .*, {needed - 1} are free; set TMPDIR"
+        with pytest.raises(NotRun, match=says):
+            subject.copy("gguf")
