@@ -38,7 +38,7 @@ _CALLED: Mapping[str, Mapping[str, str]] = {
     "yarn": {
         "attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast",
         "beta_slow": "yarn_beta_slow", "mscale": "yarn_log_multiplier",
-        "mscale_all_dim": "yarn_log_multiplier",
+        "mscale_all_dim": "yarn_log_multiplier", "truncate": "",
     },
 }  # fmt: skip
 _STORED = {"long_factor": LONG, "short_factor": SHORT, "factors": FREQS}
@@ -76,12 +76,12 @@ def stored_scaling_name(kind: str, name: str, arch: str) -> str:
     """Return the key, or the tensor, of a GGUF that has a value of a scaling in normal form.
 
     `kind` is the scaling's type, `name` the value's name; a llama3 scaling is divisors alone.
-    `arch` begins the keys.
+    `arch` begins the keys. "" where a GGUF has no place for it.
     """
     if kind in ("llama3", "proportional"):
         return FREQS
-    key = _KEY.format(arch=arch) + _CALLED.get(kind, {}).get(name, name)
-    return _STORED.get(name, key)
+    called = _CALLED.get(kind, {}).get(name, name)
+    return _STORED.get(name, _KEY.format(arch=arch) + called if called else "")
 
 
 def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None, str] | None:

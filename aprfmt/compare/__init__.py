@@ -203,7 +203,7 @@ def diff_models(
     if alignment.by_role and explain and not tensors and not late and "tensors" in only:
         taken, other = _identity_sentences(a, b, results)
     if taken or other:  # what holds of single tensors does not say how one became the other
-        found = (taken_finding(taken, len(results)),) if taken else ()
+        found = (_taken_finding(taken, len(results)),) if taken else ()
     pictures: tuple[DifferenceImage, ...] = ()
     if images:
         from aprfmt.measure.difference_image import difference_images as made
@@ -294,7 +294,7 @@ def diff_models(
     )
 
 
-def taken_finding(says: str, tensors: int) -> Finding:
+def _taken_finding(says: str, tensors: int) -> Finding:
     """Return the finding that one model is layers or channels of the other, value by value.
 
     Which ones they are is read off one tensor, and all `tensors` of the smaller model agree.

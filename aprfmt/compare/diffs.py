@@ -178,8 +178,8 @@ class DiffReport(Tabular):
             return self._surplus_commands
         if self._items_command:
             return (self._items_command,)
-        undecoded = all(one.kind == "codec" for one in self.damage)
-        if not undecoded:  # a file that cannot be read whole cannot be diagnosed
+        # A file that cannot be read whole cannot be diagnosed.
+        if any(one.kind != "codec" for one in self.damage):
             return self._damage_commands
         if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
             return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)}",)

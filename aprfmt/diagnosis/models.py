@@ -18,7 +18,7 @@ from aprfmt.causes.hyperparameters import (
     lost_tensors,
     tensors_of_hyperparameter,
 )
-from aprfmt.compare import diff_models, taken_finding
+from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import differ_in_tables_alone
 from aprfmt.diagnosis.flags import add_flag_findings
@@ -257,7 +257,7 @@ def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> 
     found.checked.append("identity: architecture, tensor count")
     if report.taken:
         found.reason = f"{KINDS['derived']}: {report.taken}"
-        found.add(taken_finding(report.taken, len(report.tensors)), Touched((), ()))
+        found.add(report.findings[0], Touched((), ()))
     elif report.other_model:
         found.end_with_other_model(report.other_model)
 

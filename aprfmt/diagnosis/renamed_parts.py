@@ -117,11 +117,11 @@ def _distance_with(good: Model, bad: Model, rules: Rules, before: Mapping[str, f
     """
     try:
         with open_model(bad.path, rename=rules, allow_missing=ANY) as made:
-            after = weight_distances(good, made, [*before])
             gained = [key for key, was in before.items() if not was <= READ]
-            if any(not left <= min(READ, before[key]) for key, left in after.items()):
-                return math.inf
             if not gained and not _holds_same_parts(good, made, rules):
+                return math.inf
+            after = weight_distances(good, made, [*before])
+            if any(not left <= min(READ, before[key]) for key, left in after.items()):
                 return math.inf
             return max((after[key] for key in gained or after), default=math.inf)
     except AprfmtError:

@@ -164,7 +164,7 @@ def _repeated_text(
         else "the copies are equal"
     )
     more = f" and {len(twice) - 1} more" if len(twice) > 1 else ""
-    indexed = bool(homes) and all(name in assigned for name in twice)
+    indexed = all(name in assigned for name in twice)
     command = " (aprfmt repair FOLDER --by-index -o OUT)" * indexed
     return (
         f"tensor {first!r}{more} stand{'s' * (not more)} in {files}{named}; {effect}; names must "

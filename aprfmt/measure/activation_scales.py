@@ -27,23 +27,25 @@ ROUNDINGS = 1.5  # roundings to both sides' types by which one number may be apa
 
 @dataclass(frozen=True, slots=True)
 class InputScale:
-    """An input scale as a side stores it: its name, bytes and encoding.
-
-    `values` are the numbers by which inputs are multiplied once quantized (float64); None for parts
-    that are no such scale, or whose numbers are not usable.
-    """
+    """An input scale as a side stores it: its name, bytes, encoding and shape."""
 
     name: str
     raw: bytes
     encoding: str
-    values: "Array | None"
+    shape: tuple[int, ...]
+
+    @property
+    def values(self) -> "Array | None":
+        """The numbers by which inputs are multiplied once quantized (float64).
+
+        None for parts that are no such scale, or whose numbers are not usable.
+        """
+        return _multipliers(self.name, self.encoding, self.raw, self.shape)
 
     def equals(self, other: "InputScale") -> bool:
         """Return whether two are the same bytes, or the same numbers stored in another way."""
-        if (self.name, self.encoding, self.raw) == (other.name, other.encoding, other.raw):
-            return True
         if (self.name, self.encoding) == (other.name, other.encoding):
-            return False
+            return self.raw == other.raw
         return self._is_near(other, lambda x: x)
 
     def inverts(self, other: "InputScale") -> bool:
@@ -115,9 +117,8 @@ def _input_scales(view: View) -> dict[tuple[int, str], InputScale]:
         for suffix, part in stored.parts.items():
             if OF_INPUTS.search(suffix):
                 name, raw, kind = suffix.lstrip("._"), bytes(part.raw()), part.info.encoding
-                values = _multipliers(name, kind, raw, part.info.shape)
                 key = name if name not in INPUT_SCALES else ""
-                found[number, key] = InputScale(name, raw, kind, values)
+                found[number, key] = InputScale(name, raw, kind, part.info.shape)
     return found
 
 

@@ -11,13 +11,14 @@ from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import open_source
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.safetensors.index_check import sibling_files
+from aprfmt.formats.safetensors.layout import INDEX_SUFFIX
 from aprfmt.formats.safetensors.writer import SafetensorsSink
 from aprfmt.formats.shard_index import ShardIndex, read_index
 from aprfmt.model.hf_folder import INDEX, is_written_name
 from aprfmt.tensors.runs import all_runs, byte_windows
 
 _COPIED = 1 << 24  # bytes of another file copied at a time
-_INDEX_END, _MANIFEST_END = ".index.json", ".aprfmt-hash.json"
+_MANIFEST_END = ".aprfmt-hash.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,13 @@ def write_by_index(folder: Path, output: Path, *, force: bool = False) -> Indexe
     """Write the folder `output` with every tensor of the index in the shard that it names.
 
     Copies of a tensor in other shards are left out, so are shards that the index does not name and
-    digests of the old files. Values, metadata and all other files of the folder are kept. Raises
-    UsageError where the folder has no index, or the shards already hold what it says and no more;
-    FormatError for a tensor that is not in its shard; OutputError for an `output` that exists
-    without `force`. Then nothing is written.
+    digests of the old files. Values, metadata and the other files that stand in the folder itself
+    are kept; `left_out` names its subfolders too, but no caches. Raises UsageError where the folder
+    has no index, or the shards already hold what it says and no more; FormatError for a tensor that
+    is not in its shard; OutputError for an `output` that exists without `force`. Then nothing is
+    written.
     """
-    path = folder if folder.name.endswith(_INDEX_END) else folder / INDEX
+    path = folder if folder.name.endswith(INDEX_SUFFIX) else folder / INDEX
     if not path.is_file():
         raise UsageError(f"{folder}: has no {path.name}; give a folder of shards with their index")
     if output.resolve() == path.parent.resolve():
@@ -61,6 +63,11 @@ def write_by_index(folder: Path, output: Path, *, force: bool = False) -> Indexe
         left_out = [each for each in others if each in unnamed or each.name.endswith(_MANIFEST_END)]
         if not any(removed.values()) and not left_out:
             raise UsageError(f"{path}: the shards hold what it says and no more; nothing to do")
+        folders = [
+            each
+            for each in sorted(path.parent.iterdir())
+            if each.is_dir() and not each.name.startswith((".", "__"))
+        ]
         with FileSet(force=force, folder=output, ours=is_written_name) as files:
             total = 0
             for name, source in sources.items():
@@ -79,7 +86,7 @@ def write_by_index(folder: Path, output: Path, *, force: bool = False) -> Indexe
         tuple(sources),
         len(index.weight_map),
         {name: names for name, names in removed.items() if names},
-        tuple(each.name for each in left_out),
+        tuple(each.name for each in (*left_out, *folders)),
     )
 
 
@@ -95,8 +102,10 @@ def _refuse_misplaced(index: ShardIndex, sources: Mapping[str, Source]) -> None:
 
 def _write_shard(files: FileSet, path: Path, source: Source, without: tuple[str, ...]) -> int:
     """Write one shard without some of its tensors; return the bytes of those that stay."""
-    infos = [one.info for name, one in source.tensors.items() if name not in without]
+    gone = set(without)
+    kept = [one.info for name, one in source.tensors.items() if name not in gone]
     with SafetensorsSink(path, files=files) as sink:
+        infos = sink.order(kept)
         sink.plan(dict(source.metadata), infos)
         for info in infos:
             data = byte_windows(all_runs(source.tensors[info.name]))

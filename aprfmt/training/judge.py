@@ -86,8 +86,8 @@ class Judgement:
     of the expected update that is there. `shows` says whether the stored type is fine enough for
     the step to be seen, `decays_all` that a vector decays where that was not said, `clipped` what
     the gradients were clipped to where that was not said: ("norm" or "value", the bound).
-    `decay_counts`: see `lost_updates.decay_counts`. `held_counts`: see there. `nonfinite` says that
-    moments of the optimizer's state are NaN or infinite.
+    `decay_counts`: see `lost_updates.decay_counts`. `held_counts`: see `Fit.held_counts`.
+    `nonfinite` says that moments of the optimizer's state are NaN or infinite.
     """
 
     verdict: Judged
@@ -365,9 +365,8 @@ def _fit_clippings(recipe: Recipe, held: StepInputs, case: StepCase) -> list[tup
     [] if a norm was stated, no gradient is known, or the whole step is known to have none.
     """
     norm = held.others.get("norm")
-    if recipe.clip is not None or norm is None or held.gradient is None:
-        return []
-    if "unclipped" in held.others:
+    stated = recipe.clip is not None or "unclipped" in held.others
+    if stated or norm is None or held.gradient is None:
         return []
     tried = [
         changed(recipe, clip=bound, scale=recipe.scale * clip_factor(bound, norm))

@@ -220,9 +220,10 @@ def _settle_by_modules(
 
     `shapes` are {number: shape}. There is one group, or matrices and vectors are two. An order fits
     if the groups have as many numbers as parameters, of these shapes, and every number in `found`
-    has its own. {} where none fits, or no number is in `found`, which would show that none does.
+    has its own. {} where none fits or none is open, or no number is in `found`, which would show
+    that none does.
     """
-    if not found:
+    if not found or shapes.keys() <= found.keys():
         return {}
     parts: list[Callable[[Candidate], bool]] = [lambda row: True]
     if len(groups) == 2:

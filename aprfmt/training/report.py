@@ -170,10 +170,10 @@ class StepReport:
         `left` are the items that they may be of.
         """
         stored = {row.key: row.names for row in self.tensors}
+        names = {row.name: stored.get(row.name, ()) for row in left}
         found: list[str] = []
         for each in accept:
             wanted = each.removeprefix(UNREAD)
-            names = {row.name: stored.get(row.name, ()) for row in left}
             keys = [
                 f"{UNREAD}{key}"
                 for key, held in names.items()

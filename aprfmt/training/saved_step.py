@@ -67,7 +67,8 @@ class SavedStep:
         arrays = {name: x for name, x in given.items() if hasattr(x, "detach") and x.ndim}
         if args and "input_ids" not in arrays:
             arrays["input_ids"] = args[0]
-        copies = {name: x.detach().clone() for name, x in arrays.items()}  # labels may be the ids
+        # Copies, as labels may be the ids themselves.
+        copies = {name: x.detach().to("cpu", copy=True) for name, x in arrays.items()}
         self._save("batch", copies)
 
     def _keep_point(self, name: str, module: Any, args: Any, given: Any, result: Any) -> None:

@@ -421,9 +421,10 @@ class _Step:
             return rows
         found: dict[str, Judgement] = {}
         for parameter, row in zip(self.parameters, rows, strict=True):
+            if row.verdict != "not compared" or parameter.after is None:
+                continue
             held = self._inputs_of(parameter, norm)
-            unknown = held.first is None and held.second is None and held.gradient is not None
-            if row.verdict != "not compared" or not unknown or parameter.after is None:
+            if held.first is not None or held.second is not None or held.gradient is None:
                 continue
             one = changed(self._recipe_of(parameter), step=1)
             made = judge_update(parameter, one, held)

@@ -160,7 +160,7 @@ def show_run(
     histograms = page.Histograms()
     with ExitStack() as stack:
         run = recording.open_runner(text, request.engine, where, stack, request.draft)
-        ids, said = recording.tokens_of_run(run.model, tokens, wanted.reference, stack)
+        ids, said = recording.tokens_of_run(run.model, tokens, wanted.reference)
         run_options.warn_of_length(run.model, ids)
         # Choose what to record, and refuse a useless reference before anything runs.
         aprt = wanted.save_aprt is not None

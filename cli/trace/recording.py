@@ -231,7 +231,7 @@ def check_reference(
 
 
 def tokens_of_run(
-    model: Model, tokens: run_options.TokenOptions, reference: str | None, stack: ExitStack
+    model: Model, tokens: run_options.TokenOptions, reference: str | None
 ) -> tuple[list[int], str | None]:
     """Return (token ids, their text or None), by the options or else those a reference shows.
 
@@ -243,8 +243,8 @@ def tokens_of_run(
         return run_options.token_ids(model, tokens)
     from aprfmt.diagnosis.recorded_ids import ids_of_embedding
 
-    saved = stack.enter_context(open_trace(path, None, model))
-    held: Any = saved.run.get("ids") or ids_of_embedding(saved, model)
+    with open_trace(path, None, model) as saved:
+        held: Any = saved.run.get("ids") or ids_of_embedding(saved, model)
     if not held:
         raise UsageError(f"--reference {reference}: holds no token ids; give them with --ids")
     return run_options.check_ids(model, [int(each) for each in held]), None

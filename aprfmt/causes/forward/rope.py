@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.arch.rope_hf import yarn_mscale
 from aprfmt.causes.forward.mismatch import (
     Array,
     Change,
@@ -589,7 +590,7 @@ def scaling_change(
     configured = patched.hp["rope_scaling"]
     made = dict(configured) | {key: value}
     if key == "factor" and "attention_factor" in configured:
-        own, other = (0.1 * math.log(max(1.0, each)) + 1 for each in (configured[key], value))
+        own, other = yarn_mscale(configured[key]), yarn_mscale(value)
         if math.isclose(configured["attention_factor"], own, rel_tol=1e-6):
             made["attention_factor"] = other
     try:

@@ -228,7 +228,9 @@ def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
             changed = [reading.change(weight) for weight in weights]
             if any(one is None for one in changed):
                 continue
-            found = _confirm_reading(copy, reading, [one for one in changed if one is not None])
+            found = _confirm_reading(
+                copy, reading.cause, reading.says, [one for one in changed if one is not None]
+            )
             if found is not None:
                 yield found
                 return
@@ -269,11 +271,12 @@ def explain_unscaled_codes(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def _confirm_reading(
-    copy: PackedCopy, reading: PartReading, weights: list[PackedWeight], free: int = 0
+    copy: PackedCopy, cause: str, says: str, weights: list[PackedWeight], free: int = 0
 ) -> Finding | None:
     """Return the finding of a reading that gives the source; None if it does not.
 
-    `weights` are the weights read that way; `free` counts numbers found on the values.
+    `weights` are the weights read in the way that `says` names; `free` counts numbers found on the
+    values.
     """
     view = copy.reader.side
     try:
@@ -291,7 +294,7 @@ def _confirm_reading(
     after = fit_errors(copy.x, np.asarray(y, np.float64).reshape(-1, y.shape[-1])[index], lattice)
     if not copy.is_repaired(after):
         return None
-    return explain_copy(copy, reading.cause, (f"{copy.whose} {reading.says}",), after, free)
+    return explain_copy(copy, cause, (f"{copy.whose} {says}",), after, free)
 
 
 def _explain_inverted_scale(copy: PackedCopy, weights: list[PackedWeight]) -> Finding | None:
@@ -319,7 +322,7 @@ def _explain_inverted_scale(copy: PackedCopy, weights: list[PackedWeight]) -> Fi
             f"{' and '.join(names)}, the scale of the whole tensor, is inverted{few}: 1/s stands "
             "for s"
         )
-        found = _confirm_reading(copy, PartReading("quant_scale", says, lambda w: w), changed)
+        found = _confirm_reading(copy, "quant_scale", says, changed)
         if found is not None:
             return found
     return None
@@ -354,9 +357,7 @@ def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[F
         if runs
         else "inputs have the scales of other groups: their g_idx is missing or another's"
     )
-    found = _confirm_reading(
-        copy, PartReading("group_index", says, lambda w: w), [read(best)], inputs
-    )
+    found = _confirm_reading(copy, "group_index", says, [read(best)], inputs)
     if found is not None:
         yield found
 
@@ -375,8 +376,7 @@ def _explain_word_order(copy: PackedCopy, weights: list[PackedWeight]) -> Iterat
     schemes.failed_orders += made is None
     if made is None:
         return
-    reading = PartReading("packing_order", made.says, lambda w: w)
-    found = _confirm_reading(copy, reading, [made.weight], made.free)
+    found = _confirm_reading(copy, "packing_order", made.says, [made.weight], made.free)
     if found is not None:
         yield found
 

@@ -141,7 +141,8 @@ def _scale_part(a: "LazyTensor", b: "LazyTensor") -> ScalePart | None:
     if x.size != y.size or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
     flipped = 0
-    if kinds[0] == kinds[1] and a.info.nbytes == b.info.nbytes:
+    # One number alone may be damage: in how many bits it differs is asked then.
+    if x.size == 1 and kinds[0] == kinds[1] and a.info.nbytes == b.info.nbytes:
         raw = (np.frombuffer(part.raw(), np.uint8) for part in (a, b))
         flipped = int(np.unpackbits(next(raw) ^ next(raw)).sum())
     units = tuple(UNIT.get(kind, EXACT) for kind in kinds)

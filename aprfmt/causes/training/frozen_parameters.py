@@ -116,16 +116,16 @@ def guess_frozen(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         return
     fit = case.fit(recipe)
     assert fit is not None
-    order = np.unique(case.rows, return_inverse=True)[1]
+    rows, order = np.unique(case.rows, return_inverse=True)
     moves = np.bincount(order, case.change != 0) > 0
     due = np.bincount(order, np.abs(update.whole) > width) > 0
     lost = ~moves & due
     if not lost.any() or not fit.near[~lost[order]].all():
         return
-    numbers = np.unique(case.rows)[lost]
+    numbers = rows[lost]
     shown = ", ".join(map(str, numbers[:4].tolist())) + (", ..." if numbers.size > 4 else "")
     says = f"rows did not move: {shown}" if numbers.size < 9 else "many rows did not move"
-    if shard := _still_shard(np.unique(case.rows), moves, lost):
+    if shard := _still_shard(rows, moves, lost):
         says = f"part {shard[0]} of {shard[1]} of the rows did not move, as of a shard"
     if case.gradient is not None and not case.gradient[lost[order]].any():
         says = SPARSE

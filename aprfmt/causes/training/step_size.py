@@ -90,8 +90,8 @@ def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 def _guess_rate(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that a step was made at a measured rate, where a rate of 0 is stated."""
-    rate, off = measured_factor(case, changed(recipe, lr=1.0))
-    rate, off = (case.others["factor"], 0.0) if "factor" in case.others else (rate, off)
+    given = case.others.get("factor")
+    rate, off = measured_factor(case, changed(recipe, lr=1.0)) if given is None else (given, 0.0)
     if not np.isfinite(rate) or off > 0.05 * abs(rate) or rate <= 0:
         return
     written = float(f"{rate:.3g}")

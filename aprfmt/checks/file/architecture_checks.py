@@ -328,7 +328,7 @@ def _is_far(bound: bounds.UsualRange, value: float) -> bool:
 
 
 def _matrix_size(ctx: CheckContext, logical: View) -> float | None:
-    """Return the standard deviation of a matrix, of a packed one's first rows.
+    """Return the standard deviation of a matrix, of a packed or joined one's first rows.
 
     None for a matrix of one value and for what cannot be read: other checks report these.
     """
@@ -351,14 +351,16 @@ def _matrix_size(ctx: CheckContext, logical: View) -> float | None:
 def _far_matrices(resolution: Resolution, sizes: Mapping[str, float]) -> Finding:
     """Return the finding of matrices far larger or smaller than any trained one, {key: size}."""
     first = max(sizes, key=lambda key: abs(math.log(sizes[key])))
-    stored = resolution.roles[first].stored[0]
+    view = resolution.roles[first]
+    stored = view.stored[0]
     more = f" and {len(sizes) - 1} more" * (len(sizes) > 1)
     packed = len(stored.parts) > 1
+    rows = f" in its first {FEW_ROWS} rows" * (packed or len(view.stored) > 1)
     what = "were its scales inverted or lost?" if packed else "was it converted correctly?"
     bound = bounds.LINEAR["std"]
     return Finding(
         f"{first} ({stored.info.name}){more}",
-        f"{_WORDS['std']} {sizes[first]:.4g}" + f" in its first {FEW_ROWS} rows" * packed,
+        f"{_WORDS['std']} {sizes[first]:.4g}{rows}",
         f"{bound}: {bound.reason}",
         what,
     )
