@@ -6,7 +6,7 @@ For each weight that the adapter changes, B is compared with A plus the change, 
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,8 +38,8 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.codecs import decode, encode
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import storage_noise
-from aprfmt.model import Model, open_model
-from aprfmt.model.adapter_parts import adapter_parts, alpha_contradiction
+from aprfmt.model import Model
+from aprfmt.model.adapter_parts import HEADS, adapter_parts, alpha_contradiction
 from aprfmt.model.ledger import (
     Compared,
     NotCompared,
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 _CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
+_UNREAD = "nothing here reads it"
 _WORDS = VerdictWords("merged: ", "not merged as it should be: ", "not decided: ")
 
 
@@ -201,9 +202,9 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
         apart = alpha_contradiction(found.config, adapter_parts(opened), opened)
         if apart:
             says = (f"judged by adapter_config.json: {apart}", *says)
+        left = (*report.not_compared, *_unread_items(opened, found, model))
     if found.relation is not None:
         says = (found.relation.text, *says)
-    left = (*report.not_compared, *_unread_tensors(found.path))
     answer = AdapterAnswer(
         str(found.path),
         _shared_words(weights),
@@ -280,18 +281,28 @@ def _unexplained_others(
     return left, tuple(says)
 
 
-def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
-    """Yield the tensors of an adapter that a merge does not use, as NotCompared.
+def _unread_items(opened: Model, found: Adapter, merged: Model) -> tuple[NotCompared, ...]:
+    """Return what a merge does not use of an adapter: tensors, keys, files beside its weights.
 
-    They may change the base. A merge copies every whole tensor of the base, or is refused.
+    They may change what the adapter does, and there is no other side: they count as unreadable.
+    `opened` is the adapter's file, `merged` the base with the adapter `found`.
     """
-    with open_model(adapter) as opened:
-        parts = adapter_parts(opened)
-        taken = {*parts.replacements.values(), *parts.copies}
-        for item in make_ledger(opened, ("tensor", "adapter tensor")).unread:
-            if item.name in taken:
-                continue
-            yield NotCompared(item.kind, item.name, "only in A", item.of, "the adapter")
+    parts = adapter_parts(opened)
+    tied = bool(merged.hyper["tied_embeddings"])  # a head that equals the table is not in the base
+    used = {
+        view.names[0]
+        for name, view in found.replacements.items()
+        if name.replace(".base_layer.", ".") in merged or (tied and name.endswith(HEADS))
+    }
+    left = {*parts.replacements.values()} - used
+    used.update(parts.copies)
+    ledger = make_ledger(opened)
+    items = (
+        NotCompared(one.kind, one.name, "unreadable", one.of or _UNREAD, "the adapter")
+        for one in ledger.items
+        if one.name in left or (one.unread and one.name not in used)
+    )
+    return (*items, *(replace(one, side="the adapter") for one in ledger.unreadable))
 
 
 def _try_other_layers(

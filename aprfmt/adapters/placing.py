@@ -179,6 +179,12 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
     if rule is None and foreign:
         return adapter, None
     rules = (rule,) if rule is not None else _component_renames(adapter, astray, base)
+    left = [name for name in astray if name in adapter.pairs]
+    if not rules and left and len(left) < len(astray):  # tensors of no base may be among them
+        known = {name: view for name, view in adapter.replacements.items() if name not in astray}
+        found, relation = with_base_names(replace(adapter, replacements=known), base)
+        others = {name: view for name, view in adapter.replacements.items() if name in astray}
+        return replace(found, replacements={**found.replacements, **others}), relation
     if not rules:
         return adapter, None
     # The relation says so, and the adapter is returned under the new names.
@@ -396,8 +402,8 @@ def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapp
 
     Tensors with a row for each token may have another number of them (`vocabulary.py`). A head that
     equals the token embedding is left out where the base has one tensor for both. With `untie`
-    another head is a tensor more, as in a merged model that has both. Raises ConversionError for
-    one that the base does not have.
+    another head is a tensor more, as in a merged model that has both, and tensors that the base
+    does not have are left out; without it they raise ConversionError.
     """
     found = {}
     # Each whole tensor: the saved embedding, one of the base, or a tied head.
@@ -420,7 +426,7 @@ def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapp
             continue
         elif untie and name.endswith(HEADS) and base.hyper["tied_embeddings"]:
             found[name] = view
-        else:
+        elif not untie:
             raise ConversionError(
                 f"{adapter.path}: {name} is a whole tensor (modules_to_save) that {base.path} "
                 "does not have under this name; merge it into a base in the adapter's own format"

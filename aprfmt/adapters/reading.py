@@ -29,6 +29,7 @@ from aprfmt.model.adapter_parts import (
     adapter_parts,
     adapter_scale,
     merge_obstacle,
+    odd_tensors,
     pair_fault,
     target_parameters,
     unwrap_module,
@@ -78,7 +79,8 @@ def read_adapter(path: Path, *, compare: bool = False) -> tuple[Model, Adapter]:
     """Return (open model, adapter); the caller closes the model.
 
     Raises FormatError if the file is no adapter, UnsupportedError if it cannot be merged. `compare`
-    is for a comparison with a merged model: contradictory alphas are then no error.
+    is for a comparison with a merged model: contradictory alphas are then no error, and tensors
+    that no merge reads are left out.
     """
     model = open_model(path)
     try:
@@ -91,7 +93,8 @@ def read_adapter(path: Path, *, compare: bool = False) -> tuple[Model, Adapter]:
 def _adapter_from_model(model: Model, compare: bool) -> Adapter:
     """Return the adapter in an open file; FormatError or UnsupportedError if it cannot be used.
 
-    `compare` is for a comparison with a merged model: contradictory alphas are then no error.
+    `compare` is for a comparison with a merged model: contradictory alphas are then no error, and
+    tensors that no merge reads are left out.
     """
     config = peft_config(model)
     kind = model.kind
@@ -127,7 +130,8 @@ def _adapter_from_model(model: Model, compare: bool) -> Adapter:
         for module, own in parts.factors.items()
     }
     turned = bool(config.get("fan_in_fan_out"))
-    whole = {name: model[stored] for name, stored in parts.replacements.items()}
+    odd = odd_tensors(parts)
+    whole = {name: model[own] for name, own in parts.replacements.items() if name not in odd}
     return Adapter(model.path, spelling, pairs, whole, config, alpha, turned, parts.stray)
 
 

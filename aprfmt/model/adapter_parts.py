@@ -251,7 +251,7 @@ def merge_obstacle(
     """Return why an adapter cannot be merged, as a clause; "" if names and config allow it.
 
     With `compare` the adapter is compared with a merged model and not merged: contradictory
-    alphas are then no obstacle.
+    alphas, and tensors that no merge reads, are then no obstacle.
     """
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
@@ -268,13 +268,18 @@ def merge_obstacle(
             f"adapter_config.json says init_lora_weights {began!r}, which changed the base as "
             "well; save it by PEFT's path_initial_model_for_weight_conversion first"
         )
-    kohya = "kohya" in parts.spellings  # has no whole tensors
-    odd = [stored for name, stored in parts.replacements.items() if "lora" in name or kohya]
-    if odd:
+    odd = [*odd_tensors(parts).values()]
+    if odd and not compare:
         return f"{odd[0]} is no part of a LoRA that is read here"
     if len(parts.spellings) > 1:
         return f"it has names of {', '.join(sorted(parts.spellings))}"
     return "" if compare else alpha_contradiction(config, parts, model)
+
+
+def odd_tensors(parts: AdapterParts) -> Mapping[str, str]:
+    """Return {name: stored name} of whole tensors that can be none of a base, by their names."""
+    kohya = "kohya" in parts.spellings  # has no whole tensors
+    return {name: own for name, own in parts.replacements.items() if "lora" in name or kohya}
 
 
 def pair_fault(config: Mapping[str, Any], parts: AdapterParts, model: "Model", module: str) -> str:

@@ -324,6 +324,8 @@ class _LedgerBuilder:
         """Return the item of a file or subfolder of the model's folder, by the tables of names."""
         row = FOLDER if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
+        if path.name == ADAPTER_CONFIG and self._is_adapter:
+            reading, of = "hyperparameter", "its keys are items"
         if path.is_dir() and path.name in self._module_types:
             return self._module_item(path)
         if reading == "tokenizer part" and path.name in self.model.carried.unread_files():
@@ -459,6 +461,8 @@ class _LedgerBuilder:
 
     def config_keys(self) -> Iterator[Item]:
         """Yield an item per key of config.json, nested ones by their dotted path."""
+        if self._is_adapter:
+            yield from self._adapter_keys()
         config = self.model.config
         if config is None:
             return
@@ -501,6 +505,37 @@ class _LedgerBuilder:
                 self._meaning(parts[0], value) if as_stored else None,
                 needed=row is not None and row.needed,
             )  # fmt: skip
+
+    @cached_property
+    def _is_adapter(self) -> bool:
+        """Whether the tensors are those of an adapter."""
+        kind = self.model.kind
+        return kind is not None and self.spec is None and kind.name == "adapter"
+
+    def _adapter_keys(self) -> Iterator[Item]:
+        """Yield an item per key of the adapter_config.json beside an adapter's weights.
+
+        Keys that PEFT has and no merge here reads are unread only where they are set.
+        """
+        from aprfmt.formats.bounded_json import load_file
+
+        path = self.model.path.with_name(ADAPTER_CONFIG)
+        if is_remote(path) or not path.is_file():
+            return
+        try:
+            found = load_file(path, max_bytes=_BLOCK)
+        except AprfmtError as error:
+            self._add_unreadable("config key", ADAPTER_CONFIG, error)
+            return
+        for key, value in found.items() if isinstance(found, Mapping) else ():
+            item = _item_by_pattern(
+                "config key", f"{ADAPTER_CONFIG}: {key}", key, FILES[ADAPTER_CONFIG], value
+            )
+            if item.unread and key in _PEFT_UNREAD and not value:
+                item = replace(item, reading="without effect", of="it is not set", as_stored=True)
+            if key in _SETS and isinstance(value, list):  # PEFT writes them in any order
+                item = replace(item, means=sorted(map(str, value)))
+            yield item
 
     @cached_property
     def _is_claim_false(self) -> bool:
@@ -623,6 +658,13 @@ class _LedgerBuilder:
         return foreign_keys(self.model)
 
 
+ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
+# Keys of PEFT's LoraConfig that change what an adapter computes, and that no merge here reads.
+_PEFT_UNREAD = frozenset({
+    "layer_replication", "use_qalora", "use_bdlora", "arrow_config", "kasa_config",
+    "velora_config", "monteclora_config",
+})  # fmt: skip
+_SETS = ("target_modules", "modules_to_save", "target_parameters")
 _SECTIONS = ("vision_config", "audio_config")
 _NAMES_OF_CLASSES = ("architectures", "model_type")
 # Of tokenizers: names of one class in versions of transformers.

@@ -196,6 +196,7 @@ METADATA: Mapping[str, tuple[KeyPattern, ...]] = {
     ),
 }
 # By file: keys of the JSON files of a folder.
+_PEFT = "PEFT's LoraConfig"
 _GENERATION = "transformers' GenerationConfig"
 FILES: Mapping[str, tuple[KeyPattern, ...]] = {
     "tokenizer.json": (
@@ -307,6 +308,35 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
             "setting",
             _GENERATION,
             as_stored=True,
+        ),
+    ),
+    "adapter_config.json": (
+        KeyPattern(
+            r"peft_type|r|lora_alpha|rank_pattern|alpha_pattern|use_rslora|use_dora|"
+            r"fan_in_fan_out|init_lora_weights|target_modules|target_parameters|modules_to_save|"
+            r"lora_bias|trainable_token_indices|alora_invocation_tokens",
+            "hyperparameter",
+            _PEFT,
+            as_stored=True,
+        ),
+        KeyPattern(  # what the names of the factors say as well
+            r"layers_to_transform|layers_pattern|exclude_modules|bias|ensure_weight_tying",
+            "setting",
+            f"{_PEFT}: which modules get factors",
+            as_stored=True,
+        ),
+        KeyPattern(
+            r"base_model_name_or_path|revision|task_type",
+            "text",
+            f"{_PEFT}: what it was trained on",
+            as_stored=True,
+        ),
+        KeyPattern(
+            r"lora_dropout|loftq_config|eva_config|corda_config|lora_ga_config|runtime_config|"
+            r"inference_mode|megatron_config|megatron_core|auto_mapping|peft_version|"
+            r"qalora_group_size",
+            "without effect",
+            f"{_PEFT}: how it is trained, and by what",
         ),
     ),
     "index": (

@@ -133,3 +133,64 @@ def test_names_with_the_adapter_s_own_are_read_and_said(name: str, tmp_path: Pat
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
     assert torch.equal(one["lm_head.weight"], head)
+
+
+OFF: dict[str, Any] = {"layer_replication": None, "use_qalora": False, "peft_version": "1"}
+# What is planted beside a rightly merged adapter -> the kind of item that is not compared
+PLANTED: dict[str, tuple[Callable[[dict[str, Values], dict[str, Any]], object], str]] = {
+    "nothing": (lambda held, config: None, ""),
+    "keys that are not set": (lambda held, config: config.update(OFF), ""),
+    "key": (lambda held, config: config.update(odd=1), "config key"),
+    "layers repeated": (
+        lambda held, config: config.update(layer_replication=[[0, 1]]),
+        "config key",
+    ),
+    "tensor": (lambda held, config: held.update({"odd.weight": torch.ones(3)}), "adapter tensor"),
+    "tensor of the base's kind": (
+        lambda held, config: held.update({f"{PREFIX}model.odd.weight": torch.ones(3)}),
+        "adapter tensor",
+    ),
+    "tensor like a factor": (
+        lambda held, config: held.update({f"{PREFIX}model.odd.lora_C.weight": torch.ones(3)}),
+        "adapter tensor",
+    ),
+    "tensor, all other names elsewhere": (
+        lambda held, config: _rename(held, {"odd.weight": torch.ones(3)}),
+        "adapter tensor",
+    ),
+}
+
+
+def _rename(held: dict[str, Values], more: dict[str, Values]) -> None:
+    moved = {name.replace("model.model.", "model.net.", 1): one for name, one in held.items()}
+    held.clear()
+    held.update(moved | more)
+
+
+@pytest.mark.parametrize("what", [*PLANTED, "file"])
+def test_what_no_merge_reads_of_an_adapter_leaves_the_answer_open(
+    what: str, tmp_path: Path
+) -> None:
+    """Seen red: merged, exit 0, with an unknown key or file; an error with an unknown tensor."""
+    change, kind = PLANTED.get(what, (lambda held, config: None, "file"))
+    base = base_folder(tmp_path / "a")
+    rows = load_file(base / "model.safetensors")
+    held, config = factors(base), dict[str, Any]()
+    for name in rows:
+        at = f"{PREFIX}{name.removesuffix('.weight')}.lora_"
+        if f"{at}A.weight" in held:
+            rows[name] = rows[name] + 2 * held[f"{at}B.weight"] @ held[f"{at}A.weight"]
+    merged = write_merged(tmp_path / "b", base, rows)
+    change(held, config)
+    adapter = write_adapter(tmp_path / "adapter", held, **config)
+    if what == "file":
+        (adapter / "odd.notes").write_text("x")
+    args = ("diff", base, merged, "--adapter", adapter)
+    done = aprfmt(*args, "--json")
+    assert (done.code, done.json["adapter"]["found"]) == (2 if kind else 0, "once"), done.err
+    left = done.json["pronounced"]["not_compared"]
+    assert [(row["kind"], row["state"]) for row in left] == [(kind, "unreadable")] * bool(kind)
+    if kind:
+        assert "odd" in left[0]["name"] or what == "layers repeated"
+        assert left[0]["name"] in aprfmt(*args).out
+        assert aprfmt(*args, "--accept", f"unread:{left[0]['name']}").code == 0

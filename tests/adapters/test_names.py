@@ -170,5 +170,5 @@ def test_tensors_of_an_adapter_that_no_merge_uses_are_not_compared(
     left = {row.name: row for row in answer.left if row.side == "the adapter"}
     assert set(left) == set(planted)
     for row in left.values():
-        assert (row.kind, row.state) == ("adapter tensor", "only in A")
-    assert answer.pronounced().exit == (1 if planted else 0)
+        assert (row.kind, row.state) == ("adapter tensor", "unreadable")
+    assert answer.pronounced().exit == (2 if planted else 0)

@@ -102,8 +102,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "adapter-unread", "aprfmt/adapters/answers.py",
-        "    left = (*report.not_compared, *_unread_tensors(found.path))\n",
-        "    left = ()\n",
+        "        left = (*report.not_compared, *_unread_items(opened, found, model))\n",
+        "        left = ()\n",
         "merged is said while a file beside differs",
     ),
     Row(
