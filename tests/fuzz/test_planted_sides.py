@@ -147,6 +147,6 @@ def test_gates_and_pages_of_a_planted_model(form: str, tmp_path: Path) -> None:
     runs = ["--between", "numpy", "numpy:cpu:float64"]
     runs_it = form == "folder"  # the GGUF's planted names fit no architecture
     code = look(["diagnose", made, made, "--ids", "1,2", "--html", page], page)
-    assert code == (0 if runs_it else 2) and page.exists()
+    assert code == 0 and page.exists()  # byte for byte the same file
     code = look(["parity", made, *runs, "--ids", "1,2", "--html", page], page)
     assert code == (0 if runs_it else 2) and page.exists() == runs_it
