@@ -139,7 +139,8 @@ def test_what_needs_no_architecture_goes_on(keys: Keys, demo_model: Path, tmp_pa
     if "model_type" not in keys:
         assert "qwen2 is not read" in told.out and "not known" not in told.out
     done = command("diagnose", demo_model, bad, "--json")
-    assert done.code == 1 and {*done.json["where"]} & {*keys}  # unread on one side, and unequal
+    unequal = {row["name"] for row in done.json["not_compared"] if row["state"] == "unequal"}
+    assert done.code == 1 and {*done.json["where"], *unequal} & {*keys}  # unread on one side
     assert any("--arch" in line for line in done.json["not_checked"])
     name = "model.norm.weight"
     other = edited(bad, tmp_path / "other", lambda held: held | {name: held[name] * 2})
