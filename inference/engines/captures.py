@@ -175,16 +175,16 @@ _PARAMETERS = (".weight", ".bias")
 def _are_outputs(source: Source) -> bool:
     """Return whether arrays, by their names and shapes, were captured and are no parameters.
 
-    Some have the name of a point, or of a module whose output is one, none ends as a parameter's
-    does, and those with a row per token have equally many; a head has as many, or one. Parameters
-    under such names have not: a norm's have one axis, and the rows of a matrix are its outputs.
-    Three axes say nothing.
+    Some have the name of a point, or of a module whose output is one; a head's alone needs the
+    run's token ids next to it. None ends as a parameter's does, and those with a row per token have
+    equally many; a head has as many, or one. Parameters under such names have not: a norm's have
+    one axis, and the rows of a matrix are its outputs. Three axes say nothing.
     """
     if any(name.endswith(_PARAMETERS) for name in source.tensors):
         return False
     rows: set[int] = set()
     head_rows: set[int] = set()
-    per_token = False
+    per_token = IDS in source.tensors
     for name, tensor in source.tensors.items():
         kinds = {point.rows for point in points_named(name)}
         held = _without_leading_ones(tensor.info.shape)

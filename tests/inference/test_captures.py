@@ -989,6 +989,18 @@ def test_one_file_of_arrays_gives_them_in_every_form(tmp_path: Path) -> None:
                     assert np.array_equal(part, wanted[1:, 1:])
 
 
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_head_alone_is_a_capture_with_its_token_ids(ids: bool, tmp_path: Path) -> None:
+    """Seen red: `diff` compared two runs' logits as the tensors of two models."""
+    held = {"logits": np.ones((1, 3, 8), np.float32)}
+    held |= {"input_ids": np.array([[1, 2, 3]])} if ids else {}
+    save_file(held, tmp_path / "a.safetensors")
+    assert captures.is_stored_captures(tmp_path / "a.safetensors") is ids
+    if ids:
+        refused = aprfmt("diff", tmp_path / "a.safetensors", tmp_path / "a.safetensors")
+        assert refused.code == 2 and "aprfmt diagnose" in refused.err
+
+
 def test_whole_numbers_have_their_type_in_every_form(tmp_path: Path) -> None:
     """Codes of 8 bits are told by it from numbers."""
     kinds = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
