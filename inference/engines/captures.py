@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from aprfmt.base.dump_names import SHAPES_FILE, tuple_member
 from aprfmt.base.protocols import Source
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats import detect_format, open_source
+from aprfmt.formats import open_source
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.formats.mapped_file import changed_error, file_identity, in_mapped_file, open_regular
 from aprfmt.formats.pytorch.layout import is_zip
@@ -528,9 +528,9 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
 
     FormatError for anything else.
     """
-    detect_format(path, "a file of arrays (.npz, .safetensors or .pt)")
+    wanted = "a file of arrays (.npz, .safetensors or .pt)"
     try:
-        source = stack.enter_context(open_source(path))
+        source = stack.enter_context(open_source(path, wanted=wanted))
     except struct.error as error:
         raise FormatError(f"{path}: is no file of arrays: {error}") from error
     pickled = source.format == "pytorch"
