@@ -14,6 +14,7 @@ Engines write a folder for each rank, a file for each pass, or tags in a file's 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 # Words for an axis along which work is divided -> the axis.
 AXES: Mapping[str, str] = {
@@ -127,6 +128,7 @@ def place_in_dump(step: int, word: str = "pass") -> str:
     return f"{word} {step}" if step >= 0 else ""
 
 
+@lru_cache(1024)
 def rank_axis(key: str) -> str:
     """Return the axis that a key such as `tp_rank` or `moe_ep_rank` numbers; "" for other keys."""
     word = key.lower().removesuffix("_rank").removesuffix("rank")

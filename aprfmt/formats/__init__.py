@@ -163,18 +163,21 @@ def detect_format(path: Path, wanted: str = "a model file") -> FormatSpec:
     )
 
 
-def open_source(path: Path | str, *, partial: bool = False, damaged: bool = False) -> Source:
+def open_source(
+    path: Path | str, *, partial: bool = False, damaged: bool = False, wanted: str = "a model file"
+) -> Source:
     """Return one open file (or all shards of a split), by its content; a context manager.
 
-    With `damaged`, faults that leave the rest readable are collected in `source.damage`, and only
-    reading an affected tensor raises; without it the first fault raises. Folders are handled by
+    `wanted` is what messages say was expected of a file that is something else. With `damaged`,
+    faults that leave the rest readable are collected in `source.damage`, and only reading an
+    affected tensor raises; without it the first fault raises. Folders are handled by
     `aprfmt.model`. Raises FormatError if the file is not in one of FORMATS.
     """
     from aprfmt.formats.in_place_patch import refuse_half_changed
 
     path = parse_location(path)
     refuse_half_changed(path)
-    spec = detect_format(path)
+    spec = detect_format(path, wanted)
     if not (damaged and spec.collects):
         return spec.open_source(path, partial=partial)
     collecting: Callable[..., Source] = spec.open_source

@@ -68,6 +68,8 @@ def refuse_half_changed(path: Path) -> None:
     """Raise FormatError for a file that an interrupted change left partly old and partly new."""
     if isinstance(path, RemotePath):
         return
+    if not os.path.islink(path) and not os.path.lexists(patch_path(path)):
+        return
     real = Path(os.path.realpath(path))
     record = _read_record(real, patch_path(real)) if os.path.lexists(patch_path(real)) else None
     if record is None:

@@ -128,7 +128,7 @@ class MappedFile:
         except OSError:
             same = False
         if not same:
-            raise _changed_error(self.path)
+            raise changed_error(self.path)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return a view of the bytes of every range [start, stop), in the order given."""
@@ -167,7 +167,7 @@ class MappedFile:
             self._map = None
 
 
-def _changed_error(path: Path) -> FormatError:
+def changed_error(path: Path) -> FormatError:
     """Return the error for a file of which other bytes are there than were mapped."""
     return FormatError(
         f"{path}: changed while it was read (its size, its time or the file itself); "

@@ -9,11 +9,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError
-from aprfmt.inference.engines.captures import StoredBytes, read_array_file
+from aprfmt.inference.engines.captures import read_array_file
+from aprfmt.inference.engines.stored_arrays import FilePool, StoredArray, StoredBytes
 from aprfmt.inference.engines.tiles import Tiles
 
 Numbers = NDArray[Any]
-# Files of this many arrays and fewer are opened anew for each: a dump may have 100,000 of them.
+# Files of this many arrays and fewer do not stay open: a dump may have 100,000 of them.
 _FEW = 4
 
 
@@ -55,23 +56,39 @@ class ArrayFiles:
     def __init__(self, stack: ExitStack) -> None:
         """Hold the stack that closes files with many arrays."""
         self._stack = stack
+        self._pool = FilePool(stack)
 
     def open(self, path: Path) -> ArrayFile:
         """Return the arrays and values of a file, unread; FormatError for one that is damaged.
 
-        A file of more than _FEW arrays stays open until the stack closes it. Any other is opened
-        again for each read.
+        A file of more than _FEW arrays stays open until the stack closes it. Of any other, arrays
+        whose bytes are in it as they are stay known by their place; for the rest it is opened again
+        for each read.
         """
         with ExitStack() as own:
             held = read_array_file(path, own)
             names = {name: (held.shapes[name], held.dtypes[name]) for name in held.shapes}
-            forms = {name: one.form for name in names if (one := held.stored(name)) is not None}
             if len(names) > _FEW:
                 self._stack.enter_context(own.pop_all())
                 return ArrayFile(path, names, held.values, held.read, held.stored, held.tiles)
+            forms = {name: one.form for name in names if (one := held.stored(name)) is not None}
+            placed: dict[str, StoredArray] = {
+                name: self._pool.array(region, f"{path}: {name}" if name else str(path))
+                for name in names
+                if (region := held.region(name)) is not None
+            }
+
+        def tiles(name: str) -> Tiles | None:
+            """Return an array's blocks by its name; None where it has to be read as a whole."""
+            return placed[name].tiles() if name in placed else None
+
+        if held.opens:
+            return ArrayFile(path, names, held.values, held.read, held.stored, tiles)
 
         def read(name: str) -> Numbers:
-            """Return the array of this name; the file is opened again."""
+            """Return the array of this name."""
+            if name in placed:
+                return placed[name].read()
             with ExitStack() as again:
                 return read_array_file(path, again).read(name)
 
@@ -80,6 +97,8 @@ class ArrayFiles:
 
             The file is open only while its windows are read.
             """
+            if name in placed:
+                return placed[name].stored()
 
             def windows() -> Generator[memoryview, None, None]:
                 """Yield the array's bytes, file opened again; FormatError if their form changed."""
@@ -91,4 +110,4 @@ class ArrayFiles:
 
             return StoredBytes(forms[name], windows) if name in forms else None
 
-        return ArrayFile(path, names, held.values, read, stored, lambda name: None)
+        return ArrayFile(path, names, held.values, read, stored, tiles)

@@ -5,13 +5,14 @@ nested in a .pt is named by its path (`model.layers.0.1`). Every size is checked
 before anything is read, nothing is unpickled, and a name never leaves its folder.
 """
 
+import io
 import math
 import os
 import struct
+import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,24 @@ from numpy.typing import NDArray
 
 from aprfmt.base.dump_names import SHAPES_FILE, tuple_member
 from aprfmt.base.protocols import Source
-from aprfmt.codecs import decode, native_kernels
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats import detect_format, open_source
+from aprfmt.formats import open_source
 from aprfmt.formats.bounded_json import load_file
-from aprfmt.formats.mapped_file import in_mapped_file, open_regular
+from aprfmt.formats.mapped_file import changed_error, file_identity, in_mapped_file, open_regular
 from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.modules import points_named
 from aprfmt.inference.engines.node_names import parse_node_name
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
-from aprfmt.inference.engines.tiles import StoredRows, Tiles
+from aprfmt.inference.engines.stored_arrays import (
+    INTEGERS,
+    FilePool,
+    Region,
+    StoredArray,
+    StoredBytes,
+    region_of,
+)
+from aprfmt.inference.engines.tiles import Tiles
 from aprfmt.model.sidecar_files import file_row
 
 Numbers = NDArray[Any]
@@ -44,20 +52,7 @@ _OF_MODELS = ("config.json", "params.json", "model_index.json")
 RAW = ("float32", "float16", "float64", "int32", "int64", "bfloat16")  # dtypes of a .bin
 
 
-# Bytes of an array that are looked at together; smaller ones of a mapped file cost more.
-WINDOW = 1 << 21
 _READ = 1 << 18  # of a file that is read: the pieces of two ranks fit a core's own cache
-
-
-@dataclass(frozen=True)
-class StoredBytes:
-    """An array's bytes as they are stored: equal bytes of one `form` are equal numbers.
-
-    `windows` yields them in order, at most WINDOW bytes at a time, each valid until the next.
-    """
-
-    form: str
-    windows: Callable[[], Generator[memoryview, None, None]]
 
 
 def _no_bytes(name: str) -> StoredBytes | None:
@@ -70,12 +65,18 @@ def _no_tiles(name: str) -> Tiles | None:
     return None
 
 
+def _no_region(name: str) -> Region | None:
+    """Return None: no array's bytes are in a file as they are."""
+    return None
+
+
 @dataclass(frozen=True)
 class Captures:
     """Arrays by the engine's names, in the order of the file. `read` gives one of them.
 
     `stored` gives an array's stored bytes, None where they are compressed or computed. `tiles`
     gives one whose blocks can be read by themselves: it holds what `read` returns, on two axes.
+    `region` says where a file has the array's bytes, None where they are not in it as they are.
     """
 
     path: Path
@@ -92,6 +93,8 @@ class Captures:
     alone: bool = False  # a file of torch.save that is one tensor
     stored: Callable[[str], StoredBytes | None] = _no_bytes
     tiles: Callable[[str], Tiles | None] = _no_tiles
+    region: Callable[[str], Region | None] = _no_region
+    opens: bool = False  # `read` and `stored` open the file by themselves: it may be closed
 
     @property
     def ids(self) -> list[int] | None:
@@ -234,6 +237,8 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
             {"": np.dtype(row.dtype).name},
             lambda _: row.read(),
             stored=lambda _: row.stored(),
+            region=lambda _: row.region,
+            opens=True,
         )
     head = _first_bytes(path)
     if head[:2] == b"PK" and not is_zip(head):
@@ -254,6 +259,7 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
             read=lambda _: found.read(path.stem),
             stored=lambda _: found.stored(path.stem),
             tiles=lambda _: found.tiles(path.stem),
+            region=lambda _: found.region(path.stem),
         )
     return found
 
@@ -323,7 +329,18 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
         inside, own = held[name]
         return inside.read(own)
 
-    return Captures(folder, shapes, dtypes, read, _other_files(folder, files), ids)
+    pool = FilePool(stack)
+
+    def tiles(name: str) -> Tiles | None:
+        """Return the blocks of the array of this name; None where it has to be read whole."""
+        if name in held:
+            inside, own = held[name]
+            return inside.tiles(own)
+        region = found[name].region
+        return None if region is None else pool.array(region, str(region.path)).tiles()
+
+    others = _other_files(folder, files)
+    return Captures(folder, shapes, dtypes, read, others, ids, tiles=tiles)
 
 
 def _other_files(folder: Path, files: Collection[str]) -> tuple[str, ...]:
@@ -339,26 +356,61 @@ def _other_files(folder: Path, files: Collection[str]) -> tuple[str, ...]:
     )
 
 
+# Dtypes of files of one array -> how such numbers are called where they are stored by range.
+_ENCODINGS: Mapping[str, str] = {
+    "<f4": "F32", "<f2": "F16", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class _FileArray:
-    """An array in a file of its own, from a byte on; `dtype` says the byte order, too."""
+    """An array in a file of its own, from a byte on; `dtype` says the byte order, too.
+
+    `identity` is the file's content; "" where it may change.
+    """
 
     path: Path
     shape: tuple[int, ...]
     dtype: str
     start: int = 0
     fortran: bool = False
+    identity: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers."""
+        return math.prod(self.shape) * _item_size(self.dtype)
+
+    @property
+    def region(self) -> Region | None:
+        """Where the file has the numbers; None where they are not little-endian floats in order."""
+        code = _ENCODINGS.get(self.dtype)
+        if code is None or self.fortran or not self.identity or sys.byteorder != "little":
+            return None
+        return Region(self.path, self.identity, self.start, self.nbytes, code, self.shape)
+
+    def _open(self) -> int:
+        """Return a descriptor; FormatError where the file was changed since it was described.
+
+        Whoever reads one that was cut off says so.
+        """
+        fd = open_regular(self.path)
+        facts = os.fstat(fd)
+        whole = facts.st_size >= self.start + self.nbytes
+        if whole and self.identity and file_identity(facts) != self.identity:
+            os.close(fd)
+            raise changed_error(self.path)
+        return fd
 
     def read(self) -> Numbers:
         """Return the numbers in their shape; FormatError if the file was cut off."""
-        with os.fdopen(open_regular(self.path), "rb") as file:
+        raw = np.empty(self.nbytes, np.uint8)
+        with os.fdopen(self._open(), "rb", buffering=0) as file:
             file.seek(self.start)
-            raw = file.read(math.prod(self.shape) * _item_size(self.dtype))
+            if _read_into(file, raw.data) < len(raw):
+                raise FormatError(f"{self.path}: was cut off while it was read")
         order: Any = "F" if self.fortran else "C"
-        flat = decode_numbers(raw, self.dtype, str(self.path))
-        if flat.size != math.prod(self.shape):
-            raise FormatError(f"{self.path}: was cut off while it was read")
-        return flat.reshape(self.shape, order=order)
+        return decode_numbers(raw, self.dtype, str(self.path)).reshape(self.shape, order=order)
 
     def stored(self) -> StoredBytes:
         """Return the bytes of the numbers, in their order in the file."""
@@ -366,9 +418,9 @@ class _FileArray:
 
     def _windows(self) -> Generator[memoryview, None, None]:
         """Yield the bytes of the numbers; FormatError if the file was cut off."""
-        left = math.prod(self.shape) * _item_size(self.dtype)
+        left = self.nbytes
         buffer = memoryview(bytearray(min(_READ, left)))
-        with os.fdopen(open_regular(self.path), "rb", buffering=0) as file:
+        with os.fdopen(self._open(), "rb", buffering=0) as file:
             file.seek(self.start)
             while left:
                 got = file.readinto(buffer[: min(_READ, left)])
@@ -378,17 +430,26 @@ class _FileArray:
                 left -= got
 
 
+def _read_into(file: io.RawIOBase, buffer: memoryview) -> int:
+    """Fill a buffer from a file's position on; return how many bytes the file had for it."""
+    done = 0
+    while done < len(buffer) and (got := file.readinto(buffer[done:])):
+        done += got
+    return done
+
+
 def _open_npy(path: Path) -> _FileArray:
     """Return the array of a .npy file; FormatError for anything but numbers."""
     with os.fdopen(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        facts = os.fstat(file.fileno())
+        size = facts.st_size
         (shape, dtype), fortran = read_header(file, str(path), size)
         start = file.tell()
     if size > MAX_MEMBER:
         raise FormatError(f"{path}: {size} bytes; at most {MAX_MEMBER} of an array are read")
     if dtype.kind not in "fiub":
         raise FormatError(f"{path}: holds {dtype}; expected numbers")
-    return _FileArray(path, shape, dtype.str, start, fortran)
+    return _FileArray(path, shape, dtype.str, start, fortran, file_identity(facts))
 
 
 def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
@@ -423,7 +484,8 @@ def _open_raw(path: Path, stated: tuple[list[int], str] | None) -> _FileArray:
     `stated` are shape and dtype of shapes.json; without them it is one axis of float32.
     """
     with os.fdopen(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        facts = os.fstat(file.fileno())
+    size = facts.st_size
     if size > MAX_MEMBER:
         raise FormatError(f"{path}: {size} bytes; at most {MAX_MEMBER} of an array are read")
     shape, dtype = stated or ([size // 4], "float32")  # a single axis, until a mapping says more
@@ -433,7 +495,7 @@ def _open_raw(path: Path, stated: tuple[list[int], str] | None) -> _FileArray:
             f"{math.prod(shape) * _item_size(dtype)}; say "
             f"its shape in {SHAPES_FILE}"
         )
-    return _FileArray(path, tuple(shape), dtype)
+    return _FileArray(path, tuple(shape), dtype, identity=file_identity(facts))
 
 
 def _item_size(dtype: str) -> int:
@@ -441,7 +503,7 @@ def _item_size(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
+def decode_numbers(raw: bytes | NDArray[np.uint8], dtype: str, where: str) -> Numbers:
     """Return the numbers of raw bytes as a flat array in this machine's byte order.
 
     `dtype` is numpy's name, or "bfloat16", whose numbers become float32. `where` names the place in
@@ -452,18 +514,13 @@ def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
         raise FormatError(f"{where}: ends inside a number; was it cut off?")
     if dtype == "bfloat16":
         return (np.frombuffer(raw, kind).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.frombuffer(raw, kind).astype(kind.newbyteorder("="))
+    return np.frombuffer(raw, kind).astype(kind.newbyteorder("="), copy=isinstance(raw, bytes))
 
 
-INTEGERS: Mapping[str, str] = {
-    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2",
-}  # fmt: skip
-COMPLEX = ("C64",)  # encodings of which a float would be half
-_SINGLE = ("F32", "F16", "BF16")  # encodings of one number after another, read as float32
 FLOATS: dict[str, str] = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
 }  # fmt: skip
+_DTYPES = FLOATS | {name: np.dtype(kind).name for name, kind in INTEGERS.items()}
 
 
 def _open_tensors(path: Path, stack: ExitStack) -> Captures:
@@ -471,9 +528,9 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
 
     FormatError for anything else.
     """
-    detect_format(path, "a file of arrays (.npz, .safetensors or .pt)")
+    wanted = "a file of arrays (.npz, .safetensors or .pt)"
     try:
-        source = stack.enter_context(open_source(path))
+        source = stack.enter_context(open_source(path, wanted=wanted))
     except struct.error as error:
         raise FormatError(f"{path}: is no file of arrays: {error}") from error
     pickled = source.format == "pytorch"
@@ -481,84 +538,40 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
     if pickled:
         names = _names_without_stem(list(source.tensors), path.stem)
 
-    def read(name: str) -> Numbers:
-        """Return the array of this name, floats as float32 or float64.
-
-        Raises FormatError for a tensor that cannot be decoded.
-        """
+    def array(name: str) -> StoredArray:
+        """Return the array of this name as the file stores it."""
         tensor = source.tensors[names[name]]
-        encoding = tensor.info.encoding
-        if encoding in COMPLEX:
-            raise FormatError(f"{path}: {name}: holds complex numbers; expected real ones")
-        try:
-            if encoding in INTEGERS:
-                raw = bytes(tensor.raw())
-                return np.frombuffer(raw, INTEGERS[encoding]).reshape(tensor.info.shape)
-            try:
-                values = decode(encoding, tensor.raw(), tensor.info.shape)
-            except AprfmtError as error:
-                raise FormatError(f"{path}: {name}: {error}") from error
-            return np.asarray(values, np.float64 if encoding == "F64" else np.float32)
-        finally:
-            tensor.drop()
-
-    def stored(name: str) -> StoredBytes:
-        """Return the stored bytes of this name; pages are released after each window."""
-        tensor = source.tensors[names[name]]
-
-        def windows() -> Generator[memoryview, None, None]:
-            """Yield the tensor's bytes, whose pages are released after each window."""
-            for start in range(0, tensor.info.nbytes, WINDOW):
-                stop = min(start + WINDOW, tensor.info.nbytes)
-                yield tensor.raw(start, stop)
-                tensor.drop(start, stop)
-
-        return StoredBytes(tensor.info.encoding, windows)
-
-    def tiles(name: str) -> Tiles | None:
-        """Return the blocks of this name; None where its rows are not float rows in the file."""
-        tensor = source.tensors[names[name]]
-        encoding, shape = tensor.info.encoding, tensor.info.shape
-        one = len(shape) == 2 or (len(shape) == 3 and shape[0] == 1)
-        if encoding not in _SINGLE or not one or not math.prod(shape) or not in_mapped_file(tensor):
-            return None
-        width, size = shape[-1], tensor.info.nbytes // math.prod(shape)
-
-        def fill(row: int, column: int, out: Numbers) -> None:
-            """Fill `out` from the file's rows, whose pages are released."""
-            first, last = row * width * size, (row + len(out)) * width * size
-            try:
-                held, native = tensor.raw(first, last), native_kernels()
-                if native is None or not native.decode_rows(encoding, held, width, column, out):
-                    values = decode(encoding, held, (len(out), width))
-                    out[...] = values[:, column : column + out.shape[1]]
-            except AprfmtError as error:
-                raise FormatError(f"{path}: {name}: {error}") from error
-            finally:
-                tensor.drop(first, last)
-
-        def rows_stored(row: int, rows: int) -> list[StoredRows]:
-            """Return the bytes of whole rows, as the file has them."""
-            first, last = row * width * size, (row + rows) * width * size
-            try:
-                held = tensor.raw(first, last)
-            except AprfmtError as error:
-                raise FormatError(f"{path}: {name}: {error}") from error
-            release = partial(tensor.drop, first, last)
-            return [StoredRows(encoding, held, width, 0, width, release, f"{path}: {name}")]
-
-        return Tiles(shape[-2], width, fill, rows_stored)
+        info = tensor.info
+        return StoredArray(
+            f"{path}: {name}",
+            info.encoding,
+            tuple(info.shape),
+            info.nbytes,
+            tensor.raw,
+            tensor.drop,
+        )
 
     # Describe every tensor; values are read later.
     infos = {name: source.tensors[own].info for name, own in names.items()}
-    known = FLOATS | {name: np.dtype(kind).name for name, kind in INTEGERS.items()}
-    dtypes = {name: known.get(row.encoding, row.encoding) for name, row in infos.items()}
+    dtypes = {name: _DTYPES.get(row.encoding, row.encoding) for name, row in infos.items()}
     ids = _token_ids(source.metadata) if pickled else None
     values = source.metadata if pickled else {}
     shapes = {name: row.shape for name, row in infos.items()}
     alone = pickled and list(source.tensors) == [ALONE]
     return Captures(
-        path, shapes, dtypes, read, (), ids, values, alone=alone, stored=stored, tiles=tiles
+        path,
+        shapes,
+        dtypes,
+        lambda name: array(name).read(),
+        (),
+        ids,
+        values,
+        alone=alone,
+        stored=lambda name: array(name).stored(),
+        tiles=lambda name: (
+            array(name).tiles() if in_mapped_file(source.tensors[names[name]]) else None
+        ),
+        region=lambda name: region_of(source.tensors[names[name]]),
     )
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from aprfmt.base.dump_names import rank_of_axis
 from aprfmt.errors import FormatError
-from aprfmt.inference.engines.captures import StoredBytes
 from aprfmt.inference.engines.parts import finite_distance
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
+from aprfmt.inference.engines.stored_arrays import StoredBytes
 from aprfmt.inference.engines.tiles import Tiles, add_up, join_columns, join_rows
 from aprfmt.tensors.memory_compare import bytes_equal
 

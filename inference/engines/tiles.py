@@ -23,6 +23,7 @@ Numbers = NDArray[Any]
 _TOGETHER = 1 << 21  # elements that are read together for a whole array
 _COUNTED = 1 << 20  # and for its statistics: they stay in the last-level cache
 _AHEAD = 1 << 19  # and for pieces of them
+_BESIDE = 256  # parts whose stored rows are held at a time: each may be a file of its own
 _STORED = 8 * PART  # elements of which statistics are taken where they are stored, at a time
 
 
@@ -303,7 +304,8 @@ def join_columns(parts: Sequence[Tiles]) -> Tiles:
         """Return what each part's file has of these rows."""
         return [piece for one in held for piece in one(row, rows)]
 
-    return Tiles(parts[0].rows, starts[-1], fill, stored if len(held) == len(parts) else None)
+    there = len(held) == len(parts) <= _BESIDE
+    return Tiles(parts[0].rows, starts[-1], fill, stored if there else None)
 
 
 def join_rows(parts: Sequence[Tiles]) -> Tiles:

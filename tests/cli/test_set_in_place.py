@@ -218,6 +218,12 @@ def kill_at_each_call(path: Path, change: str) -> None:
             mixed += path.read_bytes() not in (old, new)
             inspected = aprfmt("inspect", path)
             assert inspected.code == 2 and "a change in place was interrupted" in inspected.err
+            link = path.parent / "links" / path.name
+            link.parent.mkdir(exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(path)
+            by_link = aprfmt("inspect", link)
+            assert by_link.code == 2 and "a change in place was interrupted" in by_link.err
         else:
             assert path.read_bytes() in (old, new)
         assert aprfmt("set", path, change, "--in-place").code == 0

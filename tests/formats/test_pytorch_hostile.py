@@ -17,7 +17,7 @@ from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats import open_source
 from aprfmt.formats.pytorch import pickle_calls, state_dict
 from aprfmt.formats.pytorch.pickle_imports import Imports
-from aprfmt.formats.pytorch.pickle_reader import Stream, Unpickler
+from aprfmt.formats.pytorch.pickle_reader import MAX_NAME, WINDOW, Stream, Unpickler
 from tests.formats import pytorch_files as files
 
 PLANTED = "planted_by_a_test"
@@ -548,6 +548,38 @@ def test_what_a_storage_says_is_said_once(kind: type[FormatError]) -> None:
     stream = Stream(memoryview(body), 0, len(body), "x.pt: data.pkl")
     with pytest.raises(kind, match=r"^x\.pt: storage 7 is cut$"):
         Unpickler(stream, lambda function, arguments: None, resolve, Imports()).load()
+
+
+@pytest.mark.parametrize("before", [0, 1, WINDOW - MAX_NAME, WINDOW - 3, WINDOW - 1, WINDOW])
+def test_a_name_is_read_up_to_its_longest_wherever_it_stands(before: int) -> None:
+    """Names that are fetched at once, and those at the edge of what is fetched."""
+    for count, says in ((3, ""), (MAX_NAME, ""), (MAX_NAME + 1, "is longer than"), (9, "is cut")):
+        end = b"" if says == "is cut" else b"\n."
+        body = b"-" * before + b"n" * count + end
+        stream = Stream(memoryview(body), 0, len(body), "x.pt")
+        for at in range(before):
+            assert stream.byte("an opcode") == 45 and stream.at == at + 1
+        if says:
+            with pytest.raises(FormatError, match=f"a name at byte .*{says}|{says}"):
+                stream.line("a name")
+        else:
+            assert stream.line("a name") == "n" * count
+            assert stream.byte("an opcode") == 46
+
+
+@pytest.mark.parametrize("comment", [b"", b"x", b"PK\x05\x06", b"c" * 0xFFFF])
+def test_an_archive_with_a_comment_is_read(comment: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    held = torch.arange(6.0)
+    torch.save({"x": held}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = comment
+    if b"PK" in comment:  # the last end of an archive is looked for, whatever it stands in
+        with pytest.raises(FormatError, match="directory"), open_source(path):
+            pass
+        return
+    with open_source(path) as source:
+        assert bytes(source.tensors["x"].raw()) == held.numpy().tobytes()
 
 
 def test_values_that_a_small_file_shares_are_bounded_by_its_size() -> None:

@@ -916,6 +916,17 @@ def test_a_file_that_is_cut_off_after_it_was_opened_is_an_error(tmp_path: Path) 
             assert np.array_equal(found.read("y"), values)
 
 
+def test_a_file_that_is_replaced_after_it_was_described_is_an_error(tmp_path: Path) -> None:
+    values = np.arange(12, dtype=np.float32)
+    folder = npy(tmp_path / "d", {"x": values, "y": values})
+    with open_captures(folder) as found:
+        np.save(folder / "other.npy", values)
+        (folder / "other.npy").replace(folder / "x.npy")
+        with pytest.raises(FormatError, match=r"x\.npy: changed while it was read"):
+            found.read("x")
+        assert np.array_equal(found.read("y"), values)
+
+
 def test_raw_files_are_read_as_their_shapes_say(tmp_path: Path) -> None:
     """Every dtype that may be stated; a file that is cut off while it is open is an error."""
     values = np.arange(-3, 3).reshape(2, 3)

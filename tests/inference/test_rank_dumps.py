@@ -18,7 +18,7 @@ from aprfmt.causes.forward.shards import role_of
 from aprfmt.cli.trace.reference import reference_verdict
 from aprfmt.codecs import native_kernels
 from aprfmt.errors import FormatError
-from aprfmt.inference.engines import captures
+from aprfmt.inference.engines import captured_arrays, captures, stored_arrays
 from aprfmt.inference.engines.dump_folders import Dump, Pass, read_dump
 from aprfmt.inference.engines.dumps import _widths_by_name
 from aprfmt.inference.engines.engine_modules import is_normed
@@ -572,9 +572,9 @@ def test_a_rank_may_have_no_expert_and_no_row_of_the_vocabulary(point: str, summ
     assert may_be_summands(ranks, point) == summed
 
 
-# Dumps in files of many arrays, whose rows follow one another in every pass.
+# Dumps by names of modules, whose rows follow one another in every pass.
 BY_BLOCKS = (
-    "tensor", "shared key heads", "pipeline", "sequence", "data", "expert",
+    "tensor", "shared key heads", "pipeline", "sequence", "data", "expert", "dims",
     "decode", "chunked", "continuous",
 )  # fmt: skip
 
@@ -613,11 +613,11 @@ def test_blocks_give_what_whole_arrays_give(
 
     monkeypatch.setattr(Tiles, "stats", count)
     for encodings, first in (
-        (captures._SINGLE, "values"),
-        (captures._SINGLE, "statistics"),
+        (stored_arrays._SINGLE, "values"),
+        (stored_arrays._SINGLE, "statistics"),
         ((), ""),
     ):
-        monkeypatch.setattr(captures, "_SINGLE", encodings)
+        monkeypatch.setattr(stored_arrays, "_SINGLE", encodings)
         with opened(folder, base, tokens) as trace:
             if first == "statistics":
                 assert not counted or native_kernels() is None  # values have brought theirs
@@ -633,6 +633,89 @@ def test_blocks_give_what_whole_arrays_give(
         assert held[key].dtype == value.dtype and held[key].shape == value.shape, key
         assert held[key].tobytes() == value.tobytes(), key
     assert bool(counted) == (form in BY_BLOCKS)
+
+
+def _flat(held: dict[str, Any]) -> dict[str, Any]:
+    """Return the arrays of a module's outputs, of which one may have several."""
+    found: dict[str, Any] = {}
+    for name, value in held.items():
+        parts = value if isinstance(value, list) else [value]
+        found |= {f"{name}.{at}" if len(parts) > 1 else name: one for at, one in enumerate(parts)}
+    return found
+
+
+def _as_dumped(place: Path, held: dict[str, Any], rank: int) -> None:
+    meta = {"sglang_parallel_info": {"tp_rank": rank, "tp_size": 2}}
+    for at, (name, value) in enumerate(held.items()):
+        said = {"value": value, "meta": {"name": name, "rank": rank, "step": 0, **meta}}
+        torch.save(said, place / f"step=0___rank={rank}___dump_index={at}___name={name}.pt")
+
+
+def _as_tensors(place: Path, held: dict[str, Any], rank: int) -> None:
+    for name, value in held.items():
+        torch.save(value, place / f"{name}.pt")
+
+
+def _as_npy(place: Path, held: dict[str, Any], rank: int) -> None:
+    for name, value in held.items():
+        np.save(place / f"{name}.npy", value.numpy())
+
+
+# A file for each array, in the forms that have one.
+ONE_EACH: dict[str, Callable[[Path, dict[str, Any], int], None]] = {
+    "dumper": _as_dumped, "tensors": _as_tensors, "npy": _as_npy,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("open_files", [1, 3, 128])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("form", ONE_EACH)
+def test_a_file_for_each_array_gives_what_one_file_gives(
+    form: str, dtype: str, open_files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values, statistics and a comparison to the bit; each file is described once."""
+    monkeypatch.setattr(stored_arrays.FilePool, "MOST", open_files)
+    described: list[Path] = []
+    read_file = captures.read_array_file
+
+    def describe(path: Path, stack: ExitStack) -> captures.Captures:
+        described.append(path)
+        return read_file(path, stack)
+
+    monkeypatch.setattr(captured_arrays, "read_array_file", describe)
+    one, each = tmp_path / "one", tmp_path / "each"
+    for rank in range(2):
+        name = f"TP{rank}_PP0_Rank{rank}_pid{rank}"
+        held = _flat(_cast({**WHOLE, **state(written(), of_rank(rank, 2))}, getattr(torch, dtype)))
+        torch.save(held, _made(one / name) / "Pass00000.pt")
+        ONE_EACH[form](_made(each / name), held, rank)
+    found = []
+    for folder in (one, each):
+        with opened(folder) as trace, opened(one) as reference:
+            stats = {key: repr(record.stats) for key, record in trace.records.items()}
+            values = {key: np.asarray(trace.fetch(key)) for key in trace.records}
+            points = [repr(point) for point in compare_traces(trace, reference).points]
+            found.append((stats, {key: x.tobytes() for key, x in values.items()}, points))
+        again = [path for path in described if path.is_relative_to(each)]
+        assert len(again) == len(set(again))
+    assert found[0] == found[1] and len(found[0][2]) > 40
+
+
+@pytest.mark.parametrize("form", ONE_EACH)
+def test_a_file_that_was_replaced_since_it_was_described_is_an_error(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_arrays.FilePool, "MOST", 1)
+    for rank in range(2):
+        place = _made(tmp_path / "d" / f"TP{rank}_PP0_Rank{rank}_pid{rank}")
+        ONE_EACH[form](place, _flat({**WHOLE, **state(written(), of_rank(rank, 2))}), rank)
+    with opened(tmp_path / "d") as trace:
+        for path in list(tmp_path.rglob("*down_proj*")):
+            other = path.with_name("other")
+            other.write_bytes(path.read_bytes())
+            other.replace(path)
+        with pytest.raises(FormatError, match="changed while it was read"):
+            trace.fetch("L0.ffn_out")
 
 
 @pytest.mark.parametrize("form", STEPS)
@@ -1130,8 +1213,8 @@ def test_ranks_are_compared_by_their_stored_bytes(
 
         return call
 
-    for one in ("decode", "decode_numbers"):
-        monkeypatch.setattr(captures, one, counted(getattr(captures, one)))
+    for module, one in ((stored_arrays, "decode"), (captures, "decode_numbers")):
+        monkeypatch.setattr(module, one, counted(getattr(module, one)))
     spec = {"arrays": {"*": "t h"}}
     (folder / "ranks.json").write_text(json.dumps(spec))
     with ExitStack() as stack:

@@ -124,6 +124,26 @@ def test_statistics_of_stored_rows_are_those_of_the_whole(rows: int) -> None:
         assert repr(tiles.stats()) == repr(compute_stats(expected))
 
 
+@pytest.mark.parametrize("parts", [256, 257])
+def test_of_many_files_few_are_held_at_a_time(parts: int) -> None:
+    x = drawn(9, parts)
+    open_rows: list[int] = []
+
+    def part(column: int) -> Tiles:
+        own = tiles_of(np.ascontiguousarray(x[:, column : column + 1]), True)
+
+        def held(row: int, count: int) -> list[StoredRows]:
+            assert own.stored is not None
+            open_rows.append(column)
+            assert len(open_rows) <= 256
+            return [one._replace(drop=open_rows.clear) for one in own.stored(row, count)]
+
+        return replace(own, stored=held)
+
+    tiles = join_columns([part(column) for column in range(parts)])
+    assert repr(tiles.stats()) == repr(compute_stats(x))
+
+
 @pytest.mark.parametrize(
     "rows, width", [(1, 1), (3, PART), (300, 2048), (1300, 1000), (5, 1 << 20)]
 )

@@ -38,9 +38,9 @@ class Stream:
         self.end = end
         self._region = region
         self._base = self._stop = start
-        self._chunk = memoryview(b"")
+        self._chunk = b""  # of the region: [base, stop)
 
-    def take(self, count: int, what: str) -> memoryview:
+    def take(self, count: int, what: str) -> bytes | memoryview:
         """Return the next `count` bytes and move past them; TruncatedError if fewer remain.
 
         `what` names them in the message.
@@ -51,22 +51,38 @@ class Stream:
                 f"{self.where}: {what} at byte {at} needs {count} bytes, {self.end - at} remain; "
                 "the file is cut or damaged"
             )
-        stop = at + count
+        stop = self.at = at + count
+        if count > WINDOW:
+            return self._region[at:stop]
         if stop > self._stop:
-            self._base, self._stop = at, min(self.end, at + max(count, WINDOW))
-            self._chunk = self._region[self._base : self._stop]
-        self.at = stop
+            self._base, self._stop = at, min(self.end, at + WINDOW)
+            self._chunk = bytes(self._region[self._base : self._stop])
         return self._chunk[at - self._base : stop - self._base]
+
+    def byte(self, what: str) -> int:
+        """Return the next byte and move past it; TruncatedError where none remains."""
+        at = self.at
+        if at >= self._stop:
+            return self.take(1, what)[0]
+        self.at = at + 1
+        return self._chunk[at - self._base]
 
     def uint(self, size: int, what: str) -> int:
         """Return the next `size` bytes as a little-endian unsigned integer."""
+        if size == 1:
+            return self.byte(what)
         return int.from_bytes(self.take(size, what), "little")
 
     def line(self, what: str) -> str:
         """Return the text up to the next line feed; FormatError above MAX_NAME bytes."""
+        start, here = self.at, self.at - self._base
+        if start < self._stop:
+            stop = self._chunk.find(b"\n", here, here + MAX_NAME + 1)
+            if stop >= 0:
+                self.at = self._base + stop + 1
+                return self._text(self._chunk[here:stop], what)
         found = bytearray()
-        start = self.at
-        while (byte := self.take(1, what)[0]) != 10:
+        while (byte := self.byte(what)) != 10:
             found.append(byte)
             if len(found) > MAX_NAME:
                 raise FormatError(
@@ -79,7 +95,7 @@ class Stream:
         """Return the next `count` bytes as text; pickles may spell lone surrogates."""
         return self._text(self.take(count, what), what)
 
-    def _text(self, data: bytearray | memoryview, what: str) -> str:
+    def _text(self, data: bytes | bytearray | memoryview, what: str) -> str:
         """Return bytes decoded as UTF-8, lone surrogates allowed; FormatError if they are not."""
         try:
             return str(data, "utf-8", "surrogatepass")
@@ -179,11 +195,11 @@ class Unpickler:
 
         UnsupportedError for an opcode that is not in the table, or more than MAX_OPCODES of them.
         """
-        take, opcodes = self.stream.take, _OPCODES
+        stream, byte, opcodes = self.stream, self.stream.byte, _OPCODES
         for _ in range(MAX_OPCODES):
-            self._begin = self.stream.at
-            self._code = take(1, "an opcode")[0]
-            handler = opcodes.get(self._code)
+            self._begin = stream.at
+            code = self._code = byte("an opcode")
+            handler = opcodes.get(code)
             if handler is None:
                 raise self._refusal("is not read here")
             if handler(self) is _STOP:

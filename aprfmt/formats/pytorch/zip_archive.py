@@ -77,9 +77,14 @@ def _find_directory(view: Region, size: int, where: str) -> tuple[int, int, int,
     Read from the end of the file; `size` is the file's. Raises TruncatedError without a directory,
     FormatError for an impossible one, UnsupportedError for one of several zip files.
     """
-    base = max(0, size - _END.size - _COMMENT - _LONG_LOCATOR.size)
+    # torch writes no comment: only another archive's end is looked for.
+    base = max(0, size - _END.size - _LONG_LOCATOR.size)
     tail = bytes(view[base:size])
     at = tail.rfind(END)
+    if at != len(tail) - _END.size:
+        base = max(0, base - _COMMENT)
+        tail = bytes(view[base:size])
+        at = tail.rfind(END)
     if at < 0 or len(tail) - at < _END.size:
         raise TruncatedError(
             f"{where}: no zip directory at its end; the file is cut: get it again whole"
@@ -142,25 +147,28 @@ def _read_entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
         text = name.decode("utf-8", "surrogateescape")
         extra = data[at + _ENTRY.size + name_size : stop - comment_size]
         plain, packed, header = _apply_zip64(extra, (plain, packed, header), where)
-        shown = shorten(text, 100)
         # The bytes must be stored plainly, so that they can be mapped.
         if flags & 1:
-            raise UnsupportedError(f"{where}: {shown!r} is encrypted; decrypt the file first")
+            raise UnsupportedError(
+                f"{where}: {shorten(text, 100)!r} is encrypted; decrypt the file first"
+            )
         if method:
             raise UnsupportedError(
-                f"{where}: {shown!r} is compressed (method {method}, {packed} bytes to {plain}); "
+                f"{where}: {shorten(text, 100)!r} is compressed (method {method}, {packed} bytes "
+                f"to {plain}); "
                 "torch.save stores records as they are: save it again with torch, or zip it with -0"
             )
         # Sizes must agree, and the record must end before the directory.
         if packed != plain or disk not in (0, _NARROW):
             raise FormatError(
-                f"{where}: {shown!r} is stored in {packed} bytes and said to have {plain}; "
+                f"{where}: {shorten(text, 100)!r} is stored in {packed} bytes and said to have "
+                f"{plain}; "
                 "it is damaged"
             )
         if header + _LOCAL.size + name_size + plain > begin:
             raise TruncatedError(
-                f"{where}: {shown!r} is said to take {plain} bytes from byte {header}, the records "
-                f"end at {begin}; it is damaged"
+                f"{where}: {shorten(text, 100)!r} is said to take {plain} bytes from byte "
+                f"{header}, the records end at {begin}; it is damaged"
             )
         yield ZipRecord(text, header, 0, plain, crc)
         at = stop
@@ -204,8 +212,8 @@ def _locate_bytes(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRe
     FormatError if the local header contradicts the directory, TruncatedError if the bytes go past
     the file's end. `size` is the file's.
     """
-    what = f"{where}: {shorten(entry.name, 100)!r}"
     if len(head) < _LOCAL.size or head[:4] != LOCAL:
+        what = f"{where}: {shorten(entry.name, 100)!r}"
         raise FormatError(f"{what}: no local zip header at byte {entry.header}; it is damaged")
     _, _, flags, method, _, _, _, _, plain, name_size, extra_size = _LOCAL.unpack(head)
     named = len(entry.name.encode("utf-8", "surrogateescape"))
@@ -216,12 +224,14 @@ def _locate_bytes(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRe
         or name_size != named
         or (plain not in (entry.size, _WIDE) and not later)
     ):
+        what = f"{where}: {shorten(entry.name, 100)!r}"
         raise FormatError(
             f"{what}: its local zip header at byte {entry.header} does not say what the directory "
             "says; it is damaged, or made to be read in two ways"
         )
     start = entry.header + _LOCAL.size + name_size + extra_size
     if start + entry.size > size:
+        what = f"{where}: {shorten(entry.name, 100)!r}"
         raise TruncatedError(
             f"{what} needs bytes {start}..{start + entry.size}, the file has {size}; get it again"
         )
