@@ -31,7 +31,7 @@ def test_what_sampling_shows_and_leaves_out_is_all_it_found(
         differing=[SimpleNamespace(tensor=f"d{i}", byte=i) for i in range(differing)],
         unlike=[SimpleNamespace(tensor=f"u{i}", why="shape") for i in range(unlike)],
     )  # fmt: skip
-    diff.show_samples(report)
+    diff.show_samples(report, "aprfmt diff a b")
     lines = capsys.readouterr().out.splitlines()
     shown = sum(line.startswith(("  d", "  u")) for line in lines)
     more = [int(line.split()[1]) for line in lines if line.startswith("  ... ")]

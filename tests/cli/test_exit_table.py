@@ -190,6 +190,7 @@ NO = [
     f"parity nan --between numpy numpy:cpu:float64 --ids {IDS}",
     f"trace eps --payload --points all --ids {IDS} --reference trace.safetensors",
     "hash q.gguf --check g.gguf.aprfmt-hash.json", "attest damaged.gguf --from d",
+    "diff d nan --sample 50M", "diff d d --sample 50M",
 ]  # fmt: skip
 
 
