@@ -193,11 +193,33 @@ def compare_samples(
     from aprfmt.measure.sampling import sample_files
 
     report = sample_files(a, b, nbytes, seed=seed, tensors=patterns, arch=arch)
-    return render.emit(report.to_json(), report.exit_code, lambda: show_samples(report))
+    command = _whole_command(report, a, b, patterns, arch)
+    return render.emit(report.to_json(), report.exit_code, lambda: show_samples(report, command))
 
 
-def show_samples(report: "SampleReport") -> None:
-    """Print what random ranges have shown, and what they cannot show."""
+def _whole_command(
+    report: "SampleReport", a: Path, b: Path, patterns: Sequence[str], arch: str | None
+) -> str:
+    """Return the command that compares the rest: of what differs, the first tensor alone.
+
+    Where digests prove all tensors equal, it is keys and texts.
+    """
+    if report.all_settled and not patterns:
+        sections = [word for name in SECTIONS if name != "tensors" for word in ("--only", name)]
+        given = ("--arch", arch) if arch else ()
+        return shlex.join(["aprfmt", "diff", str(a), str(b), *sections, *given])
+    differ = [one.tensor for one in report.differing] + [one.tensor for one in report.unlike]
+    named = differ[:1] or patterns
+    words = [str(a), str(b), *(word for name in named for word in ("--tensor", name))]
+    return shlex.join(["aprfmt", "diff", *words, *(("--arch", arch) if arch else ())])
+
+
+def show_samples(report: "SampleReport", command: str) -> None:
+    """Print what random ranges have shown, what they cannot show, and the next command."""
+    if report.all_settled:
+        render.say_verdict(report.pronounced.says, "warn")
+        render.line(f"next: {render.escape(command)}", style="head")
+        return
     looked, whole = render.size_text(report.bytes), render.size_text(report.of_bytes)
     render.line(
         f"{report.ranges} of {report.of_ranges} ranges, {looked} of {whole} a side "
@@ -222,6 +244,7 @@ def show_samples(report: "SampleReport") -> None:
         )
     if report.different:
         render.say_verdict(report.pronounced.says, "bad")
+        render.line(f"next: {render.escape(command)}", style="head")
         return
     if report.share is not None:
         render.line(
@@ -232,6 +255,7 @@ def show_samples(report: "SampleReport") -> None:
         "one changed tensor, or one bit, is easily missed; diff without --sample reads everything",
         style="warn",
     )
+    render.line(f"next: {render.escape(command)}", style="head")
 
 
 TOP = 10  # worst tensors shown with -v

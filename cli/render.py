@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import threading
@@ -80,6 +81,13 @@ def is_flag_set(flag: str) -> bool:
 def note_flag(context: click.Context, option: click.Parameter, value: bool) -> None:
     """Store a flag of `options.common` for `is_flag_set`; click calls it."""
     context.meta[f"{__name__}.{option.name}"] = value
+
+
+def this_command(*more: str) -> str:
+    """Return the running command as it was given, with the words `more` after it, for a shell."""
+    context = click.get_current_context(silent=True)
+    given = () if context is None else context.find_root().obj or ()
+    return shlex.join(["aprfmt", *given, *more])
 
 
 _NEXT = "next: "

@@ -217,6 +217,9 @@ class Walk:
                 )
             if self.levels.ended or (self.levels.unmoved and self.levels.stated and alone):
                 return self.make_diagnosis()
+            if self.a.kind == self.b.kind == "model" and self._has_same_model():
+                self._record_same_file()
+                return self.make_diagnosis()
             report = self.levels.report
             if report is not None and any(row.state == LATE for row in report.not_compared):
                 self._record_omitted_pass()
@@ -259,6 +262,12 @@ class Walk:
         nbytes = sum(tensor.nbytes for model in models.values() for tensor in model.values())
         budget = self.reporter.budget
         return budget.has_time() and budget.has_room(nbytes)
+
+    def _record_same_file(self) -> None:
+        """Record that no pass is needed, as there is one file, which runs in one way."""
+        self.levels.checked.append("forward pass: not needed, of the same file")
+        self.levels.coverage.run.append("no pass: both sides are the same file")
+        self.levels.complete, self.levels.remainder = True, 0.0
 
     def _record_omitted_pass(self) -> None:
         """Record that the budget left no forward pass."""

@@ -25,6 +25,7 @@ RANGE = 64 << 10  # bytes of one range, aligned to itself within its tensor
 BATCH = 256  # ranges read at a time: 16 MiB a side
 SURE = 0.95
 _WORDS = VerdictWords("equal", "different", "not shown to be equal")
+_BY_DIGESTS = VerdictWords("equal", "different", "not decided")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,15 @@ class SampleReport:
             NotCompared("section", "of keys and texts", "unreadable", "ranges are of tensors"),
         ][not undrawn :]
         counts = {"ranges": (self.ranges, self.of_ranges), "tensors": (self.settled, self.settled)}
-        return pronounce(_WORDS, Compared(self.different, counts, tuple(left), "; ".join(said)))
+        words = _WORDS
+        if self.all_settled:
+            words, said = _BY_DIGESTS, ["equal by the digests of their files"]
+        return pronounce(words, Compared(self.different, counts, tuple(left), "; ".join(said)))
+
+    @property
+    def all_settled(self) -> bool:
+        """Whether the published digests prove every tensor equal, so that no range is drawn."""
+        return bool(self.settled) and not (self.of_ranges or self.different or self.unsampled)
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `--json`."""

@@ -338,10 +338,14 @@ def compare_traces(
     )
 
 
+BEFORE_MASK = ("scores", "index_scores")  # of every key, those that a token does not see too
+
+
 def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> FirstToken | None:
     """Return the earliest token at which a point is beyond its tolerance; None if none is.
 
-    Of several points that differ there, the first in the order of `points` counts.
+    Of several points that differ there, the first in the order of `points` counts. Of scores that
+    are taken before the mask, only those of keys that the token sees count.
     """
     found: FirstToken | None = None
     for point in points:
@@ -356,8 +360,8 @@ def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) ->
         x, y = a.recorded_values(point.key), b.recorded_values(point.key)
         if x is None or y is None or np.size(x) != np.size(y):
             continue
-        chosen = _present_values(a.values_mask(point.key), b.values_mask(point.key))
-        rows = _distances_of_positions(record, x, y, chosen)
+        masks = (a.values_mask(point.key), b.values_mask(point.key), _seen_keys(record, a, b))
+        rows = _distances_of_positions(record, x, y, _present_values(*masks))
         for position, apart in zip(positions, rows, strict=False):
             if apart is not None and not apart <= point.tolerance:
                 step = _pass_of_token(a, position)
@@ -369,6 +373,36 @@ def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) ->
                 )
                 break
     return found
+
+
+def _seen_keys(record: RecordLike, a: TraceLike, b: TraceLike) -> "Array | None":
+    """Return a bool array of a record's shape: the keys that each token sees; None for all.
+
+    Only for values of keys that are taken before the mask. A key whose probability is zero on both
+    sides is not seen; without probabilities, in a causal architecture, a later one.
+    """
+    queries, keys = np.asarray(record.positions or ()), record.shape[-1]
+    if record.point not in BEFORE_MASK or record.shape[-2:-1] != queries.shape:
+        return None
+    if record.point == "scores":
+        key = record.key.removesuffix("scores") + "probs"
+        held = [one.recorded_values(key) for one in (a, b) if one.find_record(key) is not None]
+        size = math.prod(record.shape)
+        weights = [
+            np.reshape(one, record.shape)
+            for one in held
+            if one is not None and np.size(one) == size
+        ]
+        if len(weights) == 2:
+            seen: Array = (weights[0] != 0) | (weights[1] != 0)
+            return seen
+    from aprfmt.arch import ARCHS
+
+    names = {str(one.run.get("architecture")) for one in (a, b)} - {"None"}
+    if not names or any(n not in ARCHS or ARCHS[n].block.attends != "causal" for n in names):
+        return None
+    places = queries if len(queries) == keys else np.arange(keys)
+    return np.broadcast_to(places <= queries[:, None], record.shape)
 
 
 def _pass_of_token(trace: TraceLike, position: int) -> int | None:
@@ -555,9 +589,9 @@ def _std_ratio(a: RecordLike, b: RecordLike) -> float | None:
     return float(a.stats.std / b.stats.std)
 
 
-def _present_values(a: "Array | None", b: "Array | None") -> "Array | None":
-    """Return a flat bool array: the values that both masks have; None where all are there."""
-    flat = [np.asarray(mask, np.bool_).reshape(-1) for mask in (a, b) if mask is not None]
+def _present_values(*masks: "Array | None") -> "Array | None":
+    """Return a flat bool array: the values that all masks have; None where all are there."""
+    flat = [np.asarray(mask, np.bool_).reshape(-1) for mask in masks if mask is not None]
     return np.logical_and.reduce(flat) if flat else None
 
 

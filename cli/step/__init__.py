@@ -154,7 +154,9 @@ def command(
         if html is not None:
             raise UsageError("--between compares two runs of one batch; leave out --html")
         runs = answer_between(model, between, **given)
-        return render.emit(runs.to_json(), runs.exit_code, lambda: output.show_runs(runs, verbose))
+        return render.emit(
+            runs.to_json(), runs.exit_code, lambda: output.show_runs(runs, str(model), verbose)
+        )
     with render.ProgressLine("step") as progress:
         report = answer_step(model, progress, **given)
     body = report.to_json()

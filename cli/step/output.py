@@ -28,7 +28,7 @@ def show(report: "StepReport", verbose: bool) -> None:
         report.causes,
         first_said=False,
         others=facts,
-        commands=list(_next_commands(report)) if found.exit else (),
+        commands=list(_next_commands(report, verbose)) if found.exit else (),
         names=output_format.shown_names(),
     )
     for text, style in lines:
@@ -37,18 +37,25 @@ def show(report: "StepReport", verbose: bool) -> None:
         _table(report)
 
 
-def _next_commands(report: "StepReport") -> Iterator[str]:
-    """Yield the command that shows what was stored for the first tensor that differs.
+def _next_commands(report: "StepReport", verbose: bool) -> Iterator[str]:
+    """Yield one command: what was stored for the first tensor that differs.
 
-    None for a step of which no later weights are given.
+    Where no later weights are given, or no tensor differs, it is the step again with every tensor
+    and why it was not compared; with `verbose`, which has printed them, what is known of the model.
     """
-    if report.after is None or report.adapter is not None:
-        return
     first = next((row for row in report.tensors if row.verdict == "differs"), None)
-    if first is not None:
+    if first is not None and report.after is not None and report.adapter is None:
         both = f"{shlex.quote(report.model)} {shlex.quote(report.after)}"
         name = shlex.quote(first.names[0] if first.names else first.key)
         yield f"aprfmt diff {both} --tensor {name} -v"
+    else:
+        yield _more_command(report.model, verbose)
+
+
+def _more_command(model: str, verbose: bool) -> str:
+    """Return this command with -v; where it had that, the one that lists what the model holds."""
+    account = f"aprfmt inspect {shlex.quote(model)} --account"
+    return account if verbose else render.this_command("-v")
 
 
 def _facts(report: "StepReport") -> Iterator[Line]:
@@ -118,8 +125,11 @@ def page(body: Mapping[str, Value]) -> str:
     )
 
 
-def show_runs(report: "RunsReport", verbose: bool) -> None:
-    """Print which run's gradients are wrong and where first; with `verbose` a table of all."""
+def show_runs(report: "RunsReport", model: str, verbose: bool) -> None:
+    """Print which run's gradients are wrong and where first; with `verbose` a table of all.
+
+    `model` is the path that was given.
+    """
     found = report.pronounced
     render.say(found.says, style=_STYLES[found.exit])
     render.say(f"  loss {report.loss:.6f} nats per label, in float64 on the cpu")
@@ -149,6 +159,8 @@ def show_runs(report: "RunsReport", verbose: bool) -> None:
             ("gradient", "norm", *names, "wrong"),
             "lr" + "r" * len(names) + "l",
         )
+    if found.exit:
+        render.say(f"next: {_more_command(model, verbose)}", style="head")
 
 
 def report_memory(found: "StepMemory") -> int:

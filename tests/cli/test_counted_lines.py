@@ -27,11 +27,12 @@ def test_what_sampling_shows_and_leaves_out_is_all_it_found(
 ) -> None:
     report: Any = SimpleNamespace(
         bytes=1, of_bytes=2, ranges=1, of_ranges=2, seed=0, settled=0, unsampled=[], share=None,
+        all_settled=False,
         different=bool(differing or unlike), pronounced=SimpleNamespace(says="said"),
         differing=[SimpleNamespace(tensor=f"d{i}", byte=i) for i in range(differing)],
         unlike=[SimpleNamespace(tensor=f"u{i}", why="shape") for i in range(unlike)],
     )  # fmt: skip
-    diff.show_samples(report)
+    diff.show_samples(report, "aprfmt diff a b")
     lines = capsys.readouterr().out.splitlines()
     shown = sum(line.startswith(("  d", "  u")) for line in lines)
     more = [int(line.split()[1]) for line in lines if line.startswith("  ... ")]

@@ -80,6 +80,9 @@ TABLE = {
     "diff d nan --sample 50M": 1,
     "diff d d --sample 50M": 2,
     "diagnose d g.gguf": 0,
+    "diagnose d d --budget 1K": 0,
+    "diagnose q.gguf q.gguf --budget 1K": 0,
+    "diagnose d@numpy d --budget 1K": 2,
     "diagnose d q.gguf": 0,
     "diagnose d unread --accept unread:planted*": 0,
     "diagnose d eps": 1,
@@ -187,6 +190,7 @@ NO = [
     f"parity nan --between numpy numpy:cpu:float64 --ids {IDS}",
     f"trace eps --payload --points all --ids {IDS} --reference trace.safetensors",
     "hash q.gguf --check g.gguf.aprfmt-hash.json", "attest damaged.gguf --from d",
+    "diff d nan --sample 50M", "diff d d --sample 50M",
 ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def sampled(differing: int, unlike: int) -> SampleReport:
 def test_a_sample_counts_every_finding(
     differing: int, unlike: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    diff.show_samples(sampled(differing, unlike))
+    diff.show_samples(sampled(differing, unlike), "aprfmt diff a b")
     lines = capsys.readouterr().out.splitlines()
     listed = sum("differs" in line or "only in A" in line for line in lines if "range" not in line)
     left = [int(line.split()[1]) for line in lines if line.strip().endswith("more (--json)")]

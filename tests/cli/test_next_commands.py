@@ -82,6 +82,28 @@ def test_a_step_that_differs_is_looked_at(fault: bool, demo_model: Path, tmp_pat
         assert shown.code == 1 and "1 DIFFERENT" in shown.out and UP in shown.out
 
 
+@pytest.mark.parametrize("grads", ["of half the names", "wrong"])
+def test_a_step_without_later_weights_leads_on(
+    grads: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: a step that is not decided, or whose gradients alone differ, said no command."""
+    before = changed(demo_model, tmp_path / "before", dict)
+    rows = load_file(before / "model.safetensors")
+    half = list(rows)[::2] if grads == "of half the names" else list(rows)
+    save_file({k: np.zeros_like(rows[k], np.float32) for k in half}, tmp_path / "g.safetensors")
+    np.savez(tmp_path / "batch.npz", input_ids=[[1, 2, 3, 4]], labels=[[1, 2, 3, 4]])
+    more = ("--batch", tmp_path / "batch.npz") if grads == "wrong" else ()
+    words = ["step", str(before), "--grads", str(tmp_path / "g.safetensors"), *map(str, more)]
+    done = command(*words, *AGENT)
+    (line,) = next_of(done)
+    assert done.code == (1 if grads == "wrong" else 2)
+    assert shlex.split(line) == ["aprfmt", *words, *AGENT, "-v"]
+    again = command(*shlex.split(line)[1:])
+    assert again.code == done.code and len(again.out.splitlines()) > len(rows)
+    (line,) = next_of(again)  # everything is said: what is known of the model
+    assert shlex.split(line)[1:] == ["inspect", str(before), "--account"]
+
+
 def test_each_fault_of_an_evaluation_is_said_once(broken: Path, demo_model: Path) -> None:
     """Of two models by name; of a text without a label, whichever the model."""
     done = command("eval", demo_model, "--ids", "1", "--against", broken, *AGENT)

@@ -158,7 +158,9 @@ def test_equality_of_a_sample_is_said_with_its_doubt(
     ranges: int, differing: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = tuple(DifferingRange("x", 0, 8, 1) for _ in range(differing))
-    diff.show_samples(SampleReport("a", "b", 1, ranges, 9, 4, 9, 2, found, (), ()))
+    diff.show_samples(
+        SampleReport("a", "b", 1, ranges, 9, 4, 9, 2, found, (), ()), "aprfmt diff a b"
+    )
     out = " ".join(capsys.readouterr().out.split())
     assert ("diff without --sample reads everything" in out) is not bool(differing)
     assert ("fewer than" in out) is (ranges > 0 and not differing)

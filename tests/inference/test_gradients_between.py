@@ -146,7 +146,7 @@ def test_a_run_is_one_line_with_its_loss_and_its_step(
     lines: list[str] = []
     monkeypatch.setattr(render, "say", lambda text, style="": lines.append(text))
     run = RunGradients("cpu:bfloat16", 2.5, wrong, 3 if wrong else 0, flips, update)
-    output.show_runs(RunsReport("m", None, 2.25, (run,), (), (), ()), verbose=False)
+    output.show_runs(RunsReport("m", None, 2.25, (run,), (), (), ()), "m", verbose=False)
     (line,) = (each for each in lines if each.startswith("  cpu:bfloat16: loss 2.500000"))
     assert says in line and ("first step is 0.25 from" in line) is (update is not None)
     assert any("loss 2.250000 nats per label" in each for each in lines)

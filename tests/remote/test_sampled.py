@@ -1,5 +1,6 @@
 """`diff --sample`: random ranges, here and elsewhere; it never says that two models are equal."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -88,6 +89,13 @@ def test_a_published_digest_settles_a_file(
     done = command("diff", "hf://x/a", "hf://x/b", "--sample", "4M", "--json")
     assert done.code == 2 and done.json["sample"]["settled"] == 8
     assert done.json["sample"]["ranges"] == 0 and server.sent() <= 3 * (128 << 10)
+    proven = (
+        "8 tensors: equal by the digests of their files; could not be compared: section of keys"
+    )
+    assert done.json["pronounced"]["says"].startswith(f"not decided, {proven}")
+    shown = command("diff", "hf://x/a", "hf://x/b", "--sample", "4M").out.splitlines()
+    assert len(shown) == 2 and "ranges," not in shown[0]  # seen red: "0 of 0 ranges"
+    assert command(*shlex.split(shown[1])[2:], "--json").json["tensors"] == []
 
 
 def test_what_has_no_bytes_in_common_is_said(pair: tuple[Path, Path], tmp_path: Path) -> None:
