@@ -159,7 +159,7 @@ def node_adder(
             into.lost.add(name)
             return True
         reader.add(found, values)
-        for said in set(into.unknown) - before:
+        for said in sorted(set(into.unknown) - before):
             into.unknown[name] = into.unknown.pop(said)
             into.lost.add(name)
         return True

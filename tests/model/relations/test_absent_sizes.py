@@ -43,9 +43,11 @@ def test_a_lost_size_is_found_and_can_be_set(case: str, tmp_path: Path) -> None:
     (tmp_path / "b" / "config.json").write_text(json.dumps(config))
     said = aprfmt("validate", tmp_path / "b")
     assert said.code == 1
-    (line,) = [line for line in said.out.splitlines() if "aprfmt set" in line]
+    line, last = [line for line in said.out.splitlines() if "aprfmt set" in line]
     assert f"{key} is not there, the tensors say {value}" in line
-    words = shlex.split(line[line.index("aprfmt set") :])
+    command = line[line.index("aprfmt set") :]
+    assert last == f"next: {command}"
+    words = shlex.split(command)
     assert aprfmt(*words[1:]).code == 0
     assert aprfmt("diff", tmp_path / "a", tmp_path / "b").code == 0
     assert aprfmt("validate", tmp_path / "b").code == 0
