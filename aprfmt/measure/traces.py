@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.arch import ARCHS
 from aprfmt.codecs.base import Array
 from aprfmt.errors import UsageError
 from aprfmt.measure import log_softmax
@@ -396,8 +397,6 @@ def _seen_keys(record: RecordLike, a: TraceLike, b: TraceLike) -> "Array | None"
         if len(weights) == 2:
             seen: Array = (weights[0] != 0) | (weights[1] != 0)
             return seen
-    from aprfmt.arch import ARCHS
-
     names = {str(one.run.get("architecture")) for one in (a, b)} - {"None"}
     if not names or any(n not in ARCHS or ARCHS[n].block.attends != "causal" for n in names):
         return None

@@ -29,9 +29,12 @@ def test_numbers_are_counted_wherever_they_stand() -> None:
     (Agreement(1, 15.0), {"rows": [0, 1, 1, 3]}, False),
     (Agreement(2, 100 * 17.0), {"factors": np.linspace(1, 2, 100)}, False),  # one a column
     (Agreement(4, 400 * 17.0), {"factors": np.linspace(1, 2, 100)}, True),
-    (Agreement(0, 0.0), {"window": 9}, False),
 ])  # fmt: skip
 def test_numbers_are_confirmed_by_what_they_were_not_found_on(
     agrees: Agreement, values: dict[str, object], holds: bool
 ) -> None:
     assert certainty_of(agrees.proof(change(**values))) == ("confirmed" if holds else "explained")
+
+
+def test_what_agrees_nowhere_is_only_located() -> None:
+    assert certainty_of(Agreement(0, 0.0).proof(change(window=9))) == "located"

@@ -41,6 +41,7 @@ from aprfmt.inference.engines import (
     proposing,
     sequences,
     statistics,
+    stored_arrays,
 )
 from aprfmt.inference.engines.captures import Captures
 from aprfmt.inference.engines.collect import split_heads
@@ -1122,7 +1123,7 @@ def test_the_pages_of_an_array_are_released_once_it_is_read(
             def refuse(*of: Any) -> Any:
                 raise CodecError("is damaged")
 
-            monkeypatch.setattr(captures, "decode", refuse)
+            monkeypatch.setattr(stored_arrays, "decode", refuse)
         if encoding == "C64" or (not whole and encoding != "I64"):
             with pytest.raises(FormatError, match=r"x: (is damaged|holds complex)"):
                 found.read("x")

@@ -203,9 +203,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "confirmed-unmade", "aprfmt/measure/proofs.py",
-        "    if proof is None or proof.share < MOST:\n        return \"located\"\n",
-        "    if proof is None:\n        return \"confirmed\"\n"
-        "    if proof.share < MOST:\n        return \"located\"\n",
+        "    if proof is None or proof.share < MOST or",
+        "    if proof is None:\n        return \"confirmed\"\n    if proof.share < MOST or",
         "what was only measured or replaced is confirmed without a reproduction",
     ),
     Row(
