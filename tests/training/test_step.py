@@ -224,7 +224,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ({"after": "after", "grads": "names"}, "names.npz: holds no gradient of .*'weight' is no "
          "parameter of it"),
         ({"after": "after", "optimizer": "adamw"}, "no lr; expected the rate of this step"),
-        ({"after": "after", "optimizer": "adamw:lr=-1"}, "lr=-1; expected a finite number of at least 0"),
+        ({"after": "after", "optimizer": "adamw:lr=-1"}, "lr=-1; expected a finite number of"),
         ({"after": "after", "optimizer": "adamw:lr=1,b1=1.5"}, "b1=1.5; expected .* below 1"),
         ({"after": "after", "optimizer": "adamw:lr=1,rate=2"}, "'rate=2'; expected NAME=VALUE of"),
         ({"after": "after", "optimizer": "sgd:lr=1,b1=0.9"}, "sgd has no b1; expected NAME="),
