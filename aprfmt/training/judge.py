@@ -178,6 +178,7 @@ def _has_finite_moments(case: StepCase) -> bool:
 SEEN = 0.5  # of the elements: those whose step without a gradient has to show
 
 NONFINITE = "its moments in the optimizer's state are NaN or infinite"
+UNMOVED = "did not move, and no element's step is larger than what its type rounds away"
 FAINT_STEPS = (
     "its steps are shorter than the rate and of many sizes, as where gradients are as small as "
     "epsilon; --grads, --batch or --optimizer-state says what they were"
@@ -577,8 +578,12 @@ def _explain_difference(
                 continue
             if guess.free and second.before.size < ENOUGH * guess.free:
                 continue
+            if not guess.seen(sample):
+                continue
             if guess.right(sample) and (row.whole or guess.right(second)):
                 found.append(guess)
+    if not found and not stated and not sample.change.any() and sample.coarse:
+        return Judgement("not compared", UNMOVED, shows=False)
     times, off = measured_factor(sample, recipe)
     why = "the change is no step of this optimizer"
     if np.isfinite(times) and off < 0.2 * max(abs(times), 1e-9):

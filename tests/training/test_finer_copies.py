@@ -1,7 +1,8 @@
 """Checkpoints in few bits: what they show of a step, and whether the trainer holds finer weights.
 
 Seen red, each alone: a step up the gradient in norms, exit 0, since bfloat16 "does not show" it;
-`update_rounded_away`, confirmed, of a trainer that keeps float32 copies.
+`update_rounded_away`, confirmed, of a trainer that keeps float32 copies; `gradient_scaled`,
+confirmed, of weights that did not move at all.
 """
 
 from collections.abc import Callable
@@ -111,3 +112,36 @@ def test_a_first_step_of_finer_copies_is_no_mistake(
     if rate == SEEN and not level:
         hidden = [one for one in report.left if one.kind == "step"]
         assert len(hidden) == NORMS and all("smaller than BF16 shows" in x.why for x in hidden)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+@pytest.mark.parametrize("rate", [1e-5, 1e-6, 1e-7])
+@pytest.mark.parametrize("moved", [0, 1, 3])
+def test_a_step_that_was_skipped_is_no_factor(
+    moved: int, rate: float, kind: str, tmp_path: Path
+) -> None:
+    """Weights that moved little are not explained by a gradient or rate small enough for that.
+
+    Each parameter has weights near zero, whose step the type shows; `moved` elements of each go
+    one spacing up.
+    """
+    rng = np.random.default_rng(8)
+    start = {}
+    for name, w in weights().items():
+        near = rng.random(w.shape) < 0.02
+        near.flat[:4] = True
+        start[name] = np.where(near, np.float32(2.0**-16), w).astype(np.float32)
+    after = {name: w.copy() for name, w in start.items()}
+    for w in after.values():
+        w.flat[8 : 8 + moved] *= np.float32(1 + 2.0**-6)
+    recipe = f"adamw:lr={rate},step=1"
+    report = explain_step(
+        save(tmp_path / "before", start, kind),
+        after=save(tmp_path / "after", after, kind),
+        grads=[save_arrays(tmp_path / "grads.npz", gradients(1))],
+        optimizer=recipe,
+    )
+    named = {one.cause for one in report.causes}
+    assert named <= {"", "frozen", "rows_frozen"} and report.exit_code == 1
+    if not moved and rate >= 1e-6:
+        assert [(one.cause, one.level) for one in report.causes] == [("frozen", "confirmed")]

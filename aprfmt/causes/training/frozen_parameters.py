@@ -96,29 +96,43 @@ def _still_shard(rows: NDArray[np.int64], moves: Mask, lost: Mask) -> tuple[int,
 MOSTLY = 0.5  # of a shard's rows have to move: others may have no gradient
 
 
+def _must_move(case: StepCase, recipe: Recipe) -> Mask | None:
+    """Return the elements [n] whose expected step is larger than a spacing of the stored type.
+
+    None if there is none, or only the signs of the gradient are known, or the step is not known.
+    """
+    update = None if case.signs or case.change.size == 0 else case.predict(recipe)
+    if update is None:
+        return None
+    found: Mask = np.abs(update.whole) > float_spacing(case.before, case.encodings[1])
+    return found if found.any() else None
+
+
 def guess_frozen(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that a parameter is `frozen`, or some of its rows (`rows_frozen`).
+    """Yield the guess that a parameter is `frozen`: not one of its elements moved.
+
+    Nothing where the stored type is too coarse to show the expected step of any element, or where
+    only the signs of the gradient are known.
+    """
+    if not case.change.any() and _must_move(case, recipe) is not None:
+        says = "did not move, though its step is larger than what its type rounds away"
+        yield StepGuess("frozen", says, holds=lambda part: not part.change.any())
+
+
+def guess_frozen_rows(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that some rows of a parameter that moved are frozen (`rows_frozen`).
 
     Nothing where the stored type is too coarse to show the expected step, or where only the signs
     of the gradient are known.
     """
-    if case.signs or case.change.size == 0:
-        return
-    update = case.predict(recipe)
-    if update is None:
-        return
-    width = float_spacing(case.before, case.encodings[1])
-    if not (np.abs(update.whole) > width).any():
-        return  # a step that the type does not hold
-    if not case.change.any():
-        says = "did not move, though its step is larger than what its type rounds away"
-        yield StepGuess("frozen", says, holds=lambda part: not part.change.any())
+    large = _must_move(case, recipe)
+    if large is None or not case.change.any():
         return
     fit = case.fit(recipe)
     assert fit is not None
     rows, order = np.unique(case.rows, return_inverse=True)
     moves = np.bincount(order, case.change != 0) > 0
-    due = np.bincount(order, np.abs(update.whole) > width) > 0
+    due = np.bincount(order, large) > 0
     lost = ~moves & due
     if not lost.any() or not fit.near[~lost[order]].all():
         return
@@ -170,5 +184,6 @@ def guess_dense(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 HYPOTHESES = (
     StepHypothesis(("rows_moved",), guess_dense, 1, "the same rule over other rows"),
     StepHypothesis(("rows_frozen",), guess_sparse, 3, "another rule for rows without a gradient"),
-    StepHypothesis(("frozen", "rows_frozen"), guess_frozen, 2, "nothing moved: before any rule"),
+    StepHypothesis(("frozen",), guess_frozen, 2, "nothing moved: before any rule", whole=True),
+    StepHypothesis(("rows_frozen",), guess_frozen_rows, 2, "the same rule without some rows"),
 )

@@ -32,6 +32,7 @@ CLEAN = 5e-3  # of the longest step: what those that measure its length may lack
 ENOUGH = 64  # rounds of a search that ends exactly, mostly after ten
 TELLING = 10.0  # elements of which arithmetic in few bits would have made other ones
 KNOWN, NEAR = 16, 0.25  # elements, and of half a spacing: what shows that they were not rounded
+SHOWN = 0.25  # of an update: how far its size may be off where it is seen
 USUAL = 0.2  # share of elements whose step has the size of all others, in a first step
 
 
@@ -598,6 +599,27 @@ class StepGuess:
         assert self.recipe is not None
         fit = case.fit(self.recipe)
         return fit is not None and fit.right
+
+    def seen(self, case: StepCase) -> bool:
+        """Return whether the change of a case's elements shows the guessed update itself.
+
+        An update that hides in the rounding of BF16 or F16 fits weights that did not move, or
+        moved by chance, whatever made them. It is seen if the elements tell its size to SHOWN of
+        itself, and it leaves less of the change than no update would, in squares of roundings. True
+        where the weight after the step is stored finer, where the recipe makes no update or only
+        signs are known, and for a statement that is not about the rule.
+        """
+        if self.recipe is None or case.signs or not case.coarse:
+            return True
+        update = case.predict(self.recipe)
+        if update is None or not update.whole.any():
+            return True
+        room = np.maximum(case.rounding, 1e-300)
+        wanted, moved = update.whole / room, case.change / room
+        if 3 * float(wanted @ wanted) * SHOWN * SHOWN < 1:
+            return False
+        left = moved - wanted
+        return bool(left @ left < moved @ moved)
 
 
 @dataclass(frozen=True, slots=True)
