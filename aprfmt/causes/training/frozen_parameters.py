@@ -182,8 +182,8 @@ def guess_dense(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 HYPOTHESES = (
-    StepHypothesis(("rows_moved",), guess_dense, 1, "the same rule over other rows"),
+    StepHypothesis(("rows_moved",), guess_dense, 0, "the same rule over other rows"),
     StepHypothesis(("rows_frozen",), guess_sparse, 3, "another rule for rows without a gradient"),
-    StepHypothesis(("frozen",), guess_frozen, 2, "nothing moved: before any rule", whole=True),
+    StepHypothesis(("frozen",), guess_frozen, 1, "nothing moved: before any rule", whole=True),
     StepHypothesis(("rows_frozen",), guess_frozen_rows, 2, "the same rule without some rows"),
 )
