@@ -4,10 +4,12 @@ The layout is transformers': `weight_map` maps tensor names to file names, `meta
 optional.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from aprfmt.base.protocols import ByteSource, Note
@@ -29,6 +31,17 @@ class ShardIndex:
     weight_map: Mapping[str, Any]
     metadata: Mapping[str, Any]
     homes: Mapping[str, Path]
+
+
+def index_bytes(
+    weight_map: Mapping[str, Any], total: int, metadata: Mapping[str, Any] = MappingProxyType({})
+) -> bytes:
+    """Return the content of an index file; `total` counts the bytes of all tensors.
+
+    `metadata` is what an index before it said; its own total does not count.
+    """
+    index = {"metadata": {**metadata, "total_size": total}, "weight_map": dict(weight_map)}
+    return (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def read_index(path: Path) -> ShardIndex:

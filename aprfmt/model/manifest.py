@@ -38,10 +38,12 @@ TensorRow = dict[str, Any]  # key, names, encoding, shape, raw, decoded
 FileRow = dict[str, Any]  # name, size, sha256, and of weights `outside`
 Failure = dict[str, str]  # key, what
 
+MANIFEST_END = ".aprfmt-hash.json"  # behind the model's name
+
 
 def manifest_path(model: Path) -> Path:
     """Return the path of a model's manifest, `MODEL.aprfmt-hash.json` in the same folder."""
-    return model.with_name(model.name + ".aprfmt-hash.json")
+    return model.with_name(model.name + MANIFEST_END)
 
 
 def tensor_rows(

@@ -1,6 +1,5 @@
 """Writes a sharded model anew with every tensor in the one shard that its index names."""
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.safetensors.index_check import sibling_files
 from aprfmt.formats.safetensors.layout import INDEX_SUFFIX
 from aprfmt.formats.safetensors.writer import SafetensorsSink
-from aprfmt.formats.shard_index import ShardIndex, read_index
+from aprfmt.formats.shard_index import ShardIndex, index_bytes, read_index
 from aprfmt.model.hf_folder import INDEX, is_written_name
+from aprfmt.model.manifest import MANIFEST_END
 from aprfmt.tensors.runs import all_runs, byte_windows
 
 _COPIED = 1 << 24  # bytes of another file copied at a time
-_MANIFEST_END = ".aprfmt-hash.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def write_by_index(folder: Path, output: Path, *, force: bool = False) -> Indexe
         others = [each for each in sorted(path.parent.iterdir()) if each.is_file()]
         others = [each for each in others if each.name not in sources and each != path]
         unnamed = set(sibling_files(path))
-        left_out = [each for each in others if each in unnamed or each.name.endswith(_MANIFEST_END)]
+        left_out = [each for each in others if each in unnamed or each.name.endswith(MANIFEST_END)]
         if not any(removed.values()) and not left_out:
             raise UsageError(f"{path}: the shards hold what it says and no more; nothing to do")
         folders = [
@@ -72,12 +71,8 @@ def write_by_index(folder: Path, output: Path, *, force: bool = False) -> Indexe
             total = 0
             for name, source in sources.items():
                 total += _write_shard(files, output / name, source, removed[name])
-            written = {
-                "metadata": {**index.metadata, "total_size": total},
-                "weight_map": dict(index.weight_map),
-            }
-            text = json.dumps(written, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-            files.create(output / path.name).write(text.encode())
+            data = index_bytes(index.weight_map, total, index.metadata)
+            files.create(output / path.name).write(data)
             for each in others:
                 if each not in left_out:
                     _copy_file(files, each, output / each.name)

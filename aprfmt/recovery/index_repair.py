@@ -1,6 +1,5 @@
 """Writes a new shard index for a sharded model, from the tensors that its shards hold."""
 
-import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.formats.safetensors.index_check import SHARD, sibling_files
 from aprfmt.formats.safetensors.parse import parse
-from aprfmt.formats.shard_index import parse_index
+from aprfmt.formats.shard_index import index_bytes, parse_index
 from aprfmt.formats.shard_set import MAX_INDEX
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 
@@ -66,11 +65,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
                 weight_map[stored] = shard.name
                 total += info.nbytes
     # A new index replaces the old one whole, or not at all.
-    index = {
-        "metadata": {**_read_old_index(path)[1], "total_size": total},
-        "weight_map": weight_map,
-    }
-    data = (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    data = index_bytes(weight_map, total, _read_old_index(path)[1])
     target = path if output is None else output
     if output is not None and output.exists() and not force:
         raise OutputError(f"{output}: exists; use --force to replace it")

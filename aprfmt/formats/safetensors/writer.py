@@ -4,7 +4,6 @@ A model larger than the shard size becomes `STEM-00001-of-0000N.safetensors` and
 `STEM.safetensors.index.json`, as the Hub names them. The same plan and bytes give the same files.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from aprfmt.formats.damage import tensor_label
 from aprfmt.formats.safetensors import layout
 from aprfmt.formats.safetensors.reader import SafetensorsSource
 from aprfmt.formats.sequential import FileProgram, SequentialSink, TensorSlot, distribute_tensors
+from aprfmt.formats.shard_index import index_bytes
 from aprfmt.formats.unsupported_encodings import KEY, stored_info, unsupported_record
 
 # transformers refuses files that do not name the framework of their tensors.
@@ -134,10 +134,8 @@ class SafetensorsSink(SequentialSink):
                 (stored_info(info, layout.can_store).name, path.name) for info in part
             )
         total = sum(info.nbytes for part in parts for info in part)
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         path = self._path.with_name(stem + layout.INDEX_SUFFIX)
-        return [*programs, FileProgram(path, text.encode("utf-8"))]
+        return [*programs, FileProgram(path, index_bytes(weight_map, total))]
 
 
 def open_sink(
