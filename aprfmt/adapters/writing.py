@@ -27,8 +27,8 @@ from aprfmt.errors import ConversionError, OutputError
 from aprfmt.formats import FORMATS, open_source
 from aprfmt.formats.atomic import FileSet
 from aprfmt.model import Model, open_model
+from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _KOHYA = "lora_te_"  # sd-scripts' prefix of a language model's modules
 NamedBytes = tuple[TensorInfo, bytes]
@@ -283,7 +283,7 @@ def _peft_facts(
         "lora_dropout": 0.0,
         "bias": "none",
     }
-    return {"format": "pt"}, {CONFIG: json.dumps(config, indent=2, sort_keys=True) + "\n"}
+    return {"format": "pt"}, {ADAPTER_CONFIG: json.dumps(config, indent=2, sort_keys=True) + "\n"}
 
 
 def _most_common(values: Mapping[str, float]) -> float:
@@ -335,7 +335,7 @@ def _write_adapter(
     those of the tensors and texts. Raises OutputError for a folder that exists, without `force`.
     """
     in_folder = not dst.suffix
-    weights = dst / WEIGHTS if in_folder else dst
+    weights = dst / ADAPTER_WEIGHTS if in_folder else dst
     beside = {dst / name: text.encode() for name, text in texts.items()}
     if in_folder and dst.exists() and not force:
         raise OutputError(f"{dst}: exists; use --force to replace it")
@@ -344,7 +344,7 @@ def _write_adapter(
     if dry_run:
         sizes = {weights: sum(info.nbytes for info in infos.values())}
         return (weights, *beside), {**sizes, **{path: len(text) for path, text in beside.items()}}
-    own = (WEIGHTS, CONFIG)
+    own = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
     with FileSet(force=force, folder=dst if in_folder else None, ours=lambda n: n in own) as files:
         with spec.open_sink(weights, force=force, files=files) as sink:
             ordered = spec.order(list(infos.values()))

@@ -28,6 +28,7 @@ from aprfmt.model.adapter_parts import (
 )
 from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
 from aprfmt.model.renames import prefix_rule_onto
+from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 from aprfmt.model.towers import has_towers
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def drop_stray_command(model: "Model", names: Sequence[str]) -> str:
 
 def peft_config(model: "Model") -> dict[str, Any]:
     """Return adapter_config.json from the folder of the weights; {} if absent or not readable."""
-    path = model.path.with_name("adapter_config.json")
+    path = model.path.with_name(ADAPTER_CONFIG)
     if not path.is_file():
         return {}
     with closing(open_bytes(path)) as file:

@@ -20,7 +20,7 @@ from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
-from aprfmt.model.sidecar_files import FOLDER, file_row
+from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FOLDER, file_row
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import SECTIONS
 
@@ -658,7 +658,6 @@ class _LedgerBuilder:
         return foreign_keys(self.model)
 
 
-ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 # Keys of PEFT's LoraConfig that change what an adapter computes, and that no merge here reads.
 _PEFT_UNREAD = frozenset({
     "layer_replication", "use_qalora", "use_bdlora", "arrow_config", "kasa_config",
@@ -682,7 +681,7 @@ def folder_files(model: "Model") -> list[Path]:
     folder = model.folder
     if folder is None:
         return []
-    whole = model.path.name in (INDEX, WEIGHTS, _ADAPTER) and not is_remote(folder.path)
+    whole = model.path.name in (INDEX, WEIGHTS, ADAPTER_WEIGHTS) and not is_remote(folder.path)
     if not whole or not folder.path.is_dir():  # one that is only planned is not there yet
         return [folder.path / name for name in folder.texts]
     return sorted(folder.path.iterdir())
@@ -1068,7 +1067,6 @@ def array_items(kind: str, names: Collection[str]) -> tuple[NotCompared, ...]:
     return tuple(NotCompared(kind, name, "unreadable", "nothing here reads it") for name in names)
 
 
-_ADAPTER = "adapter_model.safetensors"  # PEFT's file of weights, next to its adapter_config.json
 UNREAD = "unread:"  # what a pattern of --accept begins with
 
 

@@ -20,6 +20,7 @@ class FileRow:
     companion: str = ""
 
 
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of PEFT
 _FROM_PRETRAINED = "transformers' from_pretrained reads no such file"
 _OTHER_WEIGHTS = "from_pretrained takes model.safetensors before them"
 
