@@ -132,7 +132,7 @@ def _explain_model(
         if row.shape_a is not None and len(row.shape_a) > 1 and row.shape_a == row.shape_b
     ]
     open_ = [row for row in matrices if _is_unexplained_float(row)]
-    light, moved = _light_training(by_key, rows, matrices)
+    light, moved = _light_training(rows, matrices)
     open_ = light or open_
     few = len(open_) < min(PAIR, len(matrices))
     if not open_:
@@ -162,7 +162,7 @@ def _explain_model(
 
 
 def _light_training(
-    by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff], matrices: Sequence[TensorDiff]
+    rows: Sequence[TensorDiff], matrices: Sequence[TensorDiff]
 ) -> tuple[list[TensorDiff], set[str]]:
     """Return (matrices that a light training changed, keys of all tensors it changed).
 
@@ -182,33 +182,26 @@ def _light_training(
     beyond = [row for row in rows if _is_unexplained_float(row) and row.shape_a == row.shape_b]
     if not bounded or not beyond:
         return [], set()
-    moved = [_movement(by_key[row.key]) for row in bounded]
+    moved = [_movement(row) for row in bounded]
     most = [ALIKE * max(one) for one in zip(*moved, strict=True)]
-    near = [
-        row
-        for row in beyond
-        if any(x <= y for x, y in zip(_movement(by_key[row.key]), most, strict=True))
-    ]
+    near = [row for row in beyond if any(x <= y for x, y in zip(_movement(row), most, strict=True))]
     keys = {row.key for row in (*bounded, *near)}
     found = [row for row in matrices if row.key in keys]
     enough = near and len(found) >= max(FEW, NEARLY_ALL * len(matrices))
     return (found, keys) if enough else ([], set())
 
 
-def _movement(pair: TensorPair) -> tuple[float, float]:
+def _movement(row: TensorDiff) -> tuple[float, float]:
     """Return (root mean square of the values' change, norm of the change over that of the values).
 
     Steps of Adam are of one size for all tensors, those of others go with the values. Both are
-    infinite where one is not finite.
+    infinite where a value is not finite.
     """
-    if pair.a is None or pair.b is None or pair.a.shape != pair.b.shape:
+    stats = row.stats
+    if stats is None or stats.nonfinite is not None:
         return math.inf, math.inf
-    x, y = (np.asarray(side.numpy(), np.float64) for side in (pair.a, pair.b))
-    pair.drop()
-    apart = norms.exact_norm(y - x)
-    if not math.isfinite(apart):
-        return math.inf, math.inf
-    return apart / max(1, x.size) ** 0.5, apart / (norms.exact_norm(x) or 1.0)
+    apart = stats.rel_l2 * stats.norm_a if stats.norm_a else stats.norm_b
+    return apart / max(1, stats.count) ** 0.5, apart / (stats.norm_a or 1.0)
 
 
 def _table_explanations(
