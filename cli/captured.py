@@ -17,13 +17,14 @@ def refuse_captures(*texts: Path | str, arch: str | None = None) -> None:
     `texts` are the models that a command was given, in order: two are compared. Nothing is refused
     where an architecture was named.
     """
-    if arch is not None or not any(_may_hold_captures(Path(text)) for text in texts):
+    held = [str(text) for text in texts if arch is None and _may_hold_captures(Path(text))]
+    if not held:
         return
     from aprfmt.inference.engines.opening import is_trace
 
-    for text in texts:
-        if _may_hold_captures(Path(text)) and is_trace(Path(text)):
-            raise UsageError(_captures_text(str(text), [str(each) for each in texts]))
+    for text in held:
+        if is_trace(Path(text)):
+            raise UsageError(_captures_text(text, [str(each) for each in texts], len(held)))
 
 
 def _may_hold_captures(path: Path) -> bool:
@@ -37,14 +38,13 @@ def _may_hold_captures(path: Path) -> bool:
     return not any(name in head for name in _PARAMETERS)
 
 
-def _captures_text(text: str, texts: list[str]) -> str:
+def _captures_text(text: str, texts: list[str], held: int) -> str:
     """Return what a file of captures is, and the commands that show and compare it.
 
-    `text` is the file, `texts` are all that the command was given.
+    `text` is the file, `texts` are all that the command was given; `held` of them may be captures.
     """
     pair = texts if len(texts) > 1 else [text, "OTHER"]
-    traces = [each for each in pair if _may_hold_captures(Path(each)) or each == "OTHER"]
-    model = " --model MODEL" if len(traces) > 1 else ""
+    model = " --model MODEL" if len(texts) == 1 or held > 1 else ""
     return (
         f"{text}: holds captured activations, what a run gave at points or modules, no weights; "
         f"{shlex.join(['aprfmt', 'trace', '--load', text])} shows them, "

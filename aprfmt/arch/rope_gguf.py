@@ -120,12 +120,13 @@ def lost_divisors_text(facts: Facts) -> str:
 
     llama.cpp then turns every pair as without a scaling.
     """
-    missing = [name for name in (LONG, SHORT) if facts.vector(name) is None]
+    if facts.style != "gguf":
+        return ""
+    missing = [name for name in (LONG, SHORT) if name not in facts.tensors]
     stated = facts.first(_KEY + "type")
     said = stated if stated is not None and stated[0] == "longrope" else None
-    of_lists = [facts.first(_KEY + name) for name in ("attn_factor", "original_context_length")]
-    said = said or of_lists[0]
-    if facts.style != "gguf" or not missing or (said is None and len(missing) == 2):
+    said = said or facts.first(_KEY + "attn_factor")
+    if not missing or (said is None and len(missing) == 2):
         return ""
     what = f"{said[1]} is {said[0]}" if said is not None else f"there is a {LONG}"
     if said is None and LONG in missing:

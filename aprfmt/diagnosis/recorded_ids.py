@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.deferred import Deferred
 from aprfmt.base.protocols import Value
 from aprfmt.causes.tokenizer.recorded_ids import leading_padding, padding_sentence, wrong_frame
 from aprfmt.diagnosis.sides import trace_ids
@@ -296,7 +297,8 @@ def _with_rows_in_order(
             values = np.take(values, order, axis)
         return values
 
-    return replace(trace, fetch=fetch, blocks=no_blocks)
+    held: Any = Deferred(lambda: trace.nonfinite)  # else `replace` would compute it
+    return replace(trace, fetch=fetch, blocks=no_blocks, nonfinite=held)
 
 
 def _order_finding(order: NDArray[np.int64], keys: Sequence[str]) -> Finding:

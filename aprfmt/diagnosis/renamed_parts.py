@@ -168,12 +168,12 @@ def _possible_rules(bad: Model) -> Iterator[Rules]:
 
 def _unknown_tails(bad: Model) -> dict[str, list[str]]:
     """Return {module of a packed weight: its tensors' names behind it that no packing knows}."""
-    known = sorted(part_suffixes(), key=len, reverse=True)
-    ends = {f".{one}": one not in _BESIDE for one in known}
+    ends = {f".{one}": one not in _BESIDE for one in part_suffixes()}
     stems: dict[str, bool] = {}  # and whether a part of a packing stands there
     strange: list[str] = []
     for name in bad.source.tensors:
-        end = next((one for one in ends if name.endswith(one)), "")
+        dots = (i for i, letter in enumerate(name) if letter == ".")
+        end = next((name[i:] for i in dots if name[i:] in ends), "")
         if end:
             stem = name.removesuffix(end)
             stems[stem] = stems.get(stem, False) or ends[end]

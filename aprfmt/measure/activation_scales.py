@@ -82,7 +82,7 @@ def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]
                 note = "1/s stands for s" * one.inverts(other)
             else:
                 state = "only in A" if other is None else "only in B"
-                name = (one or other).name  # type: ignore[union-attr]
+                name = next(each.name for each in (one, other) if each is not None)
                 weight = (pair.b if state == "only in B" else pair.a).names[0]
                 note = f"beside {weight}; engines take 1.0 where there is none"
             yield NotCompared("scale of activations", f"{pair.key}: {name}", state, note)

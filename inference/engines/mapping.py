@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -325,12 +326,12 @@ def _add_by_name(
         rows = captures.rows.get(name)
         key = find_key(name)
         if key is None and parse_node_name(name) is not None:
-            add_node(name, captures.read(name), into)
-        elif key is None:
+            add_node(name, captures.shapes[name], partial(captures.read, name), into)
+            return
+        if key is None:
             reader, tiles = modules.for_collector(into), captures.tiles(name)
             if tiles is None or not reader.add_unread(name, tiles, rows):
                 reader.add(name, captures.read(name), rows)
-        if key is None:
             return
         try:
             values = drop_batch_axis(captures.read(name), name)

@@ -124,25 +124,26 @@ def node_of_name(
 
 def node_adder(
     model: Model | None, tokens: int | None
-) -> Callable[[str, NDArray[Any], Collector], bool]:
+) -> Callable[[str, Sequence[int], Callable[[], NDArray[Any]], Collector], None]:
     """Return a function that adds an array under a node's name to a collector.
 
-    It returns False for any other name, and notes in `unknown` why a node is not read. `model` is
-    the one that the arrays are held to, `tokens` the length of the pass.
+    It takes (name, shape, what reads the values, collector), and notes in `unknown` why a node is
+    not read. `model` is the one that the arrays are held to, `tokens` the length of the pass.
     """
 
-    def add(name: str, values: NDArray[Any], into: Collector) -> bool:
-        """Add an array's values by the node that its name says; return whether it names one."""
+    def add(
+        name: str, shape: Sequence[int], read: Callable[[], NDArray[Any]], into: Collector
+    ) -> None:
+        """Add an array's values by the node that its name says; read only where one is found."""
         node = parse_node_name(name)
-        if node is None:
-            return False
+        assert node is not None
         known = into.known.get("embd_scaled")
         scaled = known is not None and not known.alias_of and not known.absent
-        found = node_of_name(node, values.shape, model, scaled)
+        found = node_of_name(node, shape, model, scaled)
         if isinstance(found, str):
             into.unknown[name] = found
-            return True
-        reader = GraphReader(into, model, tokens or (len(values) if values.ndim else 1))
+            return
+        reader = GraphReader(into, model, tokens or (shape[0] if shape else 1))
         before = set(into.unknown)
         places = [
             place for place in reader.points_of_node(found)
@@ -150,18 +151,18 @@ def node_adder(
         ]  # fmt: skip
         if not places:
             into.unknown[name] = "the model has no such point"
-            return True
+            return
+        values = read()
         try:
             for place in places:
                 into.refuse_unlike(place.point, values, None)
         except ValueError as error:
             into.unknown[name] = str(error)
             into.lost.add(name)
-            return True
+            return
         reader.add(found, values)
         for said in sorted(set(into.unknown) - before):
             into.unknown[name] = into.unknown.pop(said)
             into.lost.add(name)
-        return True
 
     return add

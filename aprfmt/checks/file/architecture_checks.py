@@ -202,15 +202,11 @@ def find_disagreements(resolution: Resolution, where: str) -> list[Finding]:
     The notes made while the architecture was resolved are warnings too. `where` is the file, as
     the findings name it. A head that is the embedding's copy contradicts no tie.
     """
-    tie = resolution.report.overruled.get("tied_embeddings")
-    head = resolution.roles.get("output.weight")
-    harmless = tie is not None and bool(tie.value) and head is not None
-    harmless = harmless and not _is_own_head(resolution)
-    said = [
-        (where, text)
-        for text in resolution.report.conflicts
-        if not (harmless and tie is not None and text.startswith(f"{tie.key} says tied_"))
-    ]
+    tie, copied = resolution.report.overruled.get("tied_embeddings"), ""
+    if tie is not None and tie.value and not _is_own_head(resolution):
+        copied = f"{tie.key} says tied_embeddings"
+    texts = resolution.report.conflicts
+    said = [(where, text) for text in texts if not (copied and text.startswith(copied))]
     said += [(note.where, note.text) for note in resolution.notes]
     return [Finding(*each, "one value from every source", level="warning") for each in said]
 

@@ -149,26 +149,25 @@ def _read_entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
         plain, packed, header = _apply_zip64(extra, (plain, packed, header), where)
         # The bytes must be stored plainly, so that they can be mapped.
         if flags & 1:
-            raise UnsupportedError(
-                f"{where}: {shorten(text, 100)!r} is encrypted; decrypt the file first"
-            )
+            what = _record_text(where, text)
+            raise UnsupportedError(f"{what} is encrypted; decrypt the file first")
         if method:
+            what = _record_text(where, text)
             raise UnsupportedError(
-                f"{where}: {shorten(text, 100)!r} is compressed (method {method}, {packed} bytes "
-                f"to {plain}); "
+                f"{what} is compressed (method {method}, {packed} bytes to {plain}); "
                 "torch.save stores records as they are: save it again with torch, or zip it with -0"
             )
         # Sizes must agree, and the record must end before the directory.
         if packed != plain or disk not in (0, _NARROW):
+            what = _record_text(where, text)
             raise FormatError(
-                f"{where}: {shorten(text, 100)!r} is stored in {packed} bytes and said to have "
-                f"{plain}; "
-                "it is damaged"
+                f"{what} is stored in {packed} bytes and said to have {plain}; it is damaged"
             )
         if header + _LOCAL.size + name_size + plain > begin:
+            what = _record_text(where, text)
             raise TruncatedError(
-                f"{where}: {shorten(text, 100)!r} is said to take {plain} bytes from byte "
-                f"{header}, the records end at {begin}; it is damaged"
+                f"{what} is said to take {plain} bytes from byte {header}, the records end at "
+                f"{begin}; it is damaged"
             )
         yield ZipRecord(text, header, 0, plain, crc)
         at = stop
@@ -206,6 +205,11 @@ def _apply_zip64(extra: bytes, values: tuple[int, ...], where: str) -> list[int]
     )
 
 
+def _record_text(where: str, name: str) -> str:
+    """Return how messages name a record of an archive: its name is as long as a file says."""
+    return f"{where}: {shorten(name, 100)!r}"
+
+
 def _locate_bytes(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRecord:
     """Return the record with the start of its bytes, from its local header `head`.
 
@@ -213,7 +217,7 @@ def _locate_bytes(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRe
     the file's end. `size` is the file's.
     """
     if len(head) < _LOCAL.size or head[:4] != LOCAL:
-        what = f"{where}: {shorten(entry.name, 100)!r}"
+        what = _record_text(where, entry.name)
         raise FormatError(f"{what}: no local zip header at byte {entry.header}; it is damaged")
     _, _, flags, method, _, _, _, _, plain, name_size, extra_size = _LOCAL.unpack(head)
     named = len(entry.name.encode("utf-8", "surrogateescape"))
@@ -224,14 +228,14 @@ def _locate_bytes(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRe
         or name_size != named
         or (plain not in (entry.size, _WIDE) and not later)
     ):
-        what = f"{where}: {shorten(entry.name, 100)!r}"
+        what = _record_text(where, entry.name)
         raise FormatError(
             f"{what}: its local zip header at byte {entry.header} does not say what the directory "
             "says; it is damaged, or made to be read in two ways"
         )
     start = entry.header + _LOCAL.size + name_size + extra_size
     if start + entry.size > size:
-        what = f"{where}: {shorten(entry.name, 100)!r}"
+        what = _record_text(where, entry.name)
         raise TruncatedError(
             f"{what} needs bytes {start}..{start + entry.size}, the file has {size}; get it again"
         )
