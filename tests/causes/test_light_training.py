@@ -94,6 +94,24 @@ def test_a_light_training_is_derived(
         assert find_disagreements(model.resolution, "b") == []
 
 
+@pytest.mark.parametrize("size", [0.2, 0.1])
+@pytest.mark.parametrize("rate", [1e-6, 2e-6])
+def test_matrices_of_smaller_values_moved_by_the_same_training(
+    rate: float, size: float, start: tuple[Path, Weights], tmp_path: Path
+) -> None:
+    """Steps of one length are more units of theirs: they alone are beyond rounding's bound."""
+    folder, weights = start
+    small = ("v_proj.weight", "1.mlp.up_proj.weight")
+    before = rounded(
+        {name: x * (size if name.endswith(small) else 1) for name, x in weights.items()}, "BF16"
+    )
+    after = trained(before, lambda rows: torch.optim.AdamW(rows, lr=rate), 60)
+    a = written(tmp_path / "a", folder, before, "BF16")
+    b = written(tmp_path / "b", folder, after, "BF16")
+    found = diagnose(str(a), str(b))
+    assert found.kind == "derived", found
+
+
 @pytest.mark.parametrize("fault", ["another", "scaled", "a row", "a norm"])
 def test_a_fault_beside_rounding_is_no_training(
     fault: str, start: tuple[Path, Weights], tmp_path: Path

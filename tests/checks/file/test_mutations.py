@@ -205,6 +205,11 @@ def _processor(i: int, *behind: int) -> Callable[[Any], None]:
     return change
 
 
+def _bad_scales(path: Path) -> None:
+    for block in (6, 9, 11):
+        element(path, "blk.1.ffn_up.weight", block, b"\x00\x7c", 34)
+
+
 def _no_decoder(value: Any) -> None:
     value["decoder"] = None
 
@@ -263,6 +268,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("values", "hf", lambda p: element(p, NORM, 9, b"\x80\xff", 2), "0 NaN and 1 inf"),
     Mutation("block_scales", "q8", lambda p: element(p, "blk.1.ffn_up.weight", 6, b"\x00\x7c", 34),
              "block 6 has d that is NaN or infinite"),
+    Mutation("block_scales", "q8", _bad_scales,
+             "block 6 has d that is NaN or infinite (3 blocks are bad)"),
     Mutation("packed", "nf4", _state, "expected"),
     Mutation("activation_scales", "nvfp4", lambda p: bases.without(p, _SCALE), "1 of 28", True,
              ("quantization",)),
