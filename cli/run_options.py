@@ -150,8 +150,8 @@ def warn_of_model(model: "Model") -> None:
     for note in (*model.notes, *model.resolution.notes):
         if note.level == "warning":
             render.warn_note(note)
-    for text in report.conflicts:
-        render.warn(f"{model.path}: {text}", "contradiction")
+    for conflict in report.conflicts:
+        render.warn(f"{model.path}: {conflict}", "contradiction")
     accepted = accepted_absences_text(model.resolution)
     if accepted:
         render.warn(f"{model.path}: {accepted}", "accepted_missing")

@@ -42,24 +42,39 @@ _FLOAT32 = ("gguf", "apr")  # the key styles whose numbers have been through flo
 _ORIGINS: Mapping[str, Origin] = {"hf": "config", "gguf": "metadata", "apr": "metadata"}
 
 
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Where a file contradicts itself or is read otherwise than it says: `text`, a sentence.
+
+    `name` is the hyperparameter whose key the tensors contradict; "" for a remark on a value.
+    """
+
+    text: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        """Return the sentence."""
+        return self.text
+
+
 @dataclass(frozen=True)
 class KeyReport:
     """How a file's keys were used.
 
     `read`: key -> the hyperparameter it gave. `defaulted`: hyperparameters that this style has a
     key for, but the file does not use it. `ignored`: keys known not to change the forward pass.
-    `unknown`: the rest. `conflicts` are sentences. So are `assumed`, which say which values a file
-    of another program leaves to the defaults of the programs that read it. `demanded`: for parts
-    whose presence tensors show (biases, norms), whether keys or table defaults require them;
-    whether they are present is in the hyperparameters. `contradicted`: key -> what the tensors say.
-    `overruled`: hyperparameter -> what its key says where the tensors are believed.
+    `unknown`: the rest. `assumed` are sentences, which say which values a file of another program
+    leaves to the defaults of the programs that read it. `demanded`: for parts whose presence
+    tensors show (biases, norms), whether keys or table defaults require them; whether they are
+    present is in the hyperparameters. `contradicted`: key -> what the tensors say. `overruled`:
+    hyperparameter -> what its key says where the tensors are believed.
     """
 
     read: Mapping[str, str]
     defaulted: tuple[str, ...]
     ignored: tuple[str, ...]
     unknown: tuple[str, ...]
-    conflicts: tuple[str, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
     assumed: tuple[str, ...] = ()
     demanded: Mapping[str, HyperParam] = field(default_factory=dict)
     contradicted: Mapping[str, str] = field(default_factory=dict)
@@ -139,7 +154,7 @@ class _Reader:
     facts: Facts
     rows: dict[str, HyperParam] = field(default_factory=dict)
     read: dict[str, str] = field(default_factory=dict)
-    conflicts: list[str] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
     demanded: dict[str, HyperParam] = field(default_factory=dict)
     contradicted: dict[str, str] = field(default_factory=dict)
     overruled: dict[str, HyperParam] = field(default_factory=dict)
@@ -170,7 +185,7 @@ class _Reader:
         if found is not None and rule.check is not None:
             remark = rule.check(found.value, self.facts, self.live)
             if remark:
-                self.conflicts.append(remark)
+                self.conflicts.append(Conflict(remark))
         for key in self.watched.accessed_keys():
             self.read.setdefault(key, rule.name)
         return found
@@ -250,7 +265,8 @@ class _Reader:
         if found is not None:
             believed = "the tensors are" if wins else "the key is"
             shown = f"the tensors say {actual!r}; {believed} believed"
-            self.conflicts.append(f"{found.key} says {rule.name} = {found.value!r}, {shown}")
+            text = f"{found.key} says {rule.name} = {found.value!r}, {shown}"
+            self.conflicts.append(Conflict(text, rule.name))
             if found.key:
                 self.contradicted[found.key] = shown
                 if wins:

@@ -292,7 +292,7 @@ def test_tensors_win_over_flags_and_the_conflict_is_told() -> None:
     assert hp["attention_bias"] is True
     assert hp["tied_embeddings"] is True
     assert hp["vocab_size"] == 50
-    assert [text.split()[0] for text in report.conflicts] == [
+    assert [conflict.text.split()[0] for conflict in report.conflicts] == [
         "vocab_size", "tie_word_embeddings", "attention_bias",
     ]  # fmt: skip
 
@@ -301,7 +301,7 @@ def test_a_key_wins_over_a_shape_and_the_conflict_is_told() -> None:
     shapes = {"token_embd.weight": (56, 30)}
     hp, report = read_hyper(ARCHS["llama"], Facts("hf", LLAMA, shapes), "config.json")
     assert (hp["hidden_size"], hp.of("hidden_size").origin) == (24, "config")
-    assert any("30" in text and "the key is believed" in text for text in report.conflicts)
+    assert any("30" in one.text and "the key is believed" in one.text for one in report.conflicts)
 
 
 def test_sizes_without_a_key_come_from_the_tensors() -> None:
@@ -338,7 +338,7 @@ def test_apr_aliases_and_null() -> None:
     assert [hp[n] for n in ("hidden_size", "n_layers", "n_heads", "n_kv_heads")] == [24, 3, 6, 6]
     assert hp.of("hidden_size").key == "d_model"
     assert report.unknown == ("n_heads", "mystery")
-    assert len(report.conflicts) == 1 and "rope_type is 0" in report.conflicts[0]
+    assert len(report.conflicts) == 1 and "rope_type is 0" in report.conflicts[0].text
     as_gguf = Facts("apr", values, {}, names="gguf")
     assert read_hyper(ARCHS["llama"], as_gguf, "x.apr")[1].conflicts == ()
 

@@ -91,7 +91,7 @@ def test_a_light_training_is_derived(
     assert found.kind == "derived", found
     assert {one.cause for one in found.findings} <= {"derived", "rounding"}
     with open_model(b) as model:
-        assert find_disagreements(model.resolution, "b") == []
+        assert find_disagreements(model, "b") == []
 
 
 @pytest.mark.parametrize("size", [0.2, 0.1])
@@ -141,6 +141,24 @@ def test_a_fault_beside_rounding_is_no_training(
     assert row["explanation"] is None or row["explanation"]["cause"] != "derived", row
 
 
+@pytest.mark.parametrize("kind", ["BF16", "F32"])
+def test_a_head_in_another_type_is_still_a_copy(
+    kind: str, start: tuple[Path, Weights], tmp_path: Path
+) -> None:
+    folder, weights = start
+    before = rounded(weights, "BF16")
+    b = written(tmp_path / "b", folder, before, "BF16")
+    rows = {
+        name: ("BF16", tuple(values.shape), float_bytes(values.numpy(), "BF16"))
+        for name, values in before.items()
+    }
+    head = before[TABLE].numpy()
+    write_mixed(b / "model.safetensors", rows | {HEAD: (kind, head.shape, float_bytes(head, kind))})
+    with open_model(b) as model:
+        assert find_disagreements(model, "b") == []
+    assert "leave it unread" not in aprfmt("validate", b).out
+
+
 def test_a_head_of_its_own_contradicts_the_tie(start: tuple[Path, Weights], tmp_path: Path) -> None:
     """Relatives of the copy: one value is another, and the key says what the tensors say."""
     folder, weights = start
@@ -153,4 +171,4 @@ def test_a_head_of_its_own_contradicts_the_tie(start: tuple[Path, Weights], tmp_
     config = json.loads((b / "config.json").read_text())
     assert config["tie_word_embeddings"] is True
     with open_model(b) as model:
-        assert len(find_disagreements(model.resolution, "b")) == 1
+        assert len(find_disagreements(model, "b")) == 1

@@ -164,7 +164,7 @@ def test_the_pooling_is_read_where_it_is_said(folder: Path) -> None:
     write_pooling(folder, "max")
     with open_model(folder) as model:
         assert model.hyper["pooling"] is None
-        assert "pooling other than mean" in " ".join(model.resolution.report.conflicts)
+        assert "pooling other than mean" in " ".join(map(str, model.resolution.report.conflicts))
     (folder / "1_Pooling" / "config.json").unlink()
     with open_model(folder) as model:
         row = model.hyper.of("pooling")

@@ -145,7 +145,7 @@ def test_jinas_published_matrices_are_originals_beside_adapters(tmp_path: Path) 
     found, report = embedding(tmp_path)
     assert rel(found, encoded("jina_embeddings_v3").embedding) < 1e-12
     assert report.unknown == ()
-    assert "adapters for retrieval.query, text-matching; the model runs" in report.conflicts[0]
+    assert "adapters for retrieval.query, text-matching; the model runs" in report.conflicts[0].text
     with open_model(tmp_path) as model:
         assert model.spec.name == "jina_embeddings_v3" and model.resolution.missing == ()
         assert all("lora_" in name for name in model.resolution.unbound)

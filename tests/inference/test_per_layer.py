@@ -103,7 +103,9 @@ def test_a_last_layer_with_a_window_is_said_to_have_none(tmp_path: Path) -> None
     changed(tmp_path, layer_types=[*kinds[:-1], "sliding_attention"])
     with open_model(tmp_path) as model:
         assert model.hyper["window_layers"][-1] is False
-        assert any("the last layer has a window" in x for x in model.resolution.report.conflicts)
+        assert any(
+            "the last layer has a window" in x.text for x in model.resolution.report.conflicts
+        )
         with Session.open(model, backend("numpy:float64")) as session:
             assert rel(session.logits(IDS), judged("gemma4").true_logits) < 1e-12
 

@@ -4,17 +4,20 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
 from aprfmt.base.protocols import tensor_damage
 from aprfmt.base.shapes import matrix_shape
+from aprfmt.causes.contradicted_flags import has_own_head
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.named_causes import set_command
+from aprfmt.model import Model
 from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text
 from aprfmt.model.draft import draft_head
 from aprfmt.model.kinds import drop_stray_command, peft_config
@@ -196,19 +199,34 @@ def check_unread(ctx: CheckContext) -> Result:
     return Result(f"{len(ctx.ledger.items)} items", findings)
 
 
-def find_disagreements(resolution: Resolution, where: str) -> list[Finding]:
-    """Return a warning for each value that keys, configuration and tensors give differently.
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A value that a file gives twice and differently: in `where`, a file or tensor.
 
-    The notes made while the architecture was resolved are warnings too. `where` is the file, as
-    the findings name it. A head that is the embedding's copy contradicts no tie.
+    `name` is the hyperparameter whose key the tensors contradict, else "".
     """
-    tie, copied = resolution.report.overruled.get("tied_embeddings"), ""
-    if tie is not None and tie.value and not _is_own_head(resolution):
-        copied = f"{tie.key} says tied_embeddings"
-    texts = resolution.report.conflicts
-    said = [(where, text) for text in texts if not (copied and text.startswith(copied))]
-    said += [(note.where, note.text) for note in resolution.notes]
-    return [Finding(*each, "one value from every source", level="warning") for each in said]
+
+    where: str
+    text: str
+    name: str = ""
+
+
+def find_disagreements(model: Model, where: str) -> list[Disagreement]:
+    """Return each value that keys, configuration and tensors give differently.
+
+    The notes made while the architecture was resolved count too. `where` is the file, as the
+    findings name it. A head that is the embedding's copy contradicts no tie.
+    """
+    resolution, tie = model.resolution, "tied_embeddings"
+    overruled = resolution.report.overruled.get(tie)
+    copied = overruled is not None and bool(overruled.value) and not has_own_head(model)
+    conflicts = resolution.report.conflicts
+    said = [
+        Disagreement(where, one.text, one.name)
+        for one in conflicts
+        if not copied or one.name != tie
+    ]
+    return [*said, *(Disagreement(note.where, note.text) for note in resolution.notes)]
 
 
 def check_hyperparameters(ctx: CheckContext) -> Result:
@@ -217,7 +235,10 @@ def check_hyperparameters(ctx: CheckContext) -> Result:
     assumed = len(resolution.report.assumed)
     rule = f", {assumed} of them by a rule of the format's readers" if assumed else ""
     found = f"{len(list(resolution.hyper))} values{rule}"
-    findings = find_disagreements(resolution, ctx.where)
+    findings = [
+        Finding(one.where, one.text, "one value from every source", level="warning")
+        for one in find_disagreements(ctx.model, ctx.where)
+    ]
     return Result(found, [*findings, *_misleading_keys(ctx), *_unused_head(ctx)])
 
 
@@ -244,7 +265,7 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
     head, table = roles.get("output.weight"), roles.get("token_embd.weight")
     if key not in report.contradicted or head is None or table is None:
         return
-    if not _is_own_head(ctx.resolution):
+    if not has_own_head(ctx.model):
         return
     name = head.names[0]
     yield Finding(
@@ -254,16 +275,6 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
         "a key that says what is stored",
         command_line("set", opening_path(ctx.model.path), f"config.json:{key}=false", "--in-place"),
     )
-
-
-def _is_own_head(resolution: Resolution) -> bool:
-    """Return whether a stored head has other bytes than the embedding, or there is none to be."""
-    head, table = (resolution.roles.get(key) for key in ("output.weight", "token_embd.weight"))
-    if head is None or table is None or head.shape != table.shape:
-        return True
-    if head.encoding != table.encoding:
-        return True
-    return any(x.raw() != y.raw() for x, y in zip(head.stored, table.stored, strict=False))
 
 
 FAR = 100.0  # beyond a bound by this factor it is no matter of training any more

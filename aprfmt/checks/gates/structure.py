@@ -8,7 +8,7 @@ from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.base.protocols import Value
 from aprfmt.checks import bounds
 from aprfmt.checks.check_runner import repeat_result
-from aprfmt.checks.file.architecture_checks import find_disagreements
+from aprfmt.checks.file.architecture_checks import Disagreement, find_disagreements
 from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import Measure, NotRun, Result, list_names
 from aprfmt.checks.table import SECOND_READER
@@ -69,14 +69,9 @@ def _check_head(model: Model) -> Check:
     return check("head-resolved", name in model.roles, found, "a head", "the head was lost")
 
 
-def _is_tensor_conflict(text: str) -> bool:
-    """Return whether the text of a conflict is about keys against tensors."""
-    return "the tensors say" in text
-
-
 def _check_keys_fit(subject: ModelUnderTest) -> Check:
     """Return the check that keys say what the tensors show of biases, head and vocabulary."""
-    found = [text for text in _list_conflicts(subject) if _is_tensor_conflict(text)]
+    found = [one.text for one in _disagreements(subject) if one.name]
     return check(
         "keys-fit-tensors",
         not found,
@@ -86,9 +81,9 @@ def _check_keys_fit(subject: ModelUnderTest) -> Check:
     )
 
 
-def _list_conflicts(subject: ModelUnderTest) -> list[str]:
-    """Return a text for each conflict between keys, configuration and tensors."""
-    return [one.found for one in find_disagreements(subject.resolution, subject.where)]
+def _disagreements(subject: ModelUnderTest) -> list[Disagreement]:
+    """Return each conflict between keys, configuration and tensors."""
+    return find_disagreements(subject.model, subject.where)
 
 
 def _check_decodable(model: Model) -> Check:
@@ -183,7 +178,7 @@ def _check_hyperparameters(model: Model) -> Iterator[Check]:
 
 def _check_conflicts(subject: ModelUnderTest) -> Check:
     """Return the Check that keys and configuration agree, and that opening gave no warning."""
-    said = [text for text in _list_conflicts(subject) if not _is_tensor_conflict(text)]
+    said = [one.text for one in _disagreements(subject) if not one.name]
     said += [note.text for note in subject.model.notes if note.level == "warning"]
     return check(
         "no-conflicts",
