@@ -72,6 +72,18 @@ def test_every_layout_comes_back_into_ours() -> None:
         )
 
 
+@pytest.mark.parametrize("chain", [("unbatch", "sideways"), ("",), ("reshape", "Reshape")])
+def test_an_unknown_step_of_a_layout_is_named(chain: tuple[str, ...]) -> None:
+    with pytest.raises(FormatError, match=f"x: layout '{chain[-1]}' is not known; .*heads_first"):
+        apply_layout(np.zeros((7, 12), np.float32), chain, PointLayout((7, 3, 4), 7), "x")
+
+
+@pytest.mark.parametrize("step", ["heads_first", "dims_first"])
+def test_a_step_that_needs_heads_is_refused_without(step: str) -> None:
+    with pytest.raises(FormatError, match=rf"x: \[7, 12\] cannot be read as {step} of \[7, 12\]"):
+        apply_layout(np.zeros((7, 12), np.float32), (step,), PointLayout((7, 12), 7), "x")
+
+
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_query_shows_the_axis_of_heads_among_as_many_tokens(
     heads_first: bool, tmp_path: Path
