@@ -4,6 +4,7 @@ import importlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import aprfmt
 from aprfmt.causes.tensor import lattices
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare import diff
+from aprfmt.measure import bounds
 from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.records import TensorDiff
 from tests.cli.run import aprfmt as command
@@ -251,6 +253,32 @@ def test_rounding_to_the_nearest_is_within_and_one_value_more_is_not(
     at = tuple(np.argwhere(inner)[7])
     wrong[at] += 2 * lattice(p).step[at]
     assert not fit_errors(values, wrong, lattice(p)).how
+
+
+@pytest.mark.parametrize(("off", "how"), [(0.5, True), (0.5 + 2**-10, False), (-0.5, True)])
+def test_values_in_the_middle_of_steps_are_rounded_to_the_nearest(off: float, how: bool) -> None:
+    """Every error is half a step, up and down in turn: as far as rounding goes, and no further."""
+    codes = np.random.default_rng(4).integers(-90, 90, (32, 128)).astype(np.float64)
+    side = np.where(np.arange(128) % 2, 1.0, -1.0)
+    step = np.full(codes.shape, 0.25)
+    found = fit_errors((codes + off * side) * step, codes * step, Lattice(step, -32.0 + 0 * step,
+                       31.75 + 0 * step))  # fmt: skip
+    assert found.rms == abs(off) and (found.how == "rounded to the nearest") is how
+
+
+LIMITS: dict[str, float] = {  # of a copy with errors made up for: what each may be, at the most
+    "ends": bounds.MOST_ENDS, "far": bounds.MOST_FAR, "run_mean": bounds.RUN_MEAN,
+    "run_rms": bounds.RUN_RMS, "beyond": bounds.FED_BACK_SHARE, "rms": bounds.FED_BACK_RMS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_number_at_its_limit_is_still_a_rounding_and_the_next_is_not(name: str) -> None:
+    fit = bounds.Fit(10_000, 0.9, 0.01, 1.5, 0.0, 0.4, 0.1, 0.5, 0.0, 0.01, 0.02)
+    assert "as GPTQ does" in fit.how
+    for value, within in ((LIMITS[name], True), (float(np.nextafter(LIMITS[name], 9)), False)):
+        changed: dict[str, Any] = {name: value}
+        assert bool(replace(fit, **changed).how) is within
 
 
 def test_a_scale_of_127_for_128_is_seen_in_eight_bits(values: Array) -> None:
