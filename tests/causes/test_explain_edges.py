@@ -1,5 +1,6 @@
 """Edges of `diff`: the first byte of a shift, half of the rows, small numbers, long runs."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,46 @@ def test_a_shift_has_to_hold_from_the_first_byte_on(source: Path, tmp_path: Path
     first = faults.raw(faults.UP, lambda old: bytes([old[5] ^ 0x10]) + old[6:] + b"12345")
     cause, confirmed, _ = explained(source, tmp_path / "first", first)
     assert cause != "byte_offset" and not confirmed
+
+
+NOISE = np.random.default_rng(9).integers(0, 256, 2048, np.uint8).tobytes()
+
+
+def lost_gate(data: dict[str, bytes]) -> bytes:
+    """Take the gate's bytes out of B, and return them."""
+    lost = data[faults.GATE]
+    data[faults.GATE] = NOISE * 4
+    return lost
+
+
+# What a range of bytes of the up projection holds now -> what is said of it, "" if it is not known.
+HELD: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
+    "zeros": (lambda data: bytes(700), "bytes 1000 to 1699 are zero in B"),
+    "a byte": (lambda data: b"\xa5" * 700, "all bytes 0xa5"),
+    "a pattern": (lambda data: NOISE[:32] * 21 + NOISE[:28], "32 bytes over and over"),
+    "another tensor": (lambda data: data[faults.GATE][300:1000],
+                       f"bytes of B's {faults.GATE} at +0x12c"),
+    "itself": (lambda data: data[faults.UP][4096:4796], f"bytes of B's {faults.UP} at +0x1000"),
+    "a tensor's end": (lambda data: data[faults.K][-700:],
+                       f"bytes of B's {faults.K} at +{0x1000 - 700:#x}"),
+    "what B lost": (lambda data: lost_gate(data)[300:1000],
+                    f"bytes of A's {faults.GATE} at +0x12c"),
+    "noise": (lambda data: NOISE[:700], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_what_a_range_holds_is_looked_for_in_both_files(
+    what: str, source: Path, tmp_path: Path
+) -> None:
+    make, expected = HELD[what]
+
+    def change(data: dict[str, bytes]) -> None:
+        data[faults.UP] = data[faults.UP][:1000] + make(data) + data[faults.UP][1700:]
+
+    cause, confirmed, says = explained(source, tmp_path / "b", change)
+    assert (cause, confirmed) == ("bit_rot", True) if expected else cause in ("bit_rot", "")
+    assert expected in says and ("bytes of " in says) == expected.startswith("bytes of"), says
 
 
 @pytest.mark.parametrize(("rows", "part"), [(31, True), (32, True), (33, False)])
