@@ -732,6 +732,36 @@ def test_an_engines_names_mean_the_engines_modules_in_every_container(
         assert "L1.ffn_act" not in trace.records
 
 
+# What a script kept of an engine's modules -> points that these must give.
+KEPT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "attention and the gated product": (
+        ("self_attn.attn", "mlp.act_fn"), ("attn", "ffn_mul")),
+    "joined modules alone": (
+        ("qkv_proj", "gate_up_proj"), ("q", "k", "v", "ffn_gate", "ffn_up")),
+    "attention beside the joined one": (
+        ("self_attn.attn", "qkv_proj"), ("attn", "q", "k", "v")),
+    "the gated product beside the joined one": (
+        ("mlp.act_fn", "gate_up_proj"), ("ffn_mul", "ffn_gate", "ffn_up")),
+    "queries, keys and values": (("qkv_proj",), ("q", "k", "v")),
+    "projections that all engines call so": (
+        ("o_proj", "down_proj"), ("attn_out", "ffn_out")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_part_of_an_engines_modules_is_read_as_in_the_whole(kept: str, tmp_path: Path) -> None:
+    ends, points = KEPT[kept]
+    found = {name: one for name, one in engine_outputs().items() if name.endswith(ends)}
+    path, right = _as_pt(tmp_path / "d", found), own("llama")
+    with open_model(tiny_folder("llama")) as model, open_trace(path, list(IDS), model) as trace:
+        assert {*trace.records} == {f"L{n}.{point}" for n in range(3) for point in points}
+        assert not trace.run["unknown"]
+        for key in trace.records:
+            value = trace.recorded_values(key)
+            assert value is not None
+            assert np.allclose(value.reshape(-1), right[key].reshape(-1), atol=1e-5), key
+
+
 def _by_layer(change: Callable[[Any], Any]) -> dict[str, Any]:
     """Return outputs of layers and of their attention by module, each changed, and the ids."""
     right = own("llama")
