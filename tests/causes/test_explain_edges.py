@@ -12,12 +12,13 @@ from aprfmt.base.encodings import BY_GGML, ENCODINGS
 from aprfmt.causes.tensor import table
 from aprfmt.causes.tensor.guess import JointHypothesis, PairHypothesis
 from aprfmt.causes.tensor.overwritten_bytes import join_places
+from aprfmt.codecs import encode
 from aprfmt.compare import diff
 from aprfmt.errors import AprfmtError
 from tests.causes import faults
 from tests.compare.damage import Change
 from tests.compare.test_verdicts import edited
-from tests.conversion.folders import float_bytes, llama_folder
+from tests.conversion.folders import float_bytes, llama_folder, write_mixed
 from tests.formats.gguf_files import File
 
 # Where a block's members of type ggml_half stand (ggml-common.h).
@@ -68,6 +69,45 @@ def test_a_shift_has_to_hold_from_the_first_byte_on(source: Path, tmp_path: Path
     first = faults.raw(faults.UP, lambda old: bytes([old[5] ^ 0x10]) + old[6:] + b"12345")
     cause, confirmed, _ = explained(source, tmp_path / "first", first)
     assert cause != "byte_offset" and not confirmed
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
+def test_another_quantizer_leaves_no_tensor_alone_but_for_one_row(
+    name: str, tmp_path: Path
+) -> None:
+    """Rows of values a fiftieth of a step away, quantized: of one row alone it is no quantizer."""
+    x = np.random.default_rng(0).standard_normal((64, 256), np.float32)
+    near = x + np.float32(0.02 * np.abs(x).max() / 8) * np.roll(x, 1)
+    a, b = (np.frombuffer(encode(name, each)[""], np.uint8).reshape(64, -1) for each in (x, near))
+    kind = next(number for number, known in BY_GGML.items() if known is ENCODINGS[name])
+    for count in (1, 2, 3, 64):
+        mixed = a.copy()
+        mixed[:count] = b[:count]
+        for path, raw in ((tmp_path / "a.gguf", a), (tmp_path / "b.gguf", mixed)):
+            path.write_bytes(File(data=raw.tobytes()).tensor("t", [256, 64], kind).build())
+        (row,) = diff(tmp_path / "a.gguf", tmp_path / "b.gguf").tensors
+        assert (row.cause == "quantisation") is (count > 1), count
+        if count > 1:
+            assert row.explanation is not None and "of one source" in row.explanation.evidence[0]
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 9])
+def test_up_to_half_of_a_small_tensors_values_may_be_damaged(
+    size: int, kind: str, tmp_path: Path
+) -> None:
+    """A bit of each: beyond the half it is other values, but the only one of a tensor may be."""
+    x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    raw = float_bytes(x, kind)
+    item = len(raw) // size
+    for count in range(1, size + 1):
+        damaged = bytearray(raw)
+        for at in range(count):
+            damaged[at * item + item - 1] ^= 1 << at % 6
+        for name, data in (("a", raw), ("b", bytes(damaged))):
+            write_mixed(tmp_path / f"{name}.safetensors", {"w": (kind, (size,), data)})
+        (row,) = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors").tensors
+        assert (row.cause == "bit_rot") is (2 * count <= size or size == 1), count
 
 
 NOISE = np.random.default_rng(9).integers(0, 256, 2048, np.uint8).tobytes()
