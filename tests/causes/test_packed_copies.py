@@ -289,6 +289,38 @@ def test_a_scale_of_127_for_128_is_seen_in_eight_bits(values: Array) -> None:
     assert not fit_errors(values, p.values() * 128 / 127, other).how
 
 
+# What is wrong with integer codes or zero points -> the words of the one finding that says so.
+MISREAD: dict[str, tuple[Callable[[packing.Packed], packing.Packed], str]] = {
+    "signed": (lambda p: replace(p, codes=p.codes ^ 1 << p.bits - 1),
+               "codes are signed where they have an offset of {half}, or reverse"),
+    "all zero points": (lambda p: replace(p, zeros=p.zeros + 1),
+                        "zero points are one too high: every value is one step too small"),
+    "other groups": (lambda p: replace(p, zeros=p.zeros[:, ::-1]),
+                     "zero points are those of other groups, or other numbers"),
+    "half of the rows signed": (lambda p: replace(p, codes=np.where(
+        np.arange(len(p.codes))[:, None] % 2, p.codes, p.codes ^ 1 << p.bits - 1)), ""),
+    "nothing": (lambda p: p, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MISREAD)
+@pytest.mark.parametrize("bits", [4, 3, 8])
+def test_each_way_to_misread_codes_is_told_from_the_others(
+    bits: int, what: str, values: Array, source: Path, tmp_path: Path
+) -> None:
+    """Decoded by a program that has it wrong; the codes of half of the rows are no such thing."""
+    change, says = MISREAD[what]
+    shifted = values + np.linspace(-0.1, 0.1, HIDDEN, dtype=np.float32)  # zero points that differ
+    start = copied(source, tmp_path / "a", plain(shifted, "float32"))
+    p = packing.nearest(shifted, bits)
+    found = judged(start, copied(source, tmp_path / "b", plain(change(p).values(), "float32")))
+    said = "" if found.explanation is None else " / ".join(found.explanation.evidence)
+    words = [each for _, each in MISREAD.values() if each]
+    named = [each for each in words if each.format(half=1 << bits - 1) in said]
+    assert named == [says] * bool(says), said
+    assert not says or found.cause == "zero_point"
+
+
 def test_plain_values_betray_no_scheme(values: Array) -> None:
     rng = np.random.default_rng(2)
     assert lattices.find_scheme(values, "BF16") is None
