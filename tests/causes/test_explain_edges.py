@@ -76,15 +76,15 @@ def test_another_quantizer_leaves_no_tensor_alone_but_for_one_row(
     name: str, tmp_path: Path
 ) -> None:
     """Rows of values a fiftieth of a step away, quantized: of one row alone it is no quantizer."""
-    x = np.random.default_rng(0).standard_normal((64, 256), np.float32)
+    x = np.random.default_rng(0).standard_normal((32, 256), np.float32)
     near = x + np.float32(0.02 * np.abs(x).max() / 8) * np.roll(x, 1)
-    a, b = (np.frombuffer(encode(name, each)[""], np.uint8).reshape(64, -1) for each in (x, near))
+    a, b = (np.frombuffer(encode(name, each)[""], np.uint8).reshape(32, -1) for each in (x, near))
     kind = next(number for number, known in BY_GGML.items() if known is ENCODINGS[name])
-    for count in (1, 2, 3, 64):
+    for count in (1, 2, 32):
         mixed = a.copy()
         mixed[:count] = b[:count]
         for path, raw in ((tmp_path / "a.gguf", a), (tmp_path / "b.gguf", mixed)):
-            path.write_bytes(File(data=raw.tobytes()).tensor("t", [256, 64], kind).build())
+            path.write_bytes(File(data=raw.tobytes()).tensor("t", [256, 32], kind).build())
         (row,) = diff(tmp_path / "a.gguf", tmp_path / "b.gguf").tensors
         assert (row.cause == "quantisation") is (count > 1), count
         if count > 1:
