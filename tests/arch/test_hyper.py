@@ -17,6 +17,7 @@ from aprfmt.arch.carried_hyperparameters import CARRIED
 from aprfmt.arch.hyperparameters import (
     expected_losses,
     inexpressible_names,
+    read_back_hyper,
     read_hyper,
     write_hyper,
 )
@@ -146,6 +147,46 @@ def test_a_wrong_value_is_read_or_refused_by_the_name_of_a_key(tiny: Tiny) -> No
                 else:
                     assert "{arch}" not in repr(report), (key, bad)
     assert 0 < refused < tried
+
+
+# Which layers are of a kind: (style, name) -> the architectures whose keys say any pattern.
+FLAGS: dict[tuple[str, str], str] = {
+    ("hf", "window_layers"): """cohere2 dots1 exaone4 exaone_moe gemma2 gemma3 gemma3n gpt_oss
+        llama4 ministral modernbert olmo3""",
+    ("gguf", "window_layers"): """cohere2 dots1 exaone4 exaone_moe gemma2 gemma3 gemma3n gemma4
+        gpt_oss llama4 ministral mistral modernbert olmo3 starcoder2""",
+    ("hf", "moe_layers"): """deepseek_v32 ernie4_5_moe exaone_moe glm4_moe_lite glm_moe_dsa hy_v3
+        kimi_linear llama4 minimax_m3_vl qwen2_moe qwen3_moe qwen3_next""",
+    ("gguf", "moe_layers"): "nemotron_h_moe",
+    ("hf", "attention_layers"): "bamba granite_hybrid nemotron_h",
+    ("gguf", "attention_layers"): "bamba granite_hybrid lfm2 nemotron_h",
+    ("hf", "delta_layers"): "kimi_linear olmo_hybrid qwen3_5 qwen3_next",
+    ("gguf", "delta_layers"): "kimi_linear",
+    ("hf", "index_layers"): "glm_moe_dsa minimax_m3_vl",
+    ("gguf", "index_layers"): "deepseek_v4 glm_moe_dsa",
+    ("hf", "conv_layers"): "lfm2 lfm3",
+    ("hf", "rope_layers"): "llama4 smollm3",
+    ("hf", "heavy_layers"): "deepseek_v4",
+    ("hf", "hash_layers"): "deepseek_v4",
+    ("hf", "lightning_layers"): "minimax",
+    ("gguf", "lightning_layers"): "minimax",
+    ("gguf", "wide_layers"): "gemma4",
+    ("gguf", "mlp_layers"): "nemotron_h",
+}
+MODERNBERT = {**SIZES, "norm_eps": 1e-5, "local_attention": 8}
+LAYERED = {tiny.arch: tiny for tiny in reversed(TINY)}
+
+
+@pytest.mark.parametrize(("style", "name"), FLAGS)
+def test_which_layers_are_of_a_kind_comes_back_whatever_the_pattern(style: str, name: str) -> None:
+    """One layer otherwise than in the model, and every layer otherwise: no step makes that."""
+    for arch in FLAGS[style, name].split():
+        own = hf(arch, MODERNBERT) if arch == "modernbert" else read(LAYERED[arch]).hp
+        flags, middle = own[name], own["n_layers"] // 2
+        one = tuple(on is (i != middle) for i, on in enumerate(flags))
+        for pattern in (one, tuple(not on for on in flags)):
+            hp = own.with_values(**{name: pattern})
+            assert read_back_hyper(ARCHS[arch], hp, style)[name] == pattern, (arch, pattern)
 
 
 # --- old and new spellings of the rotary positions ---------------------------------------------

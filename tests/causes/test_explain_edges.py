@@ -1,5 +1,6 @@
 """Edges of `diff`: the first byte of a shift, half of the rows, small numbers, long runs."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from aprfmt.base.encodings import BY_GGML, ENCODINGS
 from aprfmt.causes.tensor import table
 from aprfmt.causes.tensor.guess import JointHypothesis, PairHypothesis
 from aprfmt.causes.tensor.overwritten_bytes import join_places
+from aprfmt.codecs import encode
 from aprfmt.compare import diff
 from aprfmt.errors import AprfmtError
 from tests.causes import faults
 from tests.compare.damage import Change
 from tests.compare.test_verdicts import edited
-from tests.conversion.folders import float_bytes, llama_folder
+from tests.conversion.folders import float_bytes, llama_folder, write_mixed
 from tests.formats.gguf_files import File
 
 # Where a block's members of type ggml_half stand (ggml-common.h).
@@ -67,6 +69,85 @@ def test_a_shift_has_to_hold_from_the_first_byte_on(source: Path, tmp_path: Path
     first = faults.raw(faults.UP, lambda old: bytes([old[5] ^ 0x10]) + old[6:] + b"12345")
     cause, confirmed, _ = explained(source, tmp_path / "first", first)
     assert cause != "byte_offset" and not confirmed
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
+def test_another_quantizer_leaves_no_tensor_alone_but_for_one_row(
+    name: str, tmp_path: Path
+) -> None:
+    """Rows of values a fiftieth of a step away, quantized: of one row alone it is no quantizer."""
+    x = np.random.default_rng(0).standard_normal((32, 256), np.float32)
+    near = x + np.float32(0.02 * np.abs(x).max() / 8) * np.roll(x, 1)
+    a, b = (np.frombuffer(encode(name, each)[""], np.uint8).reshape(32, -1) for each in (x, near))
+    kind = next(number for number, known in BY_GGML.items() if known is ENCODINGS[name])
+    for count in (1, 2, 32):
+        mixed = a.copy()
+        mixed[:count] = b[:count]
+        for path, raw in ((tmp_path / "a.gguf", a), (tmp_path / "b.gguf", mixed)):
+            path.write_bytes(File(data=raw.tobytes()).tensor("t", [256, 32], kind).build())
+        (row,) = diff(tmp_path / "a.gguf", tmp_path / "b.gguf").tensors
+        assert (row.cause == "quantisation") is (count > 1), count
+        if count > 1:
+            assert row.explanation is not None and "of one source" in row.explanation.evidence[0]
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 9])
+def test_up_to_half_of_a_small_tensors_values_may_be_damaged(
+    size: int, kind: str, tmp_path: Path
+) -> None:
+    """A bit of each: beyond the half it is other values, but the only one of a tensor may be."""
+    x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    raw = float_bytes(x, kind)
+    item = len(raw) // size
+    for count in range(1, size + 1):
+        damaged = bytearray(raw)
+        for at in range(count):
+            damaged[at * item + item - 1] ^= 1 << at % 6
+        for name, data in (("a", raw), ("b", bytes(damaged))):
+            write_mixed(tmp_path / f"{name}.safetensors", {"w": (kind, (size,), data)})
+        (row,) = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors").tensors
+        assert (row.cause == "bit_rot") is (2 * count <= size or size == 1), count
+
+
+NOISE = np.random.default_rng(9).integers(0, 256, 2048, np.uint8).tobytes()
+
+
+def lost_gate(data: dict[str, bytes]) -> bytes:
+    """Take the gate's bytes out of B, and return them."""
+    lost = data[faults.GATE]
+    data[faults.GATE] = NOISE * 4
+    return lost
+
+
+# What a range of bytes of the up projection holds now -> what is said of it, "" if it is not known.
+HELD: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
+    "zeros": (lambda data: bytes(700), "bytes 1000 to 1699 are zero in B"),
+    "a byte": (lambda data: b"\xa5" * 700, "all bytes 0xa5"),
+    "a pattern": (lambda data: NOISE[:32] * 21 + NOISE[:28], "32 bytes over and over"),
+    "another tensor": (lambda data: data[faults.GATE][300:1000],
+                       f"bytes of B's {faults.GATE} at +0x12c"),
+    "itself": (lambda data: data[faults.UP][4096:4796], f"bytes of B's {faults.UP} at +0x1000"),
+    "a tensor's end": (lambda data: data[faults.K][-700:],
+                       f"bytes of B's {faults.K} at +{0x1000 - 700:#x}"),
+    "what B lost": (lambda data: lost_gate(data)[300:1000],
+                    f"bytes of A's {faults.GATE} at +0x12c"),
+    "noise": (lambda data: NOISE[:700], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_what_a_range_holds_is_looked_for_in_both_files(
+    what: str, source: Path, tmp_path: Path
+) -> None:
+    make, expected = HELD[what]
+
+    def change(data: dict[str, bytes]) -> None:
+        data[faults.UP] = data[faults.UP][:1000] + make(data) + data[faults.UP][1700:]
+
+    cause, confirmed, says = explained(source, tmp_path / "b", change)
+    assert (cause, confirmed) == ("bit_rot", True) if expected else cause in ("bit_rot", "")
+    assert expected in says and ("bytes of " in says) == expected.startswith("bytes of"), says
 
 
 @pytest.mark.parametrize(("rows", "part"), [(31, True), (32, True), (33, False)])

@@ -4,6 +4,7 @@ import importlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import aprfmt
 from aprfmt.causes.tensor import lattices
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare import diff
+from aprfmt.measure import bounds
 from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.records import TensorDiff
 from tests.cli.run import aprfmt as command
@@ -253,12 +255,70 @@ def test_rounding_to_the_nearest_is_within_and_one_value_more_is_not(
     assert not fit_errors(values, wrong, lattice(p)).how
 
 
+@pytest.mark.parametrize(("off", "how"), [(0.5, True), (0.5 + 2**-10, False), (-0.5, True)])
+def test_values_in_the_middle_of_steps_are_rounded_to_the_nearest(off: float, how: bool) -> None:
+    """Every error is half a step, up and down in turn: as far as rounding goes, and no further."""
+    codes = np.random.default_rng(4).integers(-90, 90, (32, 128)).astype(np.float64)
+    side = np.where(np.arange(128) % 2, 1.0, -1.0)
+    step = np.full(codes.shape, 0.25)
+    found = fit_errors((codes + off * side) * step, codes * step, Lattice(step, -32.0 + 0 * step,
+                       31.75 + 0 * step))  # fmt: skip
+    assert found.rms == abs(off) and (found.how == "rounded to the nearest") is how
+
+
+LIMITS: dict[str, float] = {  # of a copy with errors made up for: what each may be, at the most
+    "ends": bounds.MOST_ENDS, "far": bounds.MOST_FAR, "run_mean": bounds.RUN_MEAN,
+    "run_rms": bounds.RUN_RMS, "beyond": bounds.FED_BACK_SHARE, "rms": bounds.FED_BACK_RMS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_number_at_its_limit_is_still_a_rounding_and_the_next_is_not(name: str) -> None:
+    fit = bounds.Fit(10_000, 0.9, 0.01, 1.5, 0.0, 0.4, 0.1, 0.5, 0.0, 0.01, 0.02)
+    assert "as GPTQ does" in fit.how
+    for value, within in ((LIMITS[name], True), (float(np.nextafter(LIMITS[name], 9)), False)):
+        changed: dict[str, Any] = {name: value}
+        assert bool(replace(fit, **changed).how) is within
+
+
 def test_a_scale_of_127_for_128_is_seen_in_eight_bits(values: Array) -> None:
     p = packing.nearest(values, 8, symmetric=True)
     made = lattice(p)
     other = Lattice(*(np.asarray(part) * 128 / 127 for part in made))
     assert fit_errors(values, p.values(), made).how
     assert not fit_errors(values, p.values() * 128 / 127, other).how
+
+
+# What is wrong with integer codes or zero points -> the words of the one finding that says so.
+MISREAD: dict[str, tuple[Callable[[packing.Packed], packing.Packed], str]] = {
+    "signed": (lambda p: replace(p, codes=p.codes ^ 1 << p.bits - 1),
+               "codes are signed where they have an offset of {half}, or reverse"),
+    "all zero points": (lambda p: replace(p, zeros=p.zeros + 1),
+                        "zero points are one too high: every value is one step too small"),
+    "other groups": (lambda p: replace(p, zeros=p.zeros[:, ::-1]),
+                     "zero points are those of other groups, or other numbers"),
+    "half of the rows signed": (lambda p: replace(p, codes=np.where(
+        np.arange(len(p.codes))[:, None] % 2, p.codes, p.codes ^ 1 << p.bits - 1)), ""),
+    "nothing": (lambda p: p, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MISREAD)
+@pytest.mark.parametrize("bits", [4, 3, 8])
+def test_each_way_to_misread_codes_is_told_from_the_others(
+    bits: int, what: str, values: Array, source: Path, tmp_path: Path
+) -> None:
+    """Decoded by a program that has it wrong; the codes of half of the rows are no such thing."""
+    change, says = MISREAD[what]
+    shifted = values + np.linspace(-0.1, 0.1, HIDDEN, dtype=np.float32)  # zero points that differ
+    start = copied(source, tmp_path / "a", plain(shifted, "float32"))
+    p = packing.nearest(shifted, bits)
+    found = judged(start, copied(source, tmp_path / "b", plain(change(p).values(), "float32")))
+    said = "" if found.explanation is None else " / ".join(found.explanation.evidence)
+    words = [each for _, each in MISREAD.values() if each]
+    named = [each for each in words if each.format(half=1 << bits - 1) in said]
+    assert named == [says] * bool(says), said
+    assert not says or found.cause == "zero_point"
 
 
 def test_plain_values_betray_no_scheme(values: Array) -> None:

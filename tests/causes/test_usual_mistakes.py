@@ -8,16 +8,20 @@ nothing or overrides an operation under another name, a value that is the model'
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aprfmt.causes.forward.rope import scaling_change, scaling_value_changes
+from aprfmt.causes.forward.rotations import rope_frequencies, rope_kinds
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import record_points
+from aprfmt.inference.rope import compute_frequencies
 from aprfmt.model import open_model
 from tests.diagnosis.engines import tiny_folder
 from tests.models import IDS, MAKERS
@@ -86,6 +90,41 @@ def test_the_numbers_that_are_tried_are_neighbours_of_the_models(
         expected = {each for each in tried(own) if each != own and (each is None or each != 0
                     or name == "index_local_blocks")}  # fmt: skip
     assert len(found) == len(set(found)) and set(found) == expected
+
+
+# A scaling -> its numbers of which another usual value turns nothing otherwise, by the paper.
+SCALED: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "linear": ({"factor": 4.0}, set()),
+    # Of sequences no longer than the context the base stays: its factor is of no effect.
+    "dynamic": ({"factor": 4.0}, {"factor"}),
+    "yarn": ({"factor": 4.0, "original_context_length": 64, "beta_fast": 32.0, "beta_slow": 1.0,
+              "attention_factor": 1.2, "truncate": True}, {"beta_fast"}),  # of a head of few pairs
+    "llama3": ({"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_context_length": 64}, set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_another_number_of_a_scaling_is_tried_where_it_turns_otherwise(kind: str) -> None:
+    """None that turns every pair as the model's own, and none without frequencies."""
+    numbers, idle = SCALED[kind]
+    # Where a number makes two others equal, something is divided by zero.
+    with patched_model("llama") as plain, np.errstate(all="ignore"):
+        scaling = {"type": kind, **numbers}
+        patched = replace(plain, hp=plain.hp.with_values(rope_scaling=scaling))
+        (own,) = rope_kinds(patched)
+        at = rope_frequencies(patched, own)
+        tried = list(scaling_value_changes(patched, own))
+        for change in tried:
+            made: Any = change.values["rope_scaling"]
+            hp = patched.hp.with_values(rope_scaling=made)
+            other = compute_frequencies(hp, own, len(SHORT))
+            assert np.isfinite(other.inv_freq).all() and not other.equals(at), change.says
+        for key, value in numbers.items():
+            assert scaling_change(patched, own, key, value, "its own") is None, key
+        assert scaling_change(patched, own, "factor", float("nan"), "no number") is None
+    named = {change.where[0].partition(".")[2] for change in tried}
+    assert {*numbers} - named == idle
 
 
 def first_of_each_kind(found: list[UsualMistake]) -> list[UsualMistake]:

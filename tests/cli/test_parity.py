@@ -1,5 +1,6 @@
 """The parity command: verdicts by exit code, one object of JSON, reproductions, calibration."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,23 @@ def test_ids_are_chosen_as_diagnose_does_and_said(demo_model: Path) -> None:
     given = aprfmt(*runs, "--ids", said, "--json").json
     assert given["tokens"] == body["tokens"] and not given["ids_chosen"]
     assert "chosen" not in aprfmt(*runs, *IDS).out
+
+
+def test_ids_that_are_chosen_reach_behind_a_window(tmp_path: Path) -> None:
+    """Where an engine's window is wrong, no shorter pass shows it: half of it as much again."""
+    from tests.models import save_tiny
+
+    save_tiny("llama", tmp_path / "plain")
+    save_tiny("mistral", tmp_path / "window")
+    for name, window, least, most in (("window", 96, 97, 144), ("plain", None, 48, 48)):
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        if window is not None:
+            assert "sliding_window" in config
+            config |= {"sliding_window": window}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        runs = ("--between", "numpy", "numpy", "--points", "embd", "--json")
+        body = aprfmt("parity", tmp_path / name, *runs).json
+        assert least <= len(body["tokens"]["ids"]) <= most
 
 
 def test_the_same_run_twice_is_the_same(demo_model: Path) -> None:

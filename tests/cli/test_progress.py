@@ -57,6 +57,34 @@ def test_only_a_terminal_sees_it_and_it_is_erased(
     assert len(second) == len(first) and not erased.strip() and not end
 
 
+def test_each_line_is_on_the_terminal_when_its_function_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a command prints to stdout then stands behind an erased line, not before it."""
+    there = io.BytesIO()
+
+    class Buffered(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    # As the interpreter opens stderr on a terminal: it holds a line back until its end.
+    monkeypatch.setattr(sys, "stderr", Buffered(io.BufferedWriter(there), "utf-8"))
+    monkeypatch.setattr(render, "is_flag_set", lambda flag: False)
+    line = render.StatusLine()
+    line._ended.clear()
+    line.counts("convert  45 %", 1.0)
+    assert there.getvalue().decode() == "\rconvert  45 %"
+    line.clear()
+    assert there.getvalue().decode() == "\rconvert  45 %\r" + " " * 13 + "\r"
+    line.counts("half", 2.0)
+    line.end()
+    assert there.getvalue().decode().endswith("\rhalf\r    \r")
+    size = len(there.getvalue())
+    line.clear()
+    line.end()
+    assert len(there.getvalue()) == size  # nothing is there to be erased
+
+
 def test_an_interrupted_conversion_says_what_was_undone(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -394,6 +394,31 @@ def test_a_change_of_another_run_is_not_mixed_with_ours(files: dict[str, Path]) 
     assert path.read_bytes() == after
 
 
+def test_what_cannot_be_opened_for_writing_is_left_without_a_note(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link in its place, and a file that nobody may write: unchanged, and nothing to complete."""
+    path = files["gguf"]
+    old, folder = path.read_bytes(), path.parent
+    link = folder / "link.gguf"
+    link.symlink_to(path)
+    before = sorted(folder.iterdir())
+    with pytest.raises(AprfmtError, match=r"link\.gguf: cannot be changed: "):
+        patch_file(link, [(8, b"ab")], file_identity(link.stat()))
+    real = os.open
+
+    def guarded(name: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if Path(os.fsdecode(name)) == path and flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(name, flags, *rest, **more)
+
+    with monkeypatch.context() as patch:  # the superuser may write every file
+        patch.setattr(os, "open", guarded)
+        with pytest.raises(AprfmtError, match="cannot be changed: Permission denied"):
+            patch_file(path, [(8, b"ab")], file_identity(path.stat()))
+    assert sorted(folder.iterdir()) == before and path.read_bytes() == old
+
+
 def test_without_a_state_folder_a_copy_is_asked_for(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

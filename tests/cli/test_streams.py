@@ -103,6 +103,19 @@ def test_generated_text_is_spelled_too(folder: Path, monkeypatch: pytest.MonkeyP
         assert unescape(out) == unescape(expected)
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_each_width_of_an_escape_is_that_of_python(encoding: str) -> None:
+    """The last code of one width and the first of the next, by Python's own handler."""
+    edges = [0x80, 0x81, 0xFF, 0x100, 0xD7FF, 0xE000, 0xFFFD, 0xFFFF, 0x10000, 0x10001, 0x10FFFF]
+    text = "".join(map(chr, edges)) + "1F"  # digits behind an escape that is short belong to it
+    held = io.BytesIO()
+    stream = io.TextIOWrapper(held, encoding, "strict")
+    spell_missing(stream)
+    stream.write(text)
+    stream.flush()
+    assert held.getvalue() == text.encode(encoding, "backslashreplace")
+
+
 def test_a_stream_that_replaces_already_or_is_no_file_stays() -> None:
     kept = io.TextIOWrapper(io.BytesIO(), "cp1252", "replace")
     spell_missing(kept, io.StringIO())

@@ -6,12 +6,14 @@ a comparison with a reference of other tokens.
 
 import json
 import struct
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aprfmt.inference.trace_file import load_trace
 from tests.cli.run import aprfmt, process
 from tests.cli.test_running import broken, given
 from tests.models import IDS, save_tiny
@@ -33,6 +35,43 @@ def payload(demo_model: Path) -> Any:
     done = aprfmt("trace", demo_model, "--payload", *SHORT, "--json")
     assert done.code == 0
     return done.json
+
+
+def test_a_ratio_to_rounding_is_that_of_three_saved_runs(demo_model: Path, tmp_path: Path) -> None:
+    """R by numpy from the three files; a run and a saved trace as the third say the same."""
+    runs = {"engine": "torch:cpu:float16", "wide": "numpy", "same": "torch:cpu:bfloat16"}
+    for name, run in runs.items():
+        done = aprfmt("trace", f"{demo_model}@{run}", "--payload", *SHORT, "--points", "out,embd",
+                      "--save", tmp_path / name)  # fmt: skip
+        assert done.code == 0, done.err
+    stored = aprfmt("trace", "--load", tmp_path / "engine", "--reference", tmp_path / "wide",
+                    "--same-dtype", tmp_path / "same", "--json").json  # fmt: skip
+    said = stored["reference"]["rounding_ratios"]
+    assert {"L0.out", "L1.out"} <= {*said}
+    with ExitStack() as stack:
+        held = [stack.enter_context(load_trace(tmp_path / name)) for name in runs]
+        for key, ratio in said.items():
+            x, y, s = (np.asarray(one.recorded_values(key), np.float64) for one in held)
+            apart, usual = np.linalg.norm(x - y), np.linalg.norm(s - y)
+            assert ratio == (pytest.approx(apart / usual) if usual else 0.0)
+    for third in (tmp_path / "same", f"{demo_model}@{runs['same']}"):
+        ran = aprfmt(
+            "trace",
+            f"{demo_model}@{runs['engine']}",
+            "--payload",
+            *SHORT,
+            "--points",
+            "out,embd",
+            "--reference",
+            tmp_path / "wide",
+            "--same-dtype",
+            third,
+            "--json",
+        )
+        assert ran.json["reference"]["rounding_ratios"] == pytest.approx(said)
+    refused = aprfmt("trace", "--load", tmp_path / "engine", "--reference", tmp_path / "wide",
+                     "--same-dtype", demo_model)  # fmt: skip
+    assert refused.code == 2 and "is no saved trace" in refused.err
 
 
 def tensors(path: Path) -> dict[str, np.ndarray]:

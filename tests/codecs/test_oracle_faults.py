@@ -129,6 +129,44 @@ def test_codes_of_another_type_than_is_said(
     assert says in decoded(dialect, {**parts, dialect.main: main}, config)
 
 
+WRONG: Mapping[str, tuple[object, ...]] = {
+    "bits": (0, -4, 1, 7, 16, True, "4", None, [4]),
+    "num_bits": (0, -4, 9, True, "4", [4]),
+    "group_size": (0, -2, 1 << 20, 5, True, "32", [32]),
+}
+
+
+def test_a_number_of_the_configuration_that_no_reader_has_is_refused_by_its_key() -> None:
+    """Codes of four bits are no codes of seven, whatever their parts' shapes allow."""
+    tried, taken = set(), []
+    for library, case in cases():
+        dialect, parts, config = weight(library, case)
+        parts.pop(".g_idx", None)  # it says each input's group, and no size is asked for
+        for path in number_paths(config, ()):
+            key = path[-1]
+            for value in WRONG[key]:
+                tried.add((library, key))
+                text = decoded(dialect, parts, changed(config, path, value))
+                if key not in text:
+                    taken.append((library, case, key, value, text))
+    assert {("awq", "bits"), ("mlx", "bits"), ("auto_gptq", "bits")} <= tried and not taken
+
+
+def number_paths(config: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys that lead to each number of bits or of a group."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            if key in WRONG and value is not None:
+                yield (*path, key)
+            yield from number_paths(value, (*path, key))
+
+
+def changed(config: Any, path: tuple[Any, ...], value: object) -> Any:
+    """Return a configuration with another value there."""
+    made = value if len(path) == 1 else changed(config[path[0]], path[1:], value)
+    return {**config, path[0]: made}
+
+
 def test_scales_of_fewer_rows_of_tiles_and_inputs_that_are_no_whole_groups() -> None:
     dialect, parts, config = weight("modelopt", "fp8_tiles")
     scale = parts[".weight_scale"]

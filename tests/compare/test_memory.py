@@ -5,17 +5,23 @@ Mapped pages count as resident memory; the system says how many of them a proces
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from aprfmt.attestation.rederive import _first_difference
+from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.vocabulary_padding import _explain_tables
 from aprfmt.codecs.base import Array
 from aprfmt.compare import diff_models
 from aprfmt.measure import prefetch
+from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.numbers import CHUNK, PairSums
 from aprfmt.model import Model, open_model
+from aprfmt.tensors.companions import JoinedTensor, constant_codes
 from tests.cli.run import aprfmt
 from tests.conftest import not_run
 from tests.conversion.folders import llama_folder, write_safetensors
@@ -143,4 +149,50 @@ def test_explaining_leaves_nothing_behind(
         assert len(seen) > 4, "nothing was read whole"
         # Before the first window stands what the samples touched, a few rows everywhere.
         assert max(seen[1:]) <= 2 * 4 * WINDOW + SLACK, seen
+        assert resident(a, b) < SLACK
+
+
+ROWS = (16 << 20) // (4 * 1024)  # of the shorter table; both hold 16 MiB and more
+
+
+def padded(a: Model, b: Model) -> bool:
+    """Explain a table of tokens that one side has longer."""
+    pair = TensorPair("token_embd.weight", a["w"], b["w"])
+    return list(_explain_tables(PairContext(a, b), [pair])) == [pair.key]
+
+
+def derived(a: Model, b: Model) -> bool:
+    """Compare bytes that were made with those of a stored tensor, up to a missing one's place."""
+    stored = a["w"].stored[0]
+    whole = bytearray(stored.info.nbytes)
+    cuts = range(0, len(whole), 1 << 20)
+    stored.drop()
+    found = _first_difference((memoryview(whole)[i : i + (1 << 20)] for i in cuts), stored)
+    return found is not None and found.byte == 0
+
+
+def constant(a: Model, b: Model) -> bool:
+    """Look through codes that are one byte throughout."""
+    parts = {"": b["zeros"].stored[0], ".scale": a["few"].stored[0]}
+    return constant_codes(JoinedTensor(b["zeros"].stored[0].info, parts)) == 0
+
+
+def not_constant(a: Model, b: Model) -> bool:
+    """Look through codes of which the last byte differs."""
+    parts = {"": a["zeros"].stored[0], ".scale": a["few"].stored[0]}
+    return constant_codes(JoinedTensor(a["zeros"].stored[0].info, parts)) is None
+
+
+@pytest.mark.parametrize("read", [padded, derived, constant, not_constant])
+def test_what_reads_a_tensor_whole_leaves_nothing_behind(
+    read: Callable[[Model, Model], bool], tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).standard_normal((ROWS + 64, 1024), np.float32)
+    for name, more, last in (("a", 0, 1), ("b", 64, 0)):
+        shapes = {"few": (1,), "w": (ROWS + more, 1024), "zeros": (4 << 20,)}
+        held = {"few": bytes(4), "w": values[: ROWS + more].tobytes(),
+                "zeros": bytes((16 << 20) - 1) + bytes([last])}  # fmt: skip
+        write_safetensors(tmp_path / f"{name}.safetensors", shapes, held, "F32")
+    with open_model(tmp_path / "a.safetensors") as a, open_model(tmp_path / "b.safetensors") as b:
+        assert read(a, b)
         assert resident(a, b) < SLACK

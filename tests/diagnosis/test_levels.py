@@ -12,14 +12,15 @@ from safetensors.numpy import load_file, save_file
 
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.conversion import convert
-from aprfmt.diagnosis import packing
+from aprfmt.diagnosis import diagnose, packing
 from aprfmt.diagnosis import unreadable_config as unread
 from aprfmt.diagnosis.accumulated_rounding import TIMES, _experts_may_flip
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.stored_names import stored_names_of_places
 from aprfmt.measure.findings import Finding
 from aprfmt.model import open_model
-from tests.diagnosis.engines import tiny_folder
+from tests.diagnosis.engines import tiny_folder, trace
+from tests.models import IDS
 
 
 def changed(folder: Path, config: dict[str, Any], *tensors: str) -> Path:
@@ -155,3 +156,73 @@ def test_a_reference_of_another_format_is_found_by_role(form: str, tmp_path: Pat
         found = packing._reference_values(good, weight)
         assert found is not None and np.array_equal(found, plain[name].numpy())
         assert packing._reference_values(good, SimpleNamespace(name="no.such")) is None  # type: ignore[arg-type]
+
+
+LISTS = [
+    "identity: architecture, tensor count",
+    "hyperparameters: every one that changes the forward pass, with origin",
+    "tensors: bytes, then values of all 30",
+]
+SAME_FILE = ["identity: the same file", "hyperparameters: of the same file",
+             "tensors: of the same file"]  # fmt: skip
+
+
+def both_passes(tokens: int) -> str:
+    return (f"forward pass: numpy float32 of both models on {tokens} tokens, with each finding "
+            "taken away")  # fmt: skip
+
+
+IDS_SAME = f"token ids: {len(IDS)}, the same on both sides"
+OWN_INPUTS = (
+    "B: 57 points on its own inputs through the operations of model.safetensors (numpy float32)"
+)
+TWO_RUNS = "both runs with each other: 57 points"
+# What is compared -> all that was checked: a level that is left out was not looked at.
+CHECKED: dict[str, tuple[str, str, list[int] | None, list[str]]] = {
+    "another eps": ("model", "eps", None, [*LISTS, both_passes(48)]),
+    "another eps, ids": ("model", "eps", [1, 2, 3, 4, 5], [*LISTS, both_passes(5)]),
+    "a copy": ("model", "copy", None,
+               [*LISTS, "forward pass: not needed, equal logits are proven"]),
+    "itself": ("model", "model", None, [*SAME_FILE, "forward pass: not needed, of the same file"]),
+    "a run of it": ("model", "run", None, [IDS_SAME, OWN_INPUTS, TWO_RUNS]),
+    "two runs": ("run", "other run", None, [IDS_SAME, TWO_RUNS]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, model = tmp_path_factory.mktemp("sides"), tiny_folder("llama")
+    shutil.copytree(model, folder / "copy")
+    return {
+        "model": model, "copy": folder / "copy",
+        "eps": changed(folder / "eps", {"rms_norm_eps": 0.25}),
+        "run": trace(model, "checked-run"),
+        "other run": trace(model, "checked-other", hp={"norm_eps": 2.5e-3}),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHECKED)
+def test_all_that_was_looked_at_is_said_and_how_much_of_it(
+    case: str, sides: dict[str, Path]
+) -> None:
+    a, b, ids, checked = CHECKED[case]
+    found = diagnose(str(sides[a]), str(sides[b]), ids=ids)
+    assert list(found.checked) == checked
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_extra_tensors_are_named_and_dots_stand_for_those_that_are_not(
+    count: int, tmp_path: Path
+) -> None:
+    folder = changed(tmp_path / "m", {})
+    rows = load_file(folder / "model.safetensors")
+    names = [f"a_planted.{i}" for i in range(count)]
+    more = dict.fromkeys(names, rows[NORM])
+    save_file({**rows, **more}, folder / "model.safetensors")
+    found = diagnose(str(tiny_folder("llama")), str(folder))
+    (row,) = (one for one in found.findings if one.cause == "extra_tensor")
+    said = ", ".join(names[:4]) + ", ..." * (count > 4)
+    assert row.says.endswith(f"llama does not read: {said}") and row.where == tuple(names)
+    many = f"{count} tensor{'s' * (count > 1)}"
+    assert row.says.startswith(f"B has {many} that the other has not")
+    assert any(text.startswith(f"{said}: only in B") for text in found.not_checked)

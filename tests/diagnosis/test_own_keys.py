@@ -56,6 +56,10 @@ def test_a_key_that_misleads_others_counts(
     expected, key = CHANGES[change]
     assert (done.code, cause["cause"], cause["level"]) == (1, expected, "confirmed")
     assert not key or (key in cause["where"] and key in cause["says"])
+    if cause["cause"] == "config_sizes":
+        value = change[0].partition("=")[2]
+        said = f"{key} says {value}, the tensors say" if value else f"{key} is not there"
+        assert said in cause["says"], cause["says"]
     assert command("diff", b, b).code == command("diagnose", b, b).code == 0
     lost = change[0] == "--remove"  # without it other programs do not open the file
     ordinary = "token_id" in change[0]  # an end that is a piece of ordinary text

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.mlp import UPS, solve_activation_number
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis import search as searching
@@ -74,6 +75,38 @@ def test_all_searches_of_a_trace_share_one_bound(monkeypatch: pytest.MonkeyPatch
         patched.weights.close()
     assert len(found.divergences) >= 4
     assert 0 < len(passes) <= 4 * searching.ALL + 1
+
+
+# Where two values are multiplied -> whether one is a gate's activation of an MLP.
+PRODUCTS = [("lfm2", "conv_gated", False), ("llama", "ffn_mul", True), ("lfm2", "conv_x", False),
+            ("gemma3n", "per_layer_mul", False), ("minimax", "lightning_gated", False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "point", "gated"), PRODUCTS)
+def test_other_forms_of_a_gated_product_are_tried_at_that_of_an_mlp_alone(
+    base: str, point: str, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up that is clamped or gets 1 added says nothing of a convolution that differs."""
+
+    def make() -> Any:
+        return lambda at, layer, x: x * x.dtype.type(1.25) if at == point else x
+
+    cases: dict[str, Mismatch] = {}
+
+    def seen(case: Mismatch, changes: Any) -> Any:
+        cases.setdefault(case.view.point, case)
+
+    made = trace(tiny_folder(base), f"product-{point}", alter=make)
+    with open_model(tiny_folder(base)) as model, open_trace(made) as recorded:
+        patched = PatchedModel.unpatched(model, IDS, "float32", None)
+        monkeypatch.setattr("aprfmt.causes.forward.table.TABLE", ())
+        monkeypatch.setattr(Mismatch, "attempt_all", seen)
+        examine(patched, RecordedTrace(recorded, IDS, {}))
+        case = cases[point]
+        assert case.call("mul") is not None and case.gives_point_value(case.call("mul"))
+        tried = {change.says for change in solve_activation_number(case)}
+        patched.weights.close()
+    assert {*UPS} & tried == ({*UPS} if gated else set())
 
 
 def without_biases(model: Any, stack: ExitStack) -> None:

@@ -74,6 +74,25 @@ def test_lz4_blocks_expand_like_a_naive_decoder(pieces: list[tuple[bytes, int, i
     assert compression.expand_file(packed, LZ4, "t")[64:] == expected
 
 
+@pytest.mark.parametrize("short", [-1, 0, 1])
+@pytest.mark.parametrize("end", [b"", b"\0"], ids=["match", "empty token"])
+@pytest.mark.parametrize("length", [4, 18, 19, 300])
+def test_a_match_may_reach_the_declared_end_and_no_further(
+    length: int, end: bytes, short: int
+) -> None:
+    """So may literals; each is judged against the size that is declared, a byte either way."""
+    packed = b"\0" * 64 + (3 + length + short).to_bytes(4, "little")
+    block = memoryview(packed + sequence(b"abc", (3, length)) + end)
+    literals = memoryview(packed + sequence(b"x" * (3 + length)))
+    if not short:
+        assert compression.expand_file(block, LZ4, "t")[64:] == (b"abc" * 200)[: 3 + length]
+        assert compression.expand_file(literals, LZ4, "t")[64:] == b"x" * (3 + length)
+        return
+    for one in (block, literals):
+        with pytest.raises(FormatError, match="are declared"):
+            compression.expand_file(one, LZ4, "t")
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=80), st.integers(0, 500))
 def test_any_lz4_block_ends_in_data_or_one_error(block: bytes, size: int) -> None:

@@ -95,6 +95,40 @@ def test_dtypes_by_arrangement_and_all_optimizers(tmp_path: Path) -> None:
     assert count + len(LISTED) >= 500
 
 
+def torch_says(held: torch.Tensor) -> dict[str, object]:
+    """Return what torch says of a quantized or sparse tensor beside its parts."""
+    if held.is_nested:
+        return {"layout": "nested"}
+    if not held.is_quantized:
+        return {"layout": str(held.layout), "shape": list(held.shape)}
+    name = str(held.qscheme()).removeprefix("torch.")
+    scheme = {"qscheme": name.removesuffix("_float_qparams")}  # which torch writes without
+    if "per_channel" in scheme["qscheme"]:
+        return {**scheme, "axis": held.q_per_channel_axis()}
+    return {**scheme, "scale": held.q_scale(), "zero_point": held.q_zero_point()}
+
+
+KINDS = {**files.VIEWS, **files.OTHERS}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", files.FORMS)
+@pytest.mark.parametrize(
+    "name", [name for name in KINDS if name.startswith(("quantized", "sparse", "nested-"))]
+)
+def test_the_numbers_beside_a_tensor_are_those_of_torch(
+    name: str, form: str, tmp_path: Path
+) -> None:
+    """Its codes are values only by the scale and the zero point, its parts by layout and shape."""
+    made = KINDS[name]()
+    path = files.save(made, tmp_path / "x.pt", form, 2)
+    held = made["x"] if (name, form) in UNREAD else loaded(path)["x"]
+    with open_source(path) as source:
+        for key, value in torch_says(held).items():
+            said = source.metadata[f"x.{key}"]
+            assert (type(said), said) == (type(value), value), key
+
+
 TREES = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5),

@@ -72,6 +72,18 @@ def test_every_layout_comes_back_into_ours() -> None:
         )
 
 
+@pytest.mark.parametrize("chain", [("unbatch", "sideways"), ("",), ("reshape", "Reshape")])
+def test_an_unknown_step_of_a_layout_is_named(chain: tuple[str, ...]) -> None:
+    with pytest.raises(FormatError, match=f"x: layout '{chain[-1]}' is not known; .*heads_first"):
+        apply_layout(np.zeros((7, 12), np.float32), chain, PointLayout((7, 3, 4), 7), "x")
+
+
+@pytest.mark.parametrize("step", ["heads_first", "dims_first"])
+def test_a_step_that_needs_heads_is_refused_without(step: str) -> None:
+    with pytest.raises(FormatError, match=rf"x: \[7, 12\] cannot be read as {step} of \[7, 12\]"):
+        apply_layout(np.zeros((7, 12), np.float32), (step,), PointLayout((7, 12), 7), "x")
+
+
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_query_shows_the_axis_of_heads_among_as_many_tokens(
     heads_first: bool, tmp_path: Path
@@ -718,6 +730,36 @@ def test_an_engines_names_mean_the_engines_modules_in_every_container(
             assert np.allclose(value.reshape(-1), right[key].reshape(-1), atol=1e-5), key
         assert {"L1.ffn_mul", "L1.mid", "L2.out", "L0.attn", "logits", "embd"} <= set(trace.records)
         assert "L1.ffn_act" not in trace.records
+
+
+# What a script kept of an engine's modules -> points that these must give.
+KEPT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "attention and the gated product": (
+        ("self_attn.attn", "mlp.act_fn"), ("attn", "ffn_mul")),
+    "joined modules alone": (
+        ("qkv_proj", "gate_up_proj"), ("q", "k", "v", "ffn_gate", "ffn_up")),
+    "attention beside the joined one": (
+        ("self_attn.attn", "qkv_proj"), ("attn", "q", "k", "v")),
+    "the gated product beside the joined one": (
+        ("mlp.act_fn", "gate_up_proj"), ("ffn_mul", "ffn_gate", "ffn_up")),
+    "queries, keys and values": (("qkv_proj",), ("q", "k", "v")),
+    "projections that all engines call so": (
+        ("o_proj", "down_proj"), ("attn_out", "ffn_out")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_part_of_an_engines_modules_is_read_as_in_the_whole(kept: str, tmp_path: Path) -> None:
+    ends, points = KEPT[kept]
+    found = {name: one for name, one in engine_outputs().items() if name.endswith(ends)}
+    path, right = _as_pt(tmp_path / "d", found), own("llama")
+    with open_model(tiny_folder("llama")) as model, open_trace(path, list(IDS), model) as trace:
+        assert {*trace.records} == {f"L{n}.{point}" for n in range(3) for point in points}
+        assert not trace.run["unknown"]
+        for key in trace.records:
+            value = trace.recorded_values(key)
+            assert value is not None
+            assert np.allclose(value.reshape(-1), right[key].reshape(-1), atol=1e-5), key
 
 
 def _by_layer(change: Callable[[Any], Any]) -> dict[str, Any]:

@@ -88,6 +88,52 @@ def test_a_library_with_another_layout_is_refused_in_one_line() -> None:
         library._checked_fields()
 
 
+# The CPU libraries of a folder -> whether ggml has to choose and load one of them.
+CPUS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "one": (("libggml-cpu.so",), False),
+    "one, of macOS": (("libggml-cpu.dylib",), False),
+    "one, of Windows": (("ggml-cpu.dll",), False),
+    "one a processor": (("libggml-cpu-haswell.so", "libggml-cpu-x64.so"), True),
+    "one a processor, of Windows": (("ggml-cpu-alderlake.dll", "ggml-cpu-x64.dll"), True),
+}
+
+
+@pytest.mark.parametrize("cpus", CPUS)
+def test_of_several_libraries_of_processors_ggml_loads_one(
+    cpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one no model is loaded: it is there before libllama is asked for anything."""
+    names, chosen = CPUS[cpus]
+    for name in ("libggml-base.so", "libggml.so", "libllama.so", *names):
+        (tmp_path / name).touch()
+    called: list[tuple[Any, ...]] = []
+
+    class Loaded:
+        """A shared library that writes down what is called."""
+
+        def __init__(self, path: str, mode: int = 0) -> None:
+            called.append(("load", Path(path).name))
+
+        def __getattr__(self, name: str) -> Any:
+            def call(*args: Any) -> Any:
+                called.append((name, *args))
+                return ParamBlock((ctypes.c_uint32 * WORDS)(*filled(NOW)))
+
+            setattr(self, name, call)
+            return call
+
+    monkeypatch.setattr(ctypes, "CDLL", Loaded)
+    library = Library(tmp_path)
+    asked = [row for row in called if row[0] == "ggml_backend_load_all_from_path"]
+    assert asked == [("ggml_backend_load_all_from_path", str(tmp_path).encode())] * chosen
+    order = [row[0] if row[0] != "load" else row[1] for row in called]
+    steps = ["libggml-base.so", "ggml_log_set", "libggml.so",
+             *["ggml_backend_load_all_from_path"] * chosen, "libllama.so", "llama_log_set",
+             "llama_backend_init"]  # fmt: skip
+    assert order[: len(steps)] == steps and library.folder == tmp_path
+    assert library.fields == Fields(13, 22, 26)
+
+
 def test_doctor_says_why_there_is_no_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

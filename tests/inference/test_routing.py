@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from aprfmt.causes.forward.routing_rules import route_by_rule, routing_rule_of
+from aprfmt.causes.forward.routing_rules import (
+    MixedBy,
+    RoutingRule,
+    Scores,
+    route_by_rule,
+    routing_rule_of,
+)
 from aprfmt.errors import ArchError
 from aprfmt.inference.routing import choose_experts
 from tests.models import tiny
@@ -64,6 +70,46 @@ def test_choice_and_weights_are_those_of_transformers(case: str) -> None:
             routing.weights, np.take_along_axis(weights.numpy(), order, -1), rtol=2e-6
         )
         assert (routing.margin > 0).all()
+
+
+# What the chosen experts are weighted by: (logits, scores, correction, experts) -> weights.
+WEIGHED: Mapping[MixedBy, Any] = {
+    "scores": lambda x, s, b, at: s.gather(1, at),
+    "biased": lambda x, s, b, at: (s + b).gather(1, at),
+    "logits": lambda x, s, b, at: x.gather(1, at),
+    "softmax of the chosen": lambda x, s, b, at: torch.softmax(x.gather(1, at), 1),
+    "softmax of the scores": lambda x, s, b, at: torch.softmax(s.gather(1, at), 1),
+}
+
+
+@pytest.mark.parametrize("weights", WEIGHED)
+@pytest.mark.parametrize("scored", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("corrected", [True, False])
+def test_the_rule_of_an_engine_is_the_mistake_it_says(
+    weights: MixedBy, scored: Scores, corrected: bool
+) -> None:
+    """Every source of the weights, divided and scaled or not, written in torch."""
+    made = torch.Generator().manual_seed(5)
+    logits = torch.randn(64, 8, generator=made, dtype=torch.float64)
+    bias = 0.3 * torch.randn(8, generator=made, dtype=torch.float64)
+    scores = torch.sigmoid(logits) if scored == "sigmoid" else torch.softmax(logits, 1)
+    hp = {"n_experts_used": 3, "routed_scale": 1.7, "n_expert_groups": 1}
+    given = bias if corrected else torch.zeros(8, dtype=torch.float64)
+    for added in (True, False):
+        for sums in (True, False):
+            for scaled in (True, False):
+                at = torch.topk(scores + given if added else scores, 3, dim=1).indices
+                wanted = WEIGHED[weights](logits, scores, given, at)
+                wanted = wanted / (wanted.sum(1, keepdim=True) + 1e-20) if sums else wanted
+                wanted = wanted * 1.7 if scaled else wanted
+                order = torch.sort(wanted, dim=1, descending=True, stable=True).indices
+                rule = RoutingRule(scored, added, "none", weights, sums, scaled)
+                correction = bias.numpy() if corrected else None
+                found = route_by_rule(rule, logits.numpy(), correction, hp)
+                np.testing.assert_array_equal(found.experts, at.gather(1, order).numpy())
+                np.testing.assert_allclose(
+                    found.weights, wanted.gather(1, order).numpy(), rtol=1e-12
+                )
 
 
 def test_the_margin_is_what_separates_the_last_chosen_from_the_next() -> None:

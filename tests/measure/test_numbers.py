@@ -162,6 +162,34 @@ def test_offsets_that_wrapped_are_named(
     assert len(report.causes) == 1
 
 
+def test_each_place_that_wrapped_data_reached_names_those_that_stand_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three tensors from 64 KiB on: two were written into the first tensor, one behind it."""
+    monkeypatch.setattr(byte_shifts, "WRAPS", (1 << 16,))
+    rng = np.random.default_rng(0)
+    tails = {f"tail{i}": rng.integers(1, 255, 256).astype(np.uint8).tobytes() for i in range(3)}
+    sizes = {"a first": 512, "big": (1 << 16) - 512}
+    whole = {name: ("U8", (size,), bytes(size)) for name, size in sizes.items()}
+    right = whole | {name: ("F32", (64,), data) for name, data in tails.items()}
+    there = {"a first": tails["tail0"] + tails["tail1"],
+             "big": tails["tail2"] + bytes(sizes["big"] - 256)}  # fmt: skip
+    wrong = {name: ("U8", (sizes[name],), data) for name, data in there.items()}
+    wrong |= {name: ("F32", (64,), bytes(256)) for name in tails}
+    for file, rows in (("a", right), ("b", wrong)):
+        write_mixed(tmp_path / f"{file}.safetensors", rows)
+    report = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    said = {row.key: row.explanation for row in report.tensors}
+    assert {key for key, row in said.items() if row and row.cause == "byte_offset"} == {*right}
+    for name, held in (("a first", "tail0, tail1"), ("big", "tail2")):
+        row = said[name]
+        assert row is not None and row.evidence[1] == f"those of {held} were written here"
+    for name, at in (("tail0", "a first at +0x0"), ("tail1", "a first at +0x100"),
+                     ("tail2", "big at +0x0")):  # fmt: skip
+        row = said[name]
+        assert row is not None and f"B's {at} (" in row.evidence[1]
+
+
 def test_offsets_that_did_not_wrap_are_not_named(tmp_path: Path) -> None:
     tail = bytes(range(1, 129))
     for file, held in (("a", tail), ("b", bytes(128))):

@@ -12,6 +12,7 @@ from aprfmt.codecs import encode
 from aprfmt.errors import CodecError
 from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.model import Model, open_model
+from aprfmt.tensors import companions
 from aprfmt.tensors.view import View
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
@@ -99,3 +100,25 @@ def test_what_a_step_changed_has_no_bytes(tmp_path: Path) -> None:
     assert view.runs is None and view.numpy().tolist() == [0.0] * 4
     with pytest.raises(CodecError, match="norm gives no single byte string"):
         view.raw()
+
+
+CODES = 3 * 64
+
+
+@pytest.mark.parametrize("at", [None, 0, 1, 63, 64, 127, 128, CODES - 1])
+@pytest.mark.parametrize("fill", [0, 0x88, 255])
+def test_codes_of_one_byte_are_told_from_those_with_one_other(
+    fill: int, at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever byte it is: the first, the last, and those at the ends of the pieces read."""
+    monkeypatch.setattr(companions, "_WINDOW", 64)
+    codes = bytearray([fill]) * CODES
+    if at is not None:
+        codes[at] ^= 1
+    parts = {
+        "": MemoryTensor(TensorInfo("w", (CODES,), "U8", 0, CODES, None), codes),
+        ".scale": MemoryTensor(TensorInfo("w.scale", (1,), "F32", 0, 4, None), bytes(4)),
+    }
+    joined = companions.JoinedTensor(TensorInfo("w", (8, 48), "NF4", 0, CODES, None), parts)
+    assert companions.constant_codes(joined) == (fill if at is None else None)
+    assert companions.constant_codes(parts[""]) is None

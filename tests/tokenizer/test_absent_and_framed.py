@@ -4,6 +4,7 @@ Each rule is held by relatives of one fault, and by innocents that look like it.
 """
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from aprfmt.tokenizer.absent_keys import absent_ids, absent_types
 from aprfmt.tokenizer.engine_defaults import default_ids, kind_of_pieces
 from aprfmt.tokenizer.quick_checks import quick_warnings
 from aprfmt.tokenizer.stated import read_tokenizer_parts
+from tests.cli.run import aprfmt
 from tests.diagnosis.faults_tokens import scored
 from tests.diagnosis.token_edits import GGML, Keys, lose, put, typed
 from tests.tokenizer.fake import fake, folder_model, without_json
@@ -345,6 +347,38 @@ def test_the_kind_is_judged_by_the_pieces(case: str, lists: Keys) -> None:
     (doubt,) = quick_warnings(bad.carried)
     assert doubt.endswith(f"the pieces are those of {pieces}")
     assert list(quick_warnings(good.carried)) == []
+
+
+def test_a_wrong_kind_is_placed_and_mended_where_its_file_says_it(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """A GGUF by the key that its command changes, a tokenizer.json by its own name and source."""
+    whole, bad = tmp_path / "whole.gguf", tmp_path / "bad.gguf"
+    assert aprfmt("convert", demo_model, whole, "--no-verify").code == 0
+    keys = ("tokenizer.ggml.model=llama", "tokenizer.ggml.pre=default")
+    bare = ("--remove", "tokenizer.huggingface.json")
+    assert aprfmt("set", whole, *keys, *bare, "-o", bad).code == 0
+    (row,) = (each for each in aprfmt("validate", bad, "--json").json["findings"]
+              if "its pieces are those of" in each["found"])  # fmt: skip
+    assert row["where"] == f"{bad}: tokenizer.ggml.model"
+    mend, _, more = row["todo"].partition(", and ")
+    assert more == "tokenizer.ggml.pre to the source's"
+    words = shlex.split(mend)
+    good = tmp_path / words.pop()
+    assert aprfmt(*words[1:-1], "tokenizer.ggml.pre=qwen2", "-o", good).code == 0
+    assert aprfmt("validate", good).code == 0
+
+    folder = tmp_path / "spaced"
+    shutil.copytree(demo_model, folder)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581",
+                             "prepend_scheme": "never", "split": False}  # fmt: skip
+    data["decoder"] = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    rows = aprfmt("validate", folder, "--json").json["findings"]
+    (row,) = (each for each in rows if "its pieces are those of" in each["found"])
+    assert row["where"] == f"{folder / 'tokenizer.json'}: model"
+    assert row["todo"] == "use the tokenizer.json of the source"
 
 
 def test_pieces_that_show_no_kind_are_of_none() -> None:

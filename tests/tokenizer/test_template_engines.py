@@ -184,6 +184,22 @@ def test_the_program_is_started_asked_and_ended(program: Path) -> None:
         wait_for_end(pid)
 
 
+@pytest.mark.parametrize("form", ["--json", "--format agent", ""])
+def test_what_a_program_renders_otherwise_is_the_answer_of_the_command(
+    form: str, program: Path, demo_model: Path
+) -> None:
+    """The program here says JSON where jinja2 says text: each conversation differs, exit code 1."""
+    done = aprfmt("template", demo_model, "--against", "llama.cpp", *form.split())
+    assert done.code == 1 and not done.err
+    if form == "--json":
+        rows = done.json["conversations"]
+        assert [row["conversation"] for row in rows] == [*ENGINE_CONVERSATIONS]
+        assert done.json["cause"] == template_engines.CAUSE
+        assert done.json["engine"] == "llama.cpp by llama-server"
+    else:
+        assert "one question" in done.out and "llama.cpp" in done.out
+
+
 def wait_for_end(pid: int) -> None:
     """Raise ProcessLookupError as soon as there is no such process."""
     import time

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import aprfmt as package
 from aprfmt.checks import validate
 from aprfmt.checks.table import file_checks
 from tests.checks.file import bases
@@ -42,8 +43,6 @@ class Mutation:
 
 def _gap(path: Path) -> None:
     """Set the last byte of the padding behind the header."""
-    import aprfmt as package
-
     with package.open(path) as model:
         first = min(tensor.offset for tensor in model.values())
     data = path.read_bytes()
@@ -411,6 +410,31 @@ def test_a_fault_costs_a_pass(made: Callable[[str], Path], tmp_path: Path) -> No
     for name in ("completeness", "shapes", "role_bounds", "vocabulary_size"):
         assert outcomes[name].outcome == "NOT_RUN"
         assert "see the check architecture" in outcomes[name].found
+
+
+def test_a_fault_of_one_tensor_hides_none_of_those_behind_it(
+    made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A NaN and a bad scale before and behind each other: each check names all that it is about."""
+    path = copied(made("q8"), tmp_path)
+    with package.open(path) as model:
+        kinds = {name: model[name].encoding for name in model}
+    places = [name for name, kind in kinds.items() if kind in ("F32", "Q8_0")]
+    # The first and the last of each kind, and the one in the middle.
+    plain, blocks = ([n for n in places if kinds[n] == kind] for kind in ("F32", "Q8_0"))
+    nan = [plain[i] for i in (0, len(plain) // 2, -1)]
+    bad = [blocks[i] for i in (0, len(blocks) // 2, -1)]
+    for name in nan:
+        element(path, name, 0, b"\x00\x00\xc0\x7f", 4)
+    for name in bad:
+        element(path, name, 0, b"\x00\x7c", 34)
+    assert places.index(bad[0]) < places.index(nan[-1]) and places.index(nan[0]) < places.index(
+        bad[-1]
+    )
+    said: dict[str, list[str]] = {}
+    for row in aprfmt("validate", path, "--json").json["findings"]:
+        said.setdefault(row["check"], []).append(row["where"])
+    assert sorted(said["values"]) == sorted(nan) and sorted(said["block_scales"]) == sorted(bad)
 
 
 def test_text_of_findings_is_json(made: Callable[[str], Path], tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ Seen red: a kind of item that the ledger leaves out, a namespace taken for known
 items left out of the verdict, one on one side only taken for equal.
 """
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,24 @@ def test_a_conversion_accounts_for_what_nothing_reads(case: str, tmp_path: Path)
         assert told.code == (0 if fates == {"copied"} else 1), (fates, told.json["says"])
         if case == "folder files":
             assert fates == {"dropped"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_an_empty_object_hides_no_key_behind_it(
+    name: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Before all keys, below one of them, and beside keys that nothing reads."""
+    copy = tmp_path / "m"
+    shutil.copytree(demo_model, copy)
+    keys = {**json.loads((copy / name).read_text()), "planted_last": 1}
+    (copy / name).write_text(json.dumps(keys))
+    with open_model(copy) as model:
+        before = make_ledger(model)
+    (copy / name).write_text(json.dumps({"planted_first": {}, "planted": {"deep": {}}, **keys}))
+    with open_model(copy) as model:
+        found = make_ledger(model)
+    assert "planted_last" in " ".join(item.name for item in before.unread)
+    lost = {(item.kind, item.name, item.reading) for item in before.items} - {
+        (item.kind, item.name, item.reading) for item in found.items
+    }
+    assert not lost and len(found.items) >= len(before.items)

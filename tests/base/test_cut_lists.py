@@ -1,0 +1,76 @@
+"""Lists in sentences: dots stand exactly where something was left out, whichever module says it.
+
+Seen red: dots behind a list that is whole, and a list cut by one without a word.
+"""
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.forward import rope
+from aprfmt.causes.tokenizer import effect
+from aprfmt.conversion import quantize_options
+from aprfmt.errors import UsageError
+from aprfmt.inference.engines import sequences
+from aprfmt.measure.trace_rows import positions_text
+from aprfmt.model import completeness, kinds, patterns, quantized_modules
+
+
+def outputs(count: int) -> str:
+    rows: Any = [
+        SimpleNamespace(info=SimpleNamespace(name=f"n{i}"), source_encoding="F32")
+        for i in range(count)
+    ]
+    return quantize_options._shown_outputs(rows)
+
+
+def matches(count: int) -> str:
+    with pytest.raises(UsageError) as caught:
+        patterns.one_matching_index([[f"n{i}"] for i in range(count)], "n*", "m")
+    return str(caught.value)
+
+
+def runs(count: int) -> str:
+    each = [sequences.Segment(0, 0, i, count, (i,), (0,), (i,)) for i in range(count)]
+    return sequences._sequence_list_text([sequences.TokenRun(0, [one]) for one in each])
+
+
+def ids_of_a_run(count: int) -> str:
+    many = tuple(range(count))
+    return sequences._sequence_list_text(
+        [sequences.TokenRun(0, [sequences.Segment(0, 0, 0, 1, many, many, many)])]
+    )
+
+
+def names(count: int) -> list[str]:
+    return [f"n{i}" for i in range(count)]
+
+
+# Who says it -> (how many are shown, the text for so many, one of them, what is between and behind)
+LISTS: Mapping[str, tuple[int, Callable[[int], str], Callable[[int], str], str, str]] = {
+    "missing roles": (5, lambda n: completeness.list_keys(names(n)), "n{}".format, ", ", ", ..."),
+    "modules": (2, lambda n: quantized_modules._list_names(names(n)), "n{}".format, ", ", ", ..."),
+    "kinds": (3, lambda n: kinds._list_names(names(n)), "n{}".format, ", ", ", ..."),
+    "positions": (8, lambda n: positions_text([3 * i for i in range(n)]), lambda i: str(3 * i),
+                  ", ", ", ..."),
+    "frequencies": (8, lambda n: rope._list_values(np.arange(n) + 0.5), "{}.5".format, ", ",
+                    ", ..."),
+    "token ids": (8, lambda n: effect._short_ids([*range(n)]), str, " ", " ..."),
+    "quantized again": (3, outputs, "n{} (F32)".format, ", ", " ..."),
+    "matches": (4, matches, "n{}".format, ", ", ", ..."),
+    "sequences": (4, runs, "1 tokens {}".format, "; ", "; ..."),
+    "ids of a sequence": (4, ids_of_a_run, str, ",", ",..."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("who", LISTS)
+def test_dots_stand_where_something_was_left_out(who: str) -> None:
+    most, text, item, between, dots = LISTS[who]
+    for count in (2, most - 1, most, most + 1, 3 * most):
+        if count > 1:
+            said = text(count)
+            assert between.join(map(item, range(min(count, most)))) in said
+            assert said.count("...") == said.count(dots) == (count > most), (count, said)
