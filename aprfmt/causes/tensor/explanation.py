@@ -120,7 +120,9 @@ def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | Non
     )
     # All other values may be equal, or within rounding.
     others = case.before.changed - odd.alone
-    equal = others == 0 or (case.slack() > 0 and case.before.rest <= case.slack())
+    slack = case.slack()
+    near = slack > 0 and case.before.rest <= slack and not case.before.leaves_factor(slack)
+    equal = others == 0 or near
     if equal:
         within = " within the rounding of the coarser encoding" if others else ""
         says = (*says, f"all other values are equal{within}")
