@@ -32,6 +32,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.proofs import cap_proof
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import ComputedRows, RowReader, SelectedRows
 from aprfmt.model import Model
@@ -237,9 +238,10 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
         outside = len(np.setdiff1d(case.changed_rows, guess.rows)) * case.a.columns
     share = came / max(1, spoken + outside)
     proof = prove_guess(case, guess, spoken, share)
+    capped = cap_proof(proof, guess.most)
     if equal and not proof.judged:
         says = (*says, "too few values judge it")
-    return make_finding(guess.cause, where, says, before, after.relative, proof, confirmed=equal)
+    return make_finding(guess.cause, where, says, before, after.relative, capped, confirmed=equal)
 
 
 def _explain_rows(case: DifferingPair) -> Tried | None:
