@@ -232,7 +232,11 @@ def headline(table: "LogprobTable", verdict: "Pronounced") -> tuple[str, str]:
         + ("" if mean is None else f"mean {mean:.3g}, ")
         + f"KL mean {found['mean_kl']:.3g} max {found['max_kl']:.3g} nats"
     )
-    if not verdict.exit:
+    if table.relation is not None:
+        said = (
+            f"{verdict.says}; {table.relation.says}; log-probabilities:{said.removeprefix(words)}"
+        )
+    elif not verdict.exit:
         said += f"; {table.scaled:.2g} of the logits' spread, {table.tolerance.rel_l2:.2g} allowed"
     return said, "bad" if verdict.exit else "good"
 

@@ -12,6 +12,12 @@ import numpy as np
 
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.diagnosis import conclusion, trace_pair
+from aprfmt.diagnosis.batch_sequences import (
+    BatchSequences,
+    first_differing_sequence,
+    rows_of_another_sequence,
+    rows_of_other_ids,
+)
 from aprfmt.diagnosis.blend import count_values
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
 from aprfmt.diagnosis.forward import JudgedTrace, judge_trace, shared_findings
@@ -50,7 +56,14 @@ from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import inspect_unreadable_command, item_arguments
 from aprfmt.measure.trace_rows import CHOSEN, rows_of_one_side
-from aprfmt.measure.trace_view import TraceLike, backend_name, records_token_ids, unread_arrays
+from aprfmt.measure.trace_view import (
+    TraceLike,
+    backend_name,
+    other_sequences,
+    records_token_ids,
+    sequence_name,
+    unread_arrays,
+)
 from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
 from aprfmt.model import Model
 from aprfmt.model.ledger import (
@@ -229,6 +242,7 @@ class Walk:
                 self.pair.compare_quantities()
                 if self.a.kind == self.b.kind == "model" and self.pair.prove_equal():
                     return self.make_diagnosis()
+        self._choose_sequence()
         for side in (self.a, self.b):
             if side.kind == "trace":
                 self._load_trace(side)
@@ -239,6 +253,8 @@ class Walk:
             return self.make_diagnosis(reason)
         if self.ids is None:
             return self._compare_without_ids()
+        if self._judge_other_sequences():
+            return self.make_diagnosis()
         self._judge_recorded_ids()
         try:
             if self._has_budget():
@@ -411,6 +427,60 @@ class Walk:
             trace = open_side_trace(side, self.ids, self.stack, self.model_of(side))
             self._store_trace(side, trace)
         return ""
+
+    def _choose_sequence(self) -> None:
+        """Set `ids` to those of a sequence of two dumps: the first that differs."""
+        if self.ids is not None or not self.a.kind == self.b.kind == "trace":
+            return
+        models = {side.label: self.model_of(side) for side in (self.a, self.b)}
+        self.ids = first_differing_sequence((self.a, self.b), models, self.stack)
+        if self.ids is not None:
+            self.levels.checked.append(
+                f"of the sequences of both dumps the one {sequence_name(self.ids)}, the first that "
+                "differs, if any does"
+            )
+
+    def _judge_other_sequences(self) -> bool:
+        """Compare the other sequences of two dumps; return whether all that differs is explained.
+
+        Adds the finding of rows of another sequence. Of two dumps the departing side then has the
+        rows of its own, if they are there, and is compared further.
+        """
+        assert self.ids is not None
+        if len(self.traces) < 2:
+            self.levels.left = (*self.levels.left, *other_sequences(*self.traces.values()))
+            for side in (self.a, self.b):
+                trace, model = self.traces.get(side.label), self.model_of(side)
+                if trace is not None and model is not None:
+                    dtype = self._pass_dtype()
+                    rows = rows_of_other_ids(side.label, trace, model, self.ids, dtype)
+                    if rows is not None:
+                        self.levels.findings.append(rows)
+                        self.levels.complete = True
+                        return True
+            return False
+        models = {side.label: self.model_of(side) for side in (self.a, self.b)}
+        sides = {side.label: side for side in (self.a, self.b)}
+        batch = BatchSequences(sides, self.traces, models, self.ids, self.stack)
+        if not batch.others("A") and not batch.others("B"):
+            return False
+        found = rows_of_another_sequence(batch, self._pass_dtype())
+        left = tuple(batch.not_compared(frozenset() if found is None else found.explained))
+        self.levels.left = (*self.levels.left, *left)
+        agree = [
+            ids for ids in batch.others("A")
+            if ids in batch.others("B") and batch.is_beyond(ids) is False
+        ]  # fmt: skip
+        if agree:
+            self.levels.checked.append(f"{len(agree)} other sequences of both dumps, which agree")
+        if found is not None:
+            self.traces = dict(found.traces)
+            self.levels.stated.append(found.finding)
+            if found.unfit:
+                self.levels.not_checked.append(
+                    "forward pass: no rows of these ids are in the dump that departs"
+                )
+        return found is not None and found.unfit
 
     def _judge_recorded_ids(self) -> None:
         """Add findings on wrong special tokens or padding around recorded ids.

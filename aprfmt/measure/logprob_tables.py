@@ -7,13 +7,14 @@ that adds up to 1 already is taken unchanged.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.measure.log_softmax import is_log_softmax
+from aprfmt.measure.logprob_relations import LogprobRelation, SharedRow, find_relation
 from aprfmt.measure.tolerances import Threshold
 
 Numbers = NDArray[Any]
@@ -28,6 +29,7 @@ _NOISE = 1.5e-5  # what float32 and its decimals leave of such a difference, of 
 _PRINTED = 2.0**-22
 _DECIMALS = 6  # more than these show nothing: a float32 has them
 _ENOUGH, _NEARLY = 12, 0.95  # differences that are looked at; the share of them on the grid
+_HELD = 1 << 24  # log-probabilities of which a relation is looked for
 LEAST = -9999.0  # what vLLM writes for minus infinity
 
 
@@ -71,7 +73,7 @@ class LogprobTable:
     """The positions that both sides have, and their distance; `only_*` count the others.
 
     `bits`: all log-probabilities are equal, bit by bit. `tolerance` is what rounding of the logits
-    allows.
+    allows. `relation` gives this side from the reference where they are further apart.
     """
 
     rows: tuple[LogprobRow, ...]
@@ -83,6 +85,7 @@ class LogprobTable:
     exact: Threshold | None = None  # in float32, where an arithmetic is not known
     lost: tuple[int, ...] = ()  # positions of this side that the reference could have, and has not
     unshared: tuple[int, ...] = ()  # of both sides, which list no token in common
+    relation: LogprobRelation | None = None
 
     @property
     def compared(self) -> int:
@@ -91,7 +94,9 @@ class LogprobTable:
 
     @property
     def beyond(self) -> bool:
-        """Whether the log-probabilities differ by more than rounding of logits makes."""
+        """Whether the probabilities differ by more than rounding of logits makes."""
+        if self.relation is not None and self.relation.harmless:
+            return False
         return not self.scaled <= self.tolerance.rel_l2 or self.first is not None
 
     @property
@@ -102,12 +107,14 @@ class LogprobTable:
     @property
     def undecided(self) -> bool:
         """Whether the sides agree in the assumed arithmetic, and do not if it was float32."""
-        if self.exact is None or self.beyond:
+        if self.exact is None or self.beyond or self.relation is not None:
             return False
         return not self.scaled <= self.exact.rel_l2 or self._first_beyond(self.exact) is not None
 
     def _first_beyond(self, tolerance: Threshold) -> LogprobRow | None:
         """Return the first row whose differences are beyond what one row may have, or None."""
+        if self.relation is not None and self.relation.harmless:
+            return None
         bound = _ONE_ROW * tolerance.rel_l2
         return next((row for row in self.rows if not row.rms <= bound), None)
 
@@ -131,6 +138,7 @@ class LogprobTable:
             "mean_kl": float(np.mean(kl)) if kl else 0.0,
             "max_kl": max(kl, default=0.0),
             "first": None if self.first is None else self.first.position,
+            "relation": None if self.relation is None else self.relation.to_json(),
             "positions": [asdict(row) for row in self.rows],
         }
 
@@ -254,6 +262,7 @@ def compare_logprobs(
     reach = spread * logit_size(here, reference)
     printed = printed_resolution(here) + printed_resolution(reference)
     rows, total, count, bits, unshared = [], 0.0, 0, True, []
+    values, held = list[SharedRow](), 0
     for at in both:
         few = here if isinstance(here, Logprobs) else reference
         listed = list(_row_as_dict(few, at, None)) if isinstance(few, Logprobs) else None
@@ -274,6 +283,10 @@ def compare_logprobs(
         scaled = np.maximum(apart - own, 0.0) / (spread * moved * np.sqrt(2.0))
         total += float(np.sum(scaled**2))
         count += len(shared)
+        if finite.all() and held + len(shared) <= _HELD:
+            whole = listed is None
+            values.append(SharedRow(a, b, np.broadcast_to(own, a.shape), spread * 2**0.5, whole))
+            held += len(shared)
         token = reference.ids[at + 1] if at + 1 < len(reference.ids) else None
         told = token in x and token in y
         rows.append(
@@ -289,7 +302,7 @@ def compare_logprobs(
                 float(np.sqrt(np.mean(scaled**2))),
             )
         )
-    return LogprobTable(
+    table = LogprobTable(
         tuple(rows),
         float(np.sqrt(total / max(count, 1))),
         bits and bool(rows),
@@ -300,6 +313,9 @@ def compare_logprobs(
         tuple(sorted(set(mine) - set(theirs) - {_without_entry(reference)})),
         tuple(unshared),
     )
+    if not table.beyond:
+        return table
+    return replace(table, relation=find_relation(values, tolerance.rel_l2))
 
 
 def _without_entry(side: Side) -> int:

@@ -1,6 +1,6 @@
 """The protocols of traces and records that comparing uses, and facts of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from aprfmt.base.dump_names import place_in_dump
@@ -12,6 +12,9 @@ from aprfmt.tensors.stats import Stats
 
 # Points of a model that chooses experts.
 ROUTED = ("router", "router_margin", "experts", "expert_w", "moe_out")
+
+
+SHOWN_IDS = 4  # token ids of a sequence in its name
 
 
 class RecordLike(Protocol):
@@ -148,6 +151,42 @@ def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
             said = why if isinstance(why, str) else "not a capture point"
             state: State = "unreadable" if name in lost else "unread"
             found[name] = NotCompared("captured array", str(name), state, said)
+    return tuple(found.values())
+
+
+def dump_sequences(trace: TraceLike) -> tuple[int, tuple[tuple[int, ...] | None, ...]]:
+    """Return (how many sequences the dump of a trace has, the ids of the others that are listed).
+
+    (1, ()) for a trace of no dump. Ids that the dump does not say are None.
+    """
+    dump = trace.run.get("dump")
+    if not isinstance(dump, Mapping) or "sequences" not in dump:
+        return 1, ()
+    others = (None if ids is None else tuple(int(one) for one in ids) for ids in dump["others"])
+    return int(dump["sequences"]), tuple(others)
+
+
+def sequence_name(ids: Sequence[int] | None) -> str:
+    """Return a sequence's name in a message: its number of tokens and its first ids."""
+    if ids is None:
+        return "of unknown ids"
+    shown = ",".join(map(str, ids[:SHOWN_IDS]))
+    return f"of {len(ids)} tokens {shown}" + ",..." * (len(ids) > SHOWN_IDS)
+
+
+def other_sequences(*traces: TraceLike) -> tuple[NotCompared, ...]:
+    """Return the sequences of traces' dumps that were not read, each once, as NotCompared."""
+    found: dict[object, NotCompared] = {}
+    why = "the ids are of another one"
+    for number, trace in enumerate(traces):
+        count, others = dump_sequences(trace)
+        for at, ids in enumerate(others):
+            key: object = (number, at) if ids is None else ids
+            found[key] = NotCompared("sequence", sequence_name(ids), "unread", why)
+        more = count - 1 - len(others)
+        if more > 0:
+            name = f"{more} more of the dump"
+            found[number, "more"] = NotCompared("sequence", name, "unread", why)
     return tuple(found.values())
 
 

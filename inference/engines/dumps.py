@@ -27,11 +27,12 @@ from aprfmt.inference.engines.engine_modules import (
 from aprfmt.inference.engines.modules import ModuleMap, hidden_state_points
 from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths, lone_shares
-from aprfmt.inference.engines.sequences import AlignedArrays, align
+from aprfmt.inference.engines.sequences import AlignedArrays, align, list_sequences
 from aprfmt.model import Model
 
 WidthsOf = Callable[[Sequence[str]], PointWidths]
 _TOKENS = 8191  # a length that is no size of a model, to tell the axis of tokens
+_LISTED = 256  # sequences of a dump whose ids a trace of one of them has
 _BATCHES = ("starts", "mask", "lengths", "counts", "requests")
 
 
@@ -60,6 +61,22 @@ def open_dump(
             return
         dump = Dump((batch,), {}, {}, (), captures.others)
         yield _captures_of_sequence(path, dump, ids, widths_of)
+
+
+def dump_sequences(path: Path) -> list[tuple[int, ...]]:
+    """Return the token ids of each sequence that a dump holds; [] for what holds one alone.
+
+    Raises FormatError for what is damaged.
+    """
+    with ExitStack() as stack:
+        if is_dump(path):
+            with pause_collector():
+                return list_sequences(read_dump(path, stack, _widths_by_name(None)))
+        captures = stack.enter_context(open_captures(path))
+        batch = _batch_as_pass(captures)
+        if batch is None:
+            return []
+        return list_sequences(Dump((batch,), {}, {}, (), captures.others))
 
 
 def _without_shares(captures: Captures, widths_of: WidthsOf) -> Captures:
@@ -221,7 +238,10 @@ def _captures_of_sequence(
 
 
 def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[str, Any]:
-    """Return what a trace says of a dump: ranks, how they were joined, the pass of each token."""
+    """Return what a trace says of a dump: ranks, how they were joined, the pass of each token.
+
+    Of the other sequences it has the ids, of at most _LISTED of them.
+    """
     return {
         "ranks": dict(dump.axes),
         "layouts": dict(dump.layouts),
@@ -240,6 +260,13 @@ def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mappi
         "steps": list(found.steps),
         "positions": list(found.positions),
         "notes": [*found.notes, *notes],
+        "sequences": len(found.sequences),
+        "sequence": found.chosen,
+        "others": [
+            None if one is None else list(one)
+            for at, one in enumerate(found.sequences[: _LISTED + 1])
+            if at != found.chosen
+        ],
     }
 
 

@@ -83,7 +83,8 @@ class AlignedArrays:
 
     `steps` say for each token which pass computed it. `left` maps names that could not be aligned
     to the reason; `again` are those of the passes in it that hold tokens of the sequence once more.
-    `notes` say what was left out.
+    `notes` say what was left out. `sequences` are the ids of all sequences of the dump, None where
+    they are not known, and `chosen` is the place of this one among them.
     """
 
     arrays: Mapping[str, JoinedArray]
@@ -94,6 +95,8 @@ class AlignedArrays:
     left: Mapping[str, str]
     notes: tuple[str, ...]
     again: frozenset[str] = frozenset()
+    sequences: tuple[tuple[int, ...] | None, ...] = ()
+    chosen: int = 0
 
 
 def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
@@ -112,7 +115,20 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
     chosen = _choose_sequence(found, ids)
     aligned = _align_sequence(passes, chosen, None if ids is None else len(ids), notes)
     again = dict(_computed_again(found, chosen, aligned.ids))
-    return replace(aligned, left={**aligned.left, **again}, again=frozenset(again))
+    return replace(
+        aligned,
+        left={**aligned.left, **again},
+        again=frozenset(again),
+        sequences=tuple(None if (own := one.ids) is None else tuple(own) for one in found),
+        chosen=found.index(chosen),
+    )
+
+
+def list_sequences(dump: Dump) -> list[tuple[int, ...]]:
+    """Return the token ids of each sequence of a dump that says them, in its order."""
+    notes: list[str] = []
+    found = _join_sequences(list(_without_warm_ups(dump.passes, notes)), notes)
+    return [tuple(ids) for one in found if (ids := one.ids) is not None]
 
 
 def _computed_again(

@@ -82,6 +82,7 @@ def test_flipped_bits_are_counted(count: int, monkeypatch: pytest.MonkeyPatch) -
     y[1] = 9.0
     flips = [f"bit {i}" for i in range(count)]
     monkeypatch.setattr(coarse_damage, "_repairing_flips", lambda case, found: flips)
+    monkeypatch.setattr(coarse_damage, "_others_are_equal", lambda case, found: True)
     case: Any = SimpleNamespace(
         key="k", slack=lambda: 0.01, windows=lambda rows: iter([np.arange(4)]),
         before=SimpleNamespace(norms=(1.0, 1.0), count=x.size, relative=0.5),

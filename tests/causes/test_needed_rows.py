@@ -21,6 +21,7 @@ from aprfmt.causes.tensor import (
     code_orders,
     flat_shards,
     lost_bits,
+    misread_codes,
     other_tensors,
     outliers,
     packed_damage,
@@ -243,4 +244,10 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried |= {block_signs.guess_block_signs, block_signs.guess_lost_signs}
     tried.add(coarse_groups.explain_coarse_groups)  # by tests/measure/test_coarse_steps.py
     tried.add(flat_shards.explain_flat_shard)  # by tests/causes/test_flat_shards.py
+    # by tests/causes/test_misread_codes.py
+    tried |= {
+        misread_codes.explain_misread_codes,
+        misread_codes.explain_whole_bytes,
+        misread_codes.explain_words_as_values,
+    }
     assert tried == {load_function(row.find) for row in table.TABLE}

@@ -80,7 +80,6 @@ def compared(name: str, words: tuple[str, ...], draw: Draw) -> DiffReport:
         ("xavier", (UP,), by("xavier_normal_"), 1, "(as Xavier's of 256 and 512)"),
         ("scaled", ("down_proj",), normal(0.02 / 8**0.5), 4, "/ sqrt(2 * 4 layers)"),
         ("cut", (UP,), by("trunc_normal_", std=0.02, a=-0.04, b=0.04), 1, "none beyond two"),
-        ("unknown", (UP,), normal(0.33), 1, "deviation 0.33"),
     ],
 )  # fmt: skip
 def test_fresh_numbers_are_one_cause_with_their_distribution(
@@ -91,6 +90,13 @@ def test_fresh_numbers_are_one_cause_with_their_distribution(
     assert finding.says.split(" - ")[1].startswith("B was never trained or loaded here")
     assert says in finding.says
     assert len(finding.keys) == count and finding.side == "B"
+
+
+def test_numbers_of_no_known_initialisation_are_not_called_fresh() -> None:
+    """Seen red: rows of other trained matrices, whose numbers are as normal as many a matrix's."""
+    (finding,) = compared("unknown", (UP,), normal(0.33)).findings
+    assert (finding.cause, finding.certainty) == ("stale_tensor", "located")
+    assert "never trained" not in finding.says and "initialisation" not in finding.says
 
 
 def test_a_head_of_its_own_that_was_never_trained() -> None:

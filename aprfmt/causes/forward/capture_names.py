@@ -27,6 +27,12 @@ CAUSE_ROWS = (
         "Comparing the rows of equal positions shows no difference.",
         next="nothing",
     ),
+    Cause(
+        "other_sequence", "capture", "bug",
+        "A request of a batch has the rows of another request.",
+        "No row agrees from the first point on; the other dump has the same rows under other ids.",
+        "All points are, to the bit, those of the other sequence.",
+    ),
 )  # fmt: skip
 
 

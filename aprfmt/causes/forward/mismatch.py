@@ -20,6 +20,7 @@ from aprfmt.inference.replay.shadow import (
     run_shadow_point,
 )
 from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.log_softmax import shift_logits_onto
 from aprfmt.measure.tolerances import BASE
 from aprfmt.measure.verdicts import Certainty
 
@@ -143,8 +144,10 @@ class Mismatch:
 
     def distances_by_row(self, view: ShadowPoint) -> Array:
         """Return the relative L2 distance of every token's row of a view of this point, 1-d."""
-        axis = view.axis
-        mine, theirs = (np.moveaxis(x, axis, 0) for x in (view.mine, view.theirs))
+        axis, own, other = view.axis, view.mine, view.theirs
+        if view.recorded is not None and view.recorded.normalized:
+            own = shift_logits_onto(own, other)
+        mine, theirs = (np.moveaxis(x, axis, 0) for x in (own, other))
         mine, theirs = mine.reshape(len(mine), -1), theirs.reshape(len(theirs), -1)
         norm = np.maximum(np.linalg.norm(theirs, axis=1), 1e-30)
         out: Array = np.linalg.norm(mine - theirs, axis=1) / norm

@@ -14,6 +14,7 @@ from aprfmt.causes.forward.mismatch import (
     Mismatch,
     Patch,
     hyper_change,
+    short_numbers,
 )
 from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
@@ -231,10 +232,25 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     )  # fmt: skip
 
 
+PRINTED = 5e-5  # how far a factor of five digits is off, relative to it
+
+
 def factor_change(name: str, value: float, configured: float) -> Change:
-    """Return the change of the multiplier `name` from the `configured` value to `value`."""
+    """Return the change of the multiplier `name` from the `configured` value to `value`.
+
+    A factor of the logits may as well be a sampler's: both readings are named.
+    """
     says = f"{name} is {value:.9g}; the model says {configured:.9g}"
+    if name == "logit_scale" and value > 0 and configured and value != 1:
+        says += f"; or {temperature_text(value / configured)}"
     return hyper_change("multiplier", says, **{name: value})
+
+
+def temperature_text(factor: float) -> str:
+    """Return in words that a temperature multiplied the logits by `factor`, which is 1/T."""
+    exact = 1 / factor
+    short = next(t for t in short_numbers(exact) if abs(t / exact - 1) <= PRINTED)
+    return f"a temperature of {short:.6g} divided the logits"
 
 
 def find_factor(case: Mismatch) -> Iterator[Change]:

@@ -34,6 +34,8 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
     # One factor for all.
     factor = float(np.sum(ours * theirs)) / power
     if factor and rel_l2(ours * factor, theirs) <= 3 * case.view.tolerance:
+        if case.view.point == "logits" and found.bias is None and factor > 0:
+            return  # of all logits: a sampler's temperature or the model's factor as well
         says = f"{found.key} is multiplied by {factor:.6g}"
         yield found.weight_change(case, "scale", says, w * np.float32(factor), {"factor": factor})
         return

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.causes.tensor.differing_pair import STRAY, DifferingPair
+from aprfmt.causes.tensor.differing_pair import STRAY, DifferingPair, Distance
 from aprfmt.causes.tensor.outliers import FINE, flipped_bit_text
 from aprfmt.causes.tensor.proof import fitted_proof, make_finding
 from aprfmt.measure.byte_ranges import numbered_text
@@ -44,6 +44,8 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
         if len(found) > SPANS or count > SHARE * case.before.count:
             return
     if not found or max(stop - start for start, stop in found) < LEAST:
+        return
+    if not _others_are_equal(case, found):
         return
     # A flipped bit explains a run of one block.
     flips = _repairing_flips(case, found)
@@ -90,6 +92,33 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
     )
 
 
+def _others_are_equal(case: DifferingPair, runs: list[list[int]]) -> bool:
+    """Return whether the values outside runs, most of the tensor, are equal up to rounding.
+
+    `runs` are [start, stop] of values. What is within a wide bound one by one, or lies between two
+    values that are not, may still be other values.
+    """
+    if sum(stop - start for start, stop in runs) > SHARE * case.before.count:
+        return False
+    width = case.a.columns
+
+    def outside(values: "Array", rows: "Array") -> "Array":
+        """Return the values of these rows, consecutive ones, with 0 in the runs."""
+        flat = to_float64(values).reshape(-1).copy()
+        first = int(rows[0]) * width
+        for start, stop in runs:
+            flat[max(0, start - first) : max(0, stop - first)] = 0.0
+        return flat.reshape(len(rows), width)
+
+    rest = case.distance(
+        lambda rows: outside(case.a.take(rows), rows),
+        lambda rows: outside(case.b.take(rows), rows),
+        None,
+    )
+    slack = case.slack(moved=False)
+    return rest.relative <= slack and not rest.leaves_factor(slack)
+
+
 def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
     """Return texts of the bits whose flips repair the runs; [] unless every run is repaired.
 
@@ -121,7 +150,7 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
     if case.numbers is not None or case.a.shape != case.b.shape or not slack:
         return
     lost = np.zeros((2, case.a.rows), np.int64)
-    square, away = np.zeros(case.a.rows), np.zeros(case.a.rows)
+    square, theirs, away = (np.zeros(case.a.rows) for _ in range(3))
     # Count zeros of each side by row, and measure the rest of the row.
     for rows in case.windows(None):
         values = [to_float64(side.take(rows)) for side in (case.a, case.b)]
@@ -129,7 +158,8 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
         lost[:, rows] = [hole.sum(1) for hole in holes]
         kept = ~(holes[0] | holes[1])
         x, y = (np.where(kept, value, 0.0) for value in values)
-        square[rows], away[rows] = (x * x).sum(1), ((x - y) ** 2).sum(1)
+        square[rows], theirs[rows] = (x * x).sum(1), (y * y).sum(1)
+        away[rows] = ((x - y) ** 2).sum(1)
     zeroed = np.flatnonzero(lost.any(0))
     if not len(zeroed):
         return
@@ -138,8 +168,12 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
     far = ~(away <= (STRAY * slack) ** 2 * square)
     far[np.unique(neighbours)] = False
     sure = np.setdiff1d(np.arange(case.a.rows), neighbours)
-    total = float(square[sure].sum())
-    if far.any() or not total or not float(away[sure].sum()) <= slack**2 * total:
+    total, other, apart = (float(sums[sure].sum()) for sums in (square, theirs, away))
+    if far.any() or not total or not apart <= slack**2 * total:
+        return
+    rest = (apart / max(total, other)) ** 0.5
+    others = Distance(rest, len(sure), len(sure), 0.0, (total**0.5, other**0.5), rest=rest)
+    if others.leaves_factor(slack):
         return
     # Say which rows hold zeros, and whether they reach to the end.
     lines = []

@@ -14,6 +14,7 @@ from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.nonfinite import Census, NonFinite
 from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.row_reader import RowReader
+from aprfmt.measure.verdicts import Certainty
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
@@ -256,16 +257,17 @@ class DifferingPair:
         where: tuple[str, ...] = (),
         constant: bool = False,
         free: int = 0,
+        most: Certainty = "confirmed",
     ) -> Guess:
         """Return the guess that `take`, in place of the side `label`, equals the other side.
 
         `cause` is the cause's name, `says` its evidence, `where` the keys (none: the pair's),
-        `rows` the only rows compared (None: all). `slack` None is that of the pair; `constant` and
-        `free` as in Guess.
+        `rows` the only rows compared (None: all). `slack` None is that of the pair; `constant`,
+        `free` and `most` as in Guess.
         """
         left, right = (take, self.b.take) if label == "A" else (self.a.take, take)
         near = self.slack() if slack is None else slack
-        return Guess(cause, says, left, right, where, rows, near, constant, free)
+        return Guess(cause, says, left, right, where, rows, near, constant, free, most=most)
 
     def holds_on_sample(self, guess: Guess) -> bool:
         """Return whether a guess makes the sample's rows equal."""

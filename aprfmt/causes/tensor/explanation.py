@@ -32,6 +32,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.proofs import cap_proof
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import ComputedRows, RowReader, SelectedRows
 from aprfmt.model import Model
@@ -120,7 +121,9 @@ def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | Non
     )
     # All other values may be equal, or within rounding.
     others = case.before.changed - odd.alone
-    equal = others == 0 or (case.slack() > 0 and case.before.rest <= case.slack())
+    slack = case.slack()
+    near = slack > 0 and case.before.rest <= slack and not case.before.leaves_factor(slack)
+    equal = others == 0 or near
     if equal:
         within = " within the rounding of the coarser encoding" if others else ""
         says = (*says, f"all other values are equal{within}")
@@ -235,9 +238,10 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
         outside = len(np.setdiff1d(case.changed_rows, guess.rows)) * case.a.columns
     share = came / max(1, spoken + outside)
     proof = prove_guess(case, guess, spoken, share)
+    capped = cap_proof(proof, guess.most)
     if equal and not proof.judged:
         says = (*says, "too few values judge it")
-    return make_finding(guess.cause, where, says, before, after.relative, proof, confirmed=equal)
+    return make_finding(guess.cause, where, says, before, after.relative, capped, confirmed=equal)
 
 
 def _explain_rows(case: DifferingPair) -> Tried | None:

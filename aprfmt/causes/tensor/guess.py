@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import find_encoding
 from aprfmt.causes.row import LAST
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.verdicts import Certainty
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
@@ -31,7 +32,8 @@ class Guess:
     `sampled` and stand for all. `slack` is the relative L2 distance that counts as equal.
     `constant` says that the statement itself is that one value stands everywhere: any other guess
     that gives a single value explains nothing. `free` counts the numbers that were read from the
-    values: as many differing ones again have to judge them (`measure/proofs.py`).
+    values: as many differing ones again have to judge them (`measure/proofs.py`). `most` is how
+    sure the cause can be: less where its name says more than was found.
     """
 
     cause: str
@@ -44,6 +46,7 @@ class Guess:
     constant: bool = False
     free: int = 0
     sampled: bool = False
+    most: Certainty = "confirmed"
 
 
 # Cheap facts about a pair that a row may ask for, so that its module is imported for no other.

@@ -197,8 +197,8 @@ def _find_initial_numbers(
     if drawn is None:
         return None
     usual = usual_initialiser(context, label, key, mine.shape, drawn)
-    if values.size < LEAST and not usual:
-        return None
+    if not usual:
+        return None  # many a trained matrix has such numbers: only those of a known one tell
     trained = _drawn_throughout(theirs, other)
     both.append(trained is not None)
     if trained is not None and (

@@ -88,7 +88,9 @@ def guess_other_tensor(case: DifferingPair) -> Iterator[Guess]:
             other = context.reader(others, key)
             if other is None or _exchange_changes_nothing(case, label, mine, key):
                 continue
-            yield _guess_renamed(case, label, mine, key, other)
+            guess = _guess_renamed(case, label, mine, key, other)
+            if guess is not None:
+                yield guess
 
 
 def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, key: str) -> bool:
@@ -116,10 +118,12 @@ def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
 
 def _guess_renamed(
     case: DifferingPair, label: str, mine: RowReader, key: str, other: RowReader
-) -> Guess:
+) -> Guess | None:
     """Return the guess that a side's tensor is the other file's tensor `key`.
 
-    `label` ("A" or "B") is the side, `mine` its tensor, `other` the one under `key`.
+    `label` ("A" or "B") is the side, `mine` its tensor, `other` the one under `key`. Names are
+    exchanged where each has the other's values; where B alone has those of another name, that is
+    what is said. None where A's values only stand elsewhere in B too: what B has here is not said.
     """
     layer, role = split_key(case.key)
     layer_there, role_there = split_key(key)
@@ -131,6 +135,8 @@ def _guess_renamed(
     exchanged = (
         returned is not None and returned.shape == held.shape and _same_sample(returned, held)
     )
+    if not exchanged and label == "A" and (case.key, key) != TIED:
+        return None
     # Name it: a tied head, another layer's tensor, or another role's.
     if not exchanged and (case.key, key) == TIED:
         cause = "tied_embedding"
@@ -155,6 +161,7 @@ def _guess_renamed(
         other.take,
         pair_noise(mine.encoding, other.encoding),
         where=(case.key, key),
+        most="confirmed" if exchanged or cause != "swapped_tensors" else "explained",
     )
 
 

@@ -30,7 +30,6 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
         from aprfmt.causes.tensor import packed_codes, packed_parts, packed_scales
 
         try:
-            yield from packed_parts.explain_unscaled_codes(copy)
             yield from packed_parts.explain_part_reading(copy)
         except AprfmtError:
             pass  # parts that cannot be read in another way either

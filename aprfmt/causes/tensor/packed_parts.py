@@ -6,7 +6,6 @@ the source. So what the values have lost, as the place of a code in its word, is
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from operator import neg
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +14,6 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy
-from aprfmt.causes.tensor.proof import make_finding, prove_values
 from aprfmt.codecs import CODECS, decode
 from aprfmt.codecs.dialect import OF_INPUTS, Parts, StoredPart
 from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
@@ -238,36 +236,6 @@ def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
         yield from _explain_word_order(copy, weights)
         return
     yield from _explain_block_fields(copy)
-
-
-def explain_unscaled_codes(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding that the source holds the copy's codes as numbers, without scales.
-
-    All of its values must equal the codes, to the bit.
-    """
-    view = copy.reader.side
-    weights = [tensor.packed() for tensor in view.stored if tensor.packed is not None]
-    laid = [weight.laid_out() for weight in weights]
-    if view.lattice is None or not laid or any(one is None or one.scale is None for one in laid):
-        return
-    bare = [
-        replace(one, scale=None, offset=None, factor=None).decode().reshape(weight.shape)
-        for one, weight in zip(laid, weights, strict=True)
-        if one is not None
-    ]
-    codes = np.asarray(view.undo_layout(list(bare)), np.float64).reshape(-1, copy.x.shape[-1])
-    rows = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
-    if not np.array_equal(codes[rows], copy.x) or np.ptp(copy.x) == 0:
-        return
-    other = "A" if copy.whose == "B's" else "B"
-    size = float(np.linalg.norm(copy.x) / (np.linalg.norm(copy.y) or 1.0))
-    says = (
-        f"{other} holds the codes of {copy.whose[0]} as numbers: their scales are ignored, as if "
-        "each were 1",
-        f"its values are about {size:.3g} times too large ({copy.scheme})",
-    )
-    proof = prove_values(copy.x, copy.x.size, 0, 0.0)
-    yield make_finding("quant_scale", (copy.case.key,), says, copy.case.before.relative, 0.0, proof)
 
 
 def _confirm_reading(

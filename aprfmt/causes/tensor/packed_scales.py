@@ -411,7 +411,8 @@ def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
             if near(np.roll(right, shift, 1).reshape(-1), low):
                 return f"minima are each that of the group {'before' if shift > 0 else 'after'}"
         return ""
-    if near(offset, low * (1 / factor - factor)):
+    # Where every minimum is as many steps, no scale of the minima is seen.
+    if near(offset, low * (1 / factor - factor)) and np.ptp(low / step) > 1:
         return "scales of the scales and of the minima (d and dmin) are exchanged"
     return ""
 

@@ -3,7 +3,7 @@
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text
@@ -280,6 +281,7 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
 FAR = 100.0  # beyond a bound by this factor it is no matter of training any more
 FEW_ROWS = 8  # of a packed matrix that are decoded
 MOST = 1 << 20  # values of a packed matrix that may all be decoded for its first rows
+KINDS = 16  # different whole numbers from which a matrix holds codes: fewer may be a mask
 
 
 _WORDS = {"std": "standard deviation", "rms": "root mean square"}
@@ -290,18 +292,23 @@ def check_role_bounds(ctx: CheckContext) -> Result:
 
     Unusual is a size that trained weights do not have; it fails if it is off by more than a factor
     of FAR, else it is a warning. Matrices are judged too, and only fail; of packed ones the first
-    FEW_ROWS rows are decoded. Biases may have any size. Raises NotRun where there is nothing of
+    FEW_ROWS rows are decoded. A matrix of whole numbers only fails: it holds codes. One without a
+    negative value is a warning. Biases may have any size. Raises NotRun where there is nothing of
     these that can be read.
     """
     resolution = ctx.resolution
     findings, seen = [], 0
     far_off: dict[str, float] = {}
+    positive: list[str] = []
     for key, logical in resolution.roles.items():
         role = split_key(key)[1]
         limits = bounds.tensor_bounds(resolution.spec.name, role, logical.shape)
         if limits is bounds.LINEAR:
             size = _matrix_size(ctx, logical)
             seen += size is not None
+            stats = _stored_stats(ctx, logical)
+            if stats is not None and (stats.min or 0.0) >= 0 < (stats.std or 0.0):
+                positive.append(key)
             if size is not None and _is_far(limits["std"], size):
                 far_off[key] = size
             continue
@@ -326,7 +333,66 @@ def check_role_bounds(ctx: CheckContext) -> Result:
         raise NotRun("no embedding, norm or matrix can be read as numbers")
     if far_off:
         findings.append(_far_matrices(resolution, far_off))
+    whole = [key for key, view in resolution.roles.items() if _is_whole_numbers(view)]
+    if whole:
+        findings.append(_whole_matrices(resolution, whole))
+    positive = [key for key in positive if key not in whole]
+    if positive:
+        name = resolution.roles[positive[0]].stored[0].info.name
+        findings.append(
+            Finding(
+                f"{positive[0]} ({name}){_and_more(positive)}",
+                "no negative value",
+                "values of both signs, as training leaves in a matrix",
+                "was the sign of its codes lost?",
+                "warning",
+            )
+        )
     return Result(f"{seen} tensors", findings)
+
+
+def _and_more(keys: Sequence[str]) -> str:
+    """Return " and N more" after the first of some keys, "" for one."""
+    return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+
+
+def _is_whole_numbers(view: View) -> bool:
+    """Return whether a matrix stored as plain floats holds whole numbers only, of many kinds.
+
+    Its first rows tell for most. False where it cannot be read.
+    """
+    shape = [n for n in view.shape if n > 1]
+    if len(shape) < 2 or view.damage or any(name not in UNIT for name in view.encodings):
+        return False
+    if view.stored_row_bytes is None and math.prod(view.shape) > MOST:
+        return False  # all of it would be decoded for its first rows
+    try:
+        first = view.rows(0, min(FEW_ROWS, matrix_shape(view.shape)[0]))
+        if (first != first.round()).any():
+            return False
+        kinds = set()
+        for _, _, values in view.chunks(MOST):
+            if (values != values.round()).any():  # NaN is no whole number
+                return False
+            kinds.update(values.reshape(-1)[: MOST >> 4].tolist())
+    except AprfmtError:
+        return False
+    finally:
+        view.drop()
+    return len(kinds) >= KINDS
+
+
+def _whole_matrices(resolution: Resolution, keys: Sequence[str]) -> Finding:
+    """Return the finding of matrices of whole numbers: those of these keys."""
+    view = resolution.roles[keys[0]]
+    least = min(float(values.min()) for _, _, values in view.chunks(MOST))
+    sign = ", none of them negative" * (least >= 0)
+    return Finding(
+        f"{keys[0]} ({view.stored[0].info.name}){_and_more(keys)}",
+        f"whole numbers only{sign}",
+        "fractions: training leaves no matrix of whole numbers",
+        "were the codes of a packed file taken for its values?",
+    )
 
 
 def _is_far(bound: bounds.UsualRange, value: float) -> bool:
@@ -360,7 +426,7 @@ def _far_matrices(resolution: Resolution, sizes: Mapping[str, float]) -> Finding
     first = max(sizes, key=lambda key: abs(math.log(sizes[key])))
     view = resolution.roles[first]
     stored = view.stored[0]
-    more = f" and {len(sizes) - 1} more" * (len(sizes) > 1)
+    more = _and_more(list(sizes))
     packed = len(stored.parts) > 1
     rows = f" in its first {FEW_ROWS} rows" * (packed or len(view.stored) > 1)
     what = "were its scales inverted or lost?" if packed else "was it converted correctly?"

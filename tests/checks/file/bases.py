@@ -171,6 +171,19 @@ def scaled(path: Path, name: str, factor: float) -> None:
     write_mixed(path / "model.safetensors", rows)
 
 
+def computed(path: Path, name: str, of: Callable[[Any], Any]) -> None:
+    """Replace a BF16 tensor of a folder by a function of its float32 values."""
+    import ml_dtypes
+    import numpy as np
+
+    rows = tensors_of(path)
+    dtype, shape, raw = rows[name]
+    assert dtype == "BF16"
+    made = np.asarray(of(np.frombuffer(raw, ml_dtypes.bfloat16).astype(np.float32)))
+    rows[name] = (dtype, shape, made.astype(ml_dtypes.bfloat16).tobytes())
+    write_mixed(path / "model.safetensors", rows)
+
+
 def sealed_swap(path: Path, old: bytes, new: bytes) -> None:
     """Replace bytes of an APR file and make its checksums fit."""
     swap(path, old, new)

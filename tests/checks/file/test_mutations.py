@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import aprfmt as package
@@ -235,6 +237,17 @@ def _zeros(*names: str) -> Callable[[Path], None]:
     return edit
 
 
+def _as_bytes(values: Any) -> Any:
+    """Return the bytes of 8-bit floats with these values as integers."""
+    scaled = values / abs(values).max() * 448
+    return scaled.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
+def _as_whole(values: Any) -> Any:
+    """Return the codes of 8-bit integers with one scale."""
+    return (values / abs(values).max() * 127).round()
+
+
 def _import(path: Path) -> None:
     """Let the pickle import a function that no value needs, and drop it."""
     import zipfile
@@ -298,6 +311,12 @@ MUTATIONS: tuple[Mutation, ...] = (
              "in its first 8 rows"),
     Mutation("role_bounds", "hf", lambda p: bases.scaled(p, DOWN, 1e5), "standard deviation"),
     Mutation("role_bounds", "hf", lambda p: bases.scaled(p, DOWN, 1e-6), "standard deviation"),
+    Mutation("role_bounds", "hf", lambda p: bases.computed(p, DOWN, _as_bytes),
+             "whole numbers only, none of them negative"),
+    Mutation("role_bounds", "hf", lambda p: bases.computed(p, DOWN, _as_whole),
+             "whole numbers only"),
+    Mutation("role_bounds", "hf", lambda p: bases.computed(p, DOWN, abs),
+             "no negative value", True),
     Mutation("tokenizer", "hf", lambda p: text(p, _TOKENIZER, _twice_id), "id of its own"),
     Mutation("vocabulary_size", "hf", lambda p: text(p, _TOKENIZER, _far_token), "5001 tokens"),
     Mutation("vocabulary_size", "hf", lambda p: text(p, _TOKENIZER, _far_added), "1537 tokens",

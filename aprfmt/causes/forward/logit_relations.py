@@ -1,0 +1,108 @@
+"""Logits of another temperature, or less a number for each row, which no operation makes wrong.
+
+A sampler divides logits by its temperature, behind all that the model does; a trainer may do so too
+before it takes log-probabilities. Log-probabilities show the factor all the same: what a softmax
+took from a row is one number.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.residual_stream import factor_change, temperature_text
+from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
+from aprfmt.measure.distances import rel_l2
+
+NEAR = 20  # tolerances within which a fitted factor explains a point
+
+
+def find_logit_relation(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that gives logits that are the model's but for a factor or a row's number.
+
+    The factor is found on the even rows and judged on the odd ones.
+    """
+    if case.view.point != "logits" or case.view.recorded is None:
+        return
+    cap = case.patched.hp["final_softcap"]
+    shape = case.view.mine.shape
+    ours, theirs = (
+        np.asarray(x, np.float64).reshape(-1, shape[-1]) for x in (case.view.mine, case.view.theirs)
+    )
+    if ours.shape != theirs.shape or not np.isfinite(theirs).all():
+        return
+    limit = NEAR * case.view.tolerance
+    mean = theirs.mean(1, keepdims=True)
+    x, y = ours - ours.mean(1, keepdims=True), theirs - mean
+    normalized = case.view.recorded.normalized
+    # One number for each row moves no softmax.
+    if not normalized and rel_l2(x, y) <= limit:
+        yield Change(
+            "capture_point",
+            "what is recorded as logits is the logits less a number for each row, which no softmax "
+            "sees",
+            (case.view.key,),
+            values={"recorded_as": "logits", "is": "logits less a number for each row"},
+            drop=frozenset({case.view.key}),
+            scoped=False,
+            gives=(x + mean).reshape(shape),
+        )
+        return
+    if not normalized and cap is None:
+        return  # a factor of them all is looked for with the other factors
+    factor = _factor_of_rows(x, y, limit)
+    if factor is None:
+        return
+    if cap is None:
+        configured = float(case.patched.hp["logit_scale"])
+        yield from case.rounded_change(
+            lambda value: factor_change("logit_scale", value, configured), factor * configured
+        )
+        return
+    call = case.call("softcap")
+    if call is not None:
+        place = call.location
+        yield from case.rounded_change(lambda value: _factor_behind_cap(value, place), factor)
+
+
+def _factor_of_rows(x: Array, y: Array, limit: float) -> float | None:
+    """Return the factor f of y = f x, rows without their means, fitted on every second row.
+
+    None unless the other rows are within the relative distance `limit` with it; one row shows none.
+    """
+    even = np.arange(len(x)) % 2 == 0
+    power = float(np.sum(x[even] ** 2))
+    if len(x) < 2 or not power:
+        return None
+    factor = float(np.sum(x[even] * y[even])) / power
+    if factor <= 0 or rel_l2(factor * x[~even], y[~even]) > limit:
+        return None
+    return factor
+
+
+def _factor_behind_cap(value: float, place: PassLocation) -> Change:
+    """Return the change that multiplies the logits by `value` once they were capped at `place`."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose last softcap's result is multiplied."""
+
+        def override(op: Any, at: Any, *args: Any) -> Any:
+            """Return the capped logits, multiplied."""
+            y = op(*args)
+            return patched.backend.scale(y, value) if at == place else y
+
+        return patched.with_op("softcap", override, layers)
+
+    says = f"the logits are multiplied by {value:.6g} behind their cap: {temperature_text(value)}"
+    return Change("multiplier", says, ("logits",), make, {"factor": value}, scoped=False)
+
+
+HYPOTHESES = (
+    Hypothesis(
+        "multiplier",
+        find_logit_relation,
+        29,
+        "a factor of rows that a softmax moved, before one of the values themselves",
+    ),
+)

@@ -1,0 +1,193 @@
+"""What relates two sides' log-probabilities that are not equal: a factor, a list, a number a row.
+
+A temperature multiplies logits by 1/T before the softmax; an answer may be normalised over the
+tokens that it lists, or hold logits of which no softmax was taken. Such a relation is found on
+every second position and judged on the others.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+Kind = Literal["temperature", "listed", "offset"]
+SIDES = ("this side", "the reference")
+FEWEST = 3  # listed tokens of a position from which its factor shows
+POSITIONS = 4  # such positions from which a relation is judged
+DIGITS = (1, 2, 3, 4, 5, 6)
+SPAN = 1e-2  # nats that the log-probabilities of a position must span, at least
+BETTER = 0.25  # of the distance at most is left by a relation
+ADDED = 1e-3  # nats that a sum of rounded probabilities may be off 0
+
+
+@dataclass(frozen=True)
+class SharedRow:
+    """One position's log-probabilities of the tokens that both sides list, float64 [tokens].
+
+    `whole`: they are all of the vocabulary. `printed` are the nats by which a value may be off as
+    it is stored, `unit` those that an error as large as the logits' spread makes of it.
+    """
+
+    here: Numbers
+    reference: Numbers
+    printed: Numbers
+    unit: float
+    whole: bool = False
+
+    def turned(self) -> "SharedRow":
+        """Return the row with its two sides exchanged."""
+        return SharedRow(self.reference, self.here, self.printed, self.unit, self.whole)
+
+    def distance(self, made: Numbers) -> float:
+        """Return the root mean square of made values less this side's, in units."""
+        apart = np.maximum(np.abs(made - self.here) - self.printed, 0.0)
+        return float(np.sqrt(np.mean((apart / self.unit) ** 2)))
+
+
+@dataclass(frozen=True)
+class LogprobRelation:
+    """How this side follows from the reference at every position.
+
+    `kind` is "temperature": its logits are `factor` times the reference's; "listed": `side` is
+    normalised over the tokens that it lists; "offset": `side` holds logits, less any number for a
+    position. `factor` and `temperature`, which is 1/factor, are 1 where there is none; `says` is
+    it in words. `harmless`: both sides say the same probabilities.
+    """
+
+    kind: Kind
+    says: str
+    side: str
+    positions: int
+    factor: float = 1.0
+    temperature: float = 1.0
+    harmless: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data of all fields."""
+        return asdict(self)
+
+
+def _log_sum(values: Numbers) -> float:
+    """Return the logarithm of the sum of exponentials."""
+    top = float(values.max())
+    return top + math.log(float(np.exp(values - top).sum()))
+
+
+def _made(row: SharedRow, factor: float, kind: Kind) -> Numbers:
+    """Return what a relation makes of the reference's values of a row.
+
+    What the softmax took of a row that is not whole is not known: it is read from the row itself.
+    """
+    scaled = factor * row.reference
+    if kind == "listed" or (kind == "temperature" and row.whole):
+        return scaled - _log_sum(scaled)
+    moved: Numbers = scaled + (row.here - scaled).mean()
+    return moved
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The positions that show a relation, and the distance in units that counts as equal."""
+
+    rows: Sequence[SharedRow]
+    tolerance: float
+
+    def turned(self) -> "_Search":
+        """Return the search with the two sides exchanged."""
+        return _Search([row.turned() for row in self.rows], self.tolerance)
+
+    def holds(self, kind: Kind, factor: float = 1.0) -> bool:
+        """Return whether a relation gives this side's values, up to rounding.
+
+        A fitted factor is judged on the positions that it was not fitted on.
+        """
+        rows = self.rows if factor == 1 else self.rows[1::2]
+        apart = [row.distance(_made(row, factor, kind)) for row in rows]
+        before = [row.distance(row.reference) for row in rows]
+        left = float(np.sqrt(np.mean(np.square(apart))))
+        limit = self.tolerance * max(1.0, factor)
+        return left <= limit and left <= BETTER * float(np.sqrt(np.mean(np.square(before))))
+
+    def factor(self) -> float | None:
+        """Return the factor between the differences inside every second row; None without one."""
+        product = power = 0.0
+        for row in self.rows[::2]:
+            x, y = row.reference - row.reference.mean(), row.here - row.here.mean()
+            product, power = product + float(x @ y), power + float(x @ x)
+        return product / power if power and product > 0 else None
+
+    def temperature(self, factor: float) -> float:
+        """Return 1/factor, with as many digits as the rows show."""
+        span = float(np.median([np.ptp(row.reference) for row in self.rows]))
+        noise = float(np.median([row.printed.max() for row in self.rows]))
+        near = max(2e-5, (noise + self.tolerance * self.rows[0].unit) / span / 10)
+        return short_number(1 / factor, near)
+
+
+def short_number(value: float, near: float) -> float:
+    """Return the number of fewest digits within the relative distance `near`, else the value."""
+    found = (float(f"{value:.{digits}g}") for digits in DIGITS)
+    return next((one for one in found if abs(one / value - 1) <= near), value)
+
+
+def _relations(search: _Search) -> Iterator[LogprobRelation]:
+    """Yield the relations that hold at all positions, the simplest first."""
+    count = len(search.rows)
+    for side, own in zip(SIDES, (search, search.turned()), strict=True):
+        sums = [_log_sum(row.here) for row in own.rows]
+        others = [_log_sum(row.reference) for row in own.rows]
+        # No softmax was taken: the probabilities would add up to more than 1.
+        if max(sums) > ADDED and own.holds("offset"):
+            says = (
+                f"{side} lists logits of which no softmax was taken: less one number for each "
+                "position they are the other's log-probabilities"
+            )
+            yield LogprobRelation("offset", says, side, count, harmless=True)
+        # What one side lists adds up to 1, and what the other has of it does not.
+        if max(map(abs, sums)) <= ADDED < max(map(abs, others)):
+            tokens = max(len(row.here) for row in own.rows)
+            says = f"{side} is normalised over the tokens that it lists (at most {tokens})"
+            if own.holds("listed"):
+                yield LogprobRelation("listed", says, side, count)
+            factor = own.factor()
+            if factor is not None and own.holds("listed", factor):
+                t = own.temperature(factor)
+                says += f", of {factor:.6g} times the other's logits: a temperature of {t:.6g}"
+                yield LogprobRelation("listed", says, side, count, factor, t)
+    factor = search.factor()
+    if factor is None or not search.holds("temperature", factor):
+        return
+    # Mostly a temperature below 1 is set, and divided the larger logits.
+    after, before = SIDES if factor > 1 else SIDES[::-1]
+    own = search if factor > 1 else search.turned()
+    larger = max(factor, 1 / factor)
+    says = (
+        f"the logits of {after} are {larger:.6g} times those of {before}, at all {count} "
+        f"positions: a temperature of {own.temperature(larger):.6g} divided those of {after} alone "
+        f"(or one of {larger:.6g} those of {before}), or one of the two lacks a factor of the "
+        "model's logits (logit_scale)"
+    )
+    yield LogprobRelation("temperature", says, SIDES[0], count, factor, search.temperature(factor))
+
+
+def find_relation(rows: Sequence[SharedRow], tolerance: float) -> LogprobRelation | None:
+    """Return the relation that holds at every position; None where none does, or few show it.
+
+    `rows` are positions with the tokens that both sides list, `tolerance` the root mean square
+    distance, in units of a row, that rounding makes.
+    """
+    some = [
+        row
+        for row in rows
+        if len(row.here) >= FEWEST
+        and np.isfinite(row.here).all()
+        and np.isfinite(row.reference).all()
+        and np.ptp(row.reference) > SPAN
+    ]
+    if len(some) < POSITIONS:
+        return None
+    return next(_relations(_Search(some, tolerance)), None)

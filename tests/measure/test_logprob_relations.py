@@ -1,0 +1,133 @@
+"""What relates two sides' log-probabilities: torch's log_softmax of logits of one temperature."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.measure.logprob_tables import (
+    LogprobMatrix,
+    Logprobs,
+    LogprobTable,
+    compare_logprobs,
+    rows_from_logits,
+)
+from aprfmt.measure.tolerances import Threshold
+
+torch: Any = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+
+ROWS, TOKENS = 12, 500
+FINE = Threshold(1e-4, 1e-3, "float32", "a test")
+COARSE = Threshold(0.02, 0.2, "bfloat16", "a test")
+IDS = tuple(range(ROWS))
+
+
+def logits(seed: int = 0) -> Any:
+    """Return logits [ROWS, TOKENS], float32."""
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 4, (ROWS, TOKENS))).float()
+
+
+def listed(x: Any, top: int, *, normalised: bool = True, over: bool = False) -> Logprobs:
+    """Return the `top` log-probabilities of each row; `over` those tokens alone."""
+    rows: dict[int, Mapping[int, float]] = {}
+    for at, row in enumerate(x):
+        values, tokens = row.topk(top)
+        made = torch.log_softmax(row, -1)[tokens] if normalised else values
+        made = torch.log_softmax(values, -1) if over else made
+        rows[at] = dict(zip(tokens.tolist(), made.tolist(), strict=True))
+    return Logprobs(IDS, rows)
+
+
+def whole(x: Any) -> LogprobMatrix:
+    """Return all log-probabilities of each row."""
+    return rows_from_logits(IDS, x.numpy(), IDS, "a run")
+
+
+def both(x: Any, y: Any, bound: Threshold) -> list[LogprobTable]:
+    """Return the comparison, and that of exchanged sides."""
+    return [compare_logprobs(x, y, bound), compare_logprobs(y, x, bound)]
+
+
+@pytest.mark.parametrize("form", ["lists", "list and run", "runs"])
+@pytest.mark.parametrize("temperature", [0.6, 0.7, 1.3, 2.0])
+@pytest.mark.parametrize("bound", [FINE, COARSE], ids=["fine", "coarse"])
+def test_one_temperature_is_found_at_all_positions(
+    form: str, temperature: float, bound: Threshold
+) -> None:
+    """Seen red: "beyond tolerance", and no word of the factor that twenty numbers a row show."""
+    x, y = logits() / temperature, logits()
+    here = whole(x) if form == "runs" else listed(x, 20)
+    reference = listed(y, 20) if form == "lists" else whole(y)
+    for table, factor in zip(
+        both(here, reference, bound), (1 / temperature, temperature), strict=True
+    ):
+        found = table.relation
+        assert found is not None and table.beyond and not found.harmless
+        assert (found.kind, found.positions) == ("temperature", ROWS)
+        assert found.factor == pytest.approx(factor, rel=1e-3)
+        assert found.temperature == pytest.approx(1 / factor, rel=2e-3)
+        said = float(found.says.partition("a temperature of ")[2].split()[0])
+        assert said == pytest.approx(min(temperature, 1 / temperature), rel=5e-3)
+        after = "this side" if factor > 1 else "the reference"
+        assert found.says.startswith(f"the logits of {after} are ")
+
+
+@pytest.mark.parametrize("noise", ["bfloat16", "float16"])
+def test_a_temperature_is_seen_through_rounding(noise: str) -> None:
+    x = (logits() / 0.8).to(getattr(torch, noise)).float()
+    found = compare_logprobs(listed(x, 20), whole(logits()), COARSE).relation
+    assert found is not None and found.temperature == pytest.approx(0.8, rel=0.01)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("run", [True, False])
+def test_a_list_normalised_over_itself_is_known(temperature: float, run: bool) -> None:
+    x = listed(logits() / temperature, 8, over=True)
+    for at, table in enumerate(both(x, whole(logits()) if run else listed(logits(), 20), FINE)):
+        found = table.relation
+        assert found is not None and table.beyond
+        assert found.kind == "listed" and found.side == ("this side", "the reference")[at]
+        assert found.temperature == pytest.approx(temperature, rel=1e-3)
+        assert "(at most 8)" in found.says
+
+
+def test_listed_logits_are_the_same_probabilities() -> None:
+    """No softmax was taken of them: that is no fault."""
+    x = listed(logits() + 9.0, 20, normalised=False)
+    for at, table in enumerate(both(x, whole(logits()), FINE)):
+        assert table.relation is not None and table.relation.kind == "offset"
+        assert table.relation.side == ("this side", "the reference")[at]
+        assert not table.beyond and table.first is None
+
+
+def test_logits_of_a_run_need_no_relation() -> None:
+    table = compare_logprobs(whole(logits() - 3.5), whole(logits()), FINE)
+    assert not table.beyond and table.relation is None
+
+
+OTHERS = {
+    "other weights": lambda x: x + 0.3 * logits(1),
+    "a cap": lambda x: 6 * torch.tanh(x / 6),
+    "rows of others": lambda x: x.roll(1, 0),
+    "a factor a row": lambda x: x * torch.linspace(0.7, 1.3, ROWS)[:, None],
+    "tokens moved": lambda x: x.roll(1, 1),
+    "a temperature in the even rows": lambda x: torch.where(
+        torch.arange(ROWS)[:, None] % 2 == 0, x / 0.7, x + 0.2 * logits(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("form", ["list", "run"])
+def test_what_is_no_relation_of_all_positions_has_none(name: str, form: str) -> None:
+    x = OTHERS[name](logits())
+    for table in both(listed(x, 20) if form == "list" else whole(x), whole(logits()), FINE):
+        assert table.beyond and table.relation is None
+
+
+def test_few_positions_show_none() -> None:
+    some = Logprobs(IDS, {at: row for at, row in listed(logits() / 0.6, 20).rows.items() if at < 3})
+    assert compare_logprobs(some, whole(logits()), FINE).relation is None
+    two = listed(logits() / 0.6, 2)
+    assert compare_logprobs(two, whole(logits()), FINE).relation is None
