@@ -49,6 +49,24 @@ def failure_lines(checks: "Sequence[Check]") -> "list[Line]":
     ]
 
 
+def show_short(lines: "Sequence[Line]", passed: int, what: str) -> None:
+    """Print a short answer in at most 12 lines, with a line on what passed before its end.
+
+    `passed` is how many did, `what` the plural of what they are.
+    """
+    said: Line = (f"  PASS {passed} {what} (-v lists them)", "dim")
+    end = [row for row in lines[-2:] if row[0].startswith(("not run: ", "next: "))]
+    begin = lines[: len(lines) - len(end)]
+    every = [*begin, *([said] if passed else []), *end]
+    for text, style in render.shorten_answer(every, "-v, --json", kept=len(end) + bool(passed)):
+        render.say(text, style=style)
+
+
+def count_passed(checks: "Sequence[Check]") -> int:
+    """Return how many checks passed."""
+    return sum(one.outcome == "PASS" for one in checks)
+
+
 def show_verdict(found: "Pronounced") -> None:
     """Print the line of a verdict, in the colour of its word."""
     render.say_verdict(*verdict_line(found))
