@@ -151,7 +151,8 @@ def command(
             check_output.show_gates(report, saved)
         else:
             passed = sum(gate.outcome == "PASS" for gate in report.gates)
-            check_output.show_short(lines(), passed, "gates")
+            skipped = check_output.skipped_gates(report)
+            check_output.show_short(lines(), passed, "gates", skipped)
 
     return render.emit(
         body,

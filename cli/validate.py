@@ -82,7 +82,9 @@ def command(
         if verbose:
             check_output.show_validation(report)
         else:
-            check_output.show_short(lines(), check_output.count_passed(report.checks), "checks")
+            passed = check_output.count_passed(report.checks)
+            skipped = check_output.skipped_checks(report)
+            check_output.show_short(lines(), passed, "checks", skipped)
 
     return render.emit(
         body,
