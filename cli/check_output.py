@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aprfmt.cli import render
+from aprfmt.cli import output_format, render
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
 ALIKE = 3  # findings of one kind that have a line each; more share one
 LINES = 20  # findings printed for one check; --json has more
+_SKIPPED = "not run: "
+_WRITTEN = "baseline written to "
 
 
 def show_checks(checks: "Sequence[Check]") -> None:
@@ -47,6 +49,54 @@ def failure_lines(checks: "Sequence[Check]") -> "list[Line]":
         for one in checks
         if one.outcome != "PASS"
     ]
+
+
+def show_short(
+    lines: "Sequence[Line]", passed: int, what: str, skipped: "Sequence[Line]" = ()
+) -> None:
+    """Print a short answer in at most 12 lines, with a line on what passed.
+
+    `passed` is how many did, `what` the plural of what they are. `skipped` has a line for each that
+    did not run; they take the place of the line that names all of them, where there is room.
+    """
+    named = [row for row in lines if row[0].startswith(_SKIPPED)]
+    end = [row for row in lines if row[0].startswith((_SKIPPED, _WRITTEN, "next: "))]
+    begin = [row for row in lines if row not in end]
+    said: list[Line] = [(f"  PASS {passed} {what} (-v lists them)", "dim")] if passed else []
+    if len(lines) + len(said) + len(skipped) - len(named) <= output_format.LINES:
+        begin, end = [*begin, *skipped], [row for row in end if row not in named]
+    every = [*begin, *said, *end]
+    for text, style in render.shorten_answer(every, "-v, --json", kept=len(said) + len(end)):
+        render.say(text, style=style)
+
+
+def skipped_checks(report: "Validation") -> "list[Line]":
+    """Return a (text, style) line for each check that did not run, with the reason."""
+    return [
+        (f"  NOT-RUN {one.name}: {render.fit_names(one.found)}", "dim")
+        for one in report.checks
+        if one.outcome == "NOT_RUN"
+    ]
+
+
+def skipped_gates(report: "QaReport") -> "list[Line]":
+    """Return a (text, style) line for each gate that did not run, and each such check of others."""
+    found: list[Line] = []
+    for gate in report.gates:
+        if gate.outcome == "NOT_RUN":
+            found.append((f"  NOT-RUN {gate.name}: {gate.why}", "dim"))
+            continue
+        found += [
+            (f"  NOT-RUN {gate.name}: {one.name}: {one.found}", "dim")
+            for one in gate.checks
+            if one.outcome == "NOT_RUN"
+        ]
+    return found
+
+
+def count_passed(checks: "Sequence[Check]") -> int:
+    """Return how many checks passed."""
+    return sum(one.outcome == "PASS" for one in checks)
 
 
 def show_verdict(found: "Pronounced") -> None:
@@ -117,7 +167,7 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
     skipped = [check.name for check in report.checks if check.outcome == "NOT_RUN"]
     end: list[Line] = []
     if skipped:
-        end.append((f"not run: {', '.join(skipped)}", "dim"))
+        end.append((f"{_SKIPPED}{', '.join(skipped)}", "dim"))
     if found.exit:
         failed = [one.finding for one in report.findings if one.finding.level == "fail"]
         tensor = _first_tensor_name([one.where for one in failed])
@@ -171,9 +221,9 @@ def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "l
     ]
     style, verdict = {0: "good", 1: "bad", 2: "warn"}[report.exit_code], report.pronounced.says
     skipped = [gate.name for gate in report.gates if gate.outcome == "NOT_RUN"]
-    end: list[Line] = [(f"not run: {', '.join(skipped)}", "dim")] if skipped else []
+    end: list[Line] = [(f"{_SKIPPED}{', '.join(skipped)}", "dim")] if skipped else []
     if saved is not None:
-        end.append((f"baseline written to {saved}", ""))
+        end.append((f"{_WRITTEN}{saved}", ""))
     if report.exit_code:
         path = str(report.subject)
         todo = _next_command(path, other) if other else f"aprfmt validate {shlex.quote(path)}"
@@ -207,4 +257,4 @@ def show_gates(report: "QaReport", saved: str | None) -> None:
                 render.say(f"        {word} {text}", style=STYLES[each.outcome])
     show_verdict(report.pronounced)
     if saved is not None:
-        render.say(f"baseline written to {saved}")
+        render.say(f"{_WRITTEN}{saved}")

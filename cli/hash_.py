@@ -75,7 +75,7 @@ def answer(
     lines = [(found.says, _STYLES[found.exit])]
     lines += [(f"  FAIL {row['key']}: {row['what']}", "bad") for row in rows[:_FAILURES]]
     if len(rows) > _FAILURES:
-        lines.append((f"  ... {len(rows) - _FAILURES} more (--format human, --json)", "dim"))
+        lines.append((f"  ... {len(rows) - _FAILURES} more (-v, --json)", "dim"))
     if found.exit:
         path = Path(body["model"])
         todo = f"aprfmt validate {shlex.quote(body['model'])}"
@@ -86,6 +86,12 @@ def answer(
             )
         lines.append((f"next: {todo}", "head"))
     return lines
+
+
+def show_short(lines: "list[tuple[str, str]]") -> None:
+    """Print the short answer of a comparison with a manifest."""
+    for text, style in lines:
+        render.say(text, style=style)
 
 
 @click.command("hash")
@@ -102,14 +108,15 @@ def answer(
               help="With --roles: of each tensor-parallel rank's share.")  # fmt: skip
 @click.option("--check", type=options.PathOrAddress(), metavar="MANIFEST",
               help="Compare with a manifest; exit 1 names everything that differs.")  # fmt: skip
+@options.verbose("With --check: everything that differs.")
 @options.budget
 @options.arch
 @options.force
 @options.common
 def command(
     model: Path, patterns: tuple[str, ...], raw_only: bool, write: bool, blocks: bool,
-    roles: bool, ranks: int, check: Path | None, budget: Budget | None, arch: str | None,
-    force: bool,
+    roles: bool, ranks: int, check: Path | None, verbose: bool, budget: Budget | None,
+    arch: str | None, force: bool,
 ) -> int:  # fmt: skip
     """SHA-256 per tensor: of the stored bytes, and of the decoded logical values.
 
@@ -120,6 +127,8 @@ def command(
     from aprfmt.model import manifest, open_model
     from aprfmt.remote.stream_hash import checked_by_published_digests
 
+    if verbose and check is None:
+        raise UsageError("-v lists what differs from a manifest; give --check MANIFEST")
     if budget is not None and (write or roles):
         raise UsageError("a manifest is of the whole model; leave --budget out")
     if roles:
@@ -165,7 +174,7 @@ def command(
     return render.emit(
         {**body, **found.to_json()},
         code,
-        lambda: show(body, found),
+        lambda: show(body, found) if verbose else show_short(answer(body, found, check)),
         answer=lambda: answer(body, found, check),
     )
 

@@ -1,7 +1,7 @@
 """`aprfmt qa`: the gates together, to find out whether a file can be trusted."""
 
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -10,6 +10,9 @@ from aprfmt.cli import check_output, check_page, options, render, run_options
 from aprfmt.cli.captured import refuse_captures
 from aprfmt.cli.ci_reports import append_verdict_case, cases_of_gates
 from aprfmt.cli.html_page import add_page
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
 
 
 class QaArguments(TypedDict):
@@ -82,6 +85,7 @@ class QaArguments(TypedDict):
 )
 @options.accept()
 @options.budget
+@options.verbose("Every gate, those that passed too, with what it took.")
 @options.html("Write a page: the verdict, every gate with its checks and numbers.")
 @run_options.where
 @options.arch
@@ -92,6 +96,7 @@ def command(
     also: tuple[str, ...],
     fail_on: str,
     save_baseline: Path | None,
+    verbose: bool,
     html: Path | None,
     force: bool,
     where: run_options.WhereOptions,
@@ -134,12 +139,25 @@ def command(
     code = report.exit_code
     sentence = report.pronounced.says.partition(": ")[2]
     add_page(body, html, force, lambda: check_page.gates_page(body, code, sentence))
+
+    def lines() -> "list[Line]":
+        """Return the short answer as (text, style) lines."""
+        other = None if asked["against"] is None else str(asked["against"])
+        return check_output.gates_answer(report, saved, other)
+
+    def show() -> None:
+        """Print every gate with `verbose`, else the short answer."""
+        if verbose:
+            check_output.show_gates(report, saved)
+        else:
+            passed = sum(gate.outcome == "PASS" for gate in report.gates)
+            skipped = check_output.skipped_gates(report)
+            check_output.show_short(lines(), passed, "gates", skipped)
+
     return render.emit(
         body,
         code,
-        lambda: check_output.show_gates(report, saved),
-        answer=lambda: check_output.gates_answer(
-            report, saved, None if asked["against"] is None else str(asked["against"])
-        ),
+        show,
+        answer=lines,
         cases=lambda: append_verdict_case(cases_of_gates(body), code, report.subject),
     )

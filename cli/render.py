@@ -141,15 +141,16 @@ def emit(
 
 
 def shorten_answer(
-    lines: "Sequence[Line]", rest: str = "--format human, --json"
+    lines: "Sequence[Line]", rest: str = "--format human, --json", kept: int = 0
 ) -> "Sequence[Line]":
     """Return at most 12 lines: the first ones, a count of those left out, the last command.
 
-    `rest` are the options that print those left out.
+    `rest` are the options that print those left out. `kept` lines at the end stay in any case.
     """
     if len(lines) <= output_format.LINES:
         return lines
     end = [row for row in lines[-2:] if row[0].startswith("next: ")]
+    end = list(lines[-kept:]) if kept > len(end) else end
     most = output_format.LINES - 1 - len(end)
     left = len(lines) - most - len(end)
     return [*lines[:most], (f"... {left} more lines ({rest})", "dim"), *end]

@@ -1,6 +1,7 @@
 """`aprfmt validate`: every byte of a model; PASS, FAIL or NOT-RUN for each check."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +10,9 @@ from aprfmt.cli import check_output, check_page, options, render
 from aprfmt.cli.captured import refuse_captures
 from aprfmt.cli.ci_reports import append_verdict_case, cases_of_validation
 from aprfmt.cli.html_page import add_page
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
 
 
 @click.command("validate")
@@ -26,6 +30,7 @@ from aprfmt.cli.html_page import add_page
 @options.allow_missing
 @options.accept()
 @options.budget
+@options.verbose("Every check, those that passed too.")
 @options.html("Write a page: the verdict, every check with what it found.")
 @options.arch
 @options.force
@@ -38,6 +43,7 @@ def command(
     allow_missing: tuple[str, ...],
     accept: tuple[str, ...],
     budget: Budget | None,
+    verbose: bool,
     html: Path | None,
     arch: str | None,
     force: bool,
@@ -66,12 +72,24 @@ def command(
     body = report.to_json()
     add_page(body, html, force, lambda: check_page.validation_page(body))
     code = report.exit_code
+
+    def lines() -> "list[Line]":
+        """Return the short answer as (text, style) lines."""
+        return check_output.validation_answer(report, None if against is None else str(against))
+
+    def show() -> None:
+        """Print every check with `verbose`, else the short answer."""
+        if verbose:
+            check_output.show_validation(report)
+        else:
+            passed = check_output.count_passed(report.checks)
+            skipped = check_output.skipped_checks(report)
+            check_output.show_short(lines(), passed, "checks", skipped)
+
     return render.emit(
         body,
         code,
-        lambda: check_output.show_validation(report),
-        answer=lambda: check_output.validation_answer(
-            report, None if against is None else str(against)
-        ),
+        show,
+        answer=lines,
         cases=lambda: append_verdict_case(cases_of_validation(body), code, report.subject),
     )

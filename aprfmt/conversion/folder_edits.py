@@ -27,7 +27,7 @@ from aprfmt.model.config_paths import path_of_name
 from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
 from aprfmt.model.patterns import close_names
 from aprfmt.remote.paths import is_remote
-from aprfmt.tokenizer.keys import FLAGS, GENERATION
+from aprfmt.tokenizer.keys import FLAGS, GENERATION, GENERATION_KEYS
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -227,8 +227,9 @@ class FolderEdits:
 
     def _home(self, key: str) -> ValueLocation | None:
         """Return the location where a new key belongs; None for one that no reader knows."""
-        if key in GENERATION:
-            return ValueLocation(GENERATES, (key,))
+        for name in self._spellings(key):
+            if name in GENERATION or name in GENERATION_KEYS:
+                return ValueLocation(GENERATES, (name,))
         if key in _TOKENIZES:
             return ValueLocation(TOKENIZER, (key,))
         for name in self._spellings(key)[::-1]:

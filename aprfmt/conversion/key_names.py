@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprfmtError
-from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, IDS, KEYS
+from aprfmt.tokenizer.keys import (
+    APR_CHAT_TEMPLATE,
+    CHAT_TEMPLATE,
+    FLAGS,
+    GENERATION_KEYS,
+    IDS,
+    KEYS,
+)
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
@@ -32,6 +39,9 @@ def format_keys(model: "Model", key: str, style: str) -> tuple[str, ...]:
             return _pick(style, f"{role}_token_id", row.gguf, row.apr)
     for name, row in FLAGS.items():
         if key in (name, row.gguf, row.apr):
+            return _pick(style, name, row.gguf, row.apr)
+    for name, row in GENERATION_KEYS.items():
+        if key in (name, row.gguf):
             return _pick(style, name, row.gguf, row.apr)
     for row in KEYS:
         if key in (row.gguf, row.apr):

@@ -38,7 +38,8 @@ from aprfmt.model.packing import MODELOPT_FILE, without_packing, without_torchao
 from aprfmt.quantizing.mixture import Mixture, is_quantized
 from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer import to_apr, to_gguf, to_hf
-from aprfmt.tokenizer.keys import HF_JSON
+from aprfmt.tokenizer.generation import FILE, gguf_settings, text_with_settings
+from aprfmt.tokenizer.keys import GENERATION_KEYS, HF_JSON
 
 # An output of --generic: its architecture, and where the source's own name for it is kept.
 GENERIC, GENERIC_KEY = "aprfmt-generic", "aprfmt.generic"
@@ -358,6 +359,11 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     # Tokenizer, configuration and companion files.
     found.update(to_gguf(model, partial(_note_rowless, model, plan)))
     found.update(restored_vocabulary(model, found))
+    if model.folder is not None and FILE in model.carried.files:  # it says all, as it stands now
+        for row in GENERATION_KEYS.values():
+            found.pop(row.gguf, None)
+    if model.key_style != "gguf":
+        found.update(gguf_settings(model))
     text = config_text(model) if has_own_config(model) else None
     if text is not None:
         found["aprfmt.hf_config"] = text
@@ -421,6 +427,9 @@ def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
     texts.update(to_hf(model))
+    settings = text_with_settings(model, texts.get(FILE))
+    if settings is not None:
+        texts[FILE] = settings
     restate_special_tokens(model, texts)
     metadata: dict[str, Value | TypedValue] = {"format": "pt"}
     kept = model.metadata.get(SAFETENSORS)

@@ -5,8 +5,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprfmtError
-from aprfmt.model.ledger import Kind, NotCompared, State, same_content
-from aprfmt.model.readings import FILES, matching_row
+from aprfmt.model.ledger import NotCompared, State, same_content
+from aprfmt.model.readings import FILES, KeyPattern, matching_row
+from aprfmt.tokenizer.generation import (
+    differing_settings,
+    generation_settings,
+    has_keys_alone,
+    placeless_settings,
+    same_setting,
+)
+from aprfmt.tokenizer.keys import GENERATION
 
 if TYPE_CHECKING:
     from aprfmt.causes.tokenizer.comparison import TokensReport
@@ -131,8 +139,10 @@ def uncompared_tokenizers(
     listed where only one side has it, and the keys that only other programs read where they differ.
     """
     settings = (*_one_sided_generation(a, b), *_keys_of_others(a, b, tokens))
-    if tokens.checked or not tokens.carried:
+    if tokens.checked:
         return (*tokens.left, *settings)
+    if not tokens.carried:
+        return (*tokens.left, *settings, *_unequal_settings(a, b))
     if len(tokens.carried) == 1:
         state: State = "only in A" if tokens.carried == "A" else "only in B"
         return (NotCompared("part", TOKENIZER_PART, state), *settings)
@@ -182,24 +192,34 @@ def _unequal_settings(a: "Model", b: "Model") -> Iterator[NotCompared]:
     Those that a tokenizer acts on: keys that are compared as they are stored are listed by the
     ledgers. Files that only one side has, or that cannot be read, are listed apart.
     """
-    kinds: Mapping[str, Kind] = {
-        "generation_config.json": "generation setting",
-        "tokenizer_config.json": "tokenizer part",
-    }
-    for file, kind in kinds.items():
-        try:
-            mine, theirs = a.carried.parse_file(file), b.carried.parse_file(file)
-        except AprfmtError:
+    for one in differing_generation_keys(a, b):
+        row = matching_row(FILES[_FILE], one.name)
+        default = GENERATION.get(one.name)
+        mine, theirs = (default if value is None else value for value in (one.a, one.b))
+        if row is None or not _is_acted_on(row) or same_setting(mine, theirs):
             continue
-        for key in dict.fromkeys((*mine, *theirs)) if mine and theirs else ():
-            row = matching_row(FILES[file], key)
-            if row is None or row.as_stored or row.reading in ("text", "without effect"):
-                continue
-            name = f"{file}: {key}"
-            if key not in mine or key not in theirs:
-                yield NotCompared(kind, name, "only in A" if key in mine else "only in B")
-            elif not same_content(mine[key], theirs[key]):
-                yield NotCompared(kind, name, "unequal")
+        both = one.a is not None and one.b is not None
+        state: State = "unequal" if both else "only in B" if one.a is None else "only in A"
+        yield NotCompared("generation setting", f"{_FILE}: {one.name}", state)
+    file = "tokenizer_config.json"
+    try:
+        left, right = a.carried.parse_file(file), b.carried.parse_file(file)
+    except AprfmtError:
+        return
+    for key in dict.fromkeys((*left, *right)) if left and right else ():
+        row = matching_row(FILES[file], key)
+        if row is None or not _is_acted_on(row):
+            continue
+        name = f"{file}: {key}"
+        if key not in left or key not in right:
+            yield NotCompared("tokenizer part", name, "only in A" if key in left else "only in B")
+        elif not same_content(left[key], right[key]):
+            yield NotCompared("tokenizer part", name, "unequal")
+
+
+def _is_acted_on(row: KeyPattern) -> bool:
+    """Return whether programs act on a key of these files, and no ledger lists what differs."""
+    return not row.as_stored and row.reading not in ("text", "without effect")
 
 
 def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
@@ -208,7 +228,14 @@ def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
     Only a folder has a place for it: writers of single files leave it out.
     """
     mine, theirs = _has_generation_config(a), _has_generation_config(b)
+    if (
+        mine != theirs
+        and a.key_style == b.key_style != "safetensors"
+        and _has_keys_alone(a if mine else b)
+    ):
+        return  # a difference of the keys
     if mine == theirs:
+        yield from _placeless_generation(a, b)
         return
     lacks = b if mine else a
     state: State = "only in A" if mine else "only in B"
@@ -219,6 +246,18 @@ def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
     if lacks.folder is not None:
         why = "config.json of the other side gives the same settings"
     yield NotCompared("part", GENERATION_PART, "no counterpart", why, state[-1])
+
+
+def _placeless_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
+    """Yield what one side's generation config has and the other's keys have no place for."""
+    for lacks, has, side in ((b, a, "A"), (a, b, "B")):
+        try:
+            names = placeless_settings(lacks.carried, has.carried)
+        except AprfmtError:
+            return
+        if names:
+            why = f"writers of {lacks.format} have no keys for {', '.join(names)}"
+            yield NotCompared("part", GENERATION_PART, "no counterpart", why, side)
 
 
 def _config_gives(lacks: "Model", has: "Model") -> bool:
@@ -272,13 +311,16 @@ def template_diff(a: "Model", b: "Model") -> tuple[str, ...]:
 
 def differing_generation_keys(a: "Model", b: "Model") -> tuple[KeyDiff, ...]:
     """Return the differing keys of both generation configs; () where a side has none."""
+    if _has_keys_alone(a) or _has_keys_alone(b):
+        rows = differing_settings(a.carried, b.carried)
+        return tuple(KeyDiff(*row, EFFECTS.get(row[0], "")) for row in rows)
     x, y = _generation_config(a), _generation_config(b)
     if not x or not y:
         return ()
     return tuple(
         KeyDiff(key, x.get(key), y.get(key), EFFECTS.get(key, ""))
         for key in dict.fromkeys((*x, *y))
-        if key not in _OF_THE_WRITER and x.get(key) != y.get(key)
+        if key not in _OF_THE_WRITER and not same_setting(x.get(key), y.get(key))
     )
 
 
@@ -288,7 +330,7 @@ def _has_generation_config(model: "Model") -> bool:
     A file without any known key does not count: its keys are unread items of the ledger.
     """
     try:
-        found = model.carried.parse_file(_FILE)
+        found = generation_settings(model.carried)
     except AprfmtError:
         return True
     return any(matching_row(FILES[_FILE], key) is not None for key in found)
@@ -297,6 +339,14 @@ def _has_generation_config(model: "Model") -> bool:
 def _generation_config(model: "Model") -> Mapping[str, object]:
     """Return {key: value} of a model's generation config; {} without one."""
     try:
-        return model.carried.parse_file(_FILE)
+        return generation_settings(model.carried)
     except AprfmtError:
         return {}
+
+
+def _has_keys_alone(model: "Model") -> bool:
+    """Return whether a GGUF's keys are all that states the settings; False if not readable."""
+    try:
+        return has_keys_alone(model.carried)
+    except AprfmtError:
+        return False

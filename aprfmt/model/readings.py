@@ -82,6 +82,12 @@ METADATA: Mapping[str, tuple[KeyPattern, ...]] = {
             "the GGUF specification: how the file lies",
         ),
         KeyPattern(
+            r"general\.sampling\.(sequence|top_k|top_p|min_p|xtc_probability|xtc_threshold|temp|"
+            r"penalty_last_n|penalty_repeat|mirostat|mirostat_tau|mirostat_eta)",
+            "setting",
+            "llama.cpp: how tokens are drawn, compared with generation_config.json",
+        ),
+        KeyPattern(
             r"general\.sampling\.\w+",
             "setting",
             "llama.cpp: how tokens are drawn",
@@ -285,6 +291,12 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
             r"no_repeat_ngram_size|num_beams|length_penalty|max_length|max_new_tokens|min_length",
             "setting",
             _GENERATION,
+        ),
+        KeyPattern(
+            r"penalty_(last_n|repeat)|xtc_(probability|threshold)|mirostat(_tau|_eta)?|sequence",
+            "setting",
+            "llama.cpp: gguf-py writes it into a GGUF",
+            as_stored=True,
         ),
         KeyPattern(
             r"use_cache|output_\w+|return_dict_in_generate|max_cache_len|cache_\w+|low_memory|"

@@ -75,6 +75,24 @@ GENERATION: Mapping[str, Any] = {
     "forced_eos_token_id": None, "bad_words_ids": None,
 }  # fmt: skip
 
+# Key of generation_config.json -> GGUF's key for it. llama.cpp's converter writes each that a file
+# states under that name (gguf-py 0.19, metadata.py); it knows no repetition_penalty, but
+# `penalty_repeat`, which divides logits alike. APR has no keys of its own.
+GENERATION_KEYS: Mapping[str, Key] = {
+    name: Key(f"general.sampling.{key}", kind, "")
+    for name, key, kind in (
+        ("temperature", "temp", "float32"), ("top_k", "top_k", "int32"),
+        ("top_p", "top_p", "float32"), ("min_p", "min_p", "float32"),
+        ("repetition_penalty", "penalty_repeat", "float32"),
+        ("penalty_last_n", "penalty_last_n", "int32"),
+        ("xtc_probability", "xtc_probability", "float32"),
+        ("xtc_threshold", "xtc_threshold", "float32"), ("mirostat", "mirostat", "int32"),
+        ("mirostat_tau", "mirostat_tau", "float32"), ("mirostat_eta", "mirostat_eta", "float32"),
+        ("sequence", "sequence", "string"),
+    )
+}  # fmt: skip
+LEFT_OUT_BY_WRITERS = ("repetition_penalty",)  # whose absence from a GGUF is a writer's habit
+
 # Architecture in GGUF -> control tokens that keep the blanks after them; all other control tokens
 # of a SentencePiece vocabulary remove those blanks. GGUF has no key for it; llama.cpp goes by the
 # architecture's name (src/llama-vocab.cpp).

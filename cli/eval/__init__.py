@@ -93,6 +93,7 @@ from aprfmt.measure.tolerances import REPORTED
     is_flag=True,
     help="The model is untrained: expect 0.5 nats to 1.5 times ln(vocab).",
 )
+@options.verbose("Every number and every check, those that passed too.")
 @options.accept()
 @run_options.where
 @options.arch

@@ -1,5 +1,6 @@
 """What `aprfmt eval` scores: texts or a trainer's batch, and the model to compare with."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ class EvalRequest:
     draft: bool
     least_accepted: float | None
     random_weights: bool
+    verbose: bool
     accept: tuple[str, ...]
 
     @property
@@ -119,6 +121,8 @@ def evaluate_texts(model: str, request: EvalRequest, where: run_options.WhereOpt
             checks,
             lambda: output.show(scored, draft_found, against),
             lambda: output.answer(scored, draft_found, against),
+            verbose=request.verbose,
+            command=_next_command(run, request.against, against),
             not_compared=() if other is None else _unread_items(other),
             accept=request.accept,
         )
@@ -130,6 +134,16 @@ def _unread_items(other: "Run") -> "tuple[NotCompared, ...]":
 
     rows = make_ledger(other.model, OF_A_PASS).not_compared
     return tuple(replace(row, side="the other model") for row in rows)
+
+
+def _next_command(run: "Run", other: str | None, found: "output.ComparedModel | None") -> str:
+    """Return the command that says why two models' predictions differ; "" where they do not."""
+    apart = None if found is None else found["divergence"]
+    if other is None or apart is None or (apart["max_kl"] == 0 and apart["top1"] == 1):
+        return ""
+    from aprfmt.model.relations import opening_path
+
+    return shlex.join(["aprfmt", "diagnose", other, str(opening_path(run.model.path))])
 
 
 def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
@@ -185,13 +199,16 @@ def report_checks(
     checks: "list[Check]",
     show: Callable[[], None],
     answer: "Callable[[], list[Line]] | None" = None,
+    verbose: bool = False,
+    command: str = "",
     not_compared: "Sequence[NotCompared]" = (),
     accept: "Sequence[str]" = (),
 ) -> int:
     """Print the findings and the verdict of the checks, and return the exit code.
 
     `body` is the JSON so far, `show` prints it, and `answer` returns its short form (None: `show`
-    serves for both). `not_compared` are arrays of a batch that nothing reads; they are named
+    serves for both). `verbose` prints every check to people, `command` is the next one, "" for
+    none. `not_compared` are arrays of a batch that nothing reads; they are named
     together with what nothing reads of the model. `accept` are patterns (`unread:PATTERN`) of
     those that the user accepts. `run` is the run whose model is judged.
     """
@@ -202,10 +219,16 @@ def report_checks(
     verdict = pronounce_report(report, run.model, not_compared, accept)
 
     def show_all() -> None:
-        """Print the verdict, the findings, then every check."""
+        """Print the verdict, the findings, then every check; the short answer if not `verbose`."""
+        if answer is not None and not verbose:
+            return check_output.show_short(
+                lines(), check_output.count_passed(report.checks), "checks"
+            )
         check_output.show_verdict(verdict)
         show()
         check_output.show_checks(report.checks)
+        if command:
+            render.say(f"next: {command}", style="head")
 
     def lines() -> "list[Line]":
         """Return the short answer as (text, style) lines: verdict, findings, checks that failed."""
@@ -214,6 +237,7 @@ def report_checks(
             check_output.verdict_line(verdict),
             *answer(),
             *check_output.failure_lines(report.checks),
+            *([(f"next: {command}", "head")] if command else []),
         ]
 
     gate = {**body, "gate": report.to_json(), **verdict.to_json()}

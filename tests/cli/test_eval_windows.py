@@ -108,7 +108,9 @@ def test_every_window_begins_with_bos_as_in_transformers(
         }
         assert (done.json["windows"], done.json["overlap"]) == (len(pieces), 0)
         assert (done.json["convention"], done.json["max_seq_len"]) == ("disjoint", size)
-    shown = aprfmt("eval", with_bos[form], "--text", with_bos["text"], "--max-seq-len", 24).out
+    shown = aprfmt(
+        "eval", with_bos[form], "--text", with_bos["text"], "--max-seq-len", 24, "-v"
+    ).out
     count = -(-len(ids) // 23)
     assert f"{count} of at most 24 tokens, overlap 0, disjoint" in shown
     assert f"<|im_start|> (1534) before {count} of {count} windows" in shown

@@ -19,6 +19,7 @@ from tests.cli.run import aprfmt as command
 UP = "model.layers.1.mlp.up_proj.weight"
 IDS = ("--ids", "1,2,3")
 AGENT = ("--format", "agent")
+HUMAN = ("--format", "human")
 
 
 def next_of(done: Done) -> list[str]:
@@ -104,6 +105,22 @@ def test_a_step_without_later_weights_leads_on(
     assert shlex.split(line)[1:] == ["inspect", str(before), "--account"]
 
 
+def test_two_models_that_predict_otherwise_lead_on(demo_model: Path, tmp_path: Path) -> None:
+    """Seen red: `eval --against` said no command at exit 0, however far the two are apart."""
+    other = tmp_path / "q.gguf"
+    assert command("quantize", demo_model, other, "--type", "Q4_K_M", "--quiet").code == 0
+    for form in (AGENT, HUMAN, (*HUMAN, "-v")):
+        done = command(
+            "eval", other, "--ids", "1417,362,258,1168,1529,457,72", "--against", demo_model, *form
+        )
+        (line,) = next_of(done)
+        assert shlex.split(line) == ["aprfmt", "diagnose", str(demo_model), str(other)]
+        same = command(
+            "eval", other, "--ids", "1417,362,258,1168,1529,457,72", "--against", other, *form
+        )
+        assert not next_of(same)
+
+
 def test_each_fault_of_an_evaluation_is_said_once(broken: Path, demo_model: Path) -> None:
     """Of two models by name; of a text without a label, whichever the model."""
     done = command("eval", demo_model, "--ids", "1", "--against", broken, *AGENT)
@@ -114,5 +131,5 @@ def test_each_fault_of_an_evaluation_is_said_once(broken: Path, demo_model: Path
     assert all(str(broken) in line for line in lines)
     assert (
         "same top token             0.00 %"
-        in command("eval", broken, "--ids", "1,2,3,4", "--against", broken, "--format", "human").out
+        in command("eval", broken, "--ids", "1,2,3,4", "--against", broken, "-v", *HUMAN).out
     )

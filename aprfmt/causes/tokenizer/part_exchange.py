@@ -9,8 +9,17 @@ from aprfmt.causes.tokenizer.special_ids import frame_roles
 from aprfmt.causes.tokenizer.vocabulary_lists import LOOKS_SPECIAL, comparable_pieces
 from aprfmt.tokenizer import pre_tokenizers
 from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
+from aprfmt.tokenizer.generation import generation_settings, has_file, settings_by_keys, shortest
 from aprfmt.tokenizer.hf_json import FLAGS, id_list
-from aprfmt.tokenizer.keys import CONTROL, GENERATION, IDS, NORMAL, UNKNOWN, USER_DEFINED
+from aprfmt.tokenizer.keys import (
+    CONTROL,
+    GENERATION,
+    GENERATION_KEYS,
+    IDS,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+)
 from aprfmt.tokenizer.stated import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
@@ -289,9 +298,15 @@ def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
     # Settings that a GGUF has no keys for are the other side's.
     source = other if crossed else side
     said = source.carried.parse_file("generation_config.json") if not source.uses_lists else {}
+    stated = {**said, **settings_by_keys(side.carried, other.carried)}
+    if has_file(side.carried):
+        stated = generation_settings(side.carried)
     made["generation"] = {
         "ends": id_list(said.get("eos_token_id")),
-        "settings": {key: said.get(key, default) for key, default in GENERATION.items()},
+        "settings": {
+            key: shortest(stated.get(key, default))
+            for key, default in {**dict.fromkeys(GENERATION_KEYS), **GENERATION}.items()
+        },
         "ids": {key: id_list(said.get(f"{key}_token_id")) for key in ("bos", "pad")},
     }
     config = (source.carried.model.config or {}) if not source.uses_lists else {}

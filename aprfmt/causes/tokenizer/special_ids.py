@@ -9,8 +9,14 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.errors import ArchError
+from aprfmt.tokenizer.generation import (
+    differing_settings,
+    generation_settings,
+    has_keys_alone,
+    same_setting,
+)
 from aprfmt.tokenizer.hf_json import id_list, token_statements
-from aprfmt.tokenizer.keys import END_TEXTS, FLAGS, GENERATION, IDS
+from aprfmt.tokenizer.keys import END_TEXTS, FLAGS, GENERATION, GENERATION_KEYS, IDS
 from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import are_equal_programs
 from aprfmt.tokenizer.wrong_ends import END_ROLES
@@ -56,6 +62,7 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _READ_OF_GGUF = ("bos", "eos", "pad", "unk")  # roles whose keys transformers reads of a GGUF
 # What a training sets anew on purpose, such as the end of a chat's turn: A's value would undo it.
 CHOSEN_BY_TRAINING = frozenset(row.name for row in CAUSE_ROWS)
@@ -496,12 +503,20 @@ def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
 def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of two generation_config.json: end ids and sampling settings.
 
-    If a side has no such file, of the ids that end a generation. Nothing with a GGUF on either
-    side.
+    If a side has no such file, of the ids that end a generation. With a GGUF on either side, of
+    the settings alone: of those that it has keys for, or of the files that both sides have.
     """
-    left, right = (side.carried.parse_file("generation_config.json") for side in (a, b))
-    if a.uses_lists or b.uses_lists:
+    stated = differing_settings(a.carried, b.carried)
+    if stated:
+        yield _settings_difference(b, stated)
+    if stated or has_keys_alone(a.carried) or has_keys_alone(b.carried):
         return
+    left, right = (generation_settings(side.carried) for side in (a, b))
+    lists = a.uses_lists or b.uses_lists
+    if lists:
+        left, right = ({k: v for k, v in said.items() if k not in _IDS} for said in (left, right))
+        if not left or not right:
+            return
     if not left or not right:
         yield from _end_differences(a, b)
         return
@@ -509,11 +524,11 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
     apart = [
         key
         for key, default in GENERATION.items()
-        if left.get(key, default) != right.get(key, default)
+        if not same_setting(left.get(key, default), right.get(key, default))
     ]
     apart += [
         key
-        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        for key in _IDS
         if left.get(key) is not None
         and right.get(key) is not None
         and set(id_list(left[key])) != set(id_list(right[key]))
@@ -523,22 +538,41 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         for key in ("bos_token_id", "pad_token_id")
         if (left.get(key) is None) != (right.get(key) is None)
     ]
-    if (left.get("eos_token_id") is None) != (right.get("eos_token_id") is None):
+    if not lists and (left.get("eos_token_id") is None) != (right.get("eos_token_id") is None):
         apart += ["eos_token_id"] if a.stop_ids != b.stop_ids else []
     if apart:
-        says = ", ".join(f"{key} {left.get(key)} in A, {right.get(key)} in B" for key in apart)
-        yield Difference(
-            "generation_config",
-            "generation_config",
-            ("generation",),
-            tuple(f"generation_config.json: {key}" for key in apart),
-            says,
-            str({key: left.get(key) for key in apart}),
-            str({key: right.get(key) for key in apart}),
-            mend=tuple(f"generation_config.json:{key}={json.dumps(left[key])}" for key in apart)
-            if all(key in left for key in apart)
-            else (),
-        )
+        yield _settings_difference(b, [(key, left.get(key), right.get(key)) for key in apart])
+
+
+def _settings_difference(
+    b: StatedTokenizer, apart: Sequence[tuple[str, object, object]]
+) -> Difference:
+    """Return the difference of settings: (name in generation_config.json, value in A, in B) each.
+
+    A value is None where it is not stated.
+    """
+    style = b.carried.model.key_style
+    places = [
+        GENERATION_KEYS[name].gguf
+        if style == "gguf" and name in GENERATION_KEYS
+        else f"generation_config.json: {name}"
+        for name, _, _ in apart
+    ]
+    mend = tuple(
+        f"{place.replace(': ', ':')}={json.dumps(x)}"
+        for place, (_, x, _) in zip(places, apart, strict=True)
+        if x is not None and (b.carried.model.folder is not None or place.startswith("general."))
+    )
+    return Difference(
+        "generation_config",
+        "generation_config",
+        ("generation",),
+        tuple(places),
+        ", ".join(f"{name} {x} in A, {y} in B" for name, x, y in apart),
+        str({name: x for name, x, _ in apart}),
+        str({name: y for name, _, y in apart}),
+        mend=mend if len(mend) == len(apart) else (),
+    )
 
 
 def _end_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:

@@ -8,10 +8,9 @@ from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError
+from aprfmt.tokenizer.keys import GENERATION_KEYS
 
 _FILE = "generation_config.json"
-_GGUF = "general.sampling."
-_GGUF_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 # What config.json and tokenizer_config.json have a few words for.
 _WORDS = {"padding_side": ("left", "right"), "truncation_side": ("left", "right")}
 
@@ -51,12 +50,9 @@ def _stated_values(ctx: CheckContext) -> Iterator[tuple[str, str, Any]]:
         for key in (*bounds.SETTINGS, *_WORDS):
             if keys.get(key) is not None:
                 yield f"{file}: {key}", key, keys[key]
-    for key in ctx.model.metadata:
-        if key.startswith(_GGUF):
-            name = key.removeprefix(_GGUF)
-            name = _GGUF_NAMES.get(name, name)
-            if name in bounds.SETTINGS:
-                yield f"{ctx.where}: {key}", name, ctx.model.metadata[key]
+    for name, row in GENERATION_KEYS.items():
+        if name in bounds.SETTINGS and row.gguf in ctx.model.metadata:
+            yield f"{ctx.where}: {row.gguf}", name, ctx.model.metadata[row.gguf]
     try:
         found = ctx.model.resolution.hyper
     except AprfmtError:

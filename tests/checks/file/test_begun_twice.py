@@ -52,7 +52,7 @@ def folder(path: Path, begins: Sequence[str], template: str) -> tuple[Path, int]
 
 def lines(path: Path, check: str) -> list[str]:
     """Return what `validate` says of a check: its line and those of its findings."""
-    found = aprfmt("validate", path).out.splitlines()
+    found = aprfmt("validate", path, "-v").out.splitlines()
     (at,) = [i for i, line in enumerate(found) if line.split()[1:2] == [check]]
     after = [line for line in found[at + 1 :]]
     return [found[at], *after[: next(i for i, line in enumerate(after) if line[:1].strip())]]

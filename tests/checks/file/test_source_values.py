@@ -54,7 +54,7 @@ def test_other_values_fail(label: str, container: str, demo_model: Path, tmp_pat
         copy = tmp_path / container
     code, row = _row(copy, demo_model)
     assert (code, row["outcome"]) == (1, "FAIL")
-    assert "DIFFERENT" in command("validate", copy, "--against", demo_model).out
+    assert "DIFFERENT" in command("validate", copy, "--against", demo_model, "-v").out
 
 
 @pytest.mark.parametrize("label", COPIES)

@@ -114,12 +114,19 @@ def test_a_device_that_is_not_there_is_exit_2(demo_model: Path, golden: Path) ->
 
 def test_the_command_prints_a_line_a_gate_and_its_json_is_the_report(demo_model: Path) -> None:
     args = ("qa", demo_model, *(word for name in QUICK for word in ("--only", name)))
-    done = aprfmt(*args)
+    done = aprfmt(*args, "-v")
     assert done.code == 0 and done.out.endswith("PASS: 3 PASS, 0 FAIL, 8 NOT-RUN\n")
     lines = [line.split()[:2] for line in done.out.splitlines()[1:-1]]
     assert lines == [
         ["PASS" if spec.name in QUICK else "NOT-RUN", spec.name] for spec in qa.gates()
     ]
+    short = aprfmt(*args).out.splitlines()  # seen red: the names alone of what did not run
+    left = [f"  NOT-RUN {spec.name}: " for spec in qa.gates() if spec.name not in QUICK]
+    assert len(short) == len(left) + 2 and short[-1].startswith("  PASS 3 gates")
+    assert all(
+        line.startswith(name) and len(line) > len(name)
+        for name, line in zip(left, short[1:-1], strict=True)
+    )
     body = aprfmt(*args, "--json").json
     assert body["counts"] == {"PASS": 3, "FAIL": 0, "NOT_RUN": 8} and body["gates_run"] == 3
     assert [row["name"] for row in body["gates"]] == [spec.name for spec in qa.gates()]
