@@ -631,6 +631,7 @@ def judge_gradient(
             return Judgement("agrees", whole=True)
         if (found_rounded := judge_rounding(apart, size, rounding)) is not None:
             return found_rounded
+    case = case.with_rounding(rounding)
     first, second = case.half(0), case.half(1)
     found: list[StepGuess | GradientGuess] = []
     for row in GRADIENTS:

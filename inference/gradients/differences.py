@@ -11,7 +11,7 @@ No torch: the numpy backend runs every architecture with a forward pass.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ DIRECTIONS = 3  # random directions; two tell a factor from anything else, other
 # Few directions say the size of a residual roughly: (so many, sure to be right below, sure to be
 # wrong above), both as a share of the tolerance. Between them more directions are taken.
 SURE = ((DIRECTIONS, 1 / 3, 3.0), (12, 0.75, 1.6), (48, 1.0, 1.0))
+SIGMAS = 3.0  # deviations that a factor measured along a few directions may be off by
 # What a right gradient's residual is below, relative to the gradient, in float64.
 RESIDUAL = 1e-5
 SEED = 20
@@ -190,6 +191,8 @@ class GradientCheck:
     factor: float | None = None
     parts: tuple[PartCheck, ...] = ()
     size: float = 0.0
+    factor_room: float = 0.0
+    nearest: tuple[float, float] | None = None
 
     @property
     def measured(self) -> bool:
@@ -214,6 +217,9 @@ class GradientCheck:
             "parts": f"wrong in {', '.join(named[:6])}; right elsewhere",
             "other": f"not the gradient of this loss, {self.apart:.2g} off",
         }
+        if self.nearest is not None:
+            near = f"; nearest: {self.nearest[0]:.3g} times it, which leaves {self.nearest[1]:.2g}"
+            return words[self.wrong] + near
         return words[self.wrong]
 
 
@@ -292,6 +298,7 @@ def check_gradient(
     apart = residual / size
     if not g.any():
         return _checked(role, found, claimed, apart, noise, size, wrong="zero")
+    bound, nearest = tolerance * true_size + noise, None
     for wrong, turn in _MAPS:
         other = turn(g)
         if other is None:
@@ -303,29 +310,46 @@ def check_gradient(
             continue
         off = float(np.sqrt(np.mean((found - share * fit) ** 2)))
         # A map that leaves as much as there was before it says nothing.
-        if off <= 10 * tolerance * true_size + noise and off <= max(residual / 4, 2 * noise):
-            if not _holds(loss, role, share * other, step, 10 * tolerance * true_size + noise, rng):
-                continue
-            factor = 1 / share
-            named: Wrong = wrong
-            if wrong == "factor" and abs(factor + 1) < 100 * tolerance:
-                named = "sign"
-            return _checked(role, found, claimed, apart, noise, size, wrong=named, factor=factor)
+        if off > max(residual / 4, 2 * noise):
+            continue
+        # What it leaves may be rounding alone, along directions that it was not read from.
+        left = _left_over(loss, role, share * other, step, bound, rng)
+        if left > bound:
+            if wrong == "factor":
+                nearest = 1 / share, left / true_size
+            continue
+        factor = 1 / share
+        named: Wrong = wrong
+        if wrong == "factor" and abs(factor + 1) < 100 * tolerance:
+            named = "sign"
+        room = SIGMAS * abs(factor) * max(left, noise) / true_size / len(found) ** 0.5
+        made = _checked(role, found, claimed, apart, noise, size, wrong=named, factor=factor)
+        return replace(made, factor_room=room)
     looked = _parts(loss, role, g, parts or {}, tolerance, rng)
     some = {each.agrees for each in looked} == {True, False}
-    return _checked(
+    made = _checked(
         role, found, claimed, apart, noise, size, wrong="parts" if some else "other", parts=looked
     )
+    return replace(made, nearest=nearest)
 
 
-def _holds(loss: BatchLoss, role: str, gradient: Array, step: float, most: float, rng: Any) -> bool:
-    """Return whether a gradient gives the loss's derivatives along new random directions.
+def _left_over(
+    loss: BatchLoss, role: str, gradient: Array, step: float, bound: float, rng: Any
+) -> float:
+    """Return the root mean square by which a gradient misses derivatives along new directions.
 
-    `most` is the largest root mean square of the differences.
+    So many are taken that it is known on which side of `bound` it is.
     """
-    lines = [rng.standard_normal(gradient.shape) for _ in range(DIRECTIONS)]
-    rest = [loss.along(role, line, step) - float(np.vdot(gradient, line)) for line in lines]
-    return float(np.sqrt(np.mean(np.square(rest)))) <= most
+    rest: list[float] = []
+    found = 0.0
+    for count, low, high in SURE:
+        for _ in range(count - len(rest)):
+            line = rng.standard_normal(gradient.shape)
+            rest.append(loss.along(role, line, step) - float(np.vdot(gradient, line)))
+        found = float(np.sqrt(np.mean(np.square(rest))))
+        if found <= low * bound or found >= high * bound:
+            break
+    return found
 
 
 def _checked(
