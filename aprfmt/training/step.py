@@ -400,7 +400,7 @@ class _Step:
                 self.doubted = ROUNDED_AWAY
             return rows
         for key in gone:
-            judged[key] = Judgement("agrees", whole=True, shows=False)
+            judged[key] = Judgement("agrees", whole=True, shows=judged[key].exact)
         return [replace(row, verdict="agrees", why="") if row.key in gone else row for row in rows]
 
     def _judge_as_first(

@@ -30,6 +30,8 @@ MOST = 4.0
 # What a right backward of one layer is within in any order of adding, in units of roundoff. Times
 # the root of the operations, it bounds what the CPU's pass itself may be off by.
 ROOM = 16.0
+# Of a gradient: the CPU's pass, which has nothing to be held to, is wrong where it is further off.
+HALF = 0.5
 # A gradient smaller than this share of the largest is what rounding leaves of zero.
 NOTHING = 1e-12
 
@@ -186,7 +188,9 @@ def gradients_between(
             usual = 0.0 if value is None else _relative_distance(value, truth, size)
             one = ROOM * UNIT[run.dtype]
             # A pass of the CPU that is wrong itself excuses nothing.
-            allowed.append(max(one, MOST * min(usual, one * len(order) ** 0.5)))
+            most = MOST * min(usual, one * len(order) ** 0.5)
+            own = run == GradientRun("cpu", run.dtype)
+            allowed.append(max(one, min(most, HALF) if own else most))
         gap = GradientGap(key, parameter, size, apart, tuple(allowed))
         if step_of is not None and parameter:
             wanted = step_of(truth, exact.norm)
