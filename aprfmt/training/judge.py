@@ -659,7 +659,7 @@ def judge_gradient(
                 found.append(guess)
     why = f"the gradient is {case.distance:.3g} from the one computed here"
     if not found and case.rounded and not stated:
-        why += ", which arithmetic in few bits leaves: --trained-in bfloat16 says that it was"
+        why += ", as few bits may leave it: --trained-in bfloat16, or float32, says which it was"
         return Judgement("not compared", why, whole=True)
     return Judgement("differs", why, tuple(found), True)
 
