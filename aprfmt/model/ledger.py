@@ -44,6 +44,7 @@ NO_PART = "of no tensor and of no key"  # bytes of a file that its format has no
 OF_A_PASS: tuple[Kind, ...] = ("tensor", "config key", "metadata key")
 _SHOWN = 3
 _ALIKE = 2  # items of a kind that are named; more are their count, and as many of them
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 _BLOCK = 1 << 20
 
 
@@ -1190,14 +1191,33 @@ def _list_items(begin: str, rows: Sequence[NotCompared]) -> str:
         if len(same) <= _ALIKE:
             said += [(row.text, 1) for row in same]
             continue
-        whys = {row.why for row in same}
-        why = f" ({same[0].why})" if len(whys) == 1 and same[0].why else ""
+        why = _reasons(same)
         named = ", ".join(row.name for row in same[:_ALIKE])
         said.append((f"{len(same)} {plural_of_kind(kind)}{place}: {named}, ...{why}", len(same)))
     left = sum(count for _, count in said[_SHOWN:])
     return f"{begin}: {'; '.join(text for text, _ in said[:_SHOWN])}" + (
         f"; {left} more" if left else ""
     )
+
+
+def _reasons(rows: Sequence[NotCompared]) -> str:
+    """Return why several items were not compared, " (...)"; "" where nothing says it.
+
+    Reasons that differ in their numbers alone are one, told by that of the first item. Several are
+    listed with the count of their items.
+    """
+    kinds: dict[str, list[NotCompared]] = {}
+    for row in rows:
+        kinds.setdefault(_NUMBER.sub("0", row.why), []).append(row)
+    kinds.pop("", None)
+    every = sorted(kinds.values(), key=len, reverse=True)
+    if not every:
+        return ""
+    if len(every) == 1 and len(every[0]) == len(rows):
+        return f" ({every[0][0].why})"
+    said = [f"{len(same)}: {same[0].why}" for same in every[:_SHOWN]]
+    left = sum(map(len, every[_SHOWN:]))
+    return f" ({'; '.join([*said, *([f'{left} for other reasons'] if left else [])])})"
 
 
 def plural_of_kind(kind: str) -> str:

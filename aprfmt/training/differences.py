@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aprfmt.causes.training.gradient_case import COARSE, FINE, SIDES, SURE, GradientGuess
-from aprfmt.causes.training.gradient_scale import named_factor
+from aprfmt.causes.training.gradient_case import COARSE, FINE, GradientGuess
+from aprfmt.causes.training.gradient_scale import factor_guess
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.errors import UsageError
 from aprfmt.inference.gradients.differences import (
@@ -88,8 +88,8 @@ def judgement_of(found: GradientCheck, counts: Mapping[str, float]) -> Judgement
     if cause is None:
         return Judgement("differs", says, whole=True)
     if found.wrong == "factor" and found.factor is not None and found.factor > 0:
-        slack = SIDES[0] if abs(found.factor - 1) > 2 * SIDES[0] else SURE
-        says = named_factor(found.factor, slack * found.factor, counts)[1]
+        guess = factor_guess(found.factor, found.factor_room, counts)
+        return Judgement("differs", guess.says, (guess,), whole=True)
     free = 1 if found.wrong in ("factor", "transposed") else 0
     guess = GradientGuess(cause, says, lambda part: part.computed, free)
     return Judgement("differs", says, (guess,), whole=True)

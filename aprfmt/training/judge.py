@@ -83,8 +83,9 @@ class Judgement:
     `guesses` are the mistakes that give it, the likeliest first; `whole` says that they were held
     to all elements, `signs` that the signs of the step were not known. `step` is the size of the
     usual element's step, `decay` the share of the weight that was taken away, `arrived` the share
-    of the expected update that is there. `shows` says whether the stored type is fine enough for
-    the step to be seen, `decays_all` that a vector decays where that was not said, `clipped` what
+    of the expected update that is there. `shows` says whether the step was compared: the stored
+    type is fine enough for its size, or the weights are to the bit what rounding the expected step
+    gives (`exact`). `decays_all` says that a vector decays where that was not said, `clipped` what
     the gradients were clipped to where that was not said: ("norm" or "value", the bound).
     `decay_counts`: see `lost_updates.decay_counts`. `held_counts`: see `Fit.held_counts`.
     `nonfinite` says that moments of the optimizer's state are NaN or infinite.
@@ -104,6 +105,7 @@ class Judgement:
     decay_counts: tuple[int, int] = (0, 0)
     held_counts: tuple[int, float, int, int] = (0, 0.0, 0, 0)
     nonfinite: bool = False
+    exact: bool = False
 
 
 def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
@@ -522,7 +524,8 @@ def _judge_all(
         step=size,
         decay=rate,
         arrived=share,
-        shows=sample.shows,
+        shows=sample.shows or sample.exact,
+        exact=sample.exact,
         decay_counts=decay_counts(sample.case, recipe),
         held_counts=sample.held_counts,
     )
@@ -537,6 +540,8 @@ def _judge_all(
             return replace(found, verdict="differs", why=NONFINITE, nonfinite=True)
         fit = case.fit(recipe)
         assert fit is not None
+        if found.exact and not fit.exact:
+            found = replace(found, exact=False, shows=sample.shows)
         if fit.share < 1 and not fit.exact:
             count += int(np.count_nonzero(~fit.near))
             wrong += np.unique(case.rows[~fit.near])[:4].tolist()
@@ -599,8 +604,20 @@ def _explain_difference(
         rate,
         share,
         sample.signs,
+        exact=_is_exact(parameter, recipe, held, fit),
         held_counts=fit.held_counts,
     )
+
+
+def _is_exact(parameter: Parameter, recipe: Recipe, held: StepInputs, fit: Fit) -> bool:
+    """Return whether all weights are to the bit what rounding a recipe's step gives.
+
+    `fit` is that of the sample.
+    """
+    if not fit.exact or fit.case.shape is not None:
+        return fit.exact
+    fits = (case.fit(recipe) for case in _all_cases(parameter, held, False))
+    return all(each is not None and each.exact for each in fits)
 
 
 # A gradient is what rounding leaves of zero where it is this small against a trainer's rounding.
@@ -631,6 +648,7 @@ def judge_gradient(
             return Judgement("agrees", whole=True)
         if (found_rounded := judge_rounding(apart, size, rounding)) is not None:
             return found_rounded
+    case = case.with_rounding(rounding)
     first, second = case.half(0), case.half(1)
     found: list[StepGuess | GradientGuess] = []
     for row in GRADIENTS:
@@ -641,7 +659,7 @@ def judge_gradient(
                 found.append(guess)
     why = f"the gradient is {case.distance:.3g} from the one computed here"
     if not found and case.rounded and not stated:
-        why += ", which arithmetic in few bits leaves: --trained-in bfloat16 says that it was"
+        why += ", as few bits may leave it: --trained-in bfloat16, or float32, says which it was"
         return Judgement("not compared", why, whole=True)
     return Judgement("differs", why, tuple(found), True)
 

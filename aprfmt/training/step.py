@@ -21,7 +21,8 @@ from aprfmt.causes.training.clipping import (
     scaled_bound,
     value_clipping,
 )
-from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
+from aprfmt.causes.training.gradient_case import PART, GradientCase, GradientGuess
+from aprfmt.causes.training.gradient_scale import joined_factors
 from aprfmt.causes.training.lost_updates import CHANCE, lost_decay_guess
 from aprfmt.causes.training.momentum import NEW_OPTIMIZER
 from aprfmt.causes.training.optimizers import (
@@ -399,7 +400,7 @@ class _Step:
                 self.doubted = ROUNDED_AWAY
             return rows
         for key in gone:
-            judged[key] = Judgement("agrees", whole=True, shows=False)
+            judged[key] = Judgement("agrees", whole=True, shows=judged[key].exact)
         return [replace(row, verdict="agrees", why="") if row.key in gone else row for row in rows]
 
     def _judge_as_first(
@@ -870,9 +871,48 @@ class _Step:
         if self.given is None:
             return None
         norm = float(np.sqrt(sum(row.norm**2 for row in self.gradients.values())))
+        self._join_factors()
         self._accept_clipping(norm)
         self._explain_backward()
         return norm
+
+    def _join_factors(self) -> None:
+        """Set factors of several gradients that may be one number to that one. Returns nothing.
+
+        It is measured in some of them and judged in all, and in those that nothing explains; one
+        whose gradient it does not give keeps its own.
+        """
+        measured = {}
+        for key, one in self.compared.items():
+            for guess in () if one.found is None else one.found.guesses:
+                if isinstance(guess, GradientGuess) and guess.factor is not None:
+                    measured[key] = guess.factor
+        by_key = {row.key: row for row in self.parameters}
+        counts = self.facts.counts if self.checker is None else self.checker.counts
+        differ = [
+            key
+            for key, one in self.compared.items()
+            if one.found is not None
+            and one.found.verdict == "differs"
+            and (key in measured or not one.found.guesses)
+        ]
+        for joined, keys in joined_factors(measured, counts):
+            for key in [*differ]:
+                held = self.compared[key].found
+                assert held is not None
+                if self.computed is None:
+                    made = key in keys  # a pass along the factor was made of each
+                else:
+                    case = self._gradient_case(by_key[key], self.computed)
+                    case = case.with_rounding(self.computed.rounding(key))
+                    wanted = joined.made(case)
+                    alone = key in keys and joined.right(case)
+                    made = alone or case.near(case.given, wanted, case.residual)
+                if made:
+                    differ.remove(key)
+                    others = [each for each in held.guesses if not getattr(each, "factor", None)]
+                    found = replace(held, guesses=(*others, joined))
+                    self.compared[key] = replace(self.compared[key], found=found)
 
     def _explain_backward(self) -> None:
         """Set the mistakes of a whole backward pass that give the gradients, if any do.
@@ -952,8 +992,8 @@ class _Step:
     ) -> frozenset[str]:
         """Return the keys of the gradients that a mistake explains; empty if it does not hold.
 
-        It holds if the gradients computed with it are the given ones, in every parameter. One that
-        was not given has to be zero then.
+        It holds if the gradients computed with it are the given ones, in every parameter, and
+        little is left of what they differ by. One that was not given has to be zero then.
         """
         found = {key: one.found for key, one in self.compared.items() if one.found is not None}
         unlike = frozenset(
@@ -969,13 +1009,17 @@ class _Step:
         for key in case.missing:
             if key in made.keys and made.gradient(key).any():
                 return frozenset()
+        left = there = 0.0
         for key in unlike if guess.alone else unlike | case.right:
             pair = case.case(key)
             values = made.gradient(key) if key in made.keys else np.zeros_like(pair.computed)
             other = replace(pair, computed=values.astype(np.float64).reshape(pair.given.shape))
             if judge_gradient(other, computed.rounding(key)).verdict != "agrees":
                 return frozenset()
-        return unlike | case.missing
+            if key in unlike and pair.computed.any() and other.computed.any():
+                left, there = left + other.distance**2, there + pair.distance**2
+        # What leaves as much as there was is within the trainer's rounding, and says nothing.
+        return unlike | case.missing if left <= PART**2 * there else frozenset()
 
     def _accept_mistake(
         self, guess: BackwardGuess, keys: Collection[str], right: Collection[str]
@@ -1232,6 +1276,8 @@ class _Step:
             share = given / max(1.0, every)
             # An element says one digit at least: whether it moved as the mistake would move it.
             proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
+            if isinstance(guess, GradientGuess) and proof is not None:
+                proof = cap_proof(proof, guess.most)
             cause = one.cause
             if (said := self._clipped_group(one, judged)) is not None:
                 cause, one = said[0], replace(one, says=said[1])

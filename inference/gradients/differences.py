@@ -11,7 +11,7 @@ No torch: the numpy backend runs every architecture with a forward pass.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -38,9 +38,11 @@ STEP = 3e-5  # |e v| over |W|: truncation and rounding of float64 are then both 
 # expert's choice) is wrong by its share of the way, so the two differ by 15/16 of it.
 FINE = STEP / 16
 DIRECTIONS = 3  # random directions; two tell a factor from anything else, others confirm it
+INSIDE = 6  # directions inside a part that is said to be right
 # Few directions say the size of a residual roughly: (so many, sure to be right below, sure to be
 # wrong above), both as a share of the tolerance. Between them more directions are taken.
 SURE = ((DIRECTIONS, 1 / 3, 3.0), (12, 0.75, 1.6), (48, 1.0, 1.0))
+SIGMAS = 3.0  # deviations that a factor measured along a few directions may be off by
 # What a right gradient's residual is below, relative to the gradient, in float64.
 RESIDUAL = 1e-5
 SEED = 20
@@ -161,12 +163,16 @@ class BatchLoss:
 
 @dataclass(frozen=True)
 class PartCheck:
-    """One part of a weight: its derivative along a direction inside the part, and the given one."""
+    """One part of a weight: its derivative along a direction inside the part, and the given one.
+
+    `agrees` is of all directions that were tried, `seen` whether it has a gradient to speak of.
+    """
 
     part: str
     found: float
     given: float
     agrees: bool
+    seen: bool = True
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,8 @@ class GradientCheck:
     factor: float | None = None
     parts: tuple[PartCheck, ...] = ()
     size: float = 0.0
+    factor_room: float = 0.0
+    nearest: tuple[float, float] | None = None
 
     @property
     def measured(self) -> bool:
@@ -214,6 +222,9 @@ class GradientCheck:
             "parts": f"wrong in {', '.join(named[:6])}; right elsewhere",
             "other": f"not the gradient of this loss, {self.apart:.2g} off",
         }
+        if self.nearest is not None:
+            near = f"; nearest: {self.nearest[0]:.3g} times it, which leaves {self.nearest[1]:.2g}"
+            return words[self.wrong] + near
         return words[self.wrong]
 
 
@@ -242,8 +253,8 @@ def check_gradient(
     `tolerance` is relative: what the arithmetic that made the gradient may be off by. `directions`
     random directions are tried, two passes each, and more where these leave it open. `parts` are
     masks of the weight by name (`parts_of`): where the gradient is wrong and neither a factor nor
-    transposing makes it right, each part is tried by itself, with two more passes. Raises
-    UsageError for another shape, and for a gradient that is not finite.
+    transposing makes it right, each part is tried by itself, along a few directions inside it.
+    Raises UsageError for another shape, and for a gradient that is not finite.
     """
     values = loss.values(role)
     if given.shape != values.shape:
@@ -292,6 +303,7 @@ def check_gradient(
     apart = residual / size
     if not g.any():
         return _checked(role, found, claimed, apart, noise, size, wrong="zero")
+    bound, nearest = tolerance * true_size + noise, None
     for wrong, turn in _MAPS:
         other = turn(g)
         if other is None:
@@ -303,29 +315,46 @@ def check_gradient(
             continue
         off = float(np.sqrt(np.mean((found - share * fit) ** 2)))
         # A map that leaves as much as there was before it says nothing.
-        if off <= 10 * tolerance * true_size + noise and off <= max(residual / 4, 2 * noise):
-            if not _holds(loss, role, share * other, step, 10 * tolerance * true_size + noise, rng):
-                continue
-            factor = 1 / share
-            named: Wrong = wrong
-            if wrong == "factor" and abs(factor + 1) < 100 * tolerance:
-                named = "sign"
-            return _checked(role, found, claimed, apart, noise, size, wrong=named, factor=factor)
+        if off > max(residual / 4, 2 * noise):
+            continue
+        # What it leaves may be rounding alone, along directions that it was not read from.
+        left = _left_over(loss, role, share * other, step, bound, rng)
+        if left > bound:
+            if wrong == "factor":
+                nearest = 1 / share, left / true_size
+            continue
+        factor = 1 / share
+        named: Wrong = wrong
+        if wrong == "factor" and abs(factor + 1) < 100 * tolerance:
+            named = "sign"
+        room = SIGMAS * abs(factor) * max(left, noise) / true_size / len(found) ** 0.5
+        made = _checked(role, found, claimed, apart, noise, size, wrong=named, factor=factor)
+        return replace(made, factor_room=room)
     looked = _parts(loss, role, g, parts or {}, tolerance, rng)
-    some = {each.agrees for each in looked} == {True, False}
-    return _checked(
+    some = {each.agrees for each in looked if each.seen} == {True, False}
+    made = _checked(
         role, found, claimed, apart, noise, size, wrong="parts" if some else "other", parts=looked
     )
+    return replace(made, nearest=nearest)
 
 
-def _holds(loss: BatchLoss, role: str, gradient: Array, step: float, most: float, rng: Any) -> bool:
-    """Return whether a gradient gives the loss's derivatives along new random directions.
+def _left_over(
+    loss: BatchLoss, role: str, gradient: Array, step: float, bound: float, rng: Any
+) -> float:
+    """Return the root mean square by which a gradient misses derivatives along new directions.
 
-    `most` is the largest root mean square of the differences.
+    So many are taken that it is known on which side of `bound` it is.
     """
-    lines = [rng.standard_normal(gradient.shape) for _ in range(DIRECTIONS)]
-    rest = [loss.along(role, line, step) - float(np.vdot(gradient, line)) for line in lines]
-    return float(np.sqrt(np.mean(np.square(rest)))) <= most
+    rest: list[float] = []
+    found = 0.0
+    for count, low, high in SURE:
+        for _ in range(count - len(rest)):
+            line = rng.standard_normal(gradient.shape)
+            rest.append(loss.along(role, line, step) - float(np.vdot(gradient, line)))
+        found = float(np.sqrt(np.mean(np.square(rest))))
+        if found <= low * bound or found >= high * bound:
+            break
+    return found
 
 
 def _checked(
@@ -363,17 +392,24 @@ def _checked(
 def _parts(
     loss: BatchLoss, role: str, g: Array, parts: Mapping[str, Array], tolerance: float, rng: Any
 ) -> tuple[PartCheck, ...]:
-    """Return the check of each part of a weight, along one random direction inside it.
+    """Return the check of each part of a weight, along random directions inside it.
 
     `g` is the given gradient, `parts` are {name: mask of the weight}.
     """
     looked = []
     for name, mask in parts.items():
-        line = np.where(mask, rng.standard_normal(g.shape), 0.0)
-        here, given = loss.along(role, line), float(np.vdot(g, line))
-        bound = tolerance * max(float(np.linalg.norm(g[mask])), abs(here))
-        agrees = abs(here - given) <= bound + loss.rounding(role, line)
-        looked.append(PartCheck(name, here, given, agrees))
+        agrees, seen = True, False
+        # One direction is right by chance now and then; a part without a gradient shows nothing.
+        for _ in range(INSIDE):
+            line = np.where(mask, rng.standard_normal(g.shape), 0.0)
+            here, given = loss.along(role, line), float(np.vdot(g, line))
+            noise = loss.rounding(role, line)
+            bound = tolerance * max(float(np.linalg.norm(g[mask])), abs(here))
+            agrees = abs(here - given) <= bound + noise
+            seen = seen or max(abs(here), abs(given)) > 10 * noise
+            if not agrees:
+                break
+        looked.append(PartCheck(name, here, given, agrees, seen))
     return tuple(looked)
 
 

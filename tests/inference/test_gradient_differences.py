@@ -112,6 +112,30 @@ def test_a_part_that_is_wrong_is_placed(name: str, role: str, part: str, index: 
     assert part in found.says and len(found.parts) > 1
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_noise_is_right_nowhere(seed: int) -> None:
+    """Seen red: a part right along one direction taken for right."""
+    model, right, loss = made("llama")
+    role = "token_embd.weight"
+    noise = np.random.default_rng(seed).normal(size=right.gradient(role).shape)
+    given = noise * np.abs(right.gradient(role)).max() / 8
+    parts = parts_of(model, role, given.shape)
+    found = check_gradient(loss, role, given, tolerance=5e-2, parts=parts)
+    assert found.wrong == "other" and "elsewhere" not in found.says
+
+
+def test_a_part_without_a_gradient_is_no_right_one() -> None:
+    """Rows of tokens that are not in the batch. Seen red: nothing taken for right."""
+    _, right, loss = made("llama")
+    role = "token_embd.weight"
+    used = np.abs(right.gradient(role)).sum(1) > 0
+    noise = np.random.default_rng(3).normal(size=right.gradient(role).shape)
+    parts = {"used": np.repeat(used[:, None], noise.shape[1], 1)}
+    parts["idle"] = ~parts["used"]
+    found = check_gradient(loss, role, np.where(parts["used"], noise, 0.0), parts=parts)
+    assert [part.seen for part in found.parts] == [True, False] and found.wrong == "other"
+
+
 def test_a_rounded_gradient_is_no_fault() -> None:
     """bfloat16 is within its own tolerance, and outside that of float64."""
     _, right, loss = made("llama")

@@ -84,6 +84,23 @@ def test_right_gradients_are_not_accused(name: str, dtypes: tuple[str, str]) -> 
     assert all(found.first(run) is None for run in (0, 1))
 
 
+@pytest.mark.parametrize("name", ["llama", "mamba2", "qwen3_next"])
+def test_a_run_is_judged_alike_beside_any_other(name: str) -> None:
+    """Seen red: a run held to a bound without measurement where no other is in its dtype."""
+    beside = [
+        GradientRun("cpu", "bfloat16"),
+        GradientRun("cpu", "float64"),
+        GradientRun("cpu", "float32"),
+        GradientRun("cpu", "float32", wrong("rms_norm", 1.02, 3)),
+    ]
+    judged = []
+    for other in beside:
+        found = gradients_between(*made(name), [GradientRun("cpu", "float32"), other])
+        judged.append({gap.key: (gap.apart[0], gap.allowed[0]) for gap in found.gaps})
+        assert found.first(0) is None
+    assert judged[0] and all(each == judged[0] for each in judged)
+
+
 # One layer's operation: its number of call, and the point at which its gradient is wrong first.
 BENT = {
     "silu": ("activate", 1, "L1.ffn_gate"),

@@ -562,7 +562,9 @@ def test_a_number_read_from_some_elements_is_judged_by_the_others(
     monkeypatch.setattr(judge, "UPDATES", (row,))
     before = np.arange(200.0)
     case = StepCase("k", False, before, before + 1, ("F32", "F32"), np.arange(200), signs=True)
-    nothing: Any = SimpleNamespace(right=False, share=0.0, held_counts=(0, 0.0, 0, 0))
+    nothing: Any = SimpleNamespace(
+        right=False, share=0.0, held_counts=(0, 0.0, 0, 0), exact=False, case=case
+    )
     monkeypatch.setattr(judge, "_measure_step_and_decay", lambda fit, recipe: (None, None))
     monkeypatch.setattr(judge, "measured_factor", lambda case, recipe: (math.nan, 1.0))
     found = judge._explain_difference(nothing, Recipe("sgd"), nothing, case, nothing)

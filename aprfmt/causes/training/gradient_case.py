@@ -8,11 +8,16 @@ import numpy as np
 
 from aprfmt.causes.row import LAST
 from aprfmt.causes.training.optimizers import F64
+from aprfmt.measure.verdicts import Certainty
 from aprfmt.tensors import norms
 
 FINE, COARSE = 1e-3, 5e-2  # relative L2: arithmetic in float32, and in types of few bits
+RESIDUALS = 1e-3, 4e-3  # what storing and adding in these leave at least
 SIDES = 1e-3, 1e-2  # how far the factor of two gradients may be from 1, in these
 SURE = 1e-4  # and where what is left without the factor is less than the factor's own deviation
+ROUNDINGS = 2.0  # of a trainer's arithmetic: what two passes in it may be apart
+PART = 0.25  # of a difference: what a fitted number may leave of it, if it is the reason
+SIGMAS = 6.0  # deviations that a measured factor may be off by
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,8 @@ class GradientCase:
 
     `coarse`: the trainer computes in a type of few bits. `sizes` are the hyperparameters by which
     rows and columns are cut (heads, experts). `counts` are numbers of the batch and of the run
-    that a factor may come of, by what they are.
+    that a factor may come of, by what they are. `rounding` is the relative L2 distance that the
+    trainer's arithmetic alone makes of this gradient, None where it was not measured.
     """
 
     key: str
@@ -32,6 +38,7 @@ class GradientCase:
     counts: Mapping[str, float] = field(default_factory=dict)
     tokens: frozenset[int] = frozenset()  # that are in the batch
     repeated: frozenset[int] = frozenset()  # that are in it more than once
+    rounding: float | None = None
 
     @cached_property
     def distance(self) -> float:
@@ -56,22 +63,61 @@ class GradientCase:
         """The relative L2 distance up to which two gradients agree: COARSE or FINE."""
         return COARSE if self.coarse else FINE
 
-    def near(self, given: F64, wanted: F64) -> bool:
+    @property
+    def residual(self) -> float:
+        """The relative L2 distance that rounding alone leaves, as far as it is known.
+
+        Twice the measured rounding of the trainer's arithmetic, else `bound`.
+        """
+        if self.rounding is None:
+            return self.bound
+        return max(RESIDUALS[self.coarse], ROUNDINGS * self.rounding)
+
+    @property
+    def factor_room(self) -> float:
+        """How far a factor that was measured in these gradients may be from the true one.
+
+        SIGMAS deviations of it, or the rounding of the trainer's arithmetic if all of it goes one
+        way.
+        """
+        factor, off = self.factor
+        known = SIDES[True] if self.coarse else SURE
+        return max(SIGMAS * off, abs(factor) * (known if self.rounding is None else self.rounding))
+
+    def with_rounding(self, rounding: float | None) -> "GradientCase":
+        """Return the case with a measured L2 distance that the trainer's arithmetic makes of it."""
+        size = norms.exact_norm(self.computed)
+        return self if rounding is None or not size else replace(self, rounding=rounding / size)
+
+    def is_made(self, wanted: F64) -> bool:
+        """Return whether a gradient with a fitted number in it gives the given one.
+
+        Rounding alone may be left, and little of what they differed by: a number fits some part of
+        any difference.
+        """
+        left = distance(self.given, wanted)
+        size = norms.exact_norm(wanted)
+        there = norms.exact_norm(self.given - self.computed)
+        return left * size <= PART * there and self.near(self.given, wanted, self.residual)
+
+    def near(self, given: F64, wanted: F64, bound: float | None = None) -> bool:
         """Return whether `given` agrees with `wanted`, in relative L2 distance and in the factor.
 
-        A wanted gradient of zero agrees with zero alone.
+        A wanted gradient of zero agrees with zero alone. `bound` is the largest distance, None for
+        the one of the case.
         """
         other = replace(self, given=given, computed=wanted)
         if not np.any(wanted):
             return not np.any(given)
         factor, off = other.factor
         side = SIDES[self.coarse]
-        if abs(factor - 1) > SURE + 6 * off and not self.coarse:
+        if abs(factor - 1) > SURE + SIGMAS * off and not self.coarse:
             # Rounding differs from element to element; a factor holds for all of them.
             rest = distance(given, factor * wanted)
             if rest < abs(factor - 1) / 4:
                 return False
-        return other.distance <= self.bound and abs(factor - 1) <= side + 6 * off
+        bound = self.bound if bound is None else bound
+        return other.distance <= bound and abs(factor - 1) <= side + SIGMAS * off
 
     @property
     def right(self) -> bool:
@@ -105,16 +151,21 @@ class GradientGuess:
     """A mistake with its numbers filled in: `made` makes the given gradient of the computed one.
 
     `free` numbers were read from the elements: then `made` is judged on the other half of them.
+    `factor` is a factor that was read, and how far it may be off. `most` is the most that may be
+    said of it: "explained" where other mistakes make the same gradient.
     """
 
     cause: str
     says: str
     made: Callable[[GradientCase], F64]
     free: int = 0
+    factor: tuple[float, float] | None = None
+    most: Certainty = "confirmed"
 
     def right(self, case: GradientCase) -> bool:
         """Return whether the guess makes the given gradient of the computed one."""
-        return case.near(case.given, self.made(case))
+        made = self.made(case)
+        return case.is_made(made) if self.free else case.near(case.given, made)
 
 
 @dataclass(frozen=True, slots=True)

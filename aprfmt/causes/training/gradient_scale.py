@@ -5,14 +5,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.gradient_case import (
-    SIDES,
-    SURE,
-    GradientCase,
-    GradientGuess,
-    GradientHypothesis,
-)
+from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess, GradientHypothesis
+from aprfmt.causes.training.optimizers import F64
 from aprfmt.causes.training.step_size import simple_value
+from aprfmt.measure.verdicts import Certainty
+
+EQUAL = 1e-6  # two numbers that one is written as
 
 CAUSE_ROWS = (
     Cause(
@@ -63,44 +61,84 @@ def guess_sign(case: GradientCase) -> Iterator[GradientGuess]:
 def guess_factor(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that the given gradient is the computed one times a measured factor.
 
-    Its text says what the factor equals (`named_factor`). Nothing for a factor that is not positive
+    Its text says what the factor equals (`factor_guess`). Nothing for a factor that is not positive
     or cannot be measured.
     """
     factor, off = case.factor
-    if not np.isfinite(off) or off > 0.02 * abs(factor) or factor <= 0:
-        return
-    side = SIDES[case.coarse] if abs(factor - 1) > 2 * SIDES[case.coarse] else SURE
-    slack = max(side * factor, 6 * off)
-    value, says = named_factor(factor, slack, case.counts)
-    yield GradientGuess("gradient_factor", says, lambda part: value * part.computed, 1)
+    if np.isfinite(off) and off <= 0.02 * abs(factor) and factor > 0:
+        yield factor_guess(factor, case.factor_room, case.counts)
 
 
-def named_factor(factor: float, slack: float, counts: Mapping[str, float]) -> tuple[float, str]:
-    """Return (factor, a sentence that says what it equals) for a measured factor.
+def factor_guess(factor: float, room: float, counts: Mapping[str, float]) -> GradientGuess:
+    """Return the guess of a measured factor that may be off by `room`, with all it may be.
 
-    A number of `counts` within `slack` is taken in place of the measured one, or its inverse, else
-    a whole number or its inverse, else the factor itself.
+    Those are numbers of `counts` by what they are, and whole numbers, each or its inverse. Where
+    there is one such number, the factor is taken to be that. Where several mistakes make the same
+    factor, all are named, and none is sure.
     """
-    known = []
+    found = _readings(factor, room, counts)
+    numbers = [number for number, _ in found]
+    value = min(numbers, key=lambda number: abs(factor - number), default=factor)
+    if any(abs(number - value) > EQUAL * value for number in numbers):
+        value = factor  # which of them it is was not measured
+    shown = f"{value:.4g}" if found else f"{value:.3g}"
+    if abs(value - 1) <= 0.01:
+        shown = f"{value:.5f}".rstrip("0")
+    whole = round(1 / value)
+    part = f"1/{whole} of" if abs(value * whole - 1) <= EQUAL and whole > 1 else f"{shown} times"
+    says = f"the gradient is {part} the right one"
+    if found:
+        says += ": " + ", or ".join(text for _, text in found)
+
+    def made(part: GradientCase) -> F64:
+        """Return the computed gradient times the factor."""
+        return value * part.computed
+
+    most: Certainty = "explained" if len(found) > 1 else "confirmed"
+    return GradientGuess("gradient_factor", says, made, 1, (factor, room), most)
+
+
+def _readings(factor: float, room: float, counts: Mapping[str, float]) -> list[tuple[float, str]]:
+    """Return [(number, what makes it)] of all numbers within `room` of a factor.
+
+    They are numbers of `counts`, whole numbers, and the inverses of both.
+    """
+    found = []
     for name, value in counts.items():
         over = f"1 / ({name})" if "/" in name else f"1 / {name}"
         for number, text in ((value, name), (1 / value if value else 0.0, over)):
-            if number and abs(number - 1) > slack and abs(factor - number) <= slack:
-                known.append((number, text))
-    if known:
-        number = min((number for number, _ in known), key=lambda number: abs(factor - number))
-        texts = " or ".join(text for _, text in known)
-        return number, f"the gradient is {number:.4g} times the right one: {texts}"
-    simple = simple_value(factor, slack)
-    if simple is None:
-        shown = f"{factor:.3g}" if abs(factor - 1) > 0.01 else f"{factor:.5f}".rstrip("0")
-        return factor, f"the gradient is {shown} times the right one"
-    if simple > 64:
-        return simple, f"the gradient is {simple:g} times the right one: a loss scale, 2^k"
-    if simple > 1:
-        return simple, f"the gradient is {simple:g} times the right one: summed, not averaged"
-    times = round(1 / simple)
-    return simple, f"the gradient is 1/{times} of the right one: divided by {times} once too often"
+            if number and abs(number - 1) > room and abs(factor - number) <= room:
+                found.append((number, text))
+    simple = simple_value(factor, room)
+    if simple is not None:
+        text = "a loss scale, 2^k" if simple > 64 else "summed, not averaged"
+        if simple < 1:
+            text = f"divided by {round(1 / simple)} once too often"
+        found.append((simple, text))
+    return found
+
+
+def joined_factors(
+    factors: Mapping[str, tuple[float, float]], counts: Mapping[str, float]
+) -> list[tuple[GradientGuess, tuple[str, ...]]]:
+    """Return [(guess of one factor, keys of the gradients that may have it)] of measured factors.
+
+    `factors` are {key: (factor, how far it may be off)}. Those that may be one number are one
+    factor, measured in every second of them. Those that most gradients have come first.
+    """
+    left = dict(sorted(factors.items(), key=lambda one: one[1][1] / one[1][0]))
+    found = []
+    while left:
+        first, room = next(iter(left.values()))
+        keys = tuple(
+            key for key, (other, wide) in left.items() if abs(other - first) <= room + wide
+        )
+        used = [left[key] for key in keys[::2]]
+        weights = np.array([1 / max(wide, 1e-300) ** 2 for _, wide in used])
+        mean = float(np.average([factor for factor, _ in used], weights=weights))
+        found.append((factor_guess(mean, room, counts), keys))
+        left = {key: one for key, one in left.items() if key not in keys}
+    return sorted(found, key=lambda one: -len(one[1]))
 
 
 HYPOTHESES = (

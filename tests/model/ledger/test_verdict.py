@@ -82,6 +82,26 @@ def test_what_is_accepted_is_said() -> None:
     assert pronounce(WORDS, compared, ["within"]).exit == 1
 
 
+@pytest.mark.parametrize(
+    ("whys", "said"),
+    [
+        (["it is 0.0105 off", "it is 2e-3 off", "it is 3 off"], "(it is 0.0105 off)"),
+        (["a"] * 4, "(a)"),
+        (["no gradient", "it is 1 off", "it is 2 off"], "(2: it is 1 off; 1: no gradient)"),
+        (["a", "b", "c", "d", "d"], "(2: d; 1: a; 1: b; 1 for other reasons)"),
+        (["", "", ""], "..."),
+        (["", "a", "a"], "(2: a)"),
+    ],
+)
+def test_reasons_of_many_items_are_said_by_kind(whys: list[str], said: str) -> None:
+    """Seen red: none said where two of them are not the same text."""
+    left = tuple(
+        NotCompared("parameter", f"p{number}", "unreadable", why) for number, why in enumerate(whys)
+    )
+    found = pronounce(WORDS, Compared(False, {"tensors": (1, 9)}, left))
+    assert found.exit == 2 and found.says.endswith(said), found.says
+
+
 def test_a_text_of_the_folder_that_cannot_be_read_is_not_equal(tmp_path: Path) -> None:
     a, b = (llama_folder(tmp_path / name, "F32", layers=1) for name in "ab")
     for name in ("generation_config.json", "tokenizer_config.json"):
