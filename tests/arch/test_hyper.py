@@ -189,6 +189,47 @@ def test_which_layers_are_of_a_kind_comes_back_whatever_the_pattern(style: str, 
             assert read_back_hyper(ARCHS[arch], hp, style)[name] == pattern, (arch, pattern)
 
 
+# Numbers that a style stores in a form of its own -> architectures whose keys say any of them.
+NUMBERS: dict[tuple[str, str], str] = {
+    ("hf", "altup_streams"): "gemma3n", ("gguf", "altup_streams"): "gemma3n",
+    ("hf", "attn_scale"): "gemma3 gpt2 gpt_bigcode mpt", ("gguf", "attn_scale"): "llama mpt",
+    ("hf", "conv_taps"): "kimi_linear", ("gguf", "delta_value_dim"): "qwen3_5 qwen3_next",
+    ("hf", "embedding_width"): "opt_350m", ("hf", "ffn_down_scale"): "falcon_h1",
+    ("hf", "ffn_gate_scale"): "falcon_h1", ("hf", "ffn_size"): "lfm2",
+    ("gguf", "ffn_size"): "gemma4 nemotron_h", ("gguf", "global_head_dim"): "gemma4",
+    ("gguf", "global_kv_heads"): "gemma4", ("gguf", "head_dim"): "deepseek_v3 gemma4",
+    ("hf", "heavy_rate"): "deepseek_v4", ("gguf", "heavy_rate"): "deepseek_v4",
+    ("hf", "index_block"): "minimax_m3_vl", ("hf", "index_head_dim"): "minimax_m3_vl",
+    ("hf", "index_heads"): "minimax_m3_vl", ("hf", "index_local_blocks"): "minimax_m3_vl",
+    ("hf", "index_topk"): "minimax_m3_vl", ("gguf", "moe_ffn_size"): "nemotron_h_moe",
+    ("hf", "n_kv_heads"): "falcon falcon_40b", ("gguf", "n_kv_heads"): "bamba gemma4 lfm2",
+    ("gguf", "norm_eps"): "nemotron_h", ("hf", "position_offset"): "roberta_causal",
+    ("hf", "qk_nope_head_dim"): "deepseek_v2 deepseek_v3 kimi_linear", ("hf", "qkv_clip"): "mpt",
+    ("hf", "rope_dim"): "bamba deepseek_v4 glm4 gpt_neox gptj phi2 phi3 qwen3_next stablelm",
+    ("hf", "rope_theta"): "gemma3n granite_hybrid llama olmoe qwen3_5",
+    ("hf", "rope_theta_local"): "deepseek_v4 gemma3 gemma4 lfm3",
+    ("hf", "shared_ffn_size"): "deepseek_v3 ernie4_5_moe glm4_moe hy_v3 kimi_linear",
+    ("gguf", "shared_ffn_size"): "deepseek_v3 deepseek_v4 ernie4_5_moe glm4_moe",
+    ("hf", "sliding_window"): "gemma2 gpt_oss llama4 mistral olmo3 starcoder2",
+    ("gguf", "sliding_window"): "gemma2 gpt_oss mistral olmo3 starcoder2",
+    ("hf", "sparse_rate"): "deepseek_v4", ("hf", "ssm_size"): "bamba falcon_h1 mamba mamba2",
+    ("hf", "ssm_step_low"): "falcon_h1 mamba2", ("gguf", "swiglu_limit"): "deepseek_v4",
+    ("hf", "temperature_length"): "llama4", ("hf", "temperature_scale"): "llama4 ministral3",
+    ("gguf", "value_head_dim"): "deepseek_v3 kimi_linear",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("style", "name"), NUMBERS)
+def test_a_number_that_a_style_stores_in_its_own_form_comes_back(style: str, name: str) -> None:
+    """Twice the model's own: no default, and none that other keys say."""
+    for arch in NUMBERS[style, name].split():
+        own = read(LAYERED[arch]).hp
+        other = 2 * own[name] or 0.5
+        hp = own.with_values(**{name: other})
+        back = read_back_hyper(ARCHS[arch], hp, style)[name]
+        assert same_value(back, other), (arch, own[name], back)
+
+
 # --- old and new spellings of the rotary positions ---------------------------------------------
 
 OLD_AND_NEW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

@@ -3,20 +3,27 @@
 Seen red: dots behind a list that is whole, and a list cut by one without a word.
 """
 
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aprfmt.base.protocols import Damage
 from aprfmt.causes.forward import rope
 from aprfmt.causes.tokenizer import effect
+from aprfmt.causes.training import batch_samples
+from aprfmt.checks.file.layout import _damage_finding
 from aprfmt.conversion import quantize_options
+from aprfmt.diagnosis.stored_names import _damage_sentence
 from aprfmt.errors import UsageError
 from aprfmt.inference.engines import sequences
 from aprfmt.measure.trace_rows import positions_text
 from aprfmt.model import completeness, kinds, patterns, quantized_modules
+from aprfmt.model.hf_folder import snapshot_of_cache
 
 
 def outputs(count: int) -> str:
@@ -45,6 +52,29 @@ def ids_of_a_run(count: int) -> str:
     )
 
 
+def damaged(count: int) -> str:
+    return _damage_finding(Damage("m.gguf", "is cut", tuple(names(count)))).found
+
+
+def not_compared(count: int) -> str:
+    report: Any = SimpleNamespace(tensors=range(count + 1))
+    return _damage_sentence(report, {"A": ("is cut",), "B": ()}, names(count))
+
+
+def models_of_a_cache(count: int) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(count):
+            (Path(folder) / f"models--n{i:02}" / "snapshots" / "0").mkdir(parents=True)
+        with pytest.raises(UsageError) as caught:
+            snapshot_of_cache(Path(folder))
+        return str(caught.value)
+
+
+def factors(count: int) -> str:
+    solved, numbers = [i + 2.5 for i in range(count)], range(1, count + 1)
+    return batch_samples._named_factors(solved, [1] * count, numbers)[1]
+
+
 def names(count: int) -> list[str]:
     return [f"n{i}" for i in range(count)]
 
@@ -62,6 +92,10 @@ LISTS: Mapping[str, tuple[int, Callable[[int], str], Callable[[int], str], str, 
     "quantized again": (3, outputs, "n{} (F32)".format, ", ", " ..."),
     "matches": (4, matches, "n{}".format, ", ", ", ..."),
     "sequences": (4, runs, "1 tokens {}".format, "; ", "; ..."),
+    "damaged tensors": (4, damaged, "n{}".format, ", ", ", ..."),
+    "tensors not compared": (4, not_compared, "n{}".format, ", ", ", ..."),
+    "a hub cache": (6, models_of_a_cache, "n{:02}".format, ", ", ", ..."),
+    "factors of samples": (6, factors, lambda i: f"{i + 2.5:.3g}", ", ", ", ..."),
     "ids of a sequence": (4, ids_of_a_run, str, ",", ",..."),
 }  # fmt: skip
 

@@ -91,6 +91,50 @@ def test_another_quantizer_leaves_no_tensor_alone_but_for_one_row(
             assert row.explanation is not None and "of one source" in row.explanation.evidence[0]
 
 
+@pytest.mark.parametrize(("codes", "within"), [(1, True), (2, True), (3, False)])
+def test_values_of_one_source_are_a_step_of_each_apart_and_no_further(
+    codes: int, within: bool, tmp_path: Path
+) -> None:
+    """Two codes of one scale are a step of A and a step of B: as far as two roundings go."""
+    rng = np.random.default_rng(1)
+    a = np.frombuffer(encode("Q8_0", rng.standard_normal((32, 256), np.float32))[""], np.uint8)
+    a = a.reshape(32, -1, 34)
+    b = a.copy()
+    moved = np.clip(a[..., 2:].view(np.int8).astype(int), -120, 120)
+    b[..., 2:] = (moved + codes * rng.choice([-1, 1], moved.shape)).astype(np.int8).view(np.uint8)
+    a = a.copy()
+    a[..., 2:] = moved.astype(np.int8).view(np.uint8)
+    kind = next(number for number, known in BY_GGML.items() if known is ENCODINGS["Q8_0"])
+    for name, raw in (("a", a), ("b", b)):
+        made = File(data=raw.tobytes()).tensor("t", [256, 32], kind)
+        (tmp_path / f"{name}.gguf").write_bytes(made.build())
+    (row,) = diff(tmp_path / "a.gguf", tmp_path / "b.gguf").tensors
+    said = "" if row.explanation is None else " ".join(row.explanation.evidence)
+    assert ("of one source" in said) is within, said
+    assert not within or f"at most {codes / 2:g} of both steps apart" in said
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17])
+def test_damaged_bits_are_counted_up_to_sixteen(count: int, tmp_path: Path) -> None:
+    """Bits of exponents, one of a value: of more it is other values."""
+    x = np.random.default_rng(2).standard_normal((64, 64), np.float32)
+    damaged = x.copy().view(np.uint32).reshape(-1)
+    damaged[np.arange(count) * 200 + 7] ^= 1 << 27
+    for name, values in (("a", x), ("b", damaged.view(np.float32))):
+        held = {"w": ("F32", (64, 64), values.tobytes())}
+        write_mixed(tmp_path / f"{name}.safetensors", held)
+    (row,) = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors").tensors
+    assert row.explanation is not None
+    said = row.explanation.evidence[1]
+    if count == 1:
+        assert said.startswith("one bit differs: bit 27 of the F32 value at [0, 7]: ")
+    elif count <= 16:
+        assert (row.cause, said) == ("bit_rot", f"{count} bits in {count} bytes differ")
+        assert len(row.explanation.evidence) == 2 + count
+    else:
+        assert row.cause != "bit_rot" and "bits in" not in " ".join(row.explanation.evidence)
+
+
 @pytest.mark.parametrize("kind", ["F32", "BF16"])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 9])
 def test_up_to_half_of_a_small_tensors_values_may_be_damaged(

@@ -321,6 +321,21 @@ def test_each_way_to_misread_codes_is_told_from_the_others(
     assert not says or found.cause == "zero_point"
 
 
+@pytest.mark.parametrize(
+    ("off", "says"), [(1, "GPTQ's first format stores"), (2, ""), (8, "the middle of the codes")]
+)
+def test_why_zero_points_are_off_is_said_where_the_number_tells(
+    off: int, says: str, values: Array, source: Path, tmp_path: Path
+) -> None:
+    p = packing.nearest(values, 4, symmetric=True)
+    rows = plain(replace(p, zeros=p.zeros + off).values())
+    found = judged(source, copied(source, tmp_path / "b", rows)).explanation
+    assert found is not None and found.cause == "zero_point"
+    assert found.evidence[0].startswith(f"B's zero points are {'one' if off == 1 else off} too ")
+    hints = ("GPTQ's first format stores", "the middle of the codes")
+    assert [hint for hint in hints if hint in found.evidence[1]] == [says] * bool(says)
+
+
 def test_plain_values_betray_no_scheme(values: Array) -> None:
     rng = np.random.default_rng(2)
     assert lattices.find_scheme(values, "BF16") is None

@@ -67,7 +67,7 @@ def test_each_line_is_on_the_terminal_when_its_function_returns(
         def isatty(self) -> bool:
             return True
 
-    # As the interpreter opens stderr on a terminal: it holds a line back until its end.
+    # A stream as a program around this one may open it: it holds all back until it is asked.
     monkeypatch.setattr(sys, "stderr", Buffered(io.BufferedWriter(there), "utf-8"))
     monkeypatch.setattr(render, "is_flag_set", lambda flag: False)
     line = render.StatusLine()
@@ -83,6 +83,8 @@ def test_each_line_is_on_the_terminal_when_its_function_returns(
     line.clear()
     line.end()
     assert len(there.getvalue()) == size  # nothing is there to be erased
+    render.ProgressLine("scan").say("one of two")
+    assert there.getvalue()[size:].decode() == "scan: one of two\n"
 
 
 def test_an_interrupted_conversion_says_what_was_undone(

@@ -4,18 +4,22 @@ Seen red: labels not shifted, the stop token printed as text, the gate left out 
 the other model's losses reported for this one, a sample without a label averaged as 0.0.
 """
 
+import io
 import json
 import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aprfmt.cli.run import TextWriter
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.backends import blas
 from tests.cli.run import aprfmt, process
@@ -388,3 +392,16 @@ def test_the_best_tokens_are_printed_as_in_the_json(demo_model: Path) -> None:
     at = next(i for i, line in enumerate(lines) if line.startswith("top 5 of the last row"))
     shown = [line.split() for line in lines[at + 1 : at + 6]]
     assert [int(words[0]) for words in shown] == [one["id"] for one in top] and len(top) == 5
+
+
+def test_a_token_is_in_the_pipe_as_soon_as_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a pipe sees each one, though stdout into a pipe holds back some thousand bytes."""
+    there = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(there), "utf-8"))
+    nothing: Any = SimpleNamespace(result=None)  # a model without a tokenizer
+    writer = TextWriter(nothing, [1, 2], live=True)
+    for count, said in ((1, "5 "), (2, "5 6 "), (3, "5 6 7 ")):
+        writer.show([5, 6, 7][:count])
+        assert there.getvalue().decode() == said
+    writer.finish([5, 6, 7])
+    assert there.getvalue().decode() == "5 6 7 \n"

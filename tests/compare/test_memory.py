@@ -3,6 +3,7 @@
 Mapped pages count as resident memory; the system says how many of them a process holds.
 """
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from aprfmt.attestation.rederive import _first_difference
+from aprfmt.attestation.rederive import _first_difference, _tensor_digest
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.vocabulary_padding import _explain_tables
 from aprfmt.codecs.base import Array
 from aprfmt.compare import diff_models
+from aprfmt.diagnosis.unwritten_tail import _first_zero, _is_cut
 from aprfmt.measure import prefetch
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.numbers import CHUNK, PairSums
@@ -183,16 +185,48 @@ def not_constant(a: Model, b: Model) -> bool:
     return constant_codes(JoinedTensor(a["zeros"].stored[0].info, parts)) is None
 
 
-@pytest.mark.parametrize("read", [padded, derived, constant, not_constant])
+def hashed(a: Model, b: Model) -> bool:
+    """Hash the stored bytes of a tensor, for a statement of what a file was made of."""
+    wanted = hashlib.sha256(a["w"].raw()).hexdigest()
+    a["w"].drop()
+    return _tensor_digest(a["w"].stored[0]) == wanted
+
+
+def unwritten(a: Model, b: Model) -> bool:
+    """Look for the place from which a file is zero: through all of it, and up to its last byte."""
+    ends = [b["zeros"].stored[0]], [a["zeros"].stored[0]]
+    return [_first_zero(held) for held in ends] == [None, None]
+
+
+def cut(a: Model, b: Model) -> bool:
+    """Compare what was written of a tensor before the rest was cut off."""
+    mine, other = b["zeros"].stored[0], a["zeros"].stored[0]
+    stop = mine.info.offset + mine.info.nbytes
+    return _is_cut(mine, other, stop - 1) and not _is_cut(mine, other, stop)
+
+
+def searched(a: Model, b: Model) -> bool:
+    """Look through all tensors of both files for bytes that stand in the place of others."""
+    (row,) = diff_models(a, b, tensors=["part"]).tensors
+    said = "" if row.explanation is None else " ".join(row.explanation.evidence)
+    return "bytes of B's w at " in said
+
+
+READERS = [padded, derived, constant, not_constant, hashed, unwritten, cut, searched]
+
+
+@pytest.mark.parametrize("read", READERS)
 def test_what_reads_a_tensor_whole_leaves_nothing_behind(
     read: Callable[[Model, Model], bool], tmp_path: Path
 ) -> None:
     values = np.random.default_rng(0).standard_normal((ROWS + 64, 1024), np.float32)
+    part = values[:4].tobytes()
     for name, more, last in (("a", 0, 1), ("b", 64, 0)):
-        shapes = {"few": (1,), "w": (ROWS + more, 1024), "zeros": (4 << 20,)}
-        held = {"few": bytes(4), "w": values[: ROWS + more].tobytes(),
+        shapes = {"few": (1,), "part": (16, 256), "w": (ROWS + more, 1024), "zeros": (4 << 20,)}
+        held = {"few": bytes(4), "part": part, "w": values[: ROWS + more].tobytes(),
                 "zeros": bytes((16 << 20) - 1) + bytes([last])}  # fmt: skip
         write_safetensors(tmp_path / f"{name}.safetensors", shapes, held, "F32")
+        part = part[:700] + values[ROWS - 1].tobytes()[300:1300] + part[1700:]
     with open_model(tmp_path / "a.safetensors") as a, open_model(tmp_path / "b.safetensors") as b:
         assert read(a, b)
         assert resident(a, b) < SLACK

@@ -93,6 +93,28 @@ def test_a_match_may_reach_the_declared_end_and_no_further(
             compression.expand_file(one, LZ4, "t")
 
 
+@pytest.mark.parametrize("kind", ["lz4", "zstd", "zstd without its size"])
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_a_file_may_expand_to_its_limit_and_no_further(
+    over: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "lz4":
+        flags, size = LZ4, 5000 + over
+        packed = size.to_bytes(4, "little") + sequence(b"\0", (1, size - 6)) + sequence(bytes(5))
+    else:
+        zstandard = pytest.importorskip("zstandard", reason="NOT-RUN: zstandard is not installed")
+        flags, size = ZSTD, 5000 + over
+        sized = "without" not in kind
+        packed = zstandard.ZstdCompressor(write_content_size=sized).compress(bytes(size))
+    monkeypatch.setattr(compression, "_FREE", 5000 - compression._RATIO * len(packed))
+    file = memoryview(bytes(64) + packed)
+    if over > 0:
+        with pytest.raises(UnsupportedError, match="the limit for its size is 5000"):
+            compression.expand_file(file, flags, "t")
+    else:
+        assert compression.expand_file(file, flags, "t") == bytes(64 + size)
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=80), st.integers(0, 500))
 def test_any_lz4_block_ends_in_data_or_one_error(block: bytes, size: int) -> None:

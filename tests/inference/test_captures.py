@@ -78,6 +78,20 @@ def test_an_unknown_step_of_a_layout_is_named(chain: tuple[str, ...]) -> None:
         apply_layout(np.zeros((7, 12), np.float32), chain, PointLayout((7, 3, 4), 7), "x")
 
 
+@pytest.mark.parametrize("given", [(3, 4), (1, 3, 4), (1, 1, 3, 4), (1, 7, 12), (1, 12), (12,)])
+@pytest.mark.parametrize("shape", [(1, 3, 4), (7, 12), (1, 12), (12,)])
+def test_only_axes_that_the_point_lacks_are_taken_off(
+    given: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    """Of one token the first axis is the token's own."""
+    x = np.arange(np.prod(given), dtype=np.float32).reshape(given)
+    found = apply_layout(x, ("unbatch",), PointLayout(shape, shape[0]), "x")
+    wanted = given
+    while len(wanted) > len(shape) and wanted[0] == 1:
+        wanted = wanted[1:]
+    assert found.shape == wanted and np.array_equal(found, x.reshape(wanted))
+
+
 @pytest.mark.parametrize("step", ["heads_first", "dims_first"])
 def test_a_step_that_needs_heads_is_refused_without(step: str) -> None:
     with pytest.raises(FormatError, match=rf"x: \[7, 12\] cannot be read as {step} of \[7, 12\]"):

@@ -15,6 +15,7 @@ import torch
 
 from aprfmt.causes.forward.routing_rules import (
     MixedBy,
+    Ranking,
     RoutingRule,
     Scores,
     route_by_rule,
@@ -110,6 +111,32 @@ def test_the_rule_of_an_engine_is_the_mistake_it_says(
                 np.testing.assert_allclose(
                     found.weights, wanted.gather(1, order).numpy(), rtol=1e-12
                 )
+
+
+RANKS: Mapping[Ranking, Any] = {
+    "best": lambda x: x.amax(2),
+    "two": lambda x: x.topk(2, dim=2).values.sum(2),
+    "mean": lambda x: x.mean(2),
+}
+
+
+@pytest.mark.parametrize("groups", RANKS)
+@pytest.mark.parametrize(("experts", "count", "used"), [(12, 4, 2), (12, 3, 1), (8, 2, 2)])
+def test_groups_of_experts_are_ranked_as_the_rule_says(
+    groups: Ranking, experts: int, count: int, used: int
+) -> None:
+    """By the best, the two best or all: no expert of another group is chosen, by torch."""
+    logits = torch.randn(200, experts, generator=torch.Generator().manual_seed(8)).double()
+    hp = {"n_experts_used": 2, "routed_scale": 1.0, "n_expert_groups": count,
+          "n_expert_groups_used": used}  # fmt: skip
+    scores = torch.softmax(logits, 1)
+    inside = RANKS[groups](scores.reshape(200, count, -1)).topk(used, dim=1).indices
+    mask = torch.zeros(200, count).scatter(1, inside, 1.0).bool()
+    open_ = mask.repeat_interleave(experts // count, 1)
+    at = scores.masked_fill(~open_, -torch.inf).topk(2, dim=1).indices
+    rule = RoutingRule("softmax", False, groups, "scores", False, False)
+    found = route_by_rule(rule, logits.numpy(), None, hp)
+    np.testing.assert_array_equal(np.sort(found.experts, 1), np.sort(at.numpy(), 1))
 
 
 def test_the_margin_is_what_separates_the_last_chosen_from_the_next() -> None:

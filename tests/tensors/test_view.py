@@ -122,3 +122,15 @@ def test_codes_of_one_byte_are_told_from_those_with_one_other(
     joined = companions.JoinedTensor(TensorInfo("w", (8, 48), "NF4", 0, CODES, None), parts)
     assert companions.constant_codes(joined) == (fill if at is None else None)
     assert companions.constant_codes(parts[""]) is None
+
+
+@pytest.mark.parametrize("codes", [b"\7", b"\7\7", b"\7\6", b"\7\7\7"])
+def test_one_byte_alone_is_no_filling(codes: bytes) -> None:
+    size = len(codes)
+    parts = {
+        "": MemoryTensor(TensorInfo("w", (size,), "U8", 0, size, None), codes),
+        ".scale": MemoryTensor(TensorInfo("w.scale", (1,), "F32", 0, 4, None), bytes(4)),
+    }
+    joined = companions.JoinedTensor(TensorInfo("w", (size, 2), "NF4", 0, size, None), parts)
+    constant = size > 1 and len(set(codes)) == 1
+    assert companions.constant_codes(joined) == (7 if constant else None)
