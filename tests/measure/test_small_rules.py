@@ -57,6 +57,10 @@ def test_pieces_are_measured_as_the_whole_to_the_bit(count: int) -> None:
     x[count * 2 // 3] += 5
     shape = (count,)
     assert measure_blocks(Blocks(x), Blocks(y), shape) == measure_values(x, y, None, shape)
+    twice = y.copy()
+    y[[count // 3, -1]] = 0  # the first of two largest differences is named, in whatever piece
+    twice[[count // 3, -1]] = 9
+    assert measure_blocks(Blocks(twice), Blocks(y), shape) == measure_values(twice, y, None, shape)
     same = measure_blocks(Blocks(y), Blocks(y), shape)
     assert same is not None and same.bits and same.rel == 0 and same.largest == 0
     for odd in (np.nan, np.inf):
