@@ -15,6 +15,7 @@ import pytest
 from aprfmt.causes.forward import linear, moe, residual_stream
 from aprfmt.causes.tensor import rank_parameters, vocabulary_padding
 from aprfmt.causes.tensor.rank_parameters import Piece
+from aprfmt.causes.training import batch_samples
 
 TABLE = np.random.default_rng(3).normal(size=(6, 4)).astype(np.float32)
 BEHIND = {
@@ -183,3 +184,25 @@ def test_pieces_of_other_places_are_told_by_rank_or_by_expert(
     )
     moved = dict(zip(pieces(*own), pieces(*held), strict=True))
     assert rank_parameters._movement_text(reading, moved) == (cause, says)
+
+
+KINDS = {
+    "biases": ["L0.attn_q.bias", "L1.ffn_norm.bias"],
+    "norms": ["L0.attn_norm.weight", "output_norm.weight"],
+    "routers": ["L0.ffn_gate_inp.weight"],
+    "experts": ["L0.ffn_up_exps.weight", "L3.ffn_down_exps.weight"],
+    "tables": ["token_embd.weight", "position_embd.weight"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_wrong_where_all_of_it_and_nothing_else_is(kind: str) -> None:
+    other = ["L0.attn_q.weight", "L0.ffn_up.weight"]
+
+    def named(wrong: list[str], right: list[str]) -> str:
+        case: Any = SimpleNamespace(wrong=wrong, right=right)
+        return batch_samples._kind_of_wrong(case)
+
+    assert named(KINDS[kind], other) == kind and named(KINDS[kind], []) == kind
+    assert named([*KINDS[kind], *other], []) == "" and named([], KINDS[kind]) == ""
+    assert named(KINDS[kind][:1], [*other, KINDS[kind][-1]]) == ""

@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
+from aprfmt.base.protocols import TensorInfo
 from aprfmt.errors import AprfmtError, FormatError, UsageError
-from aprfmt.formats.mapped_file import MappedFile
+from aprfmt.formats import open_source
+from aprfmt.formats.mapped_file import MappedFile, MemoryTensor
 from aprfmt.inference.engines import stored_arrays
-from aprfmt.inference.engines.stored_arrays import INTEGERS, FilePool, Region, StoredArray
+from aprfmt.inference.engines.stored_arrays import (
+    INTEGERS,
+    FilePool,
+    Region,
+    StoredArray,
+    region_of,
+)
 
 RNG = np.random.default_rng(7)
 SHAPE = (6, 10)
@@ -162,6 +171,49 @@ def test_files_are_mapped_again_when_others_took_their_place(
         array.read()
     with pytest.raises(UsageError, match="a: is closed"):
         pool.view(regions["a"][0], 0, 1)
+
+
+def test_files_are_closed_with_the_stack_and_pages_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, _ = stored("F32")
+    where = region(tmp_path / "f", "F32", data)
+    told: list[Any] = []
+
+    class Told(MappedFile):
+        def drop(self, *ends: int) -> None:
+            told.append(ends)
+            super().drop(*ends)
+
+        def close(self) -> None:
+            told.append("closed")
+            super().close()
+
+    monkeypatch.setattr(stored_arrays, "MappedFile", Told)
+    with ExitStack() as stack:
+        array = FilePool(stack).array(where, "here")
+        array.read()
+        assert told == [(START, START + len(data))]
+        tiles = array.tiles()
+        assert tiles is not None
+        tiles.fill(1, 2, np.empty((2, 3), np.float32))
+        assert told[1:] == [(START + 40, START + 120)]
+    assert told[2:] == ["closed"]
+
+
+def test_only_a_mapped_file_s_own_bytes_have_a_place(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float16)}, path)
+    with open_source(path) as source:
+        for name, tensor in source.tensors.items():
+            found = region_of(tensor)
+            assert found is not None and found.path == path and found.identity
+            info = tensor.info
+            assert (found.encoding, found.shape) == (info.encoding, tuple(info.shape))
+            whole = path.read_bytes()[found.start : found.start + found.nbytes]
+            assert whole == bytes(tensor.raw()) and found.nbytes == {"a": 24, "b": 8}[name]
+    memory = MemoryTensor(TensorInfo("m", (2,), "F32", 0, 8, 8), b"\0" * 8)
+    assert region_of(memory) is None
 
 
 def test_a_file_that_changed_since_is_refused(tmp_path: Path) -> None:
