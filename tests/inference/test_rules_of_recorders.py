@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from aprfmt.base.dump_names import SHAPES_FILE
 from aprfmt.errors import FormatError
+from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.compressed_keys import rotate_last, rotate_last_back
 from aprfmt.inference.engines import sequences
 from aprfmt.inference.engines.captures import RAW, raw_shapes
 from aprfmt.inference.engines.npz import NpzFile
@@ -184,3 +186,20 @@ def test_weights_of_streams_are_those_of_torch(n: int, iterations: int, seed: in
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
     alone = stream_weights(x, products[:, :n], scale[:1], base[:n], **how)
     np.testing.assert_allclose(alone, wanted[:, :n], rtol=1e-12)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_rotation_of_the_last_elements_is_undone(before: int) -> None:
+    """Pairs are adjacent before and after; in between they stand in halves."""
+    rng = np.random.default_rng(before)
+    backend = BACKENDS["numpy"]("cpu", "float32")
+    context: Any = SimpleNamespace(backend=backend, block=SimpleNamespace(rope_cast=False))
+    x = rng.standard_normal((5, 2, before + 8)).astype(np.float32)
+    angles = rng.standard_normal((5, 4)).astype(np.float32)
+    table = np.cos(angles), np.sin(angles)
+    turned = np.asarray(rotate_last(context, x, table))
+    pairs = x[..., before:].reshape(5, 2, 4, 2)
+    whole = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angles)[:, None]
+    np.testing.assert_allclose(turned[..., before : before + 4], whole.real, atol=1e-6)
+    np.testing.assert_allclose(turned[..., before + 4 :], whole.imag, atol=1e-6)
+    np.testing.assert_allclose(rotate_last_back(context, turned, table), x, atol=1e-6)
