@@ -20,9 +20,10 @@ from aprfmt.inference.compressed_keys import rotate_last, rotate_last_back
 from aprfmt.inference.engines import sequences
 from aprfmt.inference.engines.captures import RAW, raw_shapes
 from aprfmt.inference.engines.npz import NpzFile
+from aprfmt.inference.parity import outcomes
 from aprfmt.inference.parity.outcomes import compare_experts
 from aprfmt.inference.replay.patched_model import STREAM, _Tapped
-from aprfmt.inference.stream_weights import stream_weights
+from aprfmt.inference.stream_weights import compressed_windows, stream_weights
 
 # --- raw files ----------------------------------------------------------------------------------
 
@@ -122,6 +123,29 @@ def test_a_token_that_went_to_other_experts_is_named_with_both() -> None:
         assert compare_experts(Run(a), Run(lacks)) == []  # type: ignore[arg-type]
 
 
+# The margins of a token that went from experts 0 and 1 to 2 and 3: scores of both runs, the
+# router's own margin -> (the gap, the largest change, whether rounding closes it).
+FLIPS: dict[str, tuple[Any, Any, float | None, tuple[float | None, float | None, bool]]] = {
+    "as wide as two changes": ([2, 3, 1, 0], [2, 3, 1.5, 0], None, (1, 0.5, True)),
+    "wider": ([2.25, 3, 1, 0], [2.25, 3, 1.5, 0], None, (1.25, 0.5, False)),
+    "wider, a small margin": ([2.25, 3, 1, 0], [2.25, 3, 1.5, 0], 1.0, (1.25, 0.5, True)),
+    "wider, a margin": ([2.25, 3, 1, 0], [2.25, 3, 1.5, 0], 1.125, (1.25, 0.5, False)),
+    "not finite": ([2, 3, 1, 0], [2, 3, np.inf, 0], 0.0, (0.0, np.inf, False)),
+    "other scores": ([2, 3, 1, 0], [2, 3, 1], 0.5, (0.5, None, False)),
+    "no scores": (None, [2, 3, 1, 0], 0.5, (0.5, None, False)),
+    "no scores of the other": ([2, 3, 1, 0], None, None, (None, None, False)),
+}
+
+
+@pytest.mark.parametrize("case", FLIPS)
+def test_a_flip_is_explained_where_rounding_closes_its_margin(case: str) -> None:
+    mine, other, own, wanted = FLIPS[case]
+    routers = [None if row is None else np.array([[9.0] * len(row), row]) for row in (mine, other)]
+    flip = outcomes._expert_flip("L0.experts", 7, 1, [0, 1], [2, 3], routers, own)
+    assert (flip.gap, flip.largest, flip.explained) == wanted
+    assert (flip.key, flip.position, flip.gone, flip.came) == ("L0.experts", 7, (0, 1), (2, 3))
+
+
 # --- points that are changed --------------------------------------------------------------------
 
 
@@ -186,6 +210,18 @@ def test_weights_of_streams_are_those_of_torch(n: int, iterations: int, seed: in
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
     alone = stream_weights(x, products[:, :n], scale[:1], base[:n], **how)
     np.testing.assert_allclose(alone, wanted[:, :n], rtol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 99))
+def test_windows_are_sums_by_softmax_without_slots_that_are_closed(
+    windows: int, slots: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    kv, gate = rng.standard_normal((2, windows, slots, 4))
+    gate[:, 1:][rng.random((windows, slots - 1, 4)) < 0.3] = -np.inf
+    wanted = (torch.tensor(kv) * torch.softmax(torch.tensor(gate), 1)).sum(1).numpy()
+    np.testing.assert_allclose(compressed_windows(kv, gate), wanted, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("before", [0, 3])
