@@ -7,13 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.cli import diagnose, render
-from aprfmt.cli.ci_reports import ReportCase, junit_xml
+from aprfmt.cli.ci_reports import ReportCase, junit_xml, sarif_log
 from aprfmt.cli.diagnose import _value_text
+from aprfmt.cli.histograms import BINS, tensor_histogram
 from aprfmt.cli.parity.output import distance_text, distance_texts, run_label
 from aprfmt.cli.trace.output import SPIKE, find_spikes
 
@@ -144,3 +146,44 @@ def test_a_junit_report_has_each_answer_once(level: Any) -> None:
     else:
         said = [(row.tag, row.text) for row in one]
         assert said == ([("system-out", "warning: why & <how>")] if level == "warning" else [])
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_a_sarif_log_has_results_and_says_what_did_not_run(code: int) -> None:
+    levels: list[Any] = ["pass", "warning", "fail", "error", "not run"]
+    cases = [ReportCase(f"c-{level}", "m.gguf", level, "why") for level in levels]
+    (run,) = sarif_log("validate", cases, code)["runs"]
+    (invocation,) = run["invocations"]
+    assert (invocation["executionSuccessful"], invocation["exitCode"]) == (code != 2, code)
+    (note,) = invocation["toolExecutionNotifications"]
+    assert (note["level"], note["message"]["text"]) == ("note", "NOT-RUN c-not run: why")
+    assert [row["ruleId"] for row in run["results"]] == ["c-warning", "c-fail", "c-error"]
+    rules = run["tool"]["driver"]["rules"]
+    assert {row["id"] for row in rules} >= {row["ruleId"] for row in run["results"]}
+    assert all(row["name"] == f"aprfmt validate: {row['id']}" for row in rules)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([0.0, 0.25, 0.5, 1.0, 3.0, math.inf, math.nan]), min_size=1, max_size=9
+    )
+)
+def test_a_histogram_has_each_finite_value_once(values: list[float]) -> None:
+    finite = [value for value in values if math.isfinite(value)]
+    stats: Any = SimpleNamespace(min=min(finite, default=None), max=max(finite, default=None))
+    data = np.array(values, np.float32)[:, None]
+    tensor: Any = SimpleNamespace(
+        shape=data.shape, rows=lambda start, stop: data[start:stop], drop=lambda: None
+    )
+    found = tensor_histogram(tensor, stats)
+    if not finite:
+        assert found is None
+        return
+    assert found is not None and found["of"] == len(values)
+    if stats.min == stats.max:
+        assert found["counts"] == [len(finite)]
+    else:
+        wanted, _ = np.histogram(finite, BINS, (stats.min, stats.max))
+        assert found["counts"] == wanted.tolist()
+    assert (found["low"], found["high"]) == (stats.min, stats.max)

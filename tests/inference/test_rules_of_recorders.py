@@ -19,6 +19,7 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.compressed_keys import rotate_last, rotate_last_back
 from aprfmt.inference.engines import sequences
 from aprfmt.inference.engines.captures import RAW, raw_shapes
+from aprfmt.inference.engines.engine_modules import is_normed
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.parity import outcomes
 from aprfmt.inference.parity.outcomes import compare_experts
@@ -239,3 +240,33 @@ def test_a_rotation_of_the_last_elements_is_undone(before: int) -> None:
     np.testing.assert_allclose(turned[..., before : before + 4], whole.real, atol=1e-6)
     np.testing.assert_allclose(turned[..., before + 4 :], whole.imag, atol=1e-6)
     np.testing.assert_allclose(rotate_last_back(context, turned, table), x, atol=1e-6)
+
+
+# --- the residual before a norm -----------------------------------------------------------------
+
+
+def joined(values: np.ndarray, dtype: str = "float32") -> Any:
+    return SimpleNamespace(tiles=None, read=lambda: values, shape=values.shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (2, 5), (1, 5), (5, 1)])
+def test_a_norm_is_seen_from_two_rows_and_columns_on(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(2)
+    y = rng.standard_normal(shape)
+    weight = rng.uniform(0.5, 2, shape[1])
+    x = y / np.sqrt(np.mean(y * y, 1, keepdims=True) + 1e-12) * weight
+    assert is_normed(joined(x), joined(y)) == (min(shape) > 1)
+    if min(shape) < 2:
+        return
+    noise = rng.standard_normal(shape)
+    noise *= np.linalg.norm(x) / np.linalg.norm(noise) * 2.0**-8
+    assert not is_normed(joined(x + noise), joined(y))
+    assert is_normed(joined(x + noise, "bfloat16"), joined(y))
+    assert not is_normed(joined(x + 8 * noise, "float16"), joined(y))
+    for bad in (np.nan, np.inf):
+        odd = x.copy()
+        odd[-1, 0] = bad
+        assert not is_normed(joined(odd), joined(y)) and not is_normed(joined(x), joined(odd))
+    zeros = y.copy()
+    zeros[0] = 0
+    assert not is_normed(joined(x), joined(zeros)) and not is_normed(joined(0 * x), joined(y))
