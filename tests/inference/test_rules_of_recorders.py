@@ -122,6 +122,9 @@ def test_a_token_that_went_to_other_experts_is_named_with_both() -> None:
     ]  # fmt: skip
     for lacks in others:
         assert compare_experts(Run(a), Run(lacks)) == []  # type: ignore[arg-type]
+    two, other = {"L0.experts": [[1]], "L0.out": [0], **a}, {"L0.experts": [[1, 0]], **b}
+    (late,) = compare_experts(Run(two), Run(other))  # type: ignore[arg-type]
+    assert late.key == "L2.experts", "a layer that cannot be compared hides no later one"
 
 
 # The margins of a token that went from experts 0 and 1 to 2 and 3: scores of both runs, the

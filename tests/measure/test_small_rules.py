@@ -14,7 +14,7 @@ from aprfmt.measure import distances, logprob_tables
 from aprfmt.measure.byte_ranges import units_text
 from aprfmt.measure.distances import measure_blocks, measure_values
 from aprfmt.measure.logprob_tables import printed_resolution
-from aprfmt.measure.named_causes import completed_command, surplus_command
+from aprfmt.measure.named_causes import completed_command, insert_stored_names, surplus_command
 from aprfmt.measure.tolerances import (
     ALIKE_PRODUCTS,
     LEAST_ROUNDED,
@@ -185,3 +185,22 @@ def test_bytes_of_no_tensor_are_taken_out_of_a_copy_or_in_the_folder(folders: Pa
     assert alone.startswith(f"aprfmt repair {file} --partial -o ") and "--force" not in alone
     weights = b / "model.safetensors"
     assert surplus_command(weights, weights).endswith(f"-o {weights} --force")
+
+
+# --- names of the file in a sentence ------------------------------------------------------------
+
+STORED = {"L0.q": ["h.0.q"], "L0.q.b": ["h.0.bias"], "same": ["same"], "two": ["x", "y"]}
+SENTENCES = [
+    ("L0.q is off", ["L0.q"], "h.0.q (L0.q) is off"),
+    ("L0.q is L0.q", ["L0.q"], "h.0.q (L0.q) is L0.q"),
+    ("xL0.q and L0.q.b", ["L0.q"], "xL0.q and L0.q.b"),
+    ("L0.q, L0.q.b", ["L0.q", "L0.q.b"], "h.0.q (L0.q), h.0.bias (L0.q.b)"),
+    ("L0.q. Then", ["L0.q"], "h.0.q (L0.q). Then"),
+    ("h.0.q is off: L0.q", ["L0.q"], "h.0.q is off: L0.q"),
+    ("same and two", ["same", "two"], "same and two"), ("none", ["none"], "none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("says", "keys", "wanted"), SENTENCES)
+def test_a_role_in_a_sentence_gets_the_file_s_name(says: str, keys: list[str], wanted: str) -> None:
+    assert insert_stored_names(says, keys, STORED) == wanted

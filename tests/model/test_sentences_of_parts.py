@@ -1,5 +1,6 @@
 """Sentences about parts of a model or an adapter, and names of keys, at each count."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from aprfmt.arch.rope_gguf import FREQS, LONG, SHORT, lost_divisors_text, stored
 from aprfmt.arch.spec import Facts
 from aprfmt.cli.eval.batch import mistake_sentence
 from aprfmt.inference.reported_loss import MISTAKES, LossGuess, LossVerdict
+from aprfmt.model import renames
 from aprfmt.model.zero_pairs import _SHOWN, ZeroPairs
 
 # --- pairs that change nothing ------------------------------------------------------------------
@@ -141,3 +143,26 @@ def test_mistakes_of_a_loss_are_told_as_sure_as_they_are() -> None:
 def test_four_mistakes_are_named_at_most(count: int) -> None:
     guesses = [LossGuess((name,), 1.0) for name in list(MISTAKES)[:count]]
     assert verdict("ambiguous", *guesses).count(", or that ") == 3
+
+
+# --- rules by votes -----------------------------------------------------------------------------
+
+VOTES: list[tuple[dict[str, dict[str, int]], dict[tuple[str, str], int], list[tuple[str, str]]]] = [
+    ({"att": {"attn": 1}}, {}, [("att", "attn")]),
+    ({"att": {"attn": 1, "mlp": 3}}, {}, [("att", "mlp")]),
+    ({"att": {"attn": 1, "mlp": 3}}, {("att", "attn"): 1}, [("att", "attn")]),
+    ({"att": {"zzz": 2, "attn": 2}}, {}, [("att", "attn")]),  # of as many the likest
+    ({"att": {"x": 3}, "b": {"x": 2, "y": 1}}, {}, [("att", "x"), ("b", "y")]),
+    ({"att": {"x": 3}, "b": {"x": 2}}, {}, [("att", "x")]),
+]
+
+
+@pytest.mark.parametrize(("votes", "alike", "wanted"), VOTES)
+def test_each_component_gets_the_name_with_most_votes(
+    votes: dict[str, dict[str, int]],
+    alike: dict[tuple[str, str], int],
+    wanted: list[tuple[str, str]],
+) -> None:
+    counted = {old: Counter(found) for old, found in votes.items()}
+    rules = renames._choose_by_votes(counted, Counter(alike))
+    assert [(rule.old, rule.new) for rule in rules] == wanted
