@@ -15,6 +15,7 @@ import pytest
 from aprfmt.causes.forward import linear, moe, residual_stream
 from aprfmt.causes.tensor import rank_parameters, vocabulary_padding
 from aprfmt.causes.tensor.rank_parameters import Piece
+from aprfmt.causes.training import batch_samples, step_case
 
 TABLE = np.random.default_rng(3).normal(size=(6, 4)).astype(np.float32)
 BEHIND = {
@@ -183,3 +184,53 @@ def test_pieces_of_other_places_are_told_by_rank_or_by_expert(
     )
     moved = dict(zip(pieces(*own), pieces(*held), strict=True))
     assert rank_parameters._movement_text(reading, moved) == (cause, says)
+
+
+KINDS = {
+    "biases": ["L0.attn_q.bias", "L1.ffn_norm.bias"],
+    "norms": ["L0.attn_norm.weight", "output_norm.weight"],
+    "routers": ["L0.ffn_gate_inp.weight"],
+    "experts": ["L0.ffn_up_exps.weight", "L3.ffn_down_exps.weight"],
+    "tables": ["token_embd.weight", "position_embd.weight"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_wrong_where_all_of_it_and_nothing_else_is(kind: str) -> None:
+    other = ["L0.attn_q.weight", "L0.ffn_up.weight"]
+
+    def named(wrong: list[str], right: list[str]) -> str:
+        case: Any = SimpleNamespace(wrong=wrong, right=right)
+        return batch_samples._kind_of_wrong(case)
+
+    assert named(KINDS[kind], other) == kind and named(KINDS[kind], []) == kind
+    assert named([*KINDS[kind], *other], []) == "" and named([], KINDS[kind]) == ""
+    assert named(KINDS[kind][:1], [*other, KINDS[kind][-1]]) == ""
+
+
+@pytest.mark.parametrize("lost", ["", "step", "decay", "both", "change alike"])
+def test_two_factors_are_those_of_least_squares(lost: str) -> None:
+    """With their deviations; one that cannot be told is 1, and its deviation infinite."""
+    rng = np.random.default_rng(9)
+    step, decay, noise = rng.standard_normal((3, 40))
+    weight = rng.uniform(0.5, 2.0, 40)
+    step, decay = (
+        x * (lost not in (name, "both")) for x, name in ((step, "step"), (decay, "decay"))
+    )
+    if lost == "change alike":
+        decay = 3 * step
+    change = 1.5 * step - 0.25 * decay + 0.1 * noise
+    found = step_case.solve_factors(step, decay, change, weight)
+    root = np.sqrt(weight)
+    told = [x for x in (step, decay) if x.any()]
+    if lost in ("both", "change alike"):
+        assert found == (1.0, np.inf, 1.0, np.inf)
+        return
+    design = np.stack(told, 1) * root[:, None]
+    solved = np.linalg.lstsq(design, change * root, rcond=None)[0]
+    deviations = np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
+    wanted = [row for pair in zip(solved, deviations, strict=True) for row in pair]
+    for name, at in (("step", 0), ("decay", 2)):
+        if lost == name:
+            wanted[at:at] = [1.0, np.inf]
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)

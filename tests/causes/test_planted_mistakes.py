@@ -237,15 +237,15 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "a factor": "embedding_scale is 3; the model",
     },
     "deepseek_v32": {
-        "rope's base is 10000; the model says 5000": (OWN, ""),
+        "rope's base is 10000; the model says 5000": OWN,
         "positions are divided by 2, which the model does": OWN,
         "rope pairs element i with i + d/2;": OWN,
-        "no bias is added": (ALONE, ""),
+        "no bias is added": ALONE,
         "attention and MLP read one input and are added": OWN,
         "4 elements of each head are rotated; the model": OWN,
         "nothing is rotated": "layer 0 does not rotate; it should",
         "every token has position 0": OWN,
-        "keys are not rotated": ("layer 0 does not rotate; it should", ""),
+        "keys are not rotated": "layer 0 does not rotate; it should",
         "an indexer chooses 4 keys; the model says 5": OWN,
         "rope turns backwards: the sine has the other sign": OWN,
         "the router is softmax; the model says sigmoid_bias": OWN,
@@ -264,7 +264,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
     },
     "falcon_h1": {
         "the activation is gelu; the model says silu": OWN,
-        "no bias is added": (ALONE, ""),
+        "no bias is added": ALONE,
         "the head is the embedding; the model has a head": OWN,
         "attention and MLP read one input and are added": OWN,
         "no dt_bias is added before the time step's": OWN,
@@ -275,12 +275,12 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "the norm stands on the other side of the gate": OWN,
         "no state is carried: every token sees itself only": OWN,
         "taps": "the kernels are reversed: the",
-        "a factor": ("embedding_scale is 0.7; the model", "the norms add eps 0.00551 where"),
+        "a factor": "embedding_scale is 0.7; the model",
     },
     "qwen3_next": {
         "no bias is added": "no dt_bias is added before the",
         "in the delta net dt_bias is subtracted": OWN,
-        "values are rotated as the keys": (ALONE, ""),
+        "values are rotated as the keys": ALONE,
         "in the delta net keys are not normalised": OWN,
         "in the delta net beta has no sigmoid": OWN,
         "in the delta net the output gate is left out": OWN,
@@ -367,8 +367,13 @@ def check_words(change: Change, hp: Mapping[str, Any]) -> None:
             assert value != hp[name], change.says
 
 
-@pytest.mark.parametrize("few", [False, True])
-@pytest.mark.parametrize("base", TOLD)
+# Models whose inner points are hidden, too: together they have most of what is solved then.
+FEW = ("mixtral", "gemma3", "gemma2", "gpt2", "llama4", "lfm2_moe", "qwen3")
+
+
+@pytest.mark.parametrize(
+    ("base", "few"), [*((base, False) for base in TOLD), *((base, True) for base in FEW)]
+)
 def test_a_planted_mistake_is_proposed_and_removes_itself(base: str, few: bool) -> None:
     wanted = {}
     for name, said in TOLD[base].items():

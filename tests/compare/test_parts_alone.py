@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from aprfmt.arch.spec import HyperParams
 from aprfmt.causes import CAUSES
 from aprfmt.cli import diff
 from aprfmt.compare.diffs import DiffReport
@@ -393,3 +394,21 @@ def test_tensors_are_written_again_where_that_mends_them(
     bug = CAUSES[cause].verdict == "bug"
     assert (found.remedy is not None) is (mended and bug and not own)
     assert found.remedy is None or found.remedy.command == "aprfmt convert A B"
+
+
+def test_the_base_of_a_head_is_the_embedding_where_they_are_one() -> None:
+    embedding, own = object(), object()
+
+    def base(found: dict[str, Any], tied: bool | None) -> Any:
+        hyper: Any = {"tied_embeddings": tied}
+        if tied is None:
+            hyper = HyperParams({})
+        roles = {"token_embd.weight": embedding}
+        return RequantizationOracle(SimpleNamespace(find=found.get, hyper=hyper, roles=roles))  # type: ignore[arg-type]
+
+    head = "output.weight"
+    for tied in (True, False, None):
+        assert base({head: own}, tied).base_tensor(head) is own
+        assert base({}, tied).base_tensor("L0.attn_q.weight") is None
+    assert base({}, True).base_tensor(head) is embedding
+    assert base({}, False).base_tensor(head) is base({}, None).base_tensor(head) is None

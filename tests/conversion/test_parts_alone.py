@@ -498,3 +498,19 @@ def test_joined_ranges_hold_every_byte_of_their_parts_and_none_is_empty(
         parts = {f"why {i}" for i, (start, stop) in enumerate(given)
                  if start < min(stop, 10) and one.start <= start < one.stop}  # fmt: skip
         assert set(one.why.split(", ")) == parts
+
+
+def test_outputs_are_sorted_by_their_first_byte_in_the_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that no file holds comes before all, one of an unlisted file before the listed ones."""
+    files = [SimpleNamespace(path=Path(name)) for name in "abc"]
+    numbers = {Path("a"): 0, Path("b"): 1}
+    monkeypatch.setattr(scheduling, "_part_offsets", lambda sources: sources)
+
+    def key(*places: tuple[int, int]) -> tuple[int, int]:
+        output: Any = SimpleNamespace(sources=[(files[at], start) for at, start in places])
+        return scheduling._source_order_key(output, numbers)
+
+    assert key((1, 5), (0, 9), (0, 7)) == (0, 7)
+    assert key((1, 0)) == (1, 0) and key((2, 4), (0, 1)) == (-1, 4) and key() == (-1, 0)

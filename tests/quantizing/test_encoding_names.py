@@ -202,3 +202,21 @@ def test_whole_numbers_are_no_encoding_of_weights() -> None:
     kinds = {ENCODINGS[name].numpy.rstrip("0123456789") for name in encodable_names()}
     assert not kinds & {"int", "uint", "bool", "complex"}
     assert {"F32", "Q8_0"} <= set(encodable_names())
+
+
+OFFERED = ["Q4_K", "Q4_0", "Q8_0", "F16"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("q4", "names several; near names: "), ("Q8", "is not known; near names: "),
+        ("IQ3_M", "is a type of llama-quantize, not offered here; near names: "),
+        ("iq3m", "is a type of llama-quantize, not offered here; near names: "),
+        ("F8_E4M3", "is an encoding that is read, not offered here; near names: "),
+        ("torch.float64", "is F64, an encoding that is read, not offered here; near names: "),
+        ("Z9", "is not known; near names: "),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_not_offered_says_why(text: str, says: str) -> None:
+    assert unknown_name_message(text, OFFERED).startswith(says)

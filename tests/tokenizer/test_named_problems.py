@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aprfmt.checks.file import marks
+from aprfmt.checks.records import NotRun
 from aprfmt.tokenizer import template_marks
 from aprfmt.tokenizer.keys import CONTROL, NORMAL, USER_DEFINED
 from aprfmt.tokenizer.quick_checks import quick_warnings
@@ -152,11 +154,11 @@ def test_marks_are_the_tokens_that_a_template_names() -> None:
 
 def test_the_end_of_a_turn_is_the_mark_behind_an_answer() -> None:
     one = side(WHOLE)
-    marks = marks_of(one)
-    assert turn_end_of(one, marks) == TOKENS.index("<end>")
-    assert turn_end_of(one, [mark for mark in marks if mark.text != "<end>"]) is None
-    assert turn_end_of(one, []) is None and turn_end_of(side(WHOLE, None), marks) is None
-    assert turn_end_of(side(WHOLE, "{% if %}"), marks) is None
+    named = marks_of(one)
+    assert turn_end_of(one, named) == TOKENS.index("<end>")
+    assert turn_end_of(one, [mark for mark in named if mark.text != "<end>"]) is None
+    assert turn_end_of(one, []) is None and turn_end_of(side(WHOLE, None), named) is None
+    assert turn_end_of(side(WHOLE, "{% if %}"), named) is None
 
 
 class Engine:
@@ -310,3 +312,28 @@ def test_the_end_of_an_answer_is_the_control_token_behind_it() -> None:
     assert find_turn_end(listed([1, 1, CONTROL], template=template).carried) == 2
     assert find_turn_end(listed([1, 1, NORMAL], template=template).carried) is None
     assert find_turn_end(listed([1, 1, CONTROL], template="{{ messages }}").carried) is None
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize("healed", [True, False])
+def test_a_cut_mark_is_a_finding_with_its_place(
+    lists: bool, written: bool, healed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mark that no test conversation has, or that llama.cpp heals, is a warning."""
+    cut = CutMark(Mark("<x>", 3, written, False), (1, 2), ("<", "x>"), healed)
+    parts = SimpleNamespace(uses_lists=lists), [cut.mark, cut.mark]
+    monkeypatch.setattr(marks, "absent_types", lambda carried: None)
+    monkeypatch.setattr(marks, "_template_tokens", lambda ctx: parts)
+    monkeypatch.setattr(marks, "cut_marks", lambda side, found: iter([cut]))
+    context: Any = SimpleNamespace(carried=SimpleNamespace(where="m"))
+    result = marks.check_token_types(context)
+    (finding,) = result.findings
+    place = "tokenizer.ggml.token_type" if lists else "added_tokens"
+    assert finding.where == f"m: {place}"
+    assert finding.level == ("fail" if written and not healed else "warning")
+    assert cut.text in finding.found and ("llama.cpp overrides" in finding.found) == healed
+    assert "2 marks of the chat template" in str(result)
+    monkeypatch.setattr(marks, "_template_tokens", lambda ctx: (None, []))
+    with pytest.raises(NotRun):
+        marks.check_token_types(context)

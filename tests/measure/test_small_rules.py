@@ -1,0 +1,206 @@
+"""Small rules of measuring at their bounds: pieces, decimals, rows, arithmetics, commands."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.codecs import native_kernels
+from aprfmt.measure import distances, logprob_tables
+from aprfmt.measure.byte_ranges import units_text
+from aprfmt.measure.distances import measure_blocks, measure_values
+from aprfmt.measure.logprob_tables import printed_resolution
+from aprfmt.measure.named_causes import completed_command, insert_stored_names, surplus_command
+from aprfmt.measure.tolerances import (
+    ALIKE_PRODUCTS,
+    LEAST_ROUNDED,
+    ONE_OPERATION,
+    ROUNDOFF,
+    arithmetic_of_errors,
+)
+from tests.conftest import not_run
+
+
+class Blocks:
+    """Values that are read piece by piece, each valid until the next."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        self.size = values.size
+
+    def pieces(self, counts: Sequence[int]) -> Iterator[np.ndarray]:
+        assert sum(counts) == self.size
+        start = 0
+        for count in counts:
+            held = self.values[start : start + count].copy()
+            yield held
+            held[:] = np.nan
+            start += count
+
+
+PIECE = distances._PIECE
+COUNTS = [1, 7, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 17, 5 * PIECE + 3]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_pieces_are_measured_as_the_whole_to_the_bit(count: int) -> None:
+    native = native_kernels()
+    if native is None or native.apart is None:
+        not_run("no native kernel")
+    rng = np.random.default_rng(count)
+    y = rng.standard_normal(count).astype(np.float32)
+    x = y + (rng.standard_normal(count) * 1e-3).astype(np.float32)
+    x[count * 2 // 3] += 5
+    shape = (count,)
+    assert measure_blocks(Blocks(x), Blocks(y), shape) == measure_values(x, y, None, shape)
+    twice = y.copy()
+    y[[count // 3, -1]] = 0  # the first of two largest differences is named, in whatever piece
+    twice[[count // 3, -1]] = 9
+    assert measure_blocks(Blocks(twice), Blocks(y), shape) == measure_values(twice, y, None, shape)
+    same = measure_blocks(Blocks(y), Blocks(y), shape)
+    assert same is not None and same.bits and same.rel == 0 and same.largest == 0
+    for odd in (np.nan, np.inf):
+        bad = x.copy()
+        bad[-1] = odd
+        assert measure_blocks(Blocks(bad), Blocks(y), shape) is None
+        assert measure_blocks(Blocks(x), Blocks(bad), shape) is None
+    assert measure_blocks(Blocks(x[:-1]), Blocks(y), shape) is None
+    assert measure_blocks(Blocks(x[:0]), Blocks(y[:0]), (0,)) is None
+
+
+# --- decimals that were printed -----------------------------------------------------------------
+
+ENOUGH = logprob_tables._ENOUGH
+
+
+def side(values: Sequence[float]) -> Any:
+    return SimpleNamespace(rows={0: dict(enumerate(values[:5])), 1: dict(enumerate(values[5:]))})
+
+
+@pytest.mark.parametrize("decimals", range(1, 8))
+def test_the_last_decimal_of_printed_numbers_is_seen(decimals: int) -> None:
+    steps = np.random.default_rng(decimals).integers(1, 10, ENOUGH) * 2 + 1
+    values = [-round(0.5 + step * 10.0**-decimals, decimals) for step in steps]
+    wanted = 0.5 * 10.0**-decimals if decimals <= 6 else 0.0
+    assert printed_resolution(side(values)) == pytest.approx(wanted, rel=1e-12)
+    assert printed_resolution(side(values[:-1])) == 0.0, "too few"
+    for nothing in (0.0, -math.inf, -9999.0, math.nan):  # show no decimals
+        assert printed_resolution(side([*values[:-1], nothing])) == 0.0
+        assert printed_resolution(side([*values, nothing])) == pytest.approx(wanted, rel=1e-12)
+
+
+# --- rows of a range ----------------------------------------------------------------------------
+
+RANGES = [
+    ((4, 8), 16, 0, 16, ": row 0"), ((4, 8), 16, 16, 64, ": rows 1-3"),
+    ((4, 8), 16, 1, 16, ": in row 0"), ((4, 8), 16, 15, 17, ": in rows 0-1"),
+    ((4, 8), 16, 16, 63, ": in rows 1-3"), ((4, 8), None, 0, 16, ""), ((4, 1), 2, 0, 2, ""),
+    ((3, 2, 8), 16, 0, 32, ": expert 0"), ((3, 2, 8), 16, 32, 96, ": experts 1-2"),
+    ((3, 2, 8), 16, 16, 32, ": row 1"), ((3, 2, 8), 16, 0, 48, ": rows 0-2"),
+    ((3, 2, 8), 16, 0, 40, ": in rows 0-2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "row_bytes", "start", "stop", "says"), RANGES)
+def test_a_range_of_bytes_is_told_by_rows_or_experts(
+    shape: tuple[int, ...], row_bytes: int | None, start: int, stop: int, says: str
+) -> None:
+    reader: Any = SimpleNamespace(shape=shape, columns=shape[-1], row_bytes=row_bytes)
+    assert units_text(reader, start, stop) == says
+
+
+# --- the arithmetic of all products -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "float16", "bfloat16"])
+def test_an_arithmetic_is_told_by_the_size_of_its_errors(dtype: str) -> None:
+    """The first that fits: TF32 and float16 have one roundoff, and other bounds."""
+    largest = ONE_OPERATION[dtype].rel_l2
+    assert arithmetic_of_errors(largest, largest / 2, largest / 4) == dtype
+    before = {"tf32": "float16", "float16": "bfloat16", "bfloat16": ""}[dtype]
+    above = largest * 1.0001
+    assert arithmetic_of_errors(above, above / 2, above / 4) == before
+
+
+def test_errors_of_one_arithmetic_are_alike_and_not_too_small() -> None:
+    middle = ROUNDOFF["tf32"]
+    assert arithmetic_of_errors(middle, middle, middle / ALIKE_PRODUCTS) == "tf32"
+    assert arithmetic_of_errors(middle, middle, middle / ALIKE_PRODUCTS * 0.999) == ""
+    small = middle / 4
+    assert arithmetic_of_errors(small * ALIKE_PRODUCTS, small, small) == "tf32"
+    assert arithmetic_of_errors(small * ALIKE_PRODUCTS * 1.001, small, small) == ""
+    least = LEAST_ROUNDED * ROUNDOFF["tf32"]
+    assert arithmetic_of_errors(least, least, least) == "tf32"
+    assert arithmetic_of_errors(least * 0.999, least * 0.999, least * 0.999) == ""
+    assert arithmetic_of_errors(math.nan, middle, middle) == ""
+    assert arithmetic_of_errors(middle, math.nan, middle) == ""
+
+
+# --- commands that mend one file ----------------------------------------------------------------
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    for name, size in (("a", 8), ("b", 4)):
+        (tmp_path / name).mkdir()
+        for file in ("model.safetensors", "other.safetensors", "x.gguf"):
+            (tmp_path / name / file).write_bytes(b"x" * size)
+    return tmp_path
+
+
+def test_a_damaged_file_is_completed_from_the_same_file_of_the_other_side(folders: Path) -> None:
+    a, b = folders / "a", folders / "b"
+    file = b / "other.safetensors"
+    kept = f"aprfmt repair {file} --from {a / file.name} -o {file} --force"
+    assert completed_command({str(file)}, a, b) == kept
+    alone = completed_command({str(file)}, a / file.name, file)
+    assert alone.startswith(f"aprfmt repair {file} --from {a / file.name} -o ")
+    assert "--force" not in alone and str(file) not in alone.rpartition(" -o ")[2]
+    weights = b / "model.safetensors"  # belongs to a folder even if it is named
+    assert completed_command({str(weights)}, a, weights).endswith(f"-o {weights} --force")
+    assert completed_command({str(file)}, a / "model.safetensors", b) == ""
+    assert completed_command({str(file)}, a / "x.gguf", file) == ""
+    assert completed_command({str(file), str(weights)}, a, b) == ""
+    assert completed_command({str(file)}, folders / "none", b) == ""
+    assert completed_command({str(a / file.name)}, a, b) == ""
+    for size, mends in ((5, True), (4, False), (3, False)):
+        (a / file.name).write_bytes(b"x" * size)
+        assert bool(completed_command({str(file)}, a, b)) == mends
+    moved = a / "renamed.safetensors"
+    moved.write_bytes(b"x" * 9)
+    assert completed_command({str(file)}, moved, file) and not completed_command(
+        {str(file)}, moved, b
+    )
+
+
+def test_bytes_of_no_tensor_are_taken_out_of_a_copy_or_in_the_folder(folders: Path) -> None:
+    b = folders / "b"
+    file = b / "other.safetensors"
+    assert surplus_command(file, b) == f"aprfmt repair {file} --partial -o {file} --force"
+    alone = surplus_command(file, file)
+    assert alone.startswith(f"aprfmt repair {file} --partial -o ") and "--force" not in alone
+    weights = b / "model.safetensors"
+    assert surplus_command(weights, weights).endswith(f"-o {weights} --force")
+
+
+# --- names of the file in a sentence ------------------------------------------------------------
+
+STORED = {"L0.q": ["h.0.q"], "L0.q.b": ["h.0.bias"], "same": ["same"], "two": ["x", "y"]}
+SENTENCES = [
+    ("L0.q is off", ["L0.q"], "h.0.q (L0.q) is off"),
+    ("L0.q is L0.q", ["L0.q"], "h.0.q (L0.q) is L0.q"),
+    ("xL0.q and L0.q.b", ["L0.q"], "xL0.q and L0.q.b"),
+    ("L0.q, L0.q.b", ["L0.q", "L0.q.b"], "h.0.q (L0.q), h.0.bias (L0.q.b)"),
+    ("L0.q. Then", ["L0.q"], "h.0.q (L0.q). Then"),
+    ("h.0.q is off: L0.q", ["L0.q"], "h.0.q is off: L0.q"),
+    ("same and two", ["same", "two"], "same and two"), ("none", ["none"], "none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("says", "keys", "wanted"), SENTENCES)
+def test_a_role_in_a_sentence_gets_the_file_s_name(says: str, keys: list[str], wanted: str) -> None:
+    assert insert_stored_names(says, keys, STORED) == wanted
