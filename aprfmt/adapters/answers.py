@@ -432,23 +432,42 @@ def _merge_values(merged: View, b: View, close: bool) -> Merge:
     noise = max(storage_noise(one) for one in (b.encoding, base))
     theirs = b.numpy().astype(np.float64)
     store_again = None
-    if b.encoding not in FRACTIONS and not any(one.parts for one in b.stored):
+    if b.encoding not in FRACTIONS and not any(one.packed for one in b.stored):
+        parts = any(one.parts for one in b.stored)
+        dtype = _dtype_of_values(theirs) if parts else "F32"
 
         def store_again(values: "F64") -> "F64 | None":
             """Return values encoded in B's packed type and decoded again.
 
             None where the type needs more than values.
             """
-            return _store_through(b.encoding, values)
+            return _store_through(b.encoding, values, dtype)
 
     return Merge(plain, full - plain, theirs, b.encoding, base, close, noise, store_again)
 
 
-def _store_through(kind: str, values: "F64") -> "F64 | None":
-    """Return values encoded in a packed type and decoded; None where it needs more than values."""
+def _dtype_of_values(values: "F64") -> str:
+    """Return the coarsest float type that holds all values: what a packed weight decodes to."""
+    for name in ("BF16", "F16"):
+        if np.array_equal(_rounded_to(values, name), values):
+            return name
+    return "F32"
+
+
+def _rounded_to(values: "F64", dtype: str) -> "F64":
+    """Return values rounded to a plain float type."""
     held = np.ascontiguousarray(values, np.float32)
+    return decode(dtype, encode(dtype, held), held.shape).astype(np.float64)
+
+
+def _store_through(kind: str, values: "F64", dtype: str) -> "F64 | None":
+    """Return values encoded in a packed type and decoded; None where it needs more than values.
+
+    They are of the float type `dtype` before and after, as the library's own weights are.
+    """
+    held = np.ascontiguousarray(_rounded_to(values, dtype), np.float32)
     try:
-        return decode(kind, encode(kind, held)[""], held.shape).astype(np.float64)
+        return _rounded_to(decode(kind, encode(kind, held), held.shape), dtype)
     except AprfmtError:
         return None
 

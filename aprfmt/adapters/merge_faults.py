@@ -40,6 +40,8 @@ MOST = 0.99  # share of the values that a quantized base has to give
 CHANCE = 0.7  # share of values that may lie on a code's entries by chance
 WIDE = 0.005  # share of the values that a rounded base leaves a step off, at least
 SPOTS = 0.05  # share of the values that damage of a weight changes, at most
+SUMMED = 2.0**-18  # of a value, that a sum in another order moves a scale
+TURNED = 1e-3  # share of the values that it may turn to the next code
 FLAT = 64  # values under one scale of bitsandbytes, which rows do not end
 
 
@@ -439,10 +441,14 @@ def _is_reproduced(merge: Merge, times: float) -> bool:
     change = times * merge.change
     if merge.encoding in FRACTIONS:
         return _sum_gives(merge, merge.plain + change, change, max(1, round(abs(times))))
-    if merge.again is None or times not in (0, 1) or not merge.close:
+    if merge.again is None or not (times == 1 or (times == 0 and merge.close)):
         return False
     made = merge.again(merge.plain + change)
-    return made is not None and bool(np.array_equal(made, merge.theirs))
+    if made is None or not times:
+        return made is not None and bool(np.array_equal(made, merge.theirs))
+    # A library's sum in float32 ends elsewhere than ours, and a few values at the next code.
+    apart = np.abs(made - merge.theirs) > SUMMED * np.abs(made)
+    return bool(apart.mean() <= TURNED)
 
 
 def _sum_gives(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> bool:

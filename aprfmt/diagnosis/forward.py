@@ -7,12 +7,14 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.answers import Divergence, Examined
 from aprfmt.diagnosis.nextstep import recording_sentence
-from aprfmt.diagnosis.records import Evidence
+from aprfmt.diagnosis.records import ALSO_EXPLAINS, Evidence
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import cap_proof, unfitted_proof
+
+SHOWN = 5  # operations or weights that a sentence names one by one
 
 
 @dataclass
@@ -120,17 +122,24 @@ def _divergence_finding(label: str, divergence: Divergence) -> Finding:
     )
 
 
+def _few(names: Sequence[str], what: str) -> str:
+    """Return names in a sentence: of more than SHOWN the count, the first and the last."""
+    if len(names) <= SHOWN:
+        return ", ".join(names)
+    return f"{len(names)} {what} from {names[0]} to {names[-1]}"
+
+
 def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
     """Return the finding of a divergence without an explanation: where, and what it may be."""
     view, cause = divergence.view, divergence.likely
     if cause == "nonfinite":
         return _nonfinite_finding(label, view)
     # What was computed from what, and every weight that may be wrong.
-    ops = ", ".join(_computing_operations(view)) or "no operation"
+    ops = _few(_computing_operations(view), "operations") or "no operation"
     after = ", ".join(view.after) or "token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
     if len(divergence.inside) + len(_computing_operations(view)) > 1 and not cause:
-        weights = ", ".join(divergence.inside) or "no weight"
+        weights = _few(divergence.inside, "weights") or "no weight"
         says += f"; any of these operations may be wrong, or what they read: {weights}"
     # A difference as small as quantization or rounding gets that verdict.
     if cause == "quantisation":
@@ -268,7 +277,7 @@ def _divergence_evidence(label: str, divergence: Divergence) -> Iterable[Evidenc
     for other in divergence.others:
         yield Evidence(
             "forward",
-            f"{other.change.cause} explains it as well ({other.change.says}): these tokens and "
+            f"{other.change.cause} {ALSO_EXPLAINS} ({other.change.says}): these tokens and "
             "points cannot tell the two apart",
             (view.key,),
             other.residual,
@@ -305,6 +314,19 @@ def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
         side=label,
         proof=unfitted_proof(len(views)) if agree else None,
     )
+
+
+def with_side(finding: Finding, other: JudgedTrace) -> Finding:
+    """Return a finding about one of two traces that says which, and what the other one does.
+
+    `other` is the trace that has not this finding.
+    """
+    view = other.examined.before.views.get(finding.first)
+    right = view is not None and view.residual is not None and not view.flagged
+    says = f"{finding.side}: {finding.says}"
+    if right and finding.verdict == "bug":
+        says += f"; {other.label} has at {finding.first} what the model makes"
+    return replace(finding, says=says)
 
 
 def shared_findings(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:

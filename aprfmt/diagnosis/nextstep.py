@@ -139,7 +139,9 @@ def trace_layer_command(parts: StepParts, finding: Finding) -> str:
 
     Without a model it is `diagnose` again with --model, without token ids with --ids.
     """
-    side = parts.b if parts.b.kind == "trace" or parts.a.kind != "trace" else parts.a
+    traces = [one for one in (parts.b, parts.a) if one.kind == "trace"]
+    departs = next((one for one in traces if one.label == finding.side), None)
+    side = departs or (traces[0] if traces else parts.b)
     model = side.model or parts.a.model or parts.b.model
     if model is None:
         return f"aprfmt diagnose {parts.pair} --model MODEL{'' if parts.ids else ' --ids IDS'}"

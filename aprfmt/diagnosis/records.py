@@ -34,6 +34,7 @@ EXIT: Mapping[DivergenceKind, Literal[0, 1, 2]] = {
 }  # fmt: skip
 DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
 ABSENT_POINTS = "points are not in the trace"  # of what was not checked
+ALSO_EXPLAINS = "explains it as well"  # of the evidence on a cause that is as good
 ALL_ZERO = "all values of A and B are zero: nothing was written there"  # of the evidence
 
 
@@ -345,7 +346,7 @@ class Diagnosis(Tabular):
         name = lead.cause or "no cause of the table fits"
         says = lead.to_named_cause(self.stored).says.removeprefix(f"{name}: ")
         known = "" if lead.certainty == "confirmed" else f" ({lead.certainty})"
-        also = f"; {', '.join(lead.also)} would explain it as well" if lead.also else ""
+        also = "".join(self._also_clause(name) for name in dict.fromkeys(lead.also))
         at = f", first seen at {lead.first}" if lead.first else ""
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
@@ -354,6 +355,16 @@ class Diagnosis(Tabular):
             made = [row.says for row in self.findings if row.cause in DERIVED]
             left = f"; beside it B is derived: {'; '.join(dict.fromkeys(made))}{left}"
         return f"{words}: {name}{known} - {says}{at}{also}{others}{left}"
+
+    def _also_clause(self, cause: str) -> str:
+        """Return the end of a sentence about another cause that explains the leading one's point.
+
+        What it would be stands in the evidence.
+        """
+        begin = f"{cause} {ALSO_EXPLAINS} ("
+        told = [row.says for row in self.evidence if row.says.startswith(begin)]
+        what = told[0].removeprefix(begin).rpartition("): ")[0] if told else ""
+        return f"; {cause} would explain it as well" + (f" ({what})" if what else "")
 
     def _untrained_clause(self) -> str:
         """Return the end of a sentence naming what a derived model's training does not explain.

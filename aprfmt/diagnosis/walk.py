@@ -20,7 +20,7 @@ from aprfmt.diagnosis.batch_sequences import (
 )
 from aprfmt.diagnosis.blend import count_values
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
-from aprfmt.diagnosis.forward import JudgedTrace, judge_trace, shared_findings
+from aprfmt.diagnosis.forward import JudgedTrace, judge_trace, shared_findings, with_side
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixed_checkpoints import find_mixture
 from aprfmt.diagnosis.model_pair import ModelPair
@@ -729,7 +729,11 @@ class Walk:
             if finding not in shared and not any(
                 finding.cause == other.cause and finding.where == other.where for other in shared
             ):
-                levels.findings.append(finding)
+                beside = self.judged.get("B" if finding.side == "A" else "A")
+                told = beside is not None and finding.side and finding.verdict != "same"
+                levels.findings.append(
+                    with_side(finding, beside) if beside is not None and told else finding
+                )
         # Findings about the recording itself: ranks, rows, large gains.
         unlike = list(differing_ranks(self.traces))
         levels.findings += unlike

@@ -4,7 +4,8 @@ A GGUF is read by its `tokenizer.ggml.*` lists, as llama.cpp reads them, whateve
 it embeds; everything else by its tokenizer.json, if it has one.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,25 @@ class StatedTokenizer:
             return []
         vocab, _ = stored_vocab(self.data["model"], self.carried.origin)
         return effective_added_tokens(self.data, self.carried, vocab)
+
+    @cached_property
+    def listed_tokens(self) -> dict[str, int]:
+        """{text: id} of the added tokens that tokenizer.json itself lists; {} without one."""
+        rows = (self.data or {}).get("added_tokens") or ()
+        return {row["content"]: row["id"] for row in rows}
+
+    def split_without_config(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        """Return {text: ids} of texts that tokenizer.json alone makes several tokens of.
+
+        So read programs that do not ask tokenizer_config.json for added tokens. {} without a
+        tokenizer.json. Raises FormatError where the library cannot read it.
+        """
+        if self.data is None or not texts:
+            return {}
+        from aprfmt.tokenizer.isolated import engine_of_text
+
+        engine = engine_of_text(json.dumps(self.data), self.carried.origin)
+        return {text: ids for text in texts if len(ids := engine.encode(text, False, True)) > 1}
 
     @cached_property
     def adds_bos(self) -> bool:

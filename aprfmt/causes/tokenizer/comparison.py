@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer import pre_tokenizer, special_ids, vocabulary_lists
-from aprfmt.causes.tokenizer.vocabulary_lists import Difference
+from aprfmt.causes.tokenizer.file_places import part_place
+from aprfmt.causes.tokenizer.vocabulary_lists import Difference, value_text
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
@@ -103,7 +104,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
     try:
         mine, theirs = with_engine_types(mine, theirs), with_engine_types(theirs, mine)
         report = compare_tokenizers(mine, theirs)
-        lost = tuple(_lost_lists(mine, theirs))
+        lost = (*_lost_lists(mine, theirs), *_unlisted_tokens(mine, theirs))
         report = replace(report, findings=(*report.findings, *lost))
         own = compare_carried(theirs, b)
         if own is not None and compare_carried(mine, a) is None:
@@ -141,6 +142,41 @@ def _lost_lists(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
         before=1.0,
         after=0.0,
     )
+
+
+def _unlisted_tokens(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+    """Yield the difference of added tokens that one tokenizer.json lists and the other does not.
+
+    Its tokenizer_config.json names them, so that programs which read both split nothing. What the
+    rest make of them is tried: a token that stays one whole is no difference.
+    """
+    for label, side, other in (("B", b, a), ("A", a, b)):
+        if side.data is None or other.data is None:
+            continue
+        listed, theirs = side.listed_tokens, other.listed_tokens
+        stated = {row["content"]: row["id"] for row in side.added_tokens}
+        lost = [text for text in theirs if text not in listed and text in stated]
+        cut = side.split_without_config(lost)
+        if not cut:
+            continue
+        first, ids = next(iter(cut.items()))
+        many = "" if len(cut) == 1 else f" and {len(cut) - 1} more"
+        where = (*part_place(b, "added"), *part_place(a, "added"))
+        yield Difference(
+            "added_tokens",
+            "added_tokens",
+            (),
+            (where[0], f"token {first}", *where[1:]),
+            f"{label}'s tokenizer.json does not list {value_text(first)}{many} among its added "
+            f"tokens, the other side's does; tokenizer_config.json alone names it: programs that "
+            f"read tokenizer.json alone (tokenizers, AutoTokenizer of transformers 5) make "
+            f"{len(ids)} tokens of it, {ids}, not {stated[first]}",
+            len(theirs) if label == "B" else len(listed),
+            len(listed) if label == "B" else len(theirs),
+            shown=True,  # by every text with such a token
+            before=1.0,
+            after=0.0,
+        )
 
 
 def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTokenizer:

@@ -49,7 +49,33 @@ def check_token_types(ctx: CheckContext) -> Result:
                 level,
             )
         )
+    findings += _unlisted_marks(ctx, side, found)
     return Result(f"{len(found)} marks of the chat template", findings)
+
+
+def _unlisted_marks(
+    ctx: CheckContext, side: StatedTokenizer | None, found: list[Mark]
+) -> Iterator[Finding]:
+    """Yield a finding for tokens of the template that tokenizer.json alone would split.
+
+    tokenizer_config.json makes them added tokens, which not every program reads.
+    """
+    if side is None or side.data is None:
+        return
+    listed = side.listed_tokens
+    names = dict.fromkeys(mark.text for mark in found if mark.text not in listed and mark.written)
+    lost = [name for name in names if any(row["content"] == name for row in side.added_tokens)]
+    cut = side.split_without_config(lost)
+    if cut:
+        first, ids = next(iter(cut.items()))
+        yield Finding(
+            f"{ctx.carried.where}: added_tokens",
+            f"{list_names(list(cut))}: named in tokenizer_config.json alone; tokenizer.json makes "
+            f"{len(ids)} tokens of {first!r}",
+            "added tokens that tokenizer.json lists",
+            "take the tokenizer.json of the model that this one was made from",
+            "warning",
+        )
 
 
 def _template_tokens(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Mark]]:
