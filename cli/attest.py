@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,7 @@ _TENSOR_STYLES = {"not reproduced": "bad", "not tried": "warn", "not reached": "
     metavar="STATEMENT",
     help="Hold what is found to a statement of an earlier run.",
 )
+@options.accept()
 @options.budget
 @options.verbose("Every tensor with what became of it.")
 @options.arch
@@ -68,6 +70,7 @@ def command(
     drop: tuple[str, ...],
     output: Path | None,
     check: Path | None,
+    accept: tuple[str, ...],
     budget: Budget | None,
     verbose: bool,
     arch: str | None,
@@ -99,6 +102,7 @@ def command(
             budget=budget,
             progress=progress,
         )
+    found = replace(found, accept=accept)
     if output is not None:
         write_statement(found.statement, output, force=force)
     body = {**found.to_json(), "statement": None if output is None else str(output)}

@@ -109,14 +109,15 @@ def show_short(lines: "list[tuple[str, str]]") -> None:
 @click.option("--check", type=options.PathOrAddress(), metavar="MANIFEST",
               help="Compare with a manifest; exit 1 names everything that differs.")  # fmt: skip
 @options.verbose("With --check: everything that differs.")
+@options.accept()
 @options.budget
 @options.arch
 @options.force
 @options.common
 def command(
     model: Path, patterns: tuple[str, ...], raw_only: bool, write: bool, blocks: bool,
-    roles: bool, ranks: int, check: Path | None, verbose: bool, budget: Budget | None,
-    arch: str | None, force: bool,
+    roles: bool, ranks: int, check: Path | None, verbose: bool, accept: tuple[str, ...],
+    budget: Budget | None, arch: str | None, force: bool,
 ) -> int:  # fmt: skip
     """SHA-256 per tensor: of the stored bytes, and of the decoded logical values.
 
@@ -129,6 +130,8 @@ def command(
 
     if verbose and check is None:
         raise UsageError("-v lists what differs from a manifest; give --check MANIFEST")
+    if accept and check is None:
+        raise UsageError("--accept is of a comparison with a manifest; give --check MANIFEST")
     if budget is not None and (write or roles):
         raise UsageError("a manifest is of the whole model; leave --budget out")
     if roles:
@@ -165,7 +168,13 @@ def command(
         found = None
         if expected is not None:
             found = manifest.pronounce_manifest(
-                expected, body["failures"], rows, opened, selected=bool(patterns), late=late
+                expected,
+                body["failures"],
+                rows,
+                opened,
+                selected=bool(patterns),
+                late=late,
+                accept=accept,
             )
     if found is None:
         left = any("not_reached" in row for row in rows)

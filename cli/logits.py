@@ -53,6 +53,7 @@ class LogitsResult(TypedDict):
     type=click.Choice(["float32", "bfloat16", "float16"]),
     help="Arithmetic that the answers were computed in, which they do not say.",
 )
+@options.accept()
 @run_options.where
 @options.arch
 @options.force
@@ -63,6 +64,7 @@ def command(
     reference: Path | None,
     loaded: Path | None,
     answer_dtype: str | None,
+    accept: tuple[str, ...],
     force: bool,
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
@@ -80,7 +82,7 @@ def command(
         from aprfmt.cli import logprobs
 
         return logprobs.compare_logprob_sides(
-            model, reference, loaded, tokens, where, out, answer_dtype
+            model, reference, loaded, tokens, where, out, answer_dtype, accept
         )
     if answer_dtype is not None:
         raise UsageError("--answer-dtype goes with --reference, whose arithmetic it states")
@@ -102,7 +104,7 @@ def command(
         found = run.session.logits(ids)
         top = run_options.top_tokens(found[-1], opened)
         report = Report(str(opened.path), tuple(check_last_row(found)))
-        verdict = pronounce_report(report, opened)
+        verdict = pronounce_report(report, opened, accept=accept)
         body: LogitsResult = {
             "run": run_options.run_facts(run),
             "tokens": {"ids": ids, "text": text},

@@ -24,13 +24,15 @@ SHOWN = 8  # positions with the largest differences
 def compare_logprob_sides(
     model: str, reference: Path, loaded: Path | None, tokens: run_options.TokenOptions,
     where: run_options.WhereOptions, out: Path | None, answer_dtype: str | None = None,
+    accept: Sequence[str] = (),
 ) -> int:  # fmt: skip
     """Compare log-probabilities with `reference`, print a table, and return the exit code.
 
     This side is a run of the model, or the file `loaded` if given. `answer_dtype` is the dtype of
     the arithmetic (--answer-dtype) for a server's answer, which does not name it. `out` is refused,
-    since it writes logits of a run. Raises UsageError where the two are of different tokens,
-    FormatError where they have no position in common.
+    since it writes logits of a run. `accept` are patterns of what was not compared. Raises
+    UsageError where the two are of different tokens, FormatError where they have no position in
+    common.
     """
     from aprfmt.inference.engines.logprobs import SeveralAnswersError
     from aprfmt.measure.logprob_tables import LogprobMatrix, compare_logprobs, rows_from_logits
@@ -81,7 +83,7 @@ def compare_logprob_sides(
                 f"{reference}: none of its positions is one of {name}; expected log-probabilities "
                 "of the same tokens"
             )
-        verdict = table_verdict(table, str(loaded or reference))
+        verdict = table_verdict(table, str(loaded or reference), accept)
         # Of a saved trace `diagnose` says why; an answer of a server has no points.
         saved = verdict.exit == 1 and loaded is None and isinstance(theirs, LogprobMatrix)
         both = f"{shlex.quote(str(reference))} {shlex.quote(str(run.model.path))}"
@@ -187,12 +189,13 @@ def piece_to_ids(model: "Model") -> Any:
     return ids
 
 
-def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
+def table_verdict(table: "LogprobTable", answer: str, accept: "Sequence[str]" = ()) -> "Pronounced":
     """Return the verdict over the positions that both sides have, naming those left out.
 
     It is open where positions of this side were not compared, and where the difference is within
     the bound of bfloat16 and beyond that of float32, and the arithmetic of `answer` (a file's name)
-    is not known. `table` is the comparison of both sides.
+    is not known. `table` is the comparison of both sides, `accept` are patterns
+    (`unread:PATTERN`) of what was not compared and is taken for equal.
     """
     from aprfmt.measure.trace_rows import positions_text
     from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
@@ -213,7 +216,7 @@ def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
         why = "it is not said: bfloat16 explains the difference, float32 does not; --answer-dtype"
         left.append(NotCompared("arithmetic", f"of {answer}", "unreadable", why))
     return pronounce(
-        words, Compared(table.beyond, {"positions": (table.compared, every)}, tuple(left))
+        words, Compared(table.beyond, {"positions": (table.compared, every)}, tuple(left)), accept
     )
 
 

@@ -59,6 +59,7 @@ class Attestation:
     checked: str | None = None
     faults: tuple[str, ...] = ()
     statement: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    accept: tuple[str, ...] = ()  # unread:PATTERN of what was not tried or compared
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -90,6 +91,7 @@ class Attestation:
                 (*open_rows, *self.left),
                 ", ".join(said),
             ),
+            self.accept,
         )
 
     @property

@@ -195,14 +195,18 @@ def pronounce_checks(
     scope: str,
     not_compared: Sequence[NotCompared] = (),
     accept: Collection[str] = (),
+    *,
+    of_a_pass: bool = False,
 ) -> Pronounced:
     """Return the verdict of checks with these outcomes; `scope` says in words what they are.
 
     `counts` is {outcome: number}. `not_compared` are items that nothing reads, `accept` patterns of
-    those that the user accepts.
+    those that the user accepts. `of_a_pass`: they are checks of what the model computes.
     """
     ran = {"checks": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
-    compared = Compared(outcome == "FAIL", ran, tuple(not_compared), scope=f": {scope}")
+    compared = Compared(
+        outcome == "FAIL", ran, tuple(not_compared), scope=f": {scope}", of_a_pass=of_a_pass
+    )
     return pronounce(_WORDS, compared, accept)
 
 
@@ -378,12 +382,14 @@ def pronounce_report(
 ) -> Pronounced:
     """Return the verdict of a report on what `model` computes, naming its items that nothing reads.
 
+    A tensor among them leaves it open, exit code 2.
     `not_compared` are items of the input that were not compared; they are added to the model's.
     `accept` are patterns (`unread:PATTERN`) of items that the user accepts.
     """
     counts = count_outcomes(report.checks)
     rows = (*not_compared, *make_ledger(model, OF_A_PASS).not_compared)
-    return pronounce_checks(report.outcome, counts, outcome_counts(counts), rows, accept)
+    scope = outcome_counts(counts)
+    return pronounce_checks(report.outcome, counts, scope, rows, accept, of_a_pass=True)
 
 
 # --- making checks ----------------------------------------------------------------------------

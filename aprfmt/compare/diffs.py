@@ -244,12 +244,14 @@ class DiffReport(Tabular):
     def differing_tensors(self, accept: Collection[str] = ()) -> Sequence[str]:
         """Return the keys of the tensors that count as different, in order.
 
-        `accept`: "within" takes WITHIN for equal, an `unread:PATTERN` a tensor that one side alone
-        has and no table lists.
+        `accept`: "within" takes WITHIN for equal, and what was made again by rounding or
+        quantizing; an `unread:PATTERN` a tensor that one side alone has and no table lists.
         """
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
         taken = acceptance_predicate(accept)
         accepted = {row.name for row in self.unlisted_tensors if taken(row)}
+        if "within" in accept:
+            accepted |= {row.key for row in self.tensors if row.is_rounded}
         return [
             row.key for row in self.tensors if row.verdict not in fine and row.key not in accepted
         ]
@@ -285,8 +287,8 @@ class DiffReport(Tabular):
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
         """Return the verdict over what was compared and what was not.
 
-        `accept`: "within" takes WITHIN for equal, `unread:PATTERN` accepts items that were not
-        compared.
+        `accept`: "within" takes WITHIN for equal, and what was made again by rounding or
+        quantizing; `unread:PATTERN` accepts items that were not compared.
         """
         # What counts as different, after what the user accepted.
         apart = self.count_differing_fields(accept)
@@ -313,7 +315,11 @@ class DiffReport(Tabular):
             for where, texts in faults.items()
         ]
         # The words of the headline.
-        said = [f"{count} {verdict}" for verdict, count in self.counts.items() if count]
+        rounded = sum(row.is_rounded for row in self.tensors) if "within" in accept else 0
+        counted = {**self.counts, "DIFFERENT": self.counts["DIFFERENT"] - rounded}
+        said = [f"{count} {verdict}" for verdict, count in counted.items() if count]
+        if rounded:
+            said.append(f"{rounded} made again by rounding or quantizing")
         if apart and self.asked:
             fields = "; ".join(f"{name}: {count}" for name, count in apart.items())
             said.append(f"fields that differ: {fields}")

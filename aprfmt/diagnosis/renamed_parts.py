@@ -3,9 +3,11 @@
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import islice, product
+from itertools import combinations, islice, product
+
+import numpy as np
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.causes import CAUSES
@@ -28,6 +30,8 @@ READ = 0.5  # relative L2 from A's values up to which a weight is read as it was
 TRIED = 12  # weights that are read again, of however many
 _NAMES = 12  # names that one unknown part may have had, the most similar first
 _PAIRS = 24  # pairs of names that are tried where two parts are unknown
+_TRIPLES = 48  # of names that are tried where three parts are unknown
+_GROUPS = (".g_idx", ".weight_g_idx")  # the group of each input
 _BESIDE = ("weight", "bias")  # tensors that modules have without any packing
 
 Rules = tuple[Rename, ...]
@@ -37,21 +41,23 @@ def read_with_renamed_parts(good: Model, bad: Model, label: str) -> tuple[Model,
     """Return (`bad` read with parts of its packed weights renamed, the finding), or None.
 
     None where every tensor beside its packed weights has a name that some packing knows, or no
-    renames of one or two parts bring the weights to `good`'s values: more of them than are read
-    without, each within READ. Parts that change no value must be `good`'s own, byte for byte.
-    `label` is the side of `bad`. The model is open: who calls closes it.
+    renames of one to three parts bring the weights to `good`'s values: more of them than are read
+    without, each within READ. Parts that change no value must be `good`'s own, byte for byte, or
+    the groups of inputs in order. `label` is the side of `bad`. The model is open: who calls
+    closes it.
     """
     if quantization_section(packing_config(bad) or {}) is None:
         return None
     before: Mapping[str, float] = {}
     best: tuple[float, Rules] = (math.inf, ())
-    for rules in _possible_rules(bad):
+    for rules in _possible_rules(good, bad):
         before = before or weight_distances(good, bad, _weight_keys(good))
         left = _distance_with(good, bad, rules, before)
         if left < best[0]:
             best = left, rules
     if not best[1]:
         return None
+    best = _with_parts_of_no_effect(good, bad, best, before)
     made = open_model(bad.path, rename=best[1], allow_missing=ANY)
     names = rename_names(bad.source.tensors, best[1], bad.path, strict=False)
     relation = rename_relation(
@@ -76,6 +82,30 @@ def read_with_renamed_parts(good: Model, bad: Model, label: str) -> tuple[Model,
         proof=unfitted_proof(len(relation.where)),
     )
     return made, finding
+
+
+def _with_parts_of_no_effect(
+    good: Model, bad: Model, best: tuple[float, Rules], before: Mapping[str, float]
+) -> tuple[float, Rules]:
+    """Return (distance, renames) `best` with those of further parts, which change no value.
+
+    They are held to what such parts have to be: `good`'s own bytes, or groups in order.
+    """
+    done = {rule.old for rule in best[1]}
+    singles = [rules[0] for rules in _possible_rules(good, bad) if len(rules) == 1]
+    further = [rule for rule in singles if rule.old not in done]
+    for is_told in (_holds_same_parts, _holds_groups_in_order):
+        for rule in further:
+            rules = (*best[1], rule)
+            try:
+                with open_model(bad.path, rename=rules, allow_missing=ANY) as made:
+                    if not is_told(good, made, (rule,)):
+                        continue
+                    if max(weight_distances(good, made, [*before]).values()) <= best[0]:
+                        return best[0], rules
+            except AprfmtError:
+                continue
+    return best
 
 
 def weight_distances(good: Model, model: Model, keys: Sequence[str]) -> dict[str, float]:
@@ -118,7 +148,8 @@ def _distance_with(good: Model, bad: Model, rules: Rules, before: Mapping[str, f
     try:
         with open_model(bad.path, rename=rules, allow_missing=ANY) as made:
             gained = [key for key, was in before.items() if not was <= READ]
-            if not gained and not _holds_same_parts(good, made, rules):
+            told = _holds_same_parts(good, made, rules) or _holds_groups_in_order(good, made, rules)
+            if not gained and not told:
                 return math.inf
             after = weight_distances(good, made, [*before])
             if any(not left <= min(READ, before[key]) for key, left in after.items()):
@@ -138,6 +169,29 @@ def _holds_same_parts(good: Model, made: Model, rules: Rules) -> bool:
     )
 
 
+def _holds_groups_in_order(good: Model, made: Model, rules: Rules) -> bool:
+    """Return whether renames bring about groups of inputs that stand in order, and nothing else.
+
+    They say what is taken without them: input i is in group i / size, of two groups or more.
+    `good` has none of them.
+    """
+    if any(name.endswith(_GROUPS) for name in good.source.tensors):
+        return False
+    ends = tuple(f".{rule.new}" for rule in rules)
+    names = [name for name in made.source.tensors if name.endswith(ends)]
+    if not names or not all(name.endswith(_GROUPS) for name in names):
+        return False
+    for name in names:
+        tensor = made.source.tensors[name]
+        if tensor.info.encoding != "I32":
+            return False
+        index = np.frombuffer(_raw(tensor), "<i4")
+        size = int((index == 0).sum())
+        if not 0 < size < len(index) or (index != np.arange(len(index)) // size).any():
+            return False
+    return True
+
+
 def _raw(tensor: LazyTensor) -> bytes:
     """Return a stored tensor's bytes."""
     return bytes(tensor.raw())
@@ -146,39 +200,51 @@ def _raw(tensor: LazyTensor) -> bytes:
 # --- what may stand for what ---------------------------------------------------------------------
 
 
-def _possible_rules(bad: Model) -> Iterator[Rules]:
-    """Yield renames to try: of one unknown part beside packed weights, then of two; likely first.
+def _possible_rules(good: Model, bad: Model) -> Iterator[Rules]:
+    """Yield renames to try: of one unknown part beside packed weights, of two, of three.
+
+    The likely ones of each come first.
 
     A part is unknown that stands beside most packed weights under a name that no packing has.
     """
-    modules = _unknown_tails(bad)
+    modules = _unknown_tails(good, bad)
     counts = Counter(tail for tails in modules.values() for tail in tails)
     tails = [tail for tail, count in counts.items() if 2 * count > len(modules)]
     ways = [_names_of_part(tail) for tail in tails]
     for way in ways:
         yield from ((rule,) for rule in [*way][:_NAMES])
-    for i, first in enumerate(ways):
-        for second in ways[i + 1 :]:
-            both = sorted(
-                (pair for pair in product(first, second) if pair[0].new != pair[1].new),
-                key=lambda pair: -first[pair[0]] - second[pair[1]],
+    for count, most in ((2, _PAIRS), (3, _TRIPLES)):
+        for chosen in combinations(ways, count):
+            likely = [dict(islice(way.items(), _NAMES)) if count > 2 else way for way in chosen]
+            joint = [
+                rules for rules in product(*likely) if len({rule.new for rule in rules}) == count
+            ]
+            joint.sort(
+                key=lambda rules: -sum(way[rule] for way, rule in zip(chosen, rules, strict=True))
             )
-            yield from both[:_PAIRS]
+            yield from joint[:most]
 
 
-def _unknown_tails(bad: Model) -> dict[str, list[str]]:
-    """Return {module of a packed weight: its tensors' names behind it that no packing knows}."""
+def _unknown_tails(good: Model, bad: Model) -> dict[str, list[str]]:
+    """Return {module of a packed weight: its tensors' names behind it that no packing knows}.
+
+    A module of a weight that `good` has and `bad` has not is packed, whatever its parts are called.
+    """
     ends = {f".{one}": one not in _BESIDE for one in part_suffixes()}
     stems: dict[str, bool] = {}  # and whether a part of a packing stands there
     strange: list[str] = []
     for name in bad.source.tensors:
-        dots = (i for i, letter in enumerate(name) if letter == ".")
-        end = next((name[i:] for i in dots if name[i:] in ends), "")
+        end = _known_end(name, ends)
         if end:
             stem = name.removesuffix(end)
             stems[stem] = stems.get(stem, False) or ends[end]
         else:
             strange.append(name)
+    for name in good.source.tensors:
+        end = _known_end(name, ends)
+        stem = name.removesuffix(end)
+        if end not in ("", ".bias") and f"{stem}.weight" not in bad.source.tensors:
+            stems[stem] = True
     found: dict[str, list[str]] = {stem: [] for stem, packed in stems.items() if packed}
     for name in strange:
         cuts = (i for i in range(len(name) - 1, 0, -1) if name[i] == ".")
@@ -186,6 +252,12 @@ def _unknown_tails(bad: Model) -> dict[str, list[str]]:
         if module is not None:
             found.setdefault(module, []).append(name[len(module) + 1 :])
     return found
+
+
+def _known_end(name: str, ends: Collection[str]) -> str:
+    """Return the longest end of a tensor's name, from a dot on, that is one of `ends`; or ""."""
+    dots = (i for i, letter in enumerate(name) if letter == ".")
+    return next((name[i:] for i in dots if name[i:] in ends), "")
 
 
 def _names_of_part(tail: str) -> dict[Rename, float]:

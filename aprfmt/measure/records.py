@@ -111,6 +111,18 @@ class TensorDiff:
     derivations: tuple[DerivationResult, ...] = ()  # of the quantized sides, where a base was given
     explanation: Finding | None = None
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it is DIFFERENT, and rounding or quantizing one side gives all of the other."""
+        found = self.explanation
+        return (
+            self.verdict == "DIFFERENT"
+            and found is not None
+            and found.cause in ("rounding", "quantisation")
+            and found.certainty == "confirmed"
+            and found.share == 1.0
+        )
+
     def to_json(self) -> dict[str, object]:
         """Return plain data, with the explanation in the form of `diff`."""
         found = self.explanation

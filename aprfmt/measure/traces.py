@@ -134,6 +134,7 @@ class TraceDiff:
     rounding_ratios: Mapping[str, float] = field(
         default_factory=dict
     )  # by key: see `rounding_ratios`
+    accept: tuple[str, ...] = ()  # unread:PATTERN of those that the user accepts
 
     @property
     def compared(self) -> int:
@@ -152,7 +153,7 @@ class TraceDiff:
         apart = [NotCompared("point", key, "unreadable", why[key]) for key in self.other_rows]
         counts = {"points": (self.compared, len(self.points))}
         differs = bool(self.unequal_ranks) or (self.first is not None and not apart)
-        return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)))
+        return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)), self.accept)
 
     def to_json(self) -> dict[str, object]:
         """Return plain data: the summary, and all points."""

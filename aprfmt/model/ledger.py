@@ -1027,7 +1027,8 @@ class Compared:
     `differs`: a difference, bug or failed check. `counts`: {what is counted: (compared, total)},
     such as {"tensors": (48, 50)}. `left`: what was not compared by meaning. `detail`: how the
     counted things compare, in words. `scope`: words for what was compared, where the counts do
-    not say it.
+    not say it. `of_a_pass`: what one model computes is judged, so that a tensor of it that nothing
+    reads leaves the verdict open: a pass without it may be another model's.
     """
 
     differs: bool
@@ -1035,6 +1036,7 @@ class Compared:
     left: tuple[NotCompared, ...] = ()
     detail: str = ""
     scope: str = ""
+    of_a_pass: bool = False
 
     @property
     def counts_text(self) -> str:
@@ -1130,8 +1132,13 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
     passed = [row for row in compared.left if taken(row)]
     left = tuple(row for row in compared.left if not taken(row))
     apart = [row for row in left if row.state in APART]
-    unreadable = [row for row in left if row.state in OPEN]
-    equal = [row for row in left if row.state in ("equal", "unread")]
+    unreadable = [
+        row
+        for row in left
+        if row.state in OPEN
+        or (compared.of_a_pass and (row.kind, row.state) == ("tensor", "unread"))
+    ]
+    equal = [row for row in left if row.state in ("equal", "unread") and row not in unreadable]
     outside = _list_items("; not compared", [row for row in left if row.state == "no counterpart"])
     # How much was compared, as part of the headline.
     scope = compared.counts_text

@@ -7,7 +7,7 @@ tensors (header, metadata, tokenizer, padding); and SHA-256 of the text files of
 folder.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -289,12 +289,14 @@ def pronounce_manifest(
     *,
     selected: bool = False,
     late: str = "",
+    accept: Collection[str] = (),
 ) -> "Pronounced":
     """Return the verdict on a model that was compared with a manifest.
 
     `failures` are those of `compare_manifest`, `tensors` the model's rows. Unless `selected`, files
     of the folder that nothing reads are among what was not compared. `late` says why whole files
-    were not compared, where a budget left them.
+    were not compared, where a budget left them. `accept` are patterns (`unread:PATTERN`) of items
+    that the user accepts.
     """
     from aprfmt.model.ledger import (
         LATE,
@@ -327,7 +329,7 @@ def pronounce_manifest(
     unread = (NotCompared("tensor", row["key"], "unreadable", row["what"]) for row in broken)
     words = VerdictWords("equal to the manifest", "not what the manifest says")
     counts = {"tensors": (done, len(tensors))}
-    return pronounce(words, Compared(len(failures) > len(broken), counts, (*left, *unread)))
+    return pronounce(words, Compared(len(failures) > len(broken), counts, (*left, *unread)), accept)
 
 
 def _tensor_difference(expected: TensorRow | None, found: TensorRow | None) -> str:

@@ -75,6 +75,7 @@ REPEATS = 5
 @options.verbose("The runs, the worst points, operations, losses and checks.")
 @options.html("Write a page: evidence, a map of all points for every run.")
 @run_options.within
+@options.accept()
 @options.budget
 @options.arch
 @options.force

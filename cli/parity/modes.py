@@ -30,6 +30,7 @@ class ParityOptions(run_options.WithinOptions):
     arbiter: bool
     thresholds: Path | None
     budget: Budget | None
+    accept: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def run_parity(
         if calibrate is not None:
             return calibrate_tolerances(opened, choices, request, repeats, calibrate, wanted)
         found = compare_runs(opened, choices, request, base, options)
+        found = replace(found, accept=options.accept)
         body = found.to_json() | {"ids_chosen": not tokens.given, "bundle": None}
         if wanted.bundle is not None:
             body["bundle"] = write_bundle(wanted.bundle, found, runs, wanted.force)

@@ -86,6 +86,7 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
 @click.option(
     "-v", "--verbose", is_flag=True, help="With --reference: every point and its statistics."
 )
+@options.accept()
 @options.html("Write a page: heat map, histograms, sortable table.")
 @dry_run.option
 @options.budget

@@ -38,6 +38,8 @@ def run_trace(
     arrays to map. Raises UsageError for options of two ways at once. `where` has the options of the
     run.
     """
+    if wanted.accept and wanted.reference is None:
+        raise UsageError("--accept is of a comparison; give --reference RUN_OR_TRACE")
     if wanted.same_dtype is not None and wanted.reference is None:
         raise UsageError("--same-dtype goes with --reference, a float32 run")
     if dumped.mapping is not None and dumped.arrays is None:
@@ -340,7 +342,7 @@ def finish_trace(
     code, difference = 1 if trace.nonfinite else failed, None
     body["saved"] = save_trace_files(trace, wanted)
     if wanted.reference is not None:
-        difference = against()
+        difference = replace(against(), accept=wanted.accept)
         verdict = difference.pronounced
         body["reference"] = {"against": wanted.reference, **difference.to_json()}
         body |= verdict.to_json()

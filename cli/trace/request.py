@@ -29,6 +29,7 @@ class TraceOutputs:
     save_aprt: Path | None
     reference: str | None
     same_dtype: str | None
+    accept: tuple[str, ...]
     html: Path | None
     force: bool
     verbose: bool

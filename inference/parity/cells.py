@@ -235,6 +235,7 @@ class Parity:
     calibrated: str | None
     vocab: int
     left: tuple[NotCompared, ...] = ()  # of the model: what nothing reads
+    accept: tuple[str, ...] = ()  # unread:PATTERN of those that the user accepts
 
     @property
     def conclusion(self) -> Pronounced:
@@ -252,7 +253,8 @@ class Parity:
         compared = sum(pair.diff.compared for pair in pairs)
         counts = {"points": (compared, compared)}
         scope = f": {cause}" if cause else ""
-        return pronounce(words, Compared(verdict == "bug", counts, self.left, scope=scope))
+        compared_points = Compared(verdict == "bug", counts, self.left, scope=scope)
+        return pronounce(words, compared_points, self.accept)
 
     @property
     def verdict(self) -> Verdict:

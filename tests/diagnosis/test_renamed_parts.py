@@ -1,8 +1,8 @@
 """A part of packed weights under a name that no packing has: one relation, and its rename.
 
-Seen red: two parts at once had no command; codes under another name were missing tensors, to be
-written again from A; MLX's biases were scales that are invalid; a second scale of NVFP4 had no
-cause; `diff` sent to `validate`, which knows no other side.
+Seen red: two or three parts at once had no command; codes under another name were missing tensors,
+to be written again from A; MLX's biases were scales that are invalid; a second scale of NVFP4 had
+no cause; `diff` sent to `validate`, which knows no other side.
 """
 
 import shlex
@@ -28,7 +28,13 @@ CASES = [
     ("GPTQ-g32", ("scales",), True),
     ("GPTQ-g32", ("qweight",), False),
     ("GPTQ-g32", ("g_idx",), True),
+    ("GPTQ-g32", ("g_idx",), False),
     ("GPTQ-g32", ("qzeros", "scales"), True),
+    ("GPTQ-g32", ("qzeros", "scales", "g_idx"), True),
+    ("GPTQ-g32", ("qweight", "qzeros", "scales"), False),
+    ("AWQ-g32", ("qweight", "qzeros", "scales"), False),
+    ("NF4", ("absmax", "quant_map", "quant_state.bitsandbytes__nf4"), False),
+    ("COMPRESSED-NVFP4", ("weight_packed", "weight_scale", "weight_global_scale"), True),
     ("AWQ-g32", ("qweight",), True),
     ("AWQ-g32", ("qzeros", "scales"), False),
     ("COMPRESSED-FP8", ("weight_scale",), False),

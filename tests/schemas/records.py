@@ -165,7 +165,7 @@ RECORDS: tuple[Record, ...] = (
         "properties/reference",
         "measure.traces:TraceDiff",
         {"against": str, "compared": int},
-        ("left",),
+        ("left", "accept"),
     ),
     Record("trace", "properties/slots/items", "cli.trace.output:SlotRow"),
     Record("tree", "$defs/node", "cli.tree:TreeNode"),
