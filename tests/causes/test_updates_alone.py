@@ -459,7 +459,7 @@ DEPARTURES: dict[str, tuple[Callable[[], tuple[StepCase, str]], tuple[str, ...]]
         f"epsilon of {eps:g}": (
             partial(with_epsilon, eps), (f"epsilon_value: epsilon is {eps:g}, stated is 1e-08",)
         )
-        for eps in (1e-5, 1e-6, 1e-7, 1e-9, 1e-10)
+        for eps in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-9, 1e-10)
     },
     **{
         f"counted {step}": (

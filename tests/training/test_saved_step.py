@@ -33,14 +33,14 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", ["loop.py", "callback.py"])
 def test_a_hook_has_fifteen_lines_at_most(name: str) -> None:
-    """With what it imports of the page itself. Seen red: the page of before this class was ours."""
+    """With what it imports of the page itself, and empty ones. Seen red: the one of 16 lines."""
     texts = {block.title: block.text for block in blocks(PAGE) if block.title}
     needed = [
         text
         for title, text in texts.items()
         if title == name or f"from {Path(title).stem} import" in texts[name]
     ]
-    lines = [line for text in needed for line in text.splitlines() if line.strip()]
+    lines = [line for text in needed for line in text.splitlines()]
     assert 5 < len(lines) <= 15
 
 
@@ -104,7 +104,7 @@ def test_the_trainers_first_step_is_saved(page: Path) -> None:
             use_cpu=True, save_strategy="no", disable_tqdm=True, logging_strategy="no",
         ),
         train_dataset=rows,
-        callbacks=[SaveFirstStep(page / "step")],
+        callbacks=[SaveFirstStep],  # into the folder "step" of the working directory
     )  # fmt: skip
     trainer.train()
     check(page / "step")

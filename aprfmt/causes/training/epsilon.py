@@ -29,7 +29,7 @@ _WORDS: dict[Epsilon, str] = {
     "inside": "epsilon stands inside the root",
     "uncorrected": "epsilon is added before the second moment is corrected, as TensorFlow does",
 }
-_POWERS = (5, 6, 7, 8, 9, 10, 12, 15)
+_POWERS = (*range(1, 11), 12, 15)
 
 
 def guess_epsilon(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
