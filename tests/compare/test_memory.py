@@ -215,18 +215,25 @@ def searched(a: Model, b: Model) -> bool:
 READERS = [padded, derived, constant, not_constant, hashed, unwritten, cut, searched]
 
 
-@pytest.mark.parametrize("read", READERS)
-def test_what_reads_a_tensor_whole_leaves_nothing_behind(
-    read: Callable[[Model, Model], bool], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two files of 32 MiB, a table of tokens longer in one, bytes of it among another tensor's."""
+    folder = tmp_path_factory.mktemp("two")
     values = np.random.default_rng(0).standard_normal((ROWS + 64, 1024), np.float32)
     part = values[:4].tobytes()
     for name, more, last in (("a", 0, 1), ("b", 64, 0)):
         shapes = {"few": (1,), "part": (16, 256), "w": (ROWS + more, 1024), "zeros": (4 << 20,)}
         held = {"few": bytes(4), "part": part, "w": values[: ROWS + more].tobytes(),
                 "zeros": bytes((16 << 20) - 1) + bytes([last])}  # fmt: skip
-        write_safetensors(tmp_path / f"{name}.safetensors", shapes, held, "F32")
+        write_safetensors(folder / f"{name}.safetensors", shapes, held, "F32")
         part = part[:700] + values[ROWS - 1].tobytes()[300:1300] + part[1700:]
-    with open_model(tmp_path / "a.safetensors") as a, open_model(tmp_path / "b.safetensors") as b:
+    return folder / "a.safetensors", folder / "b.safetensors"
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_what_reads_a_tensor_whole_leaves_nothing_behind(
+    read: Callable[[Model, Model], bool], two: tuple[Path, Path]
+) -> None:
+    with open_model(two[0]) as a, open_model(two[1]) as b:
         assert read(a, b)
         assert resident(a, b) < SLACK
