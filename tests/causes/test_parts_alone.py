@@ -16,6 +16,9 @@ from aprfmt.causes.forward import linear, moe, residual_stream
 from aprfmt.causes.tensor import rank_parameters, vocabulary_padding
 from aprfmt.causes.tensor.rank_parameters import Piece
 from aprfmt.causes.training import batch_samples, step_case
+from aprfmt.diagnosis import accumulated_rounding
+from aprfmt.inference.replay.patched_model import MOVES, OPS, PassLocation
+from tests.causes.test_usual_mistakes import patched_model
 
 TABLE = np.random.default_rng(3).normal(size=(6, 4)).astype(np.float32)
 BEHIND = {
@@ -234,3 +237,53 @@ def test_two_factors_are_those_of_least_squares(lost: str) -> None:
         if lost == name:
             wanted[at:at] = [1.0, np.inf]
     np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+COUNTS = [4, 1, 3, 2, 6, 8]  # scored labels of each sample
+
+
+def by_parts(size: int, summed: bool) -> list[float]:
+    """Return how often each sample counts in a mean, or the sum, of the means of `size` samples."""
+    parts = [COUNTS[at : at + size] for at in range(0, len(COUNTS), size)]
+    share = 1 if summed else 1 / len(parts)
+    return [share * sum(COUNTS) / sum(parts[at // size]) for at in range(len(COUNTS))]
+
+
+FACTORS: dict[str, tuple[list[float], str, list[float] | None]] = {
+    "of 6 samples number 12 is not in it": ([1, 0, 1, 1, 1, 1], "samples_left_out", None),
+    "of 6 samples number 12, 16 are not in it": (
+        [1.5, 0, 1.5, 1.5, 1.5, 0], "samples_left_out", [1.6, 0, 1.6, 1.6, 1.6, 0]),
+    "of 6 samples number 11 is not in it": ([0, 1, 2, 3, 4, 5], "samples_left_out", None),
+    **{
+        f"the {'sum' if summed else 'mean'} of the means of {6 // size} micro-batches or ranks of "
+        f"{size} sample{'s' * (size > 1)}": (by_parts(size, summed), "micro_batch_means", None)
+        for size in (1, 2, 3) for summed in (True, False)
+    },
+    "samples count 1, 2, 3, 4, 5, 6 times": ([1, 2, 3, 4, 5, 6], "samples_weighted", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("says", FACTORS)
+def test_how_samples_count_is_named(says: str) -> None:
+    solved, cause, meant = FACTORS[says]
+    if meant is not None:  # those that are in it share the labels of all
+        solved = meant = [24 / 15 * bool(value) for value in meant]
+    found = batch_samples._named_factors(solved, COUNTS, range(11, 17))
+    assert found[:2] == (cause, says)
+    np.testing.assert_allclose(found[2], solved if meant is None else meant)
+    many = batch_samples._named_factors([1, 2, 3, 4, 5, 6, 7], [1] * 7, range(7))
+    assert many[1] == "samples count 1, 2, 3, 4, 5, 6, ... times"
+
+
+def test_results_are_rounded_but_of_what_moves_values_or_is_wide() -> None:
+    with patched_model("llama") as patched:
+        rounded = accumulated_rounding._round_results(patched, "bfloat16")
+        kept = {*MOVES, *accumulated_rounding.WIDE}
+        assert {op for op in OPS if op in rounded.overrides} >= {*OPS} - kept
+        assert not {*rounded.overrides} & {op for op in MOVES}
+        value = np.float32(1 + 2.0**-7 + 2.0**-12)
+        (override, *_) = rounded.overrides["linear"]
+        made = override(lambda: np.array([value]), PassLocation("q", 0))
+        assert made.tolist() == [1 + 2.0**-7] and made.dtype == np.float32
+        first, state = override(lambda: (np.array([value]), 3), PassLocation("q", 0))
+        assert first.tolist() == [1 + 2.0**-7] and state == 3
