@@ -101,6 +101,15 @@ def test_listed_logits_are_the_same_probabilities() -> None:
         assert not table.beyond and table.first is None
 
 
+def test_listed_logits_of_some_positions_excuse_no_other() -> None:
+    """Seen red: one position of a single token, far off, beside eleven that are harmless."""
+    x = listed(logits() + 9.0, 20, normalised=False)
+    rows = dict(x.rows)
+    token = next(iter(rows[3]))
+    rows[3] = {token: -30.0}
+    assert compare_logprobs(Logprobs(IDS, rows), whole(logits()), FINE).beyond
+
+
 def test_logits_of_a_run_need_no_relation() -> None:
     table = compare_logprobs(whole(logits() - 3.5), whole(logits()), FINE)
     assert not table.beyond and table.relation is None

@@ -39,6 +39,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 ROUNDED = 4.0  # units of the plain type within which a product of code and scale is the value
+FAR = 0.25  # relative distance below which no code was read as another number
 FEW = 16  # codes below which nothing is shown
 
 
@@ -52,7 +53,7 @@ class Reading(NamedTuple):
 class CodedSide:
     """A side that is stored in codes: the code of each value, and what makes a value of it.
 
-    Arrays are float64 [rows, columns]; those that the packing has not are None.
+    Arrays are [rows, columns], numbers float32; those that the packing has not are None.
     """
 
     def __init__(self, reader: RowReader) -> None:
@@ -100,18 +101,20 @@ class CodedSide:
             )
             made.append(bare.decode().reshape(one.shape))
         values = self.reader.side.undo_layout(list(made))
-        return to_float64(values).reshape(self.reader.rows, self.reader.columns)
+        found: Array = np.asarray(values, np.float32)
+        return found.reshape(self.reader.rows, self.reader.columns)
 
     @cached_property
     def codes(self) -> "Array":
-        """The code of every value, int64 [rows, columns]."""
+        """The code of every value, uint8 or uint16 [rows, columns]."""
         assert self.table is not None
         if not self.weights:
             data = self.reader.side.raw()
             held = np.frombuffer(data, np.uint8).reshape(self.reader.rows, self.reader.columns)
-            return held.astype(np.int64)
+            return held
         count = np.arange(len(self.table))
-        return self._read(count).astype(np.int64)
+        kind = np.uint8 if len(count) <= 1 << 8 else np.uint16
+        return self._read(count).astype(kind)
 
     def _has(self, part: str) -> bool:
         """Return whether any of the weights has such numbers."""
@@ -180,8 +183,13 @@ def _equals(made: "Array", values: "Array", slack: float) -> bool:
 
 
 def explain_misread_codes(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that a side's values are the other's codes, read as other numbers."""
+    """Yield the finding that a side's values are the other's codes, read as other numbers.
+
+    Nothing for sides as near as right copies are: they are not decoded for it.
+    """
     if case.numbers is not None or case.a.shape != case.b.shape or case.a.columns < 2:
+        return
+    if case.before.relative < FAR:
         return
     for plain, coded, one, other in ((case.b, case.a, "B", "A"), (case.a, case.b, "A", "B")):
         if plain.side.parts or any(t.packed is not None for t in plain.side.stored):
