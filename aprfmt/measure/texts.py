@@ -14,7 +14,7 @@ from aprfmt.tokenizer.generation import (
     placeless_settings,
     same_setting,
 )
-from aprfmt.tokenizer.keys import GENERATION
+from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, GENERATION, HF_JSON, KEYS
 
 if TYPE_CHECKING:
     from aprfmt.causes.tokenizer.comparison import TokensReport
@@ -161,8 +161,6 @@ def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[
     a tokenizer.json, and those of the chat template next to chat_template.jinja. A finding of
     `report` on the same thing stands for them.
     """
-    from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, HF_JSON, KEYS
-
     style = a.key_style
     if style != b.key_style or style not in ("gguf", "apr"):
         return
