@@ -94,6 +94,15 @@ def skipped_gates(report: "QaReport") -> "list[Line]":
     return found
 
 
+def account_command(found: "Pronounced", model: str) -> str:
+    """Return the command that lists what nothing reads of a model; "" if no tensor leaves it open.
+
+    `found` is the verdict over what the model at `model` computes.
+    """
+    unread = any(row.kind == "tensor" and not row.side for row in found.not_compared)
+    return _next_command(model, None) if found.exit == 2 and unread else ""
+
+
 def count_passed(checks: "Sequence[Check]") -> int:
     """Return how many checks passed."""
     return sum(one.outcome == "PASS" for one in checks)

@@ -138,6 +138,9 @@ def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") 
     run_options.show_top(body["top"], "top 5 of the last row (the first is the argmax)")
     check_output.show_checks(found)
     check_output.show_verdict(verdict)
+    command = check_output.account_command(verdict, body["run"]["model"])
+    if command:
+        render.say(f"next: {command}", style="head")
 
 
 def answer(
@@ -161,6 +164,9 @@ def answer(
     if body["output"]:
         shape = render.shape_text(body["shape"])
         lines.append((f"  {shape} float32 -> {body['output']}", ""))
+    command = check_output.account_command(verdict, report.subject)
+    if command:
+        lines.append((f"next: {command}", "head"))
     if verdict.exit == 1:
         told = ",".join(map(str, ids))
         traced = f"aprfmt trace {shlex.quote(report.subject)} --payload --ids {told}"

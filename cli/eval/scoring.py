@@ -217,6 +217,7 @@ def report_checks(
 
     report = Report(str(run.model.path), tuple(checks))
     verdict = pronounce_report(report, run.model, not_compared, accept)
+    command = command or check_output.account_command(verdict, report.subject)
 
     def show_all() -> None:
         """Print the verdict, the findings, then every check; the short answer if not `verbose`."""

@@ -121,6 +121,29 @@ def test_two_models_that_predict_otherwise_lead_on(demo_model: Path, tmp_path: P
         assert not next_of(same)
 
 
+@pytest.mark.parametrize("name", ["logits", "eval"])
+def test_a_pass_of_a_model_with_an_unread_tensor_leads_on(
+    name: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: a PASS of what may be another model's, without a command."""
+    from tests.conversion.folders import tensors_of, write_mixed
+
+    model, text = tmp_path / "m", tmp_path / "text.txt"
+    shutil.copytree(demo_model, model)
+    rows = {**tensors_of(model), "planted.w": ("F32", (3,), bytes(12))}
+    write_mixed(model / "model.safetensors", rows)
+    text.write_text("What is 2+2?")
+    words = ("--text", text) if name == "eval" else IDS
+    for form in (AGENT, HUMAN):
+        done = command(name, model, *words, *form)
+        (line,) = next_of(done)
+        assert done.code == 2 and "planted.w" in done.out
+        assert shlex.split(line)[:2] == ["aprfmt", "inspect"]
+        assert "planted.w" in command(*shlex.split(line)[1:]).out
+        taken = command(name, model, *words, *form, "--accept", "unread:planted.w")
+        assert taken.code == 0 and not next_of(taken)
+
+
 def test_each_fault_of_an_evaluation_is_said_once(broken: Path, demo_model: Path) -> None:
     """Of two models by name; of a text without a label, whichever the model."""
     done = command("eval", demo_model, "--ids", "1", "--against", broken, *AGENT)
