@@ -120,7 +120,11 @@ class DiffReport(Tabular):
             mends = is_repaired_by_rewriting(one.cause, one.confirmed, one.values)
             mends = mends and CAUSES[one.cause].verdict == "bug"
             mends = mends and one.cause not in self.own_parts
-            command = self._own_key_command(one.cause) or (self._rewrite_command if mends else "")
+            command = (
+                one.next
+                or self._own_key_command(one.cause)
+                or (self._rewrite_command if mends else "")
+            )
             rows.append(replace(one, where=one.keys, next=command).to_named_cause(self.stored))
         return tuple(rows)
 
