@@ -219,7 +219,7 @@ def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
     `table` has all values of the type. A gap is the larger of those to both neighbours.
     """
     levels = np.unique(table[np.isfinite(table)])
-    near = np.searchsorted(levels, values)
+    near = np.minimum(np.searchsorted(levels, values), len(levels) - 1)  # above all: no value
     gaps = np.diff(levels)
     step = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near] * np.abs(factor)
     far = np.full(step.shape, np.inf)
