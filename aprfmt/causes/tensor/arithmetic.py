@@ -188,8 +188,8 @@ def _factor_text(case: DifferingPair, factor: float, x: "Array", y: "Array") -> 
     That is a root of a size, or a multiplier of the model, or 1 divided by it. It has to be the
     factor within what is not known of it, which was measured from `x` to `y`: SURE standard errors.
     """
-    rest, size = y - factor * x, abs(factor) * float(np.linalg.norm(x))
-    known_to = SURE * float(np.linalg.norm(rest)) / size / x.size**0.5 if size else 0.0
+    rest, length = y - factor * x, abs(factor) * float(np.linalg.norm(x))
+    known_to = SURE * float(np.linalg.norm(rest)) / length / x.size**0.5 if length else 0.0
     names: dict[str, float] = {}
     for size in ("hidden_size", "head_dim", "n_layers", "ffn_size"):
         for value in case.sizes(size):

@@ -233,8 +233,12 @@ def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
 def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return (words, order) of wrong orders that writers give the codes of a word or block."""
     rows = [
-        ("AWQ's order of eight codes in a word was taken for GPTQ's, or reverse", AWQ_ORDER),
-        ("AWQ's order of eight codes in a word was undone twice", AWQ_BACK),
+        ("AWQ's order of eight codes in a word was not undone", AWQ_BACK),
+        (
+            "AWQ's order of eight codes in a word was undone twice, or where codes stand in plain "
+            "order",
+            AWQ_ORDER,
+        ),
         ("the two halves of each byte are exchanged", (1, 0)),
         ("the codes of a word stand in reverse", tuple(range(7, -1, -1))),
     ]
