@@ -123,7 +123,7 @@ class DiffReport(Tabular):
             command = (
                 one.next
                 or self._own_key_command(one.cause)
-                or (self._rewrite_command if mends else "")
+                or (self.rewriting_command if mends else "")
             )
             rows.append(replace(one, where=one.keys, next=command).to_named_cause(self.stored))
         return tuple(rows)
@@ -134,7 +134,7 @@ class DiffReport(Tabular):
         return set_command(self.b, [value]) if value else ""
 
     @cached_property
-    def _rewrite_command(self) -> str:
+    def rewriting_command(self) -> str:
         """The command that writes B again from A in B's encodings; "" where none does.
 
         "" too where B was trained further.
