@@ -3,8 +3,8 @@
 from aprfmt.adapters.answers import AdapterAnswer, answer_merge
 from aprfmt.adapters.merging import convert_merged, merge_adapter
 from aprfmt.adapters.placing import LowRank, place_pairs
-from aprfmt.adapters.reading import Adapter, StoredPair, read_adapter
 from aprfmt.adapters.writing import convert_adapter
+from aprfmt.model.adapter_reading import Adapter, StoredPair, read_adapter
 
 __all__ = [
     "Adapter",

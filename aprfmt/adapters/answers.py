@@ -33,13 +33,13 @@ from aprfmt.adapters.merge_faults import (
 )
 from aprfmt.adapters.merging import MergedTensor, merge_adapter, merged_values, scaled_otherwise
 from aprfmt.adapters.parameters import OTHER_ORDERS
-from aprfmt.adapters.reading import Adapter
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.codecs import decode, encode
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import HEADS, adapter_parts, alpha_contradiction
+from aprfmt.model.adapter_reading import Adapter
 from aprfmt.model.ledger import (
     Compared,
     NotCompared,

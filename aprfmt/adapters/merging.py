@@ -18,7 +18,6 @@ import numpy as np
 
 from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder
 from aprfmt.adapters.placing import LowRank, place_pairs, whole_tensors, with_base_names
-from aprfmt.adapters.reading import Adapter, read_adapter
 from aprfmt.adapters.vocabulary import resized_folder
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
@@ -26,6 +25,7 @@ from aprfmt.codecs import decode, encode
 from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import ConversionError
 from aprfmt.model import Model, open_model
+from aprfmt.model.adapter_reading import Adapter, read_adapter
 from aprfmt.model.zero_pairs import find_zero_pairs
 from aprfmt.tensors.view import View
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from aprfmt.adapters.reading import Adapter, StoredPair, pair_scale, read_factors
 from aprfmt.arch.element_moves import to_logical, to_stored
 from aprfmt.arch.layout_steps import Transposed, TransposedEach
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import unwrap_module
+from aprfmt.model.adapter_reading import Adapter, StoredPair, pair_scale, read_factors
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup

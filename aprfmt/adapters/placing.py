@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder, parameter_changes, stacked_changes
-from aprfmt.adapters.reading import Adapter, StoredPair, read_factors
 from aprfmt.adapters.vocabulary import vocabulary_tensors
 from aprfmt.arch.element_moves import to_logical, to_stored
 from aprfmt.arch.joining_steps import Stacked
@@ -15,6 +14,7 @@ from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import HEADS, plain_module
+from aprfmt.model.adapter_reading import Adapter, StoredPair, read_factors
 from aprfmt.model.patterns import similar_names
 from aprfmt.model.relations import SHOWN, Relation, opening_path
 from aprfmt.model.renames import Rename, command_line, component_rules, prefix_rule_onto

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.adapters.placing import weight_name, with_base_names
-from aprfmt.adapters.reading import Adapter, StoredPair, read_adapter, read_factors
 from aprfmt.arch.binding import bind_names
 from aprfmt.arch.element_moves import to_logical
 from aprfmt.errors import ArchError, UnsupportedError
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.model import Model
+from aprfmt.model.adapter_reading import Adapter, StoredPair, read_adapter, read_factors
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup

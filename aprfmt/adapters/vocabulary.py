@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aprfmt.adapters.reading import Adapter
 from aprfmt.base.protocols import Note
 from aprfmt.errors import AprfmtError, ConversionError
 from aprfmt.model import Model
+from aprfmt.model.adapter_reading import Adapter
 from aprfmt.model.carried_files import json_object
 from aprfmt.model.hf_folder import HFFolder, read_folder
 from aprfmt.tensors.view import View

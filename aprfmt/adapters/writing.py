@@ -18,7 +18,6 @@ from aprfmt.adapters.placing import (
     whole_tensors,
     with_base_names,
 )
-from aprfmt.adapters.reading import Adapter, StoredPair, read_adapter
 from aprfmt.base.protocols import Note, TensorInfo, TypedValue
 from aprfmt.codecs import encode
 from aprfmt.conversion.outputs import make_info
@@ -27,6 +26,7 @@ from aprfmt.errors import ConversionError, OutputError
 from aprfmt.formats import FORMATS, open_source
 from aprfmt.formats.atomic import FileSet
 from aprfmt.model import Model, open_model
+from aprfmt.model.adapter_reading import Adapter, StoredPair, read_adapter
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 _PREFIX = "base_model.model."

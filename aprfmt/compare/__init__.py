@@ -40,6 +40,7 @@ from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
 
 if TYPE_CHECKING:
+    from aprfmt.causes.tensor.adapter_deltas import DeltaComparison
     from aprfmt.measure.requantization import RequantizationOracle
 
 __all__ = [
@@ -192,13 +193,21 @@ def diff_models(
         for pair in wanted
         if pair.key not in done
     ]
+    # Of two adapters what they add counts; their factors only where that differs.
+    deltas = _compare_deltas(a, b) if results else None
+    if deltas is not None:
+        results = deltas.judge(results)
     # What made pairs differ, and images of the worst.
     found: tuple[Finding, ...] = ()
     not_tried: list[str] = []
     if explain and not budget.has_time():
         not_tried.append(f"explanations of tensors that differ: {budget.reason}")
     elif explain:
-        results, found, not_tried = _explain_rows(a, b, oracle, pairs, results)
+        results, found, not_tried = _explain_rows(
+            a, b, oracle, pairs, results, frozenset() if deltas is None else deltas.named
+        )
+    if deltas is not None:
+        found = (*deltas.findings_of(results), *found)
     taken, other = "", ""
     if alignment.by_role and explain and not tensors and not late and "tensors" in only:
         taken, other = _identity_sentences(a, b, results)
@@ -254,12 +263,18 @@ def diff_models(
         and not (row.kind == "file" and any(row.name in one.text for one in (*lost[0], *lost[1])))
     ]
     left = (*unsaid, *tokens.left, *undone)
+    fields: tuple[FieldDiff, ...] = ()
+    if "hyperparameters" in only:
+        fields = _differing_hyperparameters(a, b, alignment, results)
+        fields += () if deltas is None else deltas.differing_fields()
+    if deltas is not None:
+        left = tuple(row for row in left if not deltas.covers(row.name))
     spoken = "tokenizer" in only
     return DiffReport(
         str(a.path),
         str(b.path),
         tuple(results),
-        _differing_hyperparameters(a, b, alignment, results) if "hyperparameters" in only else (),
+        fields,
         tokens.rows,
         _differing_metadata(a, b, every="metadata" in asked) if "metadata" in only else (),
         (*alignment.notes, *notes),
@@ -474,15 +489,32 @@ def _explain_rows(
     oracle: "RequantizationOracle | None",
     pairs: Sequence[TensorPair],
     results: list[TensorDiff],
+    named: AbstractSet[str] = frozenset(),
 ) -> tuple[list[TensorDiff], tuple[Finding, ...], list[str]]:
-    """Return (rows with explanations, findings they share, sentences on what was not tried)."""
-    if not any(row.verdict in EXPLAINED for row in results):
+    """Return (rows with explanations, findings they share, sentences on what was not tried).
+
+    `named` are keys whose difference is known: they are not explained.
+    """
+    asked = [(pair, row) for pair, row in zip(pairs, results, strict=True) if row.key not in named]
+    if not any(row.verdict in EXPLAINED for _, row in asked):
         return results, (), []
     from aprfmt.causes.tensor.explanation import explain_pairs, not_tried_lines
     from aprfmt.causes.tensor.summary import summarize_explanations
 
-    known, not_tried = explain_pairs(a, b, None if oracle is None else oracle.base, pairs, results)
-    return known, summarize_explanations(known), not_tried_lines(not_tried)
+    base = None if oracle is None else oracle.base
+    known, not_tried = explain_pairs(a, b, base, *map(list, zip(*asked, strict=True)))
+    by_key = {row.key: row for row in known}
+    rows = [by_key.get(row.key, row) for row in results]
+    return rows, summarize_explanations(known), not_tried_lines(not_tried)
+
+
+def _compare_deltas(a: Model, b: Model) -> "DeltaComparison | None":
+    """Return two LoRA adapters compared by what they add; None for anything else."""
+    if any(side.kind is None or side.kind.name != "adapter" for side in (a, b)):
+        return None
+    from aprfmt.causes.tensor.adapter_deltas import compare_deltas
+
+    return compare_deltas(a, b)
 
 
 def _select_pairs(

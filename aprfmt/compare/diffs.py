@@ -120,7 +120,11 @@ class DiffReport(Tabular):
             mends = is_repaired_by_rewriting(one.cause, one.confirmed, one.values)
             mends = mends and CAUSES[one.cause].verdict == "bug"
             mends = mends and one.cause not in self.own_parts
-            command = self._own_key_command(one.cause) or (self._rewrite_command if mends else "")
+            command = (
+                one.next
+                or self._own_key_command(one.cause)
+                or (self.rewriting_command if mends else "")
+            )
             rows.append(replace(one, where=one.keys, next=command).to_named_cause(self.stored))
         return tuple(rows)
 
@@ -130,7 +134,7 @@ class DiffReport(Tabular):
         return set_command(self.b, [value]) if value else ""
 
     @cached_property
-    def _rewrite_command(self) -> str:
+    def rewriting_command(self) -> str:
         """The command that writes B again from A in B's encodings; "" where none does.
 
         "" too where B was trained further.

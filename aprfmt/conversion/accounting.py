@@ -39,6 +39,7 @@ from aprfmt.model.ledger import (
     list_not_compared,
     make_ledger,
 )
+from aprfmt.model.packing import OLDER_FILES
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.model.sidecar_files import companion_kind, file_row
 from aprfmt.tensors.view import View
@@ -396,6 +397,10 @@ class _Comparison:
             return "the copy's hyperparameters"
         if name == "hf_quant_config.json" and not any(
             view.encoding.startswith("MODELOPT") for view in self.copy.values()
+        ):
+            return "in the encodings of the copy"
+        if name in OLDER_FILES and not any(
+            part.packed is not None for view in self.copy.values() for part in view.stored
         ):
             return "in the encodings of the copy"
         return ""

@@ -26,6 +26,7 @@ from aprfmt.formats.bounded_json import loads
 from aprfmt.model.config_paths import path_of_name
 from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
 from aprfmt.model.patterns import close_names
+from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 from aprfmt.remote.paths import is_remote
 from aprfmt.tokenizer.keys import FLAGS, GENERATION, GENERATION_KEYS
 
@@ -76,7 +77,7 @@ class FolderEdits:
         folder = model.folder or HFFolder(model.path.parent, None, {})
         self._model = model
         self.folder = folder.path
-        self._texts = folder.texts
+        self._texts = {**folder.texts, **_adapter_texts(folder.path)}
         self._held: dict[str, Any] = {}
         self._whole: dict[str, str | None] = {}
         self._changed: dict[ValueLocation, tuple[Any, Any]] = {}
@@ -166,7 +167,7 @@ class FolderEdits:
         Raises UsageError for a key that is in no file and that no reader is known to take.
         """
         file, colon, rest = key.partition(":")
-        if colon and file in FILES:
+        if colon and file in (*FILES, *self._texts.keys() & {ADAPTER_CONFIG}):
             return [ValueLocation(file, path_of_name(self._json(file), rest))]
         if CONFIG not in self._texts:
             raise UsageError(
@@ -294,6 +295,12 @@ class FolderEdits:
             del content[last]
         else:
             content[last] = new
+
+
+def _adapter_texts(folder: Path) -> dict[str, str]:
+    """Return {file name: text} of PEFT's configuration beside an adapter's weights; {} without."""
+    path = folder / ADAPTER_CONFIG
+    return {} if is_remote(path) or not path.is_file() else {ADAPTER_CONFIG: read_text(path)}
 
 
 class _Reading:

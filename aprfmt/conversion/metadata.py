@@ -34,7 +34,12 @@ from aprfmt.model import Model
 from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object
 from aprfmt.model.carried_files import FOREIGN as GGUF_KEY
-from aprfmt.model.packing import MODELOPT_FILE, without_packing, without_torchao_metadata
+from aprfmt.model.packing import (
+    MODELOPT_FILE,
+    OLDER_FILES,
+    without_packing,
+    without_torchao_metadata,
+)
 from aprfmt.quantizing.mixture import Mixture, is_quantized
 from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer import to_apr, to_gguf, to_hf
@@ -121,7 +126,8 @@ def _claim_packing(
         return  # nothing was packed, or packed weights are copied: the config already says so
     # Remove what other tools recorded of the packing.
     claim, files = _packing_keys(outputs, packed, options)
-    carried.texts.pop(MODELOPT_FILE, None)
+    for name in (MODELOPT_FILE, *OLDER_FILES):
+        carried.texts.pop(name, None)
     carried.metadata = without_torchao_metadata(carried.metadata)
     kept = carried.metadata.get(SAFETENSORS)
     if isinstance(kept, str):
@@ -138,7 +144,8 @@ def _claim_packing(
         held = json_object(text, f"{model.path}: {FILES_KEY}")
         if isinstance(held.get("config.json"), str):
             held["config.json"] = _claimed_text(held["config.json"], claim, model)
-        if held.pop(MODELOPT_FILE, None) is not None or files or "config.json" in held:
+        gone = [held.pop(name, None) for name in (MODELOPT_FILE, *OLDER_FILES)]
+        if any(one is not None for one in gone) or files or "config.json" in held:
             carried.metadata[FILES_KEY] = json.dumps({**held, **files}, ensure_ascii=False)
     elif "config.json" in carried.texts:
         carried.texts.update(files)

@@ -12,6 +12,7 @@ from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.models import relation_findings
 from aprfmt.diagnosis.records import Diagnosis, Evidence
+from aprfmt.diagnosis.shared_ranges import overlap_findings
 from aprfmt.diagnosis.tensors import explained_findings, lost_companions_finding
 from aprfmt.diagnosis.unreadable_config import refusal_reason
 from aprfmt.errors import AprfmtError
@@ -44,6 +45,11 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         replace(finding, next=finding.next or mends.get(finding.cause, ""))
         for finding, _ in explained_findings(report, set())
     ]
+    # Shared bytes of a file are what made their tensors differ.
+    if a.damage or b.damage:
+        shared = list(overlap_findings(report, a, b, report.rewriting_command))
+        overlapped = {key for one in shared for key in one.keys}
+        findings = [*shared, *(one for one in findings if not overlapped.issuperset(one.where))]
     codes: set[str] = set()  # of packed weights without what they count for
     for label, side in (("A", a), ("B", b)):
         if side.unread is not None and side.unread.lacks:

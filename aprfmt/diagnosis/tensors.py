@@ -339,7 +339,8 @@ def explained_findings(
     for finding in report.findings:
         rows = [by_key[key] for key in finding.keys if key not in explained]
         if rows and finding.cause in CAUSES:
-            found = add_measurements(finding, rows)
+            alone = all(row.explanation is None for row in rows)  # found of several tensors at once
+            found = finding if alone else add_measurements(finding, rows)
             yield found, Touched(("vocab_size",) if found.cause == PADDED else (), found.keys)
 
 

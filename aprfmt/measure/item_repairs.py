@@ -8,6 +8,7 @@ from pathlib import Path
 from aprfmt.measure.named_causes import fixed_name, set_command, surplus_command
 from aprfmt.model.ledger import APART, NO_PART, OPEN, Item, Ledger, NotCompared, Surplus, read_value
 from aprfmt.model.relations import opening_path
+from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 
 # (kind, name) of an item -> the words of `set` that mend it, quoted for a shell; "" where none do.
 Arguments = Mapping[tuple[str, str], str]
@@ -86,6 +87,8 @@ def _argument(row: NotCompared, mine: Item | None, theirs: Item | None, a: Ledge
 
     `mine` and `theirs` are the item of A and of B, None where it has none.
     """
+    if row.name.startswith(f"{ADAPTER_CONFIG}: "):
+        return ""  # `set` changes it in place alone
     place = _PLACES[row.kind]
     key = row.name if mine is not None else _outermost_of(row, a)
     name = f"{place}{key}".replace(": ", ":", 1)

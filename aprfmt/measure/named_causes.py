@@ -19,6 +19,7 @@ from aprfmt.formats import suffix_to_write
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
 from aprfmt.model.hf_folder import INDEX, PICKLED_INDEX, WEIGHTS
 from aprfmt.model.relations import opening_path
+from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -210,8 +211,11 @@ def rewrite_command(
     """Return the command that writes B again from A in B's encodings; "" where none does.
 
     `mine` and `theirs` are the encodings of the matrices of both by key, `file_type` is the GGUF
-    key of that name: of a mixture it names the scheme.
+    key of that name: of a mixture it names the scheme. "" too for PEFT's adapters, as their
+    configuration is no part of what is written.
     """
+    if Path(a).with_name(ADAPTER_CONFIG).is_file() or (Path(a) / ADAPTER_CONFIG).is_file():
+        return ""
     words = _encoding_options(mine, theirs, file_type)
     if words is None:
         return ""

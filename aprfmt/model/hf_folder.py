@@ -31,6 +31,8 @@ COMPANION_FILES: tuple[str, ...] = (
     "vocab.json",
     "merges.txt",
     "hf_quant_config.json",  # ModelOpt's statement of how the weights are quantized
+    "quantize_config.json",  # AutoGPTQ's
+    "quant_config.json",  # AutoAWQ's
     "preprocessor_config.json",
     "image_preprocessor_config.json",
     "video_preprocessor_config.json",

@@ -21,6 +21,15 @@ _SIZE = "group_size"
 _SHOWN = 3  # names in a line
 MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what config.json lacks}
 
+# By the libraries' own file, which loaders of their time read before config.json had a section.
+# Sources: AutoGPTQ 0.7, quantization/config.py; AutoAWQ 0.2, models/_config.py.
+OLDER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_OLDER_KEYS = {"w_bit": "bits", "q_group_size": "group_size"}
+_OLDER_COMPARED = (
+    "quant_method", "bits", "group_size", "desc_act", "sym", "zero_point", "version",
+    "checkpoint_format",
+)  # fmt: skip
+
 
 def unclaimed_part_text(config: Mapping[str, Value] | None, name: str) -> str:
     """Return what config.json says of quantization, for a message about an unexplained tensor.
@@ -42,7 +51,8 @@ def packing_config(model: "Model") -> Mapping[str, Value] | None:
 
     Where the section names no other method, the description of hf_quant_config.json is taken, or
     the group size from it. Torchao's descriptions come from the metadata. None if there is no
-    config.json and no such file. Raises FormatError where that file is read and is damaged.
+    config.json and no such file. Without a section the file of AutoGPTQ or AutoAWQ is taken. Raises
+    FormatError where such a file is read and is damaged.
     """
     config = model.config
     section = None if config is None else quantization_section(config)
@@ -50,6 +60,10 @@ def packing_config(model: "Model") -> Mapping[str, Value] | None:
     if section is not None and method == "torchao":
         found = dict(_torchao_descriptions(model)) or section.get(TENSORS, {})
         return {**(config or {}), SECTIONS[0]: {**section, TENSORS: found}}
+    if section is None:
+        stated = _older_section(model)
+        if stated is not None:
+            return {**(config or {}), SECTIONS[0]: stated}
     said = _modelopt_section(model) if method in (None, "modelopt") else None
     if said is None or (section is not None and (method is None or _SIZE not in said)):
         return config
@@ -73,12 +87,52 @@ def _modelopt_section(model: "Model") -> Mapping[str, Value] | None:
     return said
 
 
-def conflicting_packings(model: "Model") -> Note | None:
-    """Return a warning where hf_quant_config.json and config.json name different algorithms.
+def _older_section(model: "Model") -> Mapping[str, Value] | None:
+    """Return the quantization that AutoGPTQ's or AutoAWQ's own file states, as a section.
 
-    None where they agree or one names none.
+    None without such a file. Its keys have the names of config.json's section. Raises FormatError
+    where the file is damaged.
+    """
+    for name, method in OLDER_FILES.items():
+        text = None if model.folder is None else model.folder.texts.get(name)
+        if text is not None:
+            said = json_object(text, f"{model.path}: {name}")
+            named = {_OLDER_KEYS.get(key, key): value for key, value in said.items()}
+            return {"quant_method": method, **named}
+    return None
+
+
+def _older_conflict(model: "Model", section: Mapping[str, Value]) -> Note | None:
+    """Return a warning where AutoGPTQ's or AutoAWQ's own file says otherwise than config.json."""
+    said = _older_section(model)
+    if said is None:
+        return None
+    apart = [
+        f"{key} {section[key]!r} and {said[key]!r}"
+        for key in _OLDER_COMPARED
+        if key in section and key in said and _plain(section[key]) != _plain(said[key])
+    ]
+    if not apart:
+        return None
+    name = next(one for one in OLDER_FILES if one in model.folder.texts) if model.folder else ""
+    text = f"config.json and {name} differ: {'; '.join(apart)}; the first is used here, older "
+    return Note("warning", str(model.path), f"{text}loaders use the second", "two_packings")
+
+
+def _plain(value: Value) -> Value:
+    """Return a value of a section without the case of its letters: versions are GEMM or gemm."""
+    return value.lower() if isinstance(value, str) else value
+
+
+def conflicting_packings(model: "Model") -> Note | None:
+    """Return a warning where config.json and another file state different packings.
+
+    These are hf_quant_config.json, quantize_config.json and quant_config.json. None where they
+    agree or one states none.
     """
     section = quantization_section(model.config or {})
+    if section is not None and section.get("quant_method") in OLDER_FILES.values():
+        return _older_conflict(model, section)
     if section is None or section.get("quant_method") != "modelopt":
         return None
     said = _modelopt_section(model) or {}

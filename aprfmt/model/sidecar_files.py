@@ -29,6 +29,8 @@ ROWS: tuple[FileRow, ...] = (
     FileRow(r"config\.json", "hyperparameter", "its keys are items", "configuration"),
     FileRow(r"hf_quant_config\.json", "part of", "ModelOpt's claim of packed weights",
             "configuration"),
+    FileRow(r"quant(ize)?_config\.json", "part of", "AutoGPTQ's and AutoAWQ's claim of packing",
+            "configuration"),
     FileRow(r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|"
             r"vocab\.(json|txt)|merges\.txt|tokenizer\.model|spiece\.model|.*\.tiktoken",
             "tokenizer part", "transformers' tokenizers", "tokenizer"),

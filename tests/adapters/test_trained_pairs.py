@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.adapters.reading import read_adapter
 from aprfmt.adapters.trained_pairs import trained_pairs
 from aprfmt.errors import UnsupportedError
 from aprfmt.inference.batch import read_batch
 from aprfmt.inference.gradients.batch_gradients import BatchGradients, batch_gradients
 from aprfmt.model import open_model
+from aprfmt.model.adapter_reading import read_adapter
 from tests.inference.gradient_judge import write_batch
 from tests.inference.judge import everything_float64
 from tests.models import save_tiny

@@ -65,11 +65,11 @@ def compared(
     path: Path, batch: Path, runs: Sequence[tuple[str, str]], adapter: Path | None = None
 ) -> dict[str, Any]:
     """Compare the gradients of these runs; return what was found."""
-    from aprfmt.adapters.reading import read_adapter
     from aprfmt.adapters.trained_pairs import trained_pairs
     from aprfmt.inference.batch import read_batch
     from aprfmt.inference.gradients.between import GradientRun, gradients_between
     from aprfmt.model import open_model
+    from aprfmt.model.adapter_reading import read_adapter
 
     began = time.perf_counter()
     with open_model(path) as model:

@@ -57,6 +57,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 LOOSE = 0.25  # rounding beyond which a factor proves nothing
+SURE = 4.0  # standard errors that a measured factor may be off
 NARROW = 16  # columns below which a factor a row explains too little
 REQUANTIZED = 1 << 22  # elements encoded again to confirm
 FEW_SUMS = 8  # values up to which a difference below the rounding of the largest is named damage
@@ -97,7 +98,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
     factor = exact_dot(half_x, half_y) / square if square else 1.0
     if _is_scaling(np.array([factor]), slack):
         turned = abs(factor + 1.0) <= 4 * slack
-        told = "-1: the sign is turned" if turned else _factor_text(case, factor)
+        told = "-1: the sign is turned" if turned else _factor_text(case, factor, half_x, half_y)
         says = f"B's values are A's times {told}"
         yield case.guess(
             "scale", (says,), "A", lambda rows: to_float64(a.take(rows)) * factor, slack, free=1
@@ -181,11 +182,14 @@ def _fits_scaling(x: "Array", y: "Array", slack: float) -> bool:
     return bool((row_distances(x, y) <= 2 * slack).all())
 
 
-def _factor_text(case: DifferingPair, factor: float) -> str:
-    """Return a factor as text, with its meaning in brackets if one is known.
+def _factor_text(case: DifferingPair, factor: float, x: "Array", y: "Array") -> str:
+    """Return a factor as text, and a number of the model that it is as well, if it is one.
 
-    That is a root of a size, or a multiplier of the model, or 1 divided by it.
+    That is a root of a size, or a multiplier of the model, or 1 divided by it. It has to be the
+    factor within what is not known of it, which was measured from `x` to `y`: SURE standard errors.
     """
+    rest, length = y - factor * x, abs(factor) * float(np.linalg.norm(x))
+    known_to = SURE * float(np.linalg.norm(rest)) / length / x.size**0.5 if length else 0.0
     names: dict[str, float] = {}
     for size in ("hidden_size", "head_dim", "n_layers", "ffn_size"):
         for value in case.sizes(size):
@@ -197,8 +201,8 @@ def _factor_text(case: DifferingPair, factor: float) -> str:
                 names[name] = value
                 names[f"1/{name}"] = 1 / value if value else 0.0
     for name, known in names.items():
-        if known and abs(factor / known - 1) < 4 * case.slack(moved=False) + 1e-6:
-            return f"{factor:.6g} ({name})"
+        if known and abs(factor / known - 1) < known_to + 1e-6:
+            return f"{factor:.6g}, which is also {name}"
     return f"{factor:.6g}"
 
 

@@ -23,6 +23,8 @@ from aprfmt.codecs import decode as decode_values
 from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER, unpack_codes
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import AprfmtError
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ PARTS = (2, 4, 8)  # equal parts of the stored codes whose orders are looked for
 FAILED = 4  # tensors without a result, after which no other is asked
 AGREE = 0.6  # share of the codes that must be in place in the order
 BETTER = 0.1  # by which more must be so than by any other
+DECODED = 2.0**-7  # relative L2 within which values are decoded codes
 LISTED = 32  # numbers of an order that are printed
 
 # Where a code's bits are read as another code: words, and the code by the stored one.
@@ -168,8 +171,8 @@ def _named_orders(size: int, bits: int) -> Iterator[tuple[str, list[int]]]:
         yield "the codes of each byte stand in reverse, the high one first", each[::-1]
     yield "all stand in reverse", each[::-1]
     if size == len(awq):
-        yield "AWQ's order of eight codes in a word", awq
-        yield "AWQ's order of eight codes in a word, undone", [*AWQ_BACK]
+        yield "AWQ's order of eight codes in a word, where plain order belongs", [*AWQ_BACK]
+        yield "plain order, where AWQ's order of eight codes in a word belongs", awq
     if size % per_byte == 0:
         whole = [at // per_byte * per_byte for at in each]
         yield (
@@ -179,11 +182,25 @@ def _named_orders(size: int, bits: int) -> Iterator[tuple[str, list[int]]]:
     if size % 2 == 0:
         yield "the two halves are exchanged", each[half:] + each[:half]
         mixed = [i // 2 + half * (i % 2) for i in each]
-        yield "halves where neighbours belong", mixed
-        yield "neighbours where halves belong", [mixed.index(at) for at in each]
+        yield "neighbours where halves belong", mixed
+        yield "halves where neighbours belong", [mixed.index(at) for at in each]
 
 
 # --- blocks of GGUF -------------------------------------------------------------------------------
+
+
+def is_decoded_copy(made: "Array", values: "Array") -> bool:
+    """Return whether `values` are the decoded codes `made`, up to a 16-bit type's rounding.
+
+    They are then no original that says which of the two orders is right.
+    """
+    return rel_l2(np.asarray(made, np.float64), values) <= DECODED
+
+
+def either_side_text(whose: str) -> str:
+    """Return the clause that either side may be the wrong one; `whose` is "A's" or "B's"."""
+    other = "A's" if whose == "B's" else "B's"
+    return f"; or {other} are: both have the same codes, which do not say whose order is right"
 
 
 def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
@@ -212,6 +229,9 @@ def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
                 return reader.decode_rows(made.reshape(raw.shape))
 
             says = f"{whose} blocks have their codes ({field}) in another order: {found.says}"
+            rows = np.linspace(0, reader.rows - 1, min(reader.rows, PARTS[-1])).astype(np.int64)
+            if is_decoded_copy(read(rows), to_float64(other.take(rows))):
+                says += either_side_text(whose)
             yield case.guess(
                 "packing_order", (says, reader.encoding), "B" if reader is case.b else "A", read
             )

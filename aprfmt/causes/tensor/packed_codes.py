@@ -219,7 +219,7 @@ def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
     `table` has all values of the type. A gap is the larger of those to both neighbours.
     """
     levels = np.unique(table[np.isfinite(table)])
-    near = np.searchsorted(levels, values)
+    near = np.minimum(np.searchsorted(levels, values), len(levels) - 1)  # above all: no value
     gaps = np.diff(levels)
     step = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near] * np.abs(factor)
     far = np.full(step.shape, np.inf)
@@ -233,8 +233,12 @@ def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
 def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return (words, order) of wrong orders that writers give the codes of a word or block."""
     rows = [
-        ("AWQ's order of eight codes in a word was taken for GPTQ's, or reverse", AWQ_ORDER),
-        ("AWQ's order of eight codes in a word was undone twice", AWQ_BACK),
+        ("AWQ's order of eight codes in a word was not undone", AWQ_BACK),
+        (
+            "AWQ's order of eight codes in a word was undone twice, or where codes stand in plain "
+            "order",
+            AWQ_ORDER,
+        ),
         ("the two halves of each byte are exchanged", (1, 0)),
         ("the codes of a word stand in reverse", tuple(range(7, -1, -1))),
     ]

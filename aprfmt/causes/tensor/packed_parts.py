@@ -262,7 +262,13 @@ def _confirm_reading(
     after = fit_errors(copy.x, np.asarray(y, np.float64).reshape(-1, y.shape[-1])[index], lattice)
     if not copy.is_repaired(after):
         return None
-    return explain_copy(copy, cause, (f"{copy.whose} {says}",), after, free)
+    says = f"{copy.whose} {says}"
+    if cause == "packing_order":
+        from aprfmt.causes.tensor.code_orders import either_side_text, is_decoded_copy
+
+        if is_decoded_copy(y.reshape(-1, y.shape[-1])[index], copy.x):
+            says += either_side_text(copy.whose)
+    return explain_copy(copy, cause, (says,), after, free)
 
 
 def _explain_inverted_scale(copy: PackedCopy, weights: list[PackedWeight]) -> Finding | None:

@@ -60,6 +60,7 @@ LEAST = 0.01  # relative: how well a factor is known at best
 SURE = 4.0  # standard errors that it may be off
 MOST_COUNTED = 0.5  # share of wrong groups up to which it is said which these are
 EXACT = 1e-6  # relative: a stored scale is a value of a type
+MOST_TURNED = 0.8  # share of the scales that vary whose inverse has to stand there
 TURNED = 0.25  # share of scales at least that the type cannot hold
 FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
 
@@ -108,6 +109,11 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
         wrong = np.abs(factor - 1) > NEAR
         if not wrong.any():
             return  # the scales are right: what is left are values of another source
+        # One factor for all has fewer parts than any relation of the scales.
+        found = _one_factor(finer, factor) if related else None
+        if found is not None:
+            yield found
+            return
         # Name what was done to the scales by comparing them with the repaired ones.
         relation = _scale_relation(finer, finer.scales * factor, wrong, after.relative)
         if bool(relation) != related or (
@@ -131,6 +137,35 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
             copy, cause, (says, few, numbers, copy.scheme), after, factor.size, float(moved)
         )
         return
+
+
+def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
+    """Return the finding that every scale is the right one times the same number; else None.
+
+    `factor` [cells] puts the cells right one by one: it varies with their rounding. One that hardly
+    varies is a factor of the values (`scale`), and no fault of the scales by itself, but where the
+    scales are powers of two, as exponents are, or the values are too coarse for that.
+    """
+    exponents = np.log2(np.abs(copy.scales[copy.scales != 0]))
+    powers = exponents.size > 0 and bool((exponents == np.rint(exponents)).all())
+    one = float(np.median(factor))
+    even = np.ptp(factor) <= NEAR * np.abs(factor).mean()
+    seen = abs(1 / one - 1) > 4 * copy.case.slack(moved=False) if one else False
+    if one <= 0 or (not powers and even and seen):
+        return None
+    times = 2.0 ** float(np.rint(np.log2(one))) if powers else one
+    if abs(times - 1) <= NEAR:
+        return None
+    after = fit_errors(copy.x, copy.y * times, scale_lattice(copy.lattice, times))
+    if not copy.is_repaired(after):
+        return None
+    says = f"{copy.whose} scales are each {1 / times:.3g} times what they should be"
+    if powers:
+        off = round(np.log2(times))
+        says += f": their exponents are {abs(off)} too {'small' if off > 0 else 'large'}"
+    numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
+    said = (says, f"in all {factor.size} groups", numbers, copy.scheme)
+    return explain_copy(copy, "quant_scale", said, after, 1, float(copy.y.size))
 
 
 def _order_of_scales(copy: PackedCopy) -> str:
@@ -204,11 +239,15 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
     if rounded:
         return rounded
     # Scales that are inverted.
-    if near(stored * right, np.ones_like(right)):
-        return "they are inverted: 1/s stands for s"
     product = stored * right
+    if near(product, np.ones_like(right)):
+        return "they are inverted: 1/s stands for s"
+    # Up to one factor it is seen only where the scales vary: equal ones are their own inverse.
     if stored.size > 2 and near(product, np.full_like(right, np.median(product))):
-        return "they are inverted, up to one factor"
+        varied = np.abs(stored / np.median(stored) - 1) > max(NEAR, 2 * limit)
+        turned = np.abs(product[varied] / np.median(product) - 1) < limit
+        if turned.sum() > TURNED * stored.size and turned.mean() >= MOST_TURNED:
+            return "they are inverted, up to one factor"
     # Scales at other places of the grid.
     rows = -(-copy.y.shape[0] // (copy.grouping.rows or copy.y.shape[0]))
     grid, true = stored.reshape(rows, -1), right.reshape(rows, -1)

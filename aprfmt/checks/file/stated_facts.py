@@ -14,7 +14,7 @@ from aprfmt.codecs import gptq
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
-from aprfmt.model.packing import packing_config, partial_input_scales
+from aprfmt.model.packing import conflicting_packings, packing_config, partial_input_scales
 from aprfmt.model.quantized_modules import stale_names, wrong_claims
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
@@ -194,6 +194,10 @@ def check_quantization(ctx: CheckContext) -> Result:
     if partial is not None:
         todo = "calibrate again with texts that reach those layers, or leave them unquantized"
         findings.append(Finding(where, partial.text, "one beside every weight", todo, "warning"))
+    conflict = conflicting_packings(ctx.model)
+    if conflict is not None:
+        todo = "set the file to what config.json says, which the weights fit"
+        findings.append(Finding(where, conflict.text, "one packing in both", todo, "warning"))
     return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights", findings)
 
 

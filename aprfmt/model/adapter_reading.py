@@ -84,13 +84,13 @@ def read_adapter(path: Path, *, compare: bool = False) -> tuple[Model, Adapter]:
     """
     model = open_model(path)
     try:
-        return model, _adapter_from_model(model, compare)
+        return model, adapter_of_model(model, compare)
     except BaseException:
         model.close()
         raise
 
 
-def _adapter_from_model(model: Model, compare: bool) -> Adapter:
+def adapter_of_model(model: Model, compare: bool) -> Adapter:
     """Return the adapter in an open file; FormatError or UnsupportedError if it cannot be used.
 
     `compare` is for a comparison with a merged model: contradictory alphas are then no error, and

@@ -1,0 +1,375 @@
+"""Two LoRA adapters, compared by what they add to a weight: scale * B @ A.
+
+The factors of one change are not unique: A may be multiplied by what B is divided by, both may
+turn their sign, ranks of zeros may be added, and the scale (alpha / r, with rsLoRA
+alpha / sqrt(r)) may be folded into a factor. So factors count only where the changes differ.
+"""
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import set_command
+from aprfmt.measure.proofs import Proof, unfitted_proof
+from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
+from aprfmt.model.adapter_parts import adapter_scale, value_by_pattern
+from aprfmt.model.adapter_reading import Adapter, StoredPair, adapter_of_model, read_factors
+from aprfmt.model.sidecar_files import ADAPTER_CONFIG
+
+if TYPE_CHECKING:
+    from aprfmt.measure.records import TensorVerdict
+    from aprfmt.model import Model
+
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+CAUSE_ROWS = (
+    Cause(
+        "delta_scale", "tensor", "bug",
+        "Two adapters change every weight in the same direction, one by a constant factor more: "
+        "alpha, the rank it is divided by, rsLoRA's root of the rank, or a factor of the pair.",
+        "scale * B @ A of each pair is that of the other side times one number, equal in all "
+        "modules.",
+        "The number measured in one half of the modules gives the changes of the other half; a key "
+        "of adapter_config.json is named where the changes are equal with that key changed alone.",
+    ),
+    Cause(
+        "delta_change", "tensor", "bug",
+        "Two adapters whose scales differ change weights otherwise: factors that were multiplied "
+        "by other numbers are not compared one by one.",
+        "scale * B @ A of a pair is no multiple of the other side's.",
+        most="located",
+    ),
+)  # fmt: skip
+
+ALPHA = "adapter.lora.alpha"  # of a GGUF
+SCALE_KEYS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+_SAME_CHANGE = "other factors of the same scale * B @ A"
+_BITS = 8  # of a value of a factor that judge, at least
+_FLOAT = 2.0**-45  # of two products in float64, relative to the operands
+_HALF_UNITS = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class DeltaRow:
+    """The changes of one module on both sides: ||b - times * a|| and the norms, Frobenius.
+
+    `noise` is the relative error that rounding each factor to its type may leave, `floor` what
+    float64 may, absolute. `rescaled`: the scales of the two are others. `keys` are the stored names
+    of the factors and their alpha, without DoRA's lengths, `values` how many values a factor has.
+    """
+
+    module: str
+    keys: tuple[str, ...]
+    size_a: float
+    size_b: float
+    dot: float
+    apart: float
+    noise: float
+    floor: float
+    rescaled: bool
+    values: int
+
+    @property
+    def rel_l2(self) -> float:
+        """||b - a|| / max(||a||, ||b||); 0 where both are zero."""
+        top = max(self.size_a, self.size_b)
+        return self.apart / top if top else 0.0
+
+    @property
+    def verdict(self) -> "TensorVerdict":
+        """SAME_VALUES, WITHIN (the rounding of the factors' types) or DIFFERENT."""
+        if self.apart <= self.floor:
+            return "SAME_VALUES"
+        return "WITHIN" if self.rel_l2 <= self.noise else "DIFFERENT"
+
+    @property
+    def times(self) -> float:
+        """The number by which b is nearest to a; NaN where a is zero."""
+        return self.dot / self.size_a**2 if self.size_a else math.nan
+
+
+@dataclass(frozen=True)
+class DeltaComparison:
+    """The changes of two adapters by module, the keys they settle, and what made them differ."""
+
+    rows: tuple[DeltaRow, ...]
+    findings: tuple[Finding, ...]
+    complete: bool  # every pair of both sides was compared
+    fields: tuple[FieldDiff, ...]  # the keys of the scale in which the two differ
+
+    def judge(self, rows: Sequence[TensorDiff]) -> list[TensorDiff]:
+        """Return the rows of stored tensors with the verdict of the change that they are part of.
+
+        Factors of equal changes are equal in values, whatever their shapes; those of changes within
+        their types' rounding are WITHIN.
+        """
+        modules = {key: row for row in self.rows for key in row.keys}
+        return [
+            replace(row, verdict=found.verdict, cause=_SAME_CHANGE)
+            if (found := modules.get(row.key)) is not None
+            and row.verdict not in EQUAL
+            and found.verdict != "DIFFERENT"
+            else row
+            for row in rows
+        ]
+
+    def findings_of(self, rows: Sequence[TensorDiff]) -> tuple[Finding, ...]:
+        """Return the findings, each about the factors that differ; about all where none does.
+
+        `rows` are those of the stored tensors.
+        """
+        apart = {row.key for row in rows if row.verdict not in EQUAL}
+        made = []
+        for one in self.findings:
+            keys = tuple(key for key in one.keys if key in apart) or one.keys
+            made.append(replace(one, keys=keys, where=keys))
+        return tuple(made)
+
+    @property
+    def named(self) -> Set[str]:
+        """The stored names of factors that a finding is about, or that are not to be compared."""
+        return {key for one in self.findings for key in one.keys}
+
+    def covers(self, item: str) -> bool:
+        """Return whether an item of the ledger is a key of the scale, which the changes have in."""
+        name = item.removeprefix(f"{ADAPTER_CONFIG}: ")
+        return self.complete and (name in SCALE_KEYS or item == ALPHA)
+
+    def differing_fields(self) -> tuple[FieldDiff, ...]:
+        """Return the keys of the scale in which two adapters differ whose changes differ."""
+        return () if self.settles_keys or not self.complete else self.fields
+
+    @property
+    def settles_keys(self) -> bool:
+        """Whether the keys of the scale change nothing, as all changes are equal with them."""
+        return self.complete and all(row.verdict != "DIFFERENT" for row in self.rows)
+
+
+def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
+    """Return two adapters compared by their changes; None unless both are LoRA adapters to merge.
+
+    Modules whose change needs the base (single parameters of stacked experts), or that one side
+    lacks, have no row. A module with DoRA's lengths is compared by scale * B @ A; its lengths are
+    tensors of their own.
+    """
+    kinds = [None if side.kind is None else side.kind.name for side in (a, b)]
+    if kinds != ["adapter", "adapter"]:
+        return None
+    try:
+        first, second = adapter_of_model(a, compare=True), adapter_of_model(b, compare=True)
+        if first.spelling != second.spelling:
+            return None
+        rows = tuple(_delta_rows(first, second))
+    except AprfmtError:
+        return None
+    complete = len(rows) == len(first.pairs) == len(second.pairs)
+    found = tuple(_findings(first, second, rows, str(b.path)))
+    return DeltaComparison(rows, found, complete, tuple(_differing_keys(first, second)))
+
+
+def _differing_keys(a: Adapter, b: Adapter) -> Iterator[FieldDiff]:
+    """Yield the keys of the scale in which the configurations of two adapters differ."""
+    if a.spelling == "gguf" and a.alpha != b.alpha:
+        yield FieldDiff(ALPHA, a.alpha, b.alpha, decisive=True)
+    for key in SCALE_KEYS:
+        mine, theirs = a.config.get(key), b.config.get(key)
+        if mine != theirs and (mine or theirs):
+            name = f"{ADAPTER_CONFIG}: {key}"
+            yield FieldDiff(name, mine, theirs, decisive=True, item=f"config key {name}")
+
+
+def _delta_rows(
+    a: Adapter, b: Adapter, scales: Mapping[str, float] | None = None
+) -> Iterator[DeltaRow]:
+    """Yield the row of each module that both sides have; `scales` replace B's by module."""
+    for module, pair in a.pairs.items():
+        other = b.pairs.get(module)
+        if other is None or pair.parameters or other.parameters:
+            continue
+        if scales is not None:
+            other = replace(other, scale=scales[module])
+        row = _compare_pair(pair, other)
+        if row is not None:
+            yield row
+
+
+def _compare_pair(a: StoredPair, b: StoredPair) -> DeltaRow | None:
+    """Return the row of two pairs; None where their changes have other shapes."""
+    (a_right, a_left), (b_right, b_left) = read_factors(a), read_factors(b)
+    if (a_left.shape[0], a_right.shape[1]) != (b_left.shape[0], b_right.shape[1]):
+        return None
+    # The products are never made: with orthonormal bases their norms are those of small matrices.
+    left = _triangle(np.concatenate([a_left, b_left], axis=1))
+    right = _triangle(np.concatenate([a_right, b_right], axis=0).T)
+    rank = a_left.shape[1]
+    first = a.scale * (left[:, :rank] @ right[:, :rank].T)
+    second = b.scale * (left[:, rank:] @ right[:, rank:].T)
+    kinds = [
+        _HALF_UNITS.get(view.encoding, 2.0**-8)
+        for pair in (a, b)
+        for part, view in pair.parts.items()
+        if part not in ("alpha", "magnitude")
+    ]
+    keys = tuple(
+        dict.fromkeys(
+            view.names[0]
+            for pair in (a, b)
+            for part, view in pair.parts.items()
+            if part != "magnitude"
+        )
+    )
+    return DeltaRow(
+        a.module,
+        keys,
+        float(np.linalg.norm(first)),
+        float(np.linalg.norm(second)),
+        float(np.sum(first * second)),
+        float(np.linalg.norm(second - first)),
+        2 * sum(sorted(kinds)[-2:]),
+        _FLOAT
+        * sum(
+            abs(pair.scale) * float(np.linalg.norm(one) * np.linalg.norm(other))
+            for pair, one, other in ((a, a_left, a_right), (b, b_left, b_right))
+        ),
+        not math.isclose(a.scale, b.scale, rel_tol=1e-12),
+        min(a_left.size, a_right.size),
+    )
+
+
+def _triangle(columns: "Array") -> "Array":
+    """Return R of the QR decomposition: the columns in an orthonormal basis of their span."""
+    found: Array = np.asarray(np.linalg.qr(columns, mode="r"))
+    return found
+
+
+def _findings(a: Adapter, b: Adapter, rows: Sequence[DeltaRow], path: str) -> Iterator[Finding]:
+    """Yield what made the changes differ: one factor for all, else where the scales differ.
+
+    `path` is that of B's weights.
+    """
+    close = [row for row in rows if row.verdict == "WITHIN"]
+    of = "scale * B @ A of each module"
+    if close:
+        far = max(row.rel_l2 for row in close)
+        keys = tuple(key for row in close for key in row.keys)
+        says = f"scale * B @ A of {len(close)} modules is equal within the rounding of the factors"
+        yield Finding(
+            "rounding", says, "tensor", "precision", keys, True, residual_before=far,
+            residual_after=0.0, of=of, keys=keys, proof=unfitted_proof(len(close)),
+        )  # fmt: skip
+    apart = [row for row in rows if row.verdict == "DIFFERENT"]
+    if not apart:
+        return
+    keys = tuple(key for row in apart for key in row.keys)
+    worst = max(row.rel_l2 for row in apart)
+    times = _common_factor(apart)
+    if times is not None:
+        keys_held = _single_keys(a, b, times)
+        says = (
+            f"scale * B @ A of B is {times:.6g} times A's in {len(apart)} of {len(rows)} modules"
+            f"; {_keys_text(b, keys_held)}"
+        )
+        command = ""
+        if keys_held:
+            key, value = keys_held[0]
+            argument = shlex.quote(f"{ADAPTER_CONFIG}:{key}={_shown(value)}")
+            command = set_command(path, [argument], in_place=True)
+        yield Finding(
+            "delta_scale", says, "tensor", "bug", keys, True,
+            residual_before=worst, residual_after=0.0, of=of, values={"times": times},
+            next=command, keys=keys,
+            # One number is fitted, and every value of the changes judges it.
+            proof=Proof(sum(row.values for row in apart), 1.0, 0 if keys_held else 1, _BITS),
+        )  # fmt: skip
+        return
+    rescaled = [row for row in apart if row.rescaled]
+    if rescaled:
+        keys = tuple(key for row in rescaled for key in row.keys)
+        yield Finding(
+            "delta_change",
+            f"scale * B @ A differs in {len(rescaled)} of {len(rows)} modules, by "
+            f"{max(row.rel_l2 for row in rescaled):.3g} at most, and is no multiple of A's; the "
+            "scales of the two differ, so that the factors are not compared one by one",
+            "tensor", "bug", keys, False,
+            residual_before=max(row.rel_l2 for row in rescaled), of=of, keys=keys,
+        )  # fmt: skip
+
+
+def _common_factor(rows: Sequence[DeltaRow]) -> float | None:
+    """Return the number by which B's changes are A's in all rows; None where there is none.
+
+    It is measured in every second module, and judged in all.
+    """
+    measured = [row.times for row in rows[::2]]
+    times = float(np.median(measured))
+    if not math.isfinite(times) or not times:
+        return None
+    for row in rows:
+        left = row.size_b**2 - 2 * times * row.dot + (times * row.size_a) ** 2
+        bound = max(row.noise, 2.0**-20) * max(row.size_b, abs(times) * row.size_a)
+        if not left <= bound**2 or not row.size_a:
+            return None
+    return times
+
+
+def _single_keys(a: Adapter, b: Adapter, times: float) -> list[tuple[str, Any]]:
+    """Return (key, value) of B's configuration, each of which alone makes all changes equal.
+
+    Keys in which the two differ come first: A's value in B. Then rsLoRA turned, then alpha.
+    """
+    return [
+        (key, value) for key, value in _other_values(a, b, times) if _makes_equal(a, b, key, value)
+    ]
+
+
+def _keys_text(b: Adapter, held: Sequence[tuple[str, Any]]) -> str:
+    """Return which keys of B's configuration make the changes equal, in words."""
+    if not held:
+        return f"no single key of B's {ADAPTER_CONFIG} makes all modules equal"
+    own = " or ".join(f"{key} {_shown(value)}" for key, value in held)
+    stated = ", ".join(f"{key} {_shown(b.config.get(key))}" for key, _ in held)
+    return (
+        f"all are equal with {own} in B's {ADAPTER_CONFIG} (B has {stated}); which side is meant, "
+        "the two do not say"
+    )
+
+
+def _other_values(a: Adapter, b: Adapter, times: float) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of B's configuration that may take the factor back, likeliest first."""
+    if b.spelling != "peft":
+        return
+    for key in SCALE_KEYS[1:]:
+        mine = a.config.get(key)
+        if mine != b.config.get(key) and mine is not None:
+            yield key, mine
+    if bool(a.config.get("use_rslora")) == bool(b.config.get("use_rslora")):
+        yield "use_rslora", not b.config.get("use_rslora")
+    alpha = b.alpha / times
+    if alpha > 0 and alpha != a.config.get("lora_alpha"):
+        near = round(alpha)
+        yield "lora_alpha", near if math.isclose(near, alpha, rel_tol=1e-6) else alpha
+
+
+def _makes_equal(a: Adapter, b: Adapter, key: str, value: Any) -> bool:
+    """Return whether all changes are A's once a key of B's configuration has another value."""
+    config = {**b.config, key: value}
+    scales = {}
+    for module, pair in b.pairs.items():
+        alpha = value_by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 0))
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+            return False
+        scales[module] = adapter_scale(config, float(alpha), pair.rank)
+    return all(row.verdict != "DIFFERENT" for row in _delta_rows(a, b, scales))
+
+
+def _shown(value: Any) -> str:
+    """Return a value as adapter_config.json has it; of a flag that is not there, its default."""
+    return json.dumps(False if value is None else value)

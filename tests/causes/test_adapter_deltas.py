@@ -1,0 +1,192 @@
+"""Two adapters are compared by alpha / r * B @ A, not by their factors.
+
+Seen red: factors compared one by one ("lora_A times 4, bug, confirmed" of an adapter that merges to
+equal bytes), a scale without the root of rsLoRA, a key tried on the modules that differ alone.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.cli.run import aprfmt
+
+MODULES = [f"model.layers.{i}.self_attn.{p}" for i in range(3) for p in ("q_proj", "v_proj")]
+CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": False, "bias": "none",
+          "target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": "org/base",
+          "rank_pattern": {}, "alpha_pattern": {}}  # fmt: skip
+Arrays = dict[str, Any]
+Change = Callable[[Arrays], Arrays]
+
+
+def factors() -> Arrays:
+    """Return the factors of all modules: A [4, 24], B [16, 4]."""
+    draw = np.random.default_rng(3)
+    found = {}
+    for module in MODULES:
+        name = f"base_model.model.{module}"
+        found[f"{name}.lora_A.weight"] = draw.normal(size=(4, 24)).astype(np.float32)
+        found[f"{name}.lora_B.weight"] = draw.normal(size=(16, 4)).astype(np.float32)
+    return found
+
+
+def lengths(found: Arrays) -> Arrays:
+    """Return DoRA's lengths for all modules."""
+    return {
+        key.replace("lora_A.weight", "lora_magnitude_vector"): np.linspace(0.5, 2, 16, dtype="f4")
+        for key in found
+        if "lora_A" in key
+    }
+
+
+def write(folder: Path, arrays: Arrays, **changed: Any) -> Path:
+    """Write an adapter as PEFT does."""
+    folder.mkdir()
+    save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()},
+              folder / "adapter_model.safetensors", {"format": "pt"})  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | changed))
+    return folder
+
+
+def times(a: float, b: float, only: str = "") -> Change:
+    """Return the change that multiplies A and B; only in modules whose name has `only`."""
+    return lambda found: {
+        key: np.float32(a if "lora_A" in key else b) * value if only in key else value
+        for key, value in found.items()
+    }
+
+
+def padded(found: Arrays) -> Arrays:
+    """Return the factors with as many ranks of zeros."""
+    axis = {"lora_A": 0, "lora_B": 1}
+    return {
+        key: np.concatenate([value, 0 * value], axis[key.split(".")[-2]])
+        for key, value in found.items()
+    }
+
+
+def turned(found: Arrays) -> Arrays:
+    """Return the factors in another basis of the ranks."""
+    basis = np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))[0].astype(np.float32)
+    return {k: basis @ v if "lora_A" in k else v @ basis.T for k, v in found.items()}
+
+
+def half(found: Arrays) -> Arrays:
+    """Return the factors in float16."""
+    return {key: value.astype(np.float16) for key, value in found.items()}
+
+
+def same(found: Arrays) -> Arrays:
+    """Return the factors as they are."""
+    return found
+
+
+# What happens to the factors, keys of the configuration, the verdict
+INNOCENT: dict[str, tuple[Change, dict[str, Any], str]] = {
+    "folded_into_a": (times(2, 1), {"lora_alpha": 4}, "same"),
+    "folded_by_rslora": (times(4, 1), {"lora_alpha": 1, "use_rslora": True}, "same"),
+    "moved_between": (times(4, 0.25), {}, "same"),
+    "moved_by_a_third": (times(3, 1 / 3), {}, "precision"),
+    "both_signs": (times(-1, -1), {}, "same"),
+    "zero_ranks": (padded, {"r": 8, "lora_alpha": 16}, "same"),
+    "other_basis": (turned, {}, "precision"),
+    "half": (half, {}, "precision"),
+    "alpha_pattern": (times(2, 1, "v_proj"), {"alpha_pattern": {"v_proj": 4}}, "same"),
+}
+
+
+def diagnosed(a: Path, b: Path) -> dict[str, Any]:
+    """Return `diagnose --json` of two adapters."""
+    return dict(aprfmt("diagnose", a, b, "--json").json)
+
+
+@pytest.mark.parametrize("name", INNOCENT)
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_equal_changes_are_equal(name: str, dora: bool, tmp_path: Path) -> None:
+    change, keys, verdict = INNOCENT[name]
+    found = factors()
+    more = lengths(found) if dora else {}
+    a = write(tmp_path / "a", found | more, use_dora=dora)
+    b = write(tmp_path / "b", change(found) | more, use_dora=dora, **keys)
+    said = diagnosed(a, b)
+    assert (said["verdict"], said["exit"], said["not_compared"]) == (verdict, 0, [])
+    assert aprfmt("diff", a, b, "--accept", "within").code == 0
+    assert aprfmt("diff", a, b).code == (0 if verdict == "same" else 1)
+
+
+# What happens to the factors, keys, the factor of the changes, what makes them equal
+SCALED: dict[str, tuple[Change, dict[str, Any], float, str]] = {
+    "alpha_doubled": (same, {"lora_alpha": 16}, 2, "lora_alpha 8"),
+    "rslora_in_one": (same, {"use_rslora": True}, 2, "use_rslora false or lora_alpha 4"),
+    "rslora_inherited": (times(2, 1), {"lora_alpha": 4, "use_rslora": True}, 2,
+                         "use_rslora false or lora_alpha 2"),
+    "factor_of_a": (times(3, 1), {}, 3, "lora_alpha"),
+    "one_sign": (times(-1, 1), {}, -1, ""),
+    "pattern_lost": (times(2, 1, "v_proj"), {}, 2, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_one_factor_is_named_with_the_key_that_takes_it_back(name: str, tmp_path: Path) -> None:
+    change, keys, factor, key = SCALED[name]
+    a, b = write(tmp_path / "a", factors()), write(tmp_path / "b", change(factors()), **keys)
+    answers = [diagnosed(a, b), aprfmt("diff", a, b, "--json").json]
+    for said in answers:
+        assert said["exit"] == 1
+        (cause,) = said["causes"]
+        assert (cause["cause"], cause["level"]) == ("delta_scale", "confirmed")
+        assert f"is {factor:g} times A's" in cause["says"] and key in cause["says"]
+        if not key:
+            assert "no single key" in cause["says"] and cause["remedy"] is None
+    if key:  # the printed command mends B
+        command = answers[0]["causes"][0]["remedy"]["command"]
+        assert aprfmt(*command.split()[1:]).code == 0
+        assert diagnosed(a, b)["exit"] == 0
+
+
+def test_other_changes_are_compared_by_their_factors(tmp_path: Path) -> None:
+    """Where the scales are equal; else the changes alone are spoken of."""
+    found = factors()
+    first = next(iter(found))
+    damaged = {**found, first: np.roll(found[first], 1, axis=0)}
+    a = write(tmp_path / "a", found)
+    (cause,) = diagnosed(a, write(tmp_path / "b", damaged))["causes"]
+    assert cause["where"] == [first] and not cause["cause"].startswith("delta_")
+    (cause,) = diagnosed(a, write(tmp_path / "c", damaged, use_rslora=True))["causes"][:1]
+    assert (cause["cause"], cause["level"]) == ("delta_change", "located")
+
+
+def test_lengths_of_dora_are_tensors_of_their_own(tmp_path: Path) -> None:
+    found = factors()
+    more = lengths(found)
+    a = write(tmp_path / "a", found | more, use_dora=True)
+    longer = {key: np.float32(1.5) * value for key, value in more.items()}
+    b = write(tmp_path / "b", times(4, 0.25)(found) | longer, use_dora=True)
+    (cause,) = diagnosed(a, b)["causes"]
+    assert cause["cause"] == "scale" and set(cause["where"]) == set(more)
+
+
+def test_the_changes_are_those_of_the_definition(tmp_path: Path) -> None:
+    """Norms and distances are numpy's of alpha / r * B @ A, although no product is made."""
+    from aprfmt.causes.tensor.adapter_deltas import compare_deltas
+    from aprfmt.model import open_model
+
+    a = write(tmp_path / "a", factors())
+    b = write(tmp_path / "b", turned(times(1.5, 1)(factors())), use_rslora=True)
+    with open_model(a) as one, open_model(b) as other:
+        compared = compare_deltas(one, other)
+    assert compared is not None and compared.complete
+    mine, theirs = (load_file(each / "adapter_model.safetensors") for each in (a, b))
+    for row in compared.rows:
+        name = f"base_model.model.{row.module}.lora_"
+        left, right = (
+            scale * held[f"{name}B.weight"].astype(float) @ held[f"{name}A.weight"].astype(float)
+            for scale, held in ((8 / 4, mine), (8 / math.sqrt(4), theirs))
+        )
+        expected = (np.linalg.norm(left), np.linalg.norm(right), np.linalg.norm(right - left))
+        np.testing.assert_allclose((row.size_a, row.size_b, row.apart), expected, rtol=1e-10)
