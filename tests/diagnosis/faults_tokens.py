@@ -328,6 +328,9 @@ FAULTS_TOKENS = rows({
                "special_ids", GGML + "eos_token_id"),
     "eos-id-folder": ("the same against the folder", keys(put(eos_token_id=1533)), "special_ids",
                       GGML + "eos_token_id"),
+    "pad-lost": ("no PAD is stated, and transformers has none",
+                 two_gguf(lose(GGML + "padding_token_id")), "special_ids",
+                 GGML + "padding_token_id"),
     "pad-id": ("PAD is EOS", two_gguf(put(padding_token_id=1535)), "special_ids",
                GGML + "padding_token_id"),
     # https://github.com/ggml-org/llama.cpp/issues/7476
@@ -420,7 +423,6 @@ CONTROLS_TOKENS = rows({
                          two_gguf(put(pre="stablelm2")), (), ""),
     "tokens-ours": ("our GGUF with and without the JSON it carries",
                     lambda name: (files.converted(DEMO, "demo.gguf"), foreign(name)), (), ""),
-    "tokens-no-pad": ("no PAD", two_gguf(lose(GGML + "padding_token_id")), (), ""),
     "tokens-settings": ("defaults written out in generation_config.json", texts(same_settings), (),
                         ""),
     "tokens-scored": ("scores times two", two_gguf(

@@ -98,7 +98,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
     assert set(hyper_causes()) == run >= set(HYPER_NAMES)
     assert set(hyper_causes().values()) - {""} <= set(CAUSES)
     assert set(SHOWN_BY) <= set(HYPER_NAMES)
-    proposed = {row.cause for row in TABLE} | {"capture_rows", "ranks_differ"}
+    proposed = {row.cause for row in TABLE} | {"capture_rows", "other_sequence", "ranks_differ"}
     proposed |= set().union(*({usual.change.cause for usual in tried(base)} for base in USUAL_IN))
     assert proposed <= set(CAUSES)
     computed = {row.name for module in modules_of("forward") for row in causes_of(module)}
@@ -106,12 +106,21 @@ def test_tables_name_causes_of_the_one_table() -> None:
 
 
 # Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps) and
-# of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered).
+# of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered); others have a
+# file of tests of their name, or stand in test_batch_sequences, test_shared_ranges,
+# test_misread_codes and test_adapter_deltas.
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "architecture_key",
+    "code_type",
+    "delta_change",
+    "delta_scale",
+    "flat_order",
     "flat_shard",
+    "other_sequence",
+    "overlapping_ranges",
     "quant_signs",
     "ranks_differ",
+    "rope_precision",
     "shard_order",
     "token_numbering",
     "visible_padding",
