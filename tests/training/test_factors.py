@@ -135,6 +135,7 @@ def test_a_change_that_leaves_much_explains_nothing(share: float, says: bool) ->
         (1.02, {"tokens / labels": 24 / 23}, (), "confirmed"),
         (1.02, {"tokens / labels": 1.0201, "other": 1.0199}, (), "confirmed"),
         (1024.0, {}, ("a loss scale",), "confirmed"),
+        (65536.0, {}, ("a loss scale",), "confirmed"),
     ],
 )
 def test_all_that_makes_a_factor_is_named(
@@ -144,6 +145,8 @@ def test_all_that_makes_a_factor_is_named(
     assert found.most == level
     said = found.says.partition("right one")[2]
     assert all(word in said for word in words) and bool(said) == bool(words)
+    if factor == round(factor):
+        assert f"is {factor:.0f} times" in found.says
 
 
 def test_factors_are_joined_within_what_they_may_be_off() -> None:

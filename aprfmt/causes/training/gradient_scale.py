@@ -82,6 +82,8 @@ def factor_guess(factor: float, room: float, counts: Mapping[str, float]) -> Gra
     if any(abs(number - value) > EQUAL * value for number in numbers):
         value = factor  # which of them it is was not measured
     shown = f"{value:.4g}" if found else f"{value:.3g}"
+    if found and value == round(value):
+        shown = f"{value:.0f}"
     if abs(value - 1) <= 0.01:
         shown = f"{value:.5f}".rstrip("0")
     whole = round(1 / value)
