@@ -385,7 +385,7 @@ def test_tensors_are_written_again_where_that_mends_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A cause that is only located is mended by nothing; nor is a part that B alone has."""
-    monkeypatch.setattr(DiffReport, "_rewrite_command", "aprfmt convert A B")
+    monkeypatch.setattr(DiffReport, "rewriting_command", "aprfmt convert A B")
     finding = Finding(cause, "says", "tensor", "bug", ("w",), confirmed, values=values)
     report = DiffReport(
         "a", "b", (), (), (), (), findings=(finding,), own_parts=(cause,) if own else ()
