@@ -245,7 +245,10 @@ def verdict_counts(done: Done, *words: str) -> dict[str, int]:
 
 
 def test_checks_count_what_the_demo_has(demo_model: Path) -> None:
-    done, found = aprfmt("validate", demo_model), aprfmt("validate", demo_model, "--json").json
+    done, found = (
+        aprfmt("validate", demo_model, "-v"),
+        aprfmt("validate", demo_model, "--json").json,
+    )
     tensors = tensors_of(demo_model)
     tokenizer = json.loads((demo_model / "tokenizer.json").read_text())
     template = json.loads((demo_model / "tokenizer_config.json").read_text()).get("chat_template")
@@ -285,7 +288,7 @@ def test_what_fails_and_warns_is_counted(bad: int, folder: Path, root: Path) -> 
         values[:place] = np.nan
         rows[name] = ("BF16", rows[name][1], float_bytes(values, "BF16"))
     broken = with_rows(folder, root / f"nan{bad}", rows)
-    done = aprfmt("validate", broken)
+    done = aprfmt("validate", broken, "-v")
     found = aprfmt("validate", broken, "--json").json
     noted = [row for row in found["findings"] if row["check"] == "values"]
     assert sorted(int(numbers(row["found"])[0]) for row in noted) == [*range(1, bad + 1)]

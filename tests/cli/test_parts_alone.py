@@ -81,7 +81,11 @@ def test_the_answer_of_qa_ends_with_what_is_next(
 def test_log_probabilities_are_said_equal_or_by_their_distances(code: int, bits: bool) -> None:
     numbers = {"max_difference": 0.5, "mean_abs_difference": 0.25, "mean_kl": 0.125, "max_kl": 1.0}
     table: Any = SimpleNamespace(
-        bits=bits, scaled=0.1, tolerance=SimpleNamespace(rel_l2=0.2), to_json=lambda: numbers
+        bits=bits,
+        scaled=0.1,
+        tolerance=SimpleNamespace(rel_l2=0.2),
+        to_json=lambda: numbers,
+        relation=None,
     )
     verdict: Any = SimpleNamespace(says="agrees", exit=code)
     text, style = logprobs.headline(table, verdict)

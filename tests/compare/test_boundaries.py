@@ -88,7 +88,9 @@ def test_nan_is_confirmed_where_all_other_values_are_equal(
     changed: int, alone: int, rest: float, slack: float, confirmed: bool
 ) -> None:
     odd = SimpleNamespace(alone=alone, side="B", text=lambda: "B has NaN at 0")
-    before = SimpleNamespace(nonfinite=odd, changed=changed, rest=rest, relative=1.0)
+    before = SimpleNamespace(
+        nonfinite=odd, changed=changed, rest=rest, relative=1.0, leaves_factor=lambda slack: False
+    )
     case: Any = SimpleNamespace(before=before, key="w", slack=lambda: slack)
     found = _with_nonfinite(case, None)
     assert found is not None and (found.cause, found.confirmed) == ("nonfinite", confirmed)

@@ -322,7 +322,7 @@ def test_a_cut_mark_is_a_finding_with_its_place(
 ) -> None:
     """A mark that no test conversation has, or that llama.cpp heals, is a warning."""
     cut = CutMark(Mark("<x>", 3, written, False), (1, 2), ("<", "x>"), healed)
-    parts = SimpleNamespace(uses_lists=lists), [cut.mark, cut.mark]
+    parts = SimpleNamespace(uses_lists=lists, data=None), [cut.mark, cut.mark]
     monkeypatch.setattr(marks, "absent_types", lambda carried: None)
     monkeypatch.setattr(marks, "_template_tokens", lambda ctx: parts)
     monkeypatch.setattr(marks, "cut_marks", lambda side, found: iter([cut]))
