@@ -328,7 +328,7 @@ def test_hashes_are_as_many_as_tensors_and_a_check_counts_the_wrong(
     for name in sorted(rows)[:3]:
         rows[name] = (*rows[name][:2], bytes(len(rows[name][2])))
     write_mixed(copy / "model.safetensors", rows)
-    checked = aprfmt("hash", copy, "--check", manifest)
+    checked = aprfmt("hash", copy, "--check", manifest, "-v")
     assert checked.code == 1
     failures = aprfmt("hash", copy, "--check", manifest, "--json").json["failures"]
     lines = checked.out.splitlines()
@@ -410,7 +410,7 @@ def qa_lines(done: Done) -> tuple[Counter[str], Mapping[str, Sequence[str]]]:
 
 
 def test_gates_are_counted_and_so_are_checks_in_them(plain: Path) -> None:
-    done = aprfmt("qa", plain)
+    done = aprfmt("qa", plain, "-v")
     found = aprfmt("qa", plain, "--json").json
     words, said = qa_lines(done)
     outcomes = Counter(gate["outcome"].replace("_", "-") for gate in found["gates"])

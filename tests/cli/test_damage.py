@@ -221,7 +221,7 @@ def test_a_cut_file_is_one_line_with_a_count(
     inspected = aprfmt("inspect", path, "--partial")
     assert inspected.code == 0 and "tensors are cut" in inspected.err
     assert len(inspected.err.splitlines()) == 1
-    report = aprfmt("validate", path)
+    report = aprfmt("validate", path, "-v")
     assert report.code == 1 and report.err == "" and "FAIL     layout" in report.out
 
 

@@ -70,7 +70,7 @@ def done(
         path = folder / f"{name}.{kind}"
         path.write_bytes(case.data)
         jobs.append(Job(name, ("inspect", str(path))))
-        jobs.append(Job(f"{name} validate", ("validate", str(path))))
+        jobs.append(Job(f"{name} validate", ("validate", "-v", str(path))))
         if level == "MALFORMED":
             out = folder / "out" / f"{name}.apr"
             jobs.append(Job(f"{name} merge", ("merge", str(path), str(out))))

@@ -142,7 +142,7 @@ def valid(
         jobs.append(Job(f"inspect {id}", ("inspect", model)))
         jobs.append(Job(f"tensors {id}", ("tensors", model, "--limit", "3")))
         if id != "sparse_8_gib":  # eight billion bytes take their time
-            jobs.append(Job(f"validate {id}", ("validate", model), heap=1 << 30))
+            jobs.append(Job(f"validate {id}", ("validate", "-v", model), heap=1 << 30))
     return run(jobs)
 
 

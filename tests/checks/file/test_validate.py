@@ -41,7 +41,7 @@ ENCODED = [n for n in BLOCKS if "encode_blocks" in vars(type(CODECS[n]))]
 def test_the_function_and_the_command_agree(tmp_path: Path) -> None:
     path = bases.small_apr(tmp_path)
     report = package.validate(path)
-    done = aprfmt("validate", path)
+    done = aprfmt("validate", path, "-v")
     assert (report.outcome, done.code) == ("PASS", 0)
     for row in table.file_checks():
         assert f"  {row.name}" in done.out
@@ -166,7 +166,7 @@ def test_nothing_run_is_exit_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path = bases.small_apr(tmp_path)
     rows = tuple(row for row in table.file_checks() if row.name in ("packed", "completeness"))
     monkeypatch.setattr(table, "CHECKS", rows)
-    done = aprfmt("validate", path)
+    done = aprfmt("validate", path, "-v")
     assert done.code == 2
     verdict, next_line = done.out.splitlines()[-2:]
     assert verdict.startswith("NOT-RUN: 0 passed") and next_line.startswith("next: aprfmt inspect")
