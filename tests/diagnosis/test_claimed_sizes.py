@@ -108,7 +108,7 @@ def test_the_packed_side_is_accused_and_mended(case: tuple[Path, Path, Path, str
 def test_validate_offers_the_sizes_that_fit(case: tuple[Path, Path, Path, str]) -> None:
     """From the file alone: the shapes that the other keys ask for say which sizes were meant."""
     _, right, wrong, _ = case
-    told = aprfmt("validate", wrong)
+    told = aprfmt("validate", wrong, "-v")
     assert told.code == 1
     lines = [line for line in told.out.splitlines() if "aprfmt set" in line]
     command = lines[0][lines[0].index("aprfmt set") :]

@@ -87,7 +87,7 @@ def done(
         out = folder / f"out-{command}-{id}"
         out.mkdir()
         args = _arguments(command, models[id], out, ids)
-        jobs.append(Job(f"{command} {id}", args))
+        jobs.append(Job(f"{command} {id}", (*args, "-v") if command == "validate" else args))
     return folder, run(jobs, warm)
 
 
