@@ -333,7 +333,8 @@ def check_role_bounds(ctx: CheckContext) -> Result:
         raise NotRun("no embedding, norm or matrix can be read as numbers")
     if far_off:
         findings.append(_far_matrices(resolution, far_off))
-    whole = [key for key, view in resolution.roles.items() if _is_whole_numbers(view)]
+    least = {key: _least_whole_number(ctx, view) for key, view in resolution.roles.items()}
+    whole = {key: value for key, value in least.items() if value is not None}
     if whole:
         findings.append(_whole_matrices(resolution, whole))
     positive = [key for key in positive if key not in whole]
@@ -356,39 +357,51 @@ def _and_more(keys: Sequence[str]) -> str:
     return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
 
 
-def _is_whole_numbers(view: View) -> bool:
-    """Return whether a matrix stored as plain floats holds whole numbers only, of many kinds.
+def _least_whole_number(ctx: CheckContext, view: View) -> float | None:
+    """Return the least value of a matrix of whole numbers only, of many kinds, in plain floats.
 
-    Its first rows tell for most. False where it cannot be read.
+    None for any other. The statistics that there are tell for most, then the first rows do. None
+    where it cannot be read.
     """
     shape = [n for n in view.shape if n > 1]
     if len(shape) < 2 or view.damage or any(name not in UNIT for name in view.encodings):
-        return False
+        return None
     if view.stored_row_bytes is None and math.prod(view.shape) > MOST:
-        return False  # all of it would be decoded for its first rows
+        return None  # all of it would be decoded for its first rows
+    if _stored_span(ctx, view) < KINDS - 1:
+        return None  # so many whole numbers have no room there
     try:
         first = view.rows(0, min(FEW_ROWS, matrix_shape(view.shape)[0]))
         if (first != first.round()).any():
-            return False
-        kinds = set()
+            return None
+        kinds, least = set(), math.inf
         for _, _, values in view.chunks(MOST):
             if (values != values.round()).any():  # NaN is no whole number
-                return False
+                return None
             kinds.update(values.reshape(-1)[: MOST >> 4].tolist())
+            least = min(least, float(values.min()))
     except AprfmtError:
-        return False
+        return None
     finally:
         view.drop()
-    return len(kinds) >= KINDS
+    return least if len(kinds) >= KINDS else None
 
 
-def _whole_matrices(resolution: Resolution, keys: Sequence[str]) -> Finding:
-    """Return the finding of matrices of whole numbers: those of these keys."""
-    view = resolution.roles[keys[0]]
-    least = min(float(values.min()) for _, _, values in view.chunks(MOST))
-    sign = ", none of them negative" * (least >= 0)
+def _stored_span(ctx: CheckContext, view: View) -> float:
+    """Return how far apart the stored values are that a view is made of; inf where not known."""
+    rows = [ctx.census.get(one.info.name) for one in view.stored]
+    found = [row.stats for row in rows if row is not None and row.stats is not None]
+    if len(found) < len(rows) or any(one.inf for one in found):
+        return math.inf
+    return max((one.max or 0.0) for one in found) - min((one.min or 0.0) for one in found)
+
+
+def _whole_matrices(resolution: Resolution, found: Mapping[str, float]) -> Finding:
+    """Return the finding of matrices of whole numbers, {key: least value}."""
+    keys = list(found)
+    sign = ", none of them negative" * (found[keys[0]] >= 0)
     return Finding(
-        f"{keys[0]} ({view.stored[0].info.name}){_and_more(keys)}",
+        f"{keys[0]} ({resolution.roles[keys[0]].stored[0].info.name}){_and_more(keys)}",
         f"whole numbers only{sign}",
         "fractions: training leaves no matrix of whole numbers",
         "were the codes of a packed file taken for its values?",
