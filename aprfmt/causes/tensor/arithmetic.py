@@ -96,7 +96,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
     half_x, half_y = (x[::2], y[::2]) if len(x) > 1 else (x[:, ::2], y[:, ::2])
     square = exact_dot(half_x, half_x)
     factor = exact_dot(half_x, half_y) / square if square else 1.0
-    if _is_scaling(np.array([factor]), slack):
+    if is_scaling(np.array([factor]), slack):
         turned = abs(factor + 1.0) <= 4 * slack
         told = "-1: the sign is turned" if turned else _factor_text(case, factor, half_x, half_y)
         says = f"B's values are A's times {told}"
@@ -108,8 +108,8 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
     # One factor for each row, found on every second column.
     factors = _least_squares_factors(x[:, ::2], y[:, ::2], 1)
     if (
-        _is_scaling(factors, slack)
-        and _fits_scaling(x * factors[:, None], y, slack)
+        is_scaling(factors, slack)
+        and fits_scaling(x * factors[:, None], y, slack)
         and _leave_usual_errors(case, 1)
     ):
 
@@ -130,8 +130,8 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
     across = _least_squares_factors(x[::2], y[::2], 0)
     if (
         len(x) >= NARROW
-        and _is_scaling(across, slack)
-        and _fits_scaling(x * across[None, :], y, slack)
+        and is_scaling(across, slack)
+        and fits_scaling(x * across[None, :], y, slack)
         and _leave_usual_errors(case, 0)
     ):
         low, high = float(across.min()), float(across.max())
@@ -170,14 +170,14 @@ def _least_squares_factors(x: "Array", y: "Array", axis: int) -> "Array":
     return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
 
 
-def _is_scaling(factors: "Array", slack: float) -> bool:
+def is_scaling(factors: "Array", slack: float) -> bool:
     """Return whether factors are a scaling: none near 0 (values lost), and not all near 1."""
     return bool(np.abs(factors - 1.0).max(initial=0.0) > 4 * slack) and bool(
         np.abs(factors).min() > 1e-9
     )
 
 
-def _fits_scaling(x: "Array", y: "Array", slack: float) -> bool:
+def fits_scaling(x: "Array", y: "Array", slack: float) -> bool:
     """Return whether every row of y is within twice the relative distance `slack` of x's."""
     return bool((row_distances(x, y) <= 2 * slack).all())
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
+from aprfmt.causes.tensor.arithmetic import fits_scaling, is_scaling
 from aprfmt.causes.tensor.lattices import Grouping
 from aprfmt.causes.tensor.packed_copies import (
     PackedCopy,
@@ -142,16 +143,19 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
 def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
     """Return the finding that every scale is the right one times the same number; else None.
 
-    `factor` [cells] puts the cells right one by one: it varies with their rounding. One that hardly
-    varies is a factor of the values (`scale`), and no fault of the scales by itself, but where the
-    scales are powers of two, as exponents are, or the values are too coarse for that.
+    `factor` [cells] puts the cells right one by one: it varies with their rounding. Where values
+    times one factor are the others within their rounding, that is said of the values (`scale`) and
+    is no fault of the scales by itself, but where these are powers of two, as exponents are.
     """
     exponents = np.log2(np.abs(copy.scales[copy.scales != 0]))
     powers = exponents.size > 0 and bool((exponents == np.rint(exponents)).all())
     one = float(np.median(factor))
-    even = np.ptp(factor) <= NEAR * np.abs(factor).mean()
-    seen = abs(1 / one - 1) > 4 * copy.case.slack(moved=False) if one else False
-    if one <= 0 or (not powers and even and seen):
+    slack = copy.case.slack(moved=False)
+    if one <= 0 or (
+        not powers
+        and is_scaling(np.array([1 / one]), slack)
+        and fits_scaling(copy.x, copy.y * one, slack)
+    ):
         return None
     times = 2.0 ** float(np.rint(np.log2(one))) if powers else one
     if abs(times - 1) <= NEAR:
