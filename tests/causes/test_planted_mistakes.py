@@ -206,7 +206,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "a shift": ("positions are counted from 3", ""),
         "two texts": ("tokens have positions 0, 1, 2, 3,", ""),
         "a factor of sums": "what attention computed is",
-        "a factor of logits": "output.weight is multiplied by 1.7",
+        "a factor of logits": ALONE,  # a sampler's temperature as well: no weight is accused
         "a cap": ("scores are capped at 20; the", ""),
         "a layer without rope": "layer 1 does not rotate; it should",
         "an eps": "the norms add eps 0.01 where the",

@@ -155,7 +155,7 @@ def test_the_answer_comes_first() -> None:
     asked = ("--text", TEXT, "--least-accepted", "0.99")
     done = aprfmt("eval", SOUND, "--draft", *asked)
     assert done.code == 1 and done.out.splitlines()[1].startswith("draft head dead: 8")
-    done = aprfmt("eval", SOUND, "--draft", "--ids", "1,2")
+    done = aprfmt("eval", SOUND, "--draft", "--ids", "1,2", "-v")
     assert done.out.splitlines()[1].startswith("draft head not measured")
     assert "NOT_RUN drafts-accepted" in done.out
     none = aprfmt("eval", SOUND, "--draft", "--ids", "1,2", "--json").json["draft"]
