@@ -1,6 +1,5 @@
 """Codes read as numbers of another kind: as integers, another float, words, or without scales."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,74 +10,19 @@ import pytest
 
 import aprfmt
 from aprfmt.causes.tensor import misread_codes, table
-from aprfmt.compare import diff
-from aprfmt.measure.records import TensorDiff
 from tests.causes.hypotheses import load_function
-from tests.conversion.folders import float_bytes, llama_folder, tensors_of, write_mixed
+from tests.causes.packed_source import FFN, HIDDEN, UP, Array, copied, judged, plain, source, values
+from tests.conversion.folders import llama_folder
 from tests.diagnosis import packing
+from tests.diagnosis.faults_packed import INT4, ROW
 
 torch: Any = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
 
-Array = Any
-UP = "model.layers.0.mlp.up_proj"
-KEY = "L0.ffn_up.weight"
-HIDDEN, FFN = 96, 160
-ROW = packing.compressed_section(
-    "float-quantized", num_bits=8, type="float", strategy="channel", symmetric=True
-)
+__all__ = ["source", "values"]
+
 INT8 = packing.compressed_section(
     "int-quantized", num_bits=8, type="int", strategy="channel", symmetric=True
 )
-INT4 = packing.compressed_section(
-    "pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=True
-)
-
-
-@pytest.fixture(scope="module")
-def values() -> Array:
-    """A matrix [160, 96] of BF16 numbers with somewhat heavy tails."""
-    found = np.random.default_rng(4).standard_t(6, (FFN, HIDDEN)) / 10
-    return found.astype(ml_dtypes.bfloat16).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def source(values: Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in BF16 whose first up projection is given."""
-    return llama_folder(
-        tmp_path_factory.mktemp("codes") / "source",
-        "BF16",
-        hidden=HIDDEN,
-        layers=1,
-        ffn=FFN,
-        heads=3,
-        kv_heads=1,
-        replaced={f"{UP}.weight": float_bytes(values, "BF16")},
-    )
-
-
-def copied(
-    source: Path, folder: Path, rows: packing.Rows, section: dict[str, Any] | None = None
-) -> Path:
-    """Copy the model with the tensors of its up projection replaced."""
-    folder.mkdir()
-    config = json.loads((source / "config.json").read_text())
-    if section is not None:
-        config["quantization_config"] = section
-    (folder / "config.json").write_text(json.dumps(config))
-    kept = {name: row for name, row in tensors_of(source).items() if not name.startswith(UP)}
-    write_mixed(folder / "model.safetensors", kept | rows)
-    return folder
-
-
-def judged(a: Path, b: Path) -> TensorDiff:
-    """Return the record of the up projection."""
-    (row,) = diff(a, b, tensors=[KEY]).tensors
-    return row
-
-
-def plain(values: Array, dtype: str = "bfloat16") -> packing.Rows:
-    """Return the up projection in a plain type."""
-    return {f"{UP}.weight": packing.row(np.asarray(values, np.float32).astype(dtype))}
 
 
 def in_fp8(values: Array) -> tuple[Array, Array]:

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 import aprfmt
-from tests.causes.test_packed_copies import FFN, HIDDEN, UP, copied, judged, plain, source, values
+from tests.causes.packed_source import FFN, HIDDEN, UP, Array, copied, judged, plain, source, values
 from tests.diagnosis import packing
 
-Array = Any
 __all__ = ["source", "values"]
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 SECTION: dict[str, Any] = {
