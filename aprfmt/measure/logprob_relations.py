@@ -5,7 +5,6 @@ tokens that it lists, or hold logits of which no softmax was taken. Such a relat
 every second position and judged on the others.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -13,12 +12,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.measure.log_softmax import log_sum_exp
+from aprfmt.measure.short_numbers import short_number
+
 Numbers = NDArray[np.float64]
 Kind = Literal["temperature", "listed", "offset"]
 SIDES = ("this side", "the reference")
 FEWEST = 3  # listed tokens of a position from which its factor shows
 POSITIONS = 4  # such positions from which a relation is judged
-DIGITS = (1, 2, 3, 4, 5, 6)
 SPAN = 1e-2  # nats that the log-probabilities of a position must span, at least
 BETTER = 0.25  # of the distance at most is left by a relation
 ADDED = 1e-3  # nats that a sum of rounded probabilities may be off 0
@@ -71,12 +72,6 @@ class LogprobRelation:
         return asdict(self)
 
 
-def _log_sum(values: Numbers) -> float:
-    """Return the logarithm of the sum of exponentials."""
-    top = float(values.max())
-    return top + math.log(float(np.exp(values - top).sum()))
-
-
 def _made(row: SharedRow, factor: float, kind: Kind) -> Numbers:
     """Return what a relation makes of the reference's values of a row.
 
@@ -84,7 +79,7 @@ def _made(row: SharedRow, factor: float, kind: Kind) -> Numbers:
     """
     scaled = factor * row.reference
     if kind == "listed" or (kind == "temperature" and row.whole):
-        return scaled - _log_sum(scaled)
+        return scaled - log_sum_exp(scaled)
     moved: Numbers = scaled + (row.here - scaled).mean()
     return moved
 
@@ -128,18 +123,12 @@ class _Search:
         return short_number(1 / factor, near)
 
 
-def short_number(value: float, near: float) -> float:
-    """Return the number of fewest digits within the relative distance `near`, else the value."""
-    found = (float(f"{value:.{digits}g}") for digits in DIGITS)
-    return next((one for one in found if abs(one / value - 1) <= near), value)
-
-
 def _relations(search: _Search) -> Iterator[LogprobRelation]:
     """Yield the relations that hold at all positions, the simplest first."""
     count = len(search.rows)
     for side, own in zip(SIDES, (search, search.turned()), strict=True):
-        sums = [_log_sum(row.here) for row in own.rows]
-        others = [_log_sum(row.reference) for row in own.rows]
+        sums = [log_sum_exp(row.here) for row in own.rows]
+        others = [log_sum_exp(row.reference) for row in own.rows]
         # No softmax was taken: the probabilities would add up to more than 1.
         if max(sums) > ADDED and own.holds("offset"):
             says = (

@@ -10,7 +10,6 @@ import pytest
 
 import aprfmt
 from aprfmt.causes.forward.attention import solve_cap
-from aprfmt.causes.forward.mismatch import short_numbers
 from aprfmt.diagnosis import conclusion as conclude
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.recorded_ids import hidden_causes
@@ -21,6 +20,7 @@ from aprfmt.inference.probe_ids import LONGEST, choose_ids
 from aprfmt.inference.replay.recorded_trace import fit_values
 from aprfmt.inference.trace_file import load_trace
 from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.short_numbers import short_numbers
 from tests.diagnosis import files
 from tests.diagnosis.engines import tiny_folder, trace
 from tests.diagnosis.faults import FAULTS

@@ -21,6 +21,7 @@ from aprfmt.inference.replay.shadow import (
 )
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.log_softmax import shift_logits_onto
+from aprfmt.measure.short_numbers import short_numbers
 from aprfmt.measure.tolerances import BASE
 from aprfmt.measure.verdicts import Certainty
 
@@ -283,12 +284,6 @@ class Mismatch:
                 yield change
                 return
         yield make(value)
-
-
-def short_numbers(value: float) -> list[float]:
-    """Return a number rounded to 1, 2, ... 6 significant digits, then the number itself."""
-    found = [float(f"{value:.{digits}g}") for digits in (1, 2, 3, 4, 5, 6)]
-    return list(dict.fromkeys([*found, value]))
 
 
 def _skip_earlier_products(patched: PatchedModel, layer: int) -> PatchedModel:

@@ -14,7 +14,6 @@ from aprfmt.causes.forward.mismatch import (
     Mismatch,
     Patch,
     hyper_change,
-    short_numbers,
 )
 from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
@@ -22,6 +21,7 @@ from aprfmt.causes.forward.single_steps import BEHIND, share_norm_input
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.short_numbers import short_number
 from aprfmt.tensors.norms import exact_norm
 
 CAUSE_ROWS = (
@@ -248,9 +248,7 @@ def factor_change(name: str, value: float, configured: float) -> Change:
 
 def temperature_text(factor: float) -> str:
     """Return in words that a temperature multiplied the logits by `factor`, which is 1/T."""
-    exact = 1 / factor
-    short = next(t for t in short_numbers(exact) if abs(t / exact - 1) <= PRINTED)
-    return f"a temperature of {short:.6g} divided the logits"
+    return f"a temperature of {short_number(1 / factor, PRINTED):.6g} divided the logits"
 
 
 def find_factor(case: Mismatch) -> Iterator[Change]:
