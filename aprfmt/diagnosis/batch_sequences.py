@@ -21,6 +21,7 @@ from aprfmt.inference.trace import Trace, no_blocks
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.trace_view import dump_sequences, sequence_name
+from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared, State
 
@@ -39,6 +40,7 @@ class BatchSequences:
     ids: Ids
     stack: ExitStack
     opened: dict[tuple[str, Ids], Trace | None] = field(default_factory=dict)
+    compared: dict[Ids, Sequence[PointDiff]] = field(default_factory=dict)
 
     def others(self, label: str) -> list[Ids]:
         """Return the ids of a side's other sequences, at most MOST; of those that say their ids."""
@@ -58,24 +60,26 @@ class BatchSequences:
                 self.opened[label, ids] = found
         return self.opened[label, ids]
 
+    def points(self, ids: Ids) -> Sequence[PointDiff]:
+        """Return the comparison of both sides' sequence; () where one cannot be read."""
+        if ids not in self.compared:
+            a, b = (self.trace(label, ids) for label in "AB")
+            self.compared[ids] = (
+                () if a is None or b is None else trace_pair.compare_points(a, b, False)
+            )
+        return self.compared[ids]
+
     def is_beyond(self, ids: Ids) -> bool | None:
         """Return whether a point of both sides' sequence is beyond its tolerance.
 
         None where nothing of it can be compared.
         """
-        a, b = (self.trace(label, ids) for label in "AB")
-        if a is None or b is None:
-            return None
-        pairs = trace_pair.compare_points(a, b, False)
-        judged = [pair.beyond for pair in pairs if pair.rel_l2 is not None]
+        judged = [pair.beyond for pair in self.points(ids) if pair.rel_l2 is not None]
         return any(judged) if judged else None
 
     def points_beyond(self, ids: Ids) -> list[str]:
         """Return the points of both sides' sequence that are beyond their tolerance."""
-        a, b = (self.trace(label, ids) for label in "AB")
-        if a is None or b is None:
-            return []
-        return [pair.key for pair in trace_pair.compare_points(a, b, False) if pair.beyond]
+        return [pair.key for pair in self.points(ids) if pair.beyond]
 
     def not_compared(self, explained: Collection[Ids]) -> Iterator[NotCompared]:
         """Yield the other sequences that are unequal, on one side only, or were not read.
