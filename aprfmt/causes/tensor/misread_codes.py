@@ -26,6 +26,7 @@ from aprfmt.measure.row_reader import RowReader
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
     from aprfmt.codecs.laid_out import WeightLayout
+    from aprfmt.codecs.lattice import PackedWeight
 
 CAUSE_ROWS = (
     Cause(
@@ -62,15 +63,21 @@ class CodedSide:
         self.name = reader.encoding
 
     @cached_property
+    def _packed(self) -> "list[PackedWeight]":
+        """The stored tensors that a dialect packs."""
+        return [one.packed() for one in self.reader.side.stored if one.packed is not None]
+
+    @cached_property
     def weights(self) -> "list[WeightLayout]":
         """The layouts of the stored tensors; [] where they are not packed by a dialect.
 
         Raises CodecError for parts that do not fit.
         """
-        packed = [one.packed() for one in self.reader.side.stored if one.packed is not None]
-        laid = [weight.laid_out() for weight in packed]
-        if len(packed) < len(self.reader.side.stored) or not all(w.codes() for w in packed):
+        if len(self._packed) < len(self.reader.side.stored):
             return []
+        if not all(weight.codes() for weight in self._packed):
+            return []
+        laid = [weight.laid_out() for weight in self._packed]
         return [one for one in laid if one is not None]
 
     @cached_property
@@ -79,8 +86,7 @@ class CodedSide:
         plain = next((kind for kind in fp8.OF_TWO_SIGNS if kind.name == self.name), None)
         if plain is not None:
             return plain.values.astype(np.float64)
-        packed = [one.packed() for one in self.reader.side.stored if one.packed is not None]
-        found = [np.asarray(rows.values, np.float64) for w in packed if (rows := w.codes())]
+        found = [np.asarray(rows.values, np.float64) for w in self._packed if (rows := w.codes())]
         if not found or not self.weights:
             return None
         return found[0] if all(_same_numbers(one, found[0]) for one in found) else None
@@ -219,7 +225,7 @@ def _misread(
     ):
         if _same_numbers(reading.numbers, side.table) and (reading.kind or (scaled and moved)):
             continue  # as it is meant, or said already
-        computed = (scaled and True in scales[1:]) or len(moves) > 1
+        computed = (scaled and side.scale is not None) or len(moves) > 1
         slack = ROUNDED * unit if computed else unit
         read = partial(side.read_as, reading.numbers, scaled=scaled, moved=moved)
         if not _equals(read(case.sample), x, slack):
