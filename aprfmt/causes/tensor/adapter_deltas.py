@@ -16,6 +16,7 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.errors import AprfmtError
+from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import Proof, unfitted_proof
@@ -54,7 +55,7 @@ SCALE_KEYS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 _SAME_CHANGE = "other factors of the same scale * B @ A"
 _BITS = 8  # of a value of a factor that judge, at least
 _FLOAT = 2.0**-45  # of two products in float64, relative to the operands
-_HALF_UNITS = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
+_COARSEST = UNIT["BF16"]  # of the types that factors are stored in
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def _compare_pair(a: StoredPair, b: StoredPair) -> DeltaRow | None:
     first = a.scale * (left[:, :rank] @ right[:, :rank].T)
     second = b.scale * (left[:, rank:] @ right[:, rank:].T)
     kinds = [
-        _HALF_UNITS.get(view.encoding, 2.0**-8)
+        min(UNIT.get(view.encoding, _COARSEST), _COARSEST)
         for pair in (a, b)
         for part, view in pair.parts.items()
         if part not in ("alpha", "magnitude")
