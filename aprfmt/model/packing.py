@@ -63,7 +63,7 @@ def packing_config(model: "Model") -> Mapping[str, Value] | None:
     if section is None:
         stated = _older_section(model)
         if stated is not None:
-            return {**(config or {}), SECTIONS[0]: stated}
+            return {**(config or {}), SECTIONS[0]: stated[1]}
     said = _modelopt_section(model) if method in (None, "modelopt") else None
     if said is None or (section is not None and (method is None or _SIZE not in said)):
         return config
@@ -87,8 +87,8 @@ def _modelopt_section(model: "Model") -> Mapping[str, Value] | None:
     return said
 
 
-def _older_section(model: "Model") -> Mapping[str, Value] | None:
-    """Return the quantization that AutoGPTQ's or AutoAWQ's own file states, as a section.
+def _older_section(model: "Model") -> tuple[str, Mapping[str, Value]] | None:
+    """Return (file name, section) of the quantization that AutoGPTQ's or AutoAWQ's file states.
 
     None without such a file. Its keys have the names of config.json's section. Raises FormatError
     where the file is damaged.
@@ -98,15 +98,16 @@ def _older_section(model: "Model") -> Mapping[str, Value] | None:
         if text is not None:
             said = json_object(text, f"{model.path}: {name}")
             named = {_OLDER_KEYS.get(key, key): value for key, value in said.items()}
-            return {"quant_method": method, **named}
+            return name, {"quant_method": method, **named}
     return None
 
 
 def _older_conflict(model: "Model", section: Mapping[str, Value]) -> Note | None:
     """Return a warning where AutoGPTQ's or AutoAWQ's own file says otherwise than config.json."""
-    said = _older_section(model)
-    if said is None:
+    stated = _older_section(model)
+    if stated is None:
         return None
+    name, said = stated
     apart = [
         f"{key} {section[key]!r} and {said[key]!r}"
         for key in _OLDER_COMPARED
@@ -114,7 +115,6 @@ def _older_conflict(model: "Model", section: Mapping[str, Value]) -> Note | None
     ]
     if not apart:
         return None
-    name = next(one for one in OLDER_FILES if one in model.folder.texts) if model.folder else ""
     text = f"config.json and {name} differ: {'; '.join(apart)}; the first is used here, older "
     return Note("warning", str(model.path), f"{text}loaders use the second", "two_packings")
 
