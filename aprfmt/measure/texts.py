@@ -8,6 +8,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.model.ledger import NotCompared, State, same_content
 from aprfmt.model.readings import FILES, KeyPattern, matching_row
 from aprfmt.tokenizer.generation import (
+    FILE,
     differing_settings,
     generation_settings,
     has_keys_alone,
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from aprfmt.causes.tokenizer.comparison import TokensReport
     from aprfmt.model import Model
 
-_FILE = "generation_config.json"
 _AROUND = 2  # equal lines shown before and after
 # What a key does to a generation; others are listed without words.
 EFFECTS: Mapping[str, str] = {
@@ -191,14 +191,14 @@ def _unequal_settings(a: "Model", b: "Model") -> Iterator[NotCompared]:
     ledgers. Files that only one side has, or that cannot be read, are listed apart.
     """
     for one in differing_generation_keys(a, b):
-        row = matching_row(FILES[_FILE], one.name)
+        row = matching_row(FILES[FILE], one.name)
         default = GENERATION.get(one.name)
         mine, theirs = (default if value is None else value for value in (one.a, one.b))
         if row is None or not _is_acted_on(row) or same_setting(mine, theirs):
             continue
         both = one.a is not None and one.b is not None
         state: State = "unequal" if both else "only in B" if one.a is None else "only in A"
-        yield NotCompared("generation setting", f"{_FILE}: {one.name}", state)
+        yield NotCompared("generation setting", f"{FILE}: {one.name}", state)
     file = "tokenizer_config.json"
     try:
         left, right = a.carried.parse_file(file), b.carried.parse_file(file)
@@ -331,7 +331,7 @@ def _has_generation_config(model: "Model") -> bool:
         found = generation_settings(model.carried)
     except AprfmtError:
         return True
-    return any(matching_row(FILES[_FILE], key) is not None for key in found)
+    return any(matching_row(FILES[FILE], key) is not None for key in found)
 
 
 def _generation_config(model: "Model") -> Mapping[str, object]:

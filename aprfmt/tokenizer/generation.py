@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aprfmt.tokenizer.stored_parts import Carried
 
 FILE = "generation_config.json"
-_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # compared with those of the tokenizer
+ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")  # compared with the tokenizer's
 
 
 def stated_settings(carried: "Carried") -> dict[str, Any]:
@@ -93,7 +93,7 @@ def placeless_settings(carried: "Carried", other: "Carried") -> tuple[str, ...]:
         name
         for name, value in theirs.items()
         if name in GENERATION
-        and name not in _IDS
+        and name not in ID_KEYS
         and _is_placeless(name, own)
         and not (name == "do_sample" and value == _samples(own))
     )

@@ -10,6 +10,8 @@ from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.errors import ArchError
 from aprfmt.tokenizer.generation import (
+    FILE,
+    ID_KEYS,
     differing_settings,
     generation_settings,
     has_keys_alone,
@@ -62,7 +64,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _READ_OF_GGUF = ("bos", "eos", "pad", "unk")  # roles whose keys transformers reads of a GGUF
 # What a training sets anew on purpose, such as the end of a chat's turn: A's value would undo it.
 CHOSEN_BY_TRAINING = frozenset(row.name for row in CAUSE_ROWS)
@@ -514,7 +515,9 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
     left, right = (generation_settings(side.carried) for side in (a, b))
     lists = a.uses_lists or b.uses_lists
     if lists:
-        left, right = ({k: v for k, v in said.items() if k not in _IDS} for said in (left, right))
+        left, right = (
+            {k: v for k, v in said.items() if k not in ID_KEYS} for said in (left, right)
+        )
         if not left or not right:
             return
     if not left or not right:
@@ -528,7 +531,7 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
     ]
     apart += [
         key
-        for key in _IDS
+        for key in ID_KEYS
         if left.get(key) is not None
         and right.get(key) is not None
         and set(id_list(left[key])) != set(id_list(right[key]))
@@ -555,7 +558,7 @@ def _settings_difference(
     places = [
         GENERATION_KEYS[name].gguf
         if style == "gguf" and name in GENERATION_KEYS
-        else f"generation_config.json: {name}"
+        else f"{FILE}: {name}"
         for name, _, _ in apart
     ]
     mend = tuple(
