@@ -404,3 +404,22 @@ def test_other_calls_are_refused(kind: str, tmp_path: Path) -> None:
     path = zipped(tmp_path / "x.pt", code)
     with pytest.raises(FormatError, match="calls"), open_source(path):
         pass
+
+
+@pytest.mark.parametrize("behind", [b"", b"\0" * 512, b"x" * 512, b"\0" * 511 + b"x", b"y" * 40])
+def test_a_tar_ends_at_its_first_empty_block(behind: bytes, tmp_path: Path) -> None:
+    """As Python's tarfile reads it, whatever stands behind that block."""
+    path = tmp_path / "x.pt"
+    tar_file(path)
+    with tarfile.open(path) as tar:
+        last = tar.getmembers()[-1]
+        end = last.offset_data + -(-last.size // 512) * 512
+    path.write_bytes(path.read_bytes()[:end] + b"\0" * 512 + behind)
+    with tarfile.open(path) as tar:
+        expected = {
+            row.name: (row.offset_data, row.offset_data + row.size) for row in tar.getmembers()
+        }
+    with open_source(path) as source:
+        assert list(source.tensors) == ["x", "y"]
+    held: Any = SimpleNamespace(view=memoryview(path.read_bytes()), size=path.stat().st_size)
+    assert storages._read_tar_members(held, "x.pt") == expected
