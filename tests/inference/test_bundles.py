@@ -7,6 +7,7 @@ import pytest
 import safetensors.numpy
 
 from aprfmt.errors import BackendUnavailableError, FormatError, UsageError
+from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.bundle import (
     HEADER,
     choose_bundle,
@@ -55,3 +56,26 @@ def test_a_replay_on_an_engine_needs_its_recorded_value(tmp_path: Path) -> None:
         replay_bundle(path, ["numpy", "transformers"])
     with pytest.raises(UsageError, match="is of two runs"):
         replay_bundle(path, ["numpy"])
+
+
+@pytest.mark.parametrize(
+    "between", [(), ("numpy", "wrong-eps"), ("wrong-eps", "numpy"), ("wrong-eps", "wrong-eps"),
+                ("numpy", "numpy:cpu:float64")]
+)  # fmt: skip
+def test_a_replay_names_its_runs_and_measures_each_against_its_own(
+    between: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The first run is held to what the first gave, the second to what the second gave."""
+    runs = ["numpy", "wrong-eps"]
+    bundle = choose_bundle(compared("qwen2", runs), runs)
+    assert bundle is not None
+    path = tmp_path / "b.safetensors"
+    save_bundle(path, bundle, [])
+    found = replay_bundle(path, between)
+    names = between or bundle.runs
+    assert found.runs == tuple(str(parse_run(name)) for name in names)
+    ran = [name.partition(":")[0] for name in names]
+    assert found.other is not None
+    assert (found.reference < 1e-6) is (ran[0] == "numpy")
+    assert (found.other < 1e-6) is (ran[1] == "wrong-eps")
+    assert (found.apart < 1e-6) is (ran[0] == ran[1]) is not found.reproduced
