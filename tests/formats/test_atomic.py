@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -330,3 +331,23 @@ def test_a_journal_that_the_system_takes_in_parts_is_whole(
         found = _read_journal(tmp_path, name)
     assert found.is_signed() and found.dumps() == journal.dumps()
     (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("most", [1, 7, 1 << 20])
+def test_lines_of_a_resumable_run_are_whole_however_they_are_taken(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, said = os.write, [{"tensor": "ä.weight", "crc": 7}, {"tensor": "b", "crc": None}]
+
+    def written(name: str) -> bytes:
+        path = tmp_path / name
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+        run: Any = SimpleNamespace(_log=fd, _journal=path, _run="0123")
+        for line in said:
+            ResumableFileSet._add_line(run, line)
+        os.close(fd)
+        return path.read_bytes()
+
+    whole = written("whole")
+    monkeypatch.setattr(os, "write", lambda fd, view: real(fd, view[:most]))
+    assert written("parts") == whole and whole.count(b"\n") == 2
