@@ -1270,3 +1270,20 @@ def test_a_factor_of_a_weight_is_solved_from_its_output(
     other = replace(product, theirs=rng.standard_normal((many, 6)))
     monkeypatch.setattr(weights, "product_of", lambda case: other)
     assert not list(weights.find_output_factor(case))
+
+
+@pytest.mark.parametrize(("apart", "still"), [(0.0, True), (0.25, True), (0.2501, False)])
+@pytest.mark.parametrize("style", ["half", "interleaved"])
+def test_nothing_is_turned_up_to_ten_times_the_tolerance(
+    apart: float, still: bool, style: str
+) -> None:
+    """By numpy's own complex numbers; every pair is longer by one factor."""
+    x = np.random.default_rng(3).standard_normal((4, 2, 6))
+    pairs = rotations.complex_pairs(x, 3, style) * (1 + apart)
+    y = np.concatenate([pairs.real, pairs.imag], -1)
+    case: Any = SimpleNamespace(
+        rows=np.arange(4), view=SimpleNamespace(tolerance=np.nextafter(0.025, 1))
+    )
+    found = rotations._fit_pair_rotations(case, x, y, 3, style)
+    assert found.still is still and found.explained < 1e-12
+    np.testing.assert_allclose(found.turn, 1 + apart)

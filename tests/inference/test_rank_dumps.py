@@ -1383,9 +1383,10 @@ def test_a_norm_is_a_factor_a_row_times_one_a_column(size: float) -> None:
         assert not is_normed(array(residual), array(odd))
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("overwritten", [(), (1,), (0, 2), (0, 1, 2)])
 def test_the_stream_behind_a_layer_is_found_where_a_norm_wrote_over_it(
-    overwritten: tuple[int, ...],
+    overwritten: tuple[int, ...], turned: bool
 ) -> None:
     """A layer gives what it adds and the stream before; a norm in place, its result and the sum."""
     rng = np.random.default_rng(8)
@@ -1407,6 +1408,8 @@ def test_the_stream_behind_a_layer_is_found_where_a_norm_wrote_over_it(
     norm = rng.standard_normal((5, 8))
     arrays |= {"model.layers.1.input_layernorm.0": joined("n", norm),
                "model.layers.1.input_layernorm.1": joined("s", streams[0])}  # fmt: skip
+    if turned:
+        arrays = dict(reversed(arrays.items()))
     found = under_module_names(arrays, {"model.layers.1.0": (2, 3)})
     for layer, expected in enumerate(streams):
         np.testing.assert_allclose(found.arrays[f"model.layers.{layer}"].read(), expected)
