@@ -337,7 +337,8 @@ def test_a_journal_that_the_system_takes_in_parts_is_whole(
 def test_lines_of_a_resumable_run_are_whole_however_they_are_taken(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, said = os.write, [{"tensor": "ä.weight", "crc": 7}, {"tensor": "b", "crc": None}]
+    said: list[dict[str, Any]] = [{"tensor": "ä.weight", "crc": 7}, {"tensor": "b", "crc": None}]
+    real = os.write
 
     def written(name: str) -> bytes:
         path = tmp_path / name
