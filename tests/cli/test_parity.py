@@ -280,3 +280,13 @@ def test_distances_are_said_at_every_length(
     assert len(lines) == len(distances)
     for line, row in zip(lines, distances, strict=True):
         assert f" from {row['what']}: " in line and f"logits {row['rel_l2']['logits']:.3g}" in line
+
+
+@pytest.mark.parametrize("much", ["-v", "--all"])
+def test_every_run_is_named_with_its_points(much: str, demo_model: Path) -> None:
+    given = ("parity", demo_model, "--between", "cpu", "torch", "numpy:float64", *IDS)
+    done, body = aprfmt(*given, much), aprfmt(*given, "--json").json
+    for number, run in enumerate(body["runs"]):
+        name = f"run {number}" if number else "reference"
+        (line,) = [line for line in done.out.splitlines() if line.startswith(f"  {name}: ")]
+        assert run["requested"] in line and f"({run['points']} points" in line

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -79,3 +80,12 @@ def test_a_replay_names_its_runs_and_measures_each_against_its_own(
     assert (found.reference < 1e-6) is (ran[0] == "numpy")
     assert (found.other < 1e-6) is (ran[1] == "wrong-eps")
     assert (found.apart < 1e-6) is (ran[0] == ran[1]) is not found.reproduced
+    inside = zip(found.at, bundle.expected.shape, strict=True)
+    assert all(0 <= index < size for index, size in inside)
+    if ran == [name.partition(":")[0] for name in bundle.runs]:
+        apart = np.abs(bundle.found.astype(np.float64) - bundle.expected)
+        assert found.largest == pytest.approx(apart.max(), rel=1e-3)
+        assert apart[found.at] == pytest.approx(apart.max(), rel=1e-3)
+    for other in (("numpy",), ("numpy",) * 3):
+        with pytest.raises(UsageError, match=f"found {len(other)} to replay it on"):
+            replay_bundle(path, other)
