@@ -340,3 +340,10 @@ def test_a_namespace_takes_what_a_dict_takes(made: str) -> None:
     text = f"{{% set ns = namespace({made}) %}}{{{{ ns.n }}}}{{{{ ns.m_ }}}}"
     options: dict[str, Any] = {"add_generation_prompt": False, "variables": {}, "where": "x"}
     assert render(text, MESSAGES, **options) == "12"
+
+
+def test_no_namespace_holds_a_private_name_however_it_is_given() -> None:
+    options: dict[str, Any] = {"add_generation_prompt": False, "variables": {}, "where": "x"}
+    for made in ("_b=1", "{'a': 1, '__class__': 1}", "[('_b', 1)], a=1", "a=1, __init__=2"):
+        with pytest.raises(FormatError, match="a namespace cannot hold '_"):
+            render(f"{{% set ns = namespace({made}) %}}x", MESSAGES, **options)
