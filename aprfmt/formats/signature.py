@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from aprfmt.formats.positional_io import PLAIN_FILE
+from aprfmt.formats.positional_io import PLAIN_FILE, write_at
 from aprfmt.formats.temporary_files import temporary_name
 
 _BYTES = 32
@@ -120,7 +120,7 @@ def _make_key_file(path: Path) -> None:
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN_FILE, 0o600)
     try:
         try:
-            os.write(fd, os.urandom(_BYTES))
+            write_at(fd, memoryview(os.urandom(_BYTES)), 0)
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -28,6 +28,7 @@ from aprfmt.model.role_manifest import PADDED, parameter_rows
 from tests.diagnosis.engines import tiny_folder
 from tests.model.engine_states import megatron_rank, pipeline_stage, published, save
 
+TABLES = ("llama", "gpt2", "gpt_neox", "qwen3_next", "qwen3_moe", "deepseek_v3", "mamba2")
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
 HELD: Mapping[str, Any] = json.loads(Path("fixtures/vllm/parameters.json").read_text())
@@ -310,3 +311,40 @@ def test_norms_to_which_one_was_added_are_said_to_be_sglangs(tmp_path: Path) -> 
             report = diff_models(tiny_model("gemma"), held, only=("tensors",), explain=False)
         assert bool(notes) == said
         assert sum(row.verdict == "DIFFERENT" for row in report.tensors) == len(more)
+
+
+@pytest.mark.parametrize("arch", sorted(TABLES))
+def test_sections_have_every_row_of_their_axis_in_whole_units(arch: str) -> None:
+    with open_model(tiny_folder(arch)) as model:
+        shapes = {name: tensor.info.shape for name, tensor in model.source.tensors.items()}
+        groups = bind_names(model.spec, "hf", shapes).groups
+        listed = list_parameters(model.spec, groups, shapes, model.hyper)
+    seen = 0
+    for one in listed:
+        for part in one.parts:
+            for sections, shape in zip(part.sections, part.shapes, strict=False):
+                rows = sum(each.rows for each in sections)
+                assert rows in (*shape, 1), (one.names, shape, sections)
+                for each in sections:
+                    assert 0 < each.unit <= each.rows and each.rows % each.unit == 0, one.names
+                seen += 1
+    assert seen > 10
+
+
+def test_rows_by_groups_are_divided_by_whole_groups() -> None:
+    """qwen3_next's queries, keys, values and gates stand together for each key head."""
+    with open_model(tiny_folder("qwen3_next")) as model:
+        shapes = {name: tensor.info.shape for name, tensor in model.source.tensors.items()}
+        groups = bind_names(model.spec, "hf", shapes).groups
+        listed = list_parameters(model.spec, groups, shapes, model.hyper)
+        heads = int(model.hyper["delta_key_heads"])
+    found = [
+        (one.parts[0].sections[0], one.parts[0].shapes[0])
+        for one in listed
+        if one.published and any(name.endswith(("in_proj_qkvz.weight", "in_proj_ba.weight"))
+                                 for name in one.names)
+    ]  # fmt: skip
+    assert found
+    for sections, shape in found:
+        assert sections == (Section(shape[0], shape[0] // heads),)
+        assert [section.share(heads) for section in sections] == [shape[0] // heads]

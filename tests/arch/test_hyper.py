@@ -758,3 +758,19 @@ def test_the_key_of_layers_with_experts_is_the_one_that_is_there(said: str) -> N
         "interval": (False, True, False, True), "": (False, True, True, True),
     }  # fmt: skip
     assert found == (layers[said], keys.get(said, ""))
+
+
+@pytest.mark.parametrize("said", ["", "first", "step", "both", "every"])
+def test_layers_with_experts_of_a_gguf_follow_the_keys_that_are_there(said: str) -> None:
+    keys = {"first": "e.leading_dense_block_count", "step": "e.interleave_moe_layer_step"}
+    values = {"first": 2, "step": 1 if said == "every" else 2}
+    there = [name for name in keys if said in (name, "both") or (said, name) == ("every", "step")]
+    rule = ernie_moe._moe_layers_rule()
+    assert callable(rule.read["gguf"])
+    values_there = {keys[name]: values[name] for name in there}
+    found = rule.read["gguf"](Facts("gguf", values_there, {}, "e"), {"n_layers": 5})
+    layers = {
+        "first": (False, False, True, True, True), "step": (False, True, False, True, False),
+        "both": (False, False, False, True, False), "every": (True,) * 5,
+    }  # fmt: skip
+    assert found == ((layers[said], keys[there[0]]) if said else None)

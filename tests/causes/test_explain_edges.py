@@ -1,17 +1,20 @@
 """Edges of `diff`: the first byte of a shift, half of the rows, small numbers, long runs."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.base.encodings import BY_GGML, ENCODINGS
 from aprfmt.causes.tensor import table
 from aprfmt.causes.tensor.guess import JointHypothesis, PairHypothesis
 from aprfmt.causes.tensor.overwritten_bytes import join_places
+from aprfmt.causes.tensor.row_sources import MATCHED
 from aprfmt.codecs import encode
 from aprfmt.compare import diff
 from aprfmt.errors import AprfmtError
@@ -265,3 +268,68 @@ def test_an_explanation_that_raises_is_said_and_the_others_go_on(
     lines = [f"not tried: {cause}: {said}" for cause in ("fused_order", "derived")]
     assert report.not_tried == (f"not tried: swapped_tensors of {row.key}: {said}", *lines)
     assert set(report.not_tried) <= set(report.notes)
+
+
+WORKERS = {  # module -> what looks at one tensor or some, and the causes that it can find
+    "shard_copies._find_joined": "shard_order",
+    "shard_copies._find_parts": "shard_order",
+    "pruned_copies._pruned_copy": "derived",
+    "initial_values._find_initial_numbers": "stale_tensor",
+    "derived_weights._matrix_change": "lora_merge, partial_merge, derived",
+}
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("unlike")
+    small: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1}
+    a, b = (llama_folder(folder / str(i), "BF16", seed=i, **small) for i in range(2))
+    assert not diff(a, b).not_tried
+    return a, b
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_what_could_not_be_looked_at_is_said_of_every_tensor(
+    worker: str, unlike: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def broken(*_: object, **__: object) -> Any:
+        nonlocal asked
+        asked += 1
+        raise AprfmtError("a tensor that it reads is damaged")
+
+    monkeypatch.setattr(f"aprfmt.causes.tensor.{worker}", broken)
+    report = diff(*unlike)
+    (line,) = report.not_tried
+    said = re.fullmatch(
+        r"not tried: (.*) of (\S+)(?: and (\d+) more)?: a tensor that it reads is damaged", line
+    )
+    assert said is not None and said[1] == WORKERS[worker]
+    assert any(row.key == said[2] for row in report.tensors)
+    assert 1 <= 1 + int(said[3] or 0) <= asked
+    assert line in report.notes and report.exit_code() == 1
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("columns", [3, 8])
+def test_many_rows_in_another_order_are_found_by_their_bytes(
+    columns: int, kind: type, tmp_path: Path
+) -> None:
+    """More than are looked for one by one, of both float types."""
+    rows = MATCHED + 1
+    rng = np.random.default_rng(columns)
+    values: Any = rng.normal(size=(rows, columns)).astype(kind)
+    order = rng.permutation(rows)
+    moved = np.empty_like(values)
+    moved[order] = values
+    for name, held in (("a", values), ("b", moved)):
+        save_file({"w": held}, tmp_path / f"{name}.safetensors")
+    (row,) = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors").tensors
+    found = row.explanation
+    assert found is not None and found.confirmed and found.residual_after == 0
+    assert row.cause == "row_offset" and found.evidence[0] == "B has A's rows in another order"
+    pairs = re.findall(r"(\d+) of A is (\d+) of B", found.evidence[1])
+    assert len(pairs) == 4
+    for mine, theirs in pairs:
+        assert np.array_equal(values[int(mine)], moved[int(theirs)])

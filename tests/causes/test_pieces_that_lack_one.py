@@ -1,11 +1,14 @@
 """Pieces of A of which one stands twice and one is missing are no other order of A's values."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from aprfmt.causes.tensor.piece_order import MOST, VARIED, _runs_in_other_order
+from aprfmt.causes.tensor.stored_bytes import ANCHOR
 from aprfmt.compare import diff
 
 
@@ -23,3 +26,47 @@ def test_every_value_has_to_be_there_once(
         save_file({"w": flat.reshape(27, 55).copy()}, tmp_path / f"{name}.safetensors")
     found = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert ("piece_order" in {one.cause for one in found.causes}) is whole
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("shortest", [ANCHOR // 2, ANCHOR - 4, ANCHOR, ANCHOR + 4, 2 * ANCHOR])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_every_run_is_longer_than_what_is_looked_up(shortest: int, place: int, size: int) -> None:
+    """Wherever in A the shortest one stands; the runs are those that B was made of."""
+    lengths = [400, 300]
+    lengths.insert(place, shortest)
+    ends = np.cumsum([0, *lengths])
+    whole = np.random.default_rng(shortest).integers(0, 256, ends[-1]).astype(np.uint8).tobytes()
+    parts = [whole[first:last] for first, last in itertools.pairwise(ends)]
+    order = [2, 1, 0]
+    found = _runs_in_other_order(whole, b"".join(parts[i] for i in order), size)
+    begins = np.cumsum([0, *(lengths[i] for i in order)])
+    expected = [
+        (int(at), int(ends[i]), lengths[i]) for at, i in zip(begins[:-1], order, strict=True)
+    ]
+    assert found == (expected if shortest > ANCHOR else [])
+
+
+@pytest.mark.parametrize("count", [2, 3, MOST, MOST + 1])
+def test_so_many_runs_are_taken_apart(count: int) -> None:
+    """All of them in reverse."""
+    size = 2 * ANCHOR
+    whole = np.random.default_rng(count).integers(0, 256, count * size).astype(np.uint8).tobytes()
+    order = [*reversed(range(count))]
+    found = _runs_in_other_order(
+        whole, b"".join(whole[i * size : (i + 1) * size] for i in order), 4
+    )
+    expected = [(at * size, i * size, size) for at, i in enumerate(order)]
+    assert found == (expected if count <= MOST else [])
+
+
+@pytest.mark.parametrize("different", [VARIED - 1, VARIED, VARIED + 1])
+def test_a_run_begins_with_so_many_different_bytes(different: int) -> None:
+    """Fewer are found anywhere."""
+    first, second = (
+        bytes(base + i % different for i in range(ANCHOR)) + bytes(range(base + 20, base + 100))
+        for base in (0, 128)
+    )
+    found = _runs_in_other_order(first + second, second + first, 1)
+    expected = [(0, len(first), len(second)), (len(second), 0, len(first))]
+    assert found == (expected if different >= VARIED else [])

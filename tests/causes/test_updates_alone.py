@@ -11,11 +11,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from aprfmt.causes.training.clipping import CLIPS, Clipping, scaled_bound, value_clipping
+from aprfmt.causes.training.frozen_parameters import _must_move
 from aprfmt.causes.training.optimizers import Moments, parse_recipe
 from aprfmt.causes.training.step_case import StepCase
 from aprfmt.causes.training.table import UPDATES
@@ -670,3 +672,24 @@ def test_a_clipping_by_value_is_a_number_that_somebody_wrote(
     assert value_clipping({}) is None
     assert value_clipping({"k": pair(np.zeros_like(computed))}) is None
     assert value_clipping({"k": pair(np.where(right > 0, np.inf, right))}) is None
+
+
+@pytest.mark.parametrize("encoding", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("times", [0.5, 1.0, 1.0 + 2.0**-20, 2.0])
+def test_a_step_must_be_seen_that_is_longer_than_a_spacing(times: float, encoding: str) -> None:
+    """One exactly as long may be rounded away; numpy says how far the next number is."""
+    kind = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}[encoding]
+    before = np.array([1.0, 1.5, 0.25, -3.0])
+    spacing = np.abs(np.spacing(before.astype(kind)).astype(np.float64))
+    rate = 2.0**-10
+    signs = np.array([1, -1, 1, -1])
+    for which in ([True] * 4, [False, True, False, False]):
+        gradient = np.where(which, signs * spacing * times / rate, 0.0)
+        case = StepCase(
+            "k", False, before, before, (encoding, encoding), np.arange(4), gradient=gradient
+        )
+        found = _must_move(case, parse_recipe(f"sgd:lr={rate!r}"))
+        if times > 1:
+            assert found is not None and found.tolist() == list(which)
+        else:
+            assert found is None

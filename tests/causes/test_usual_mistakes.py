@@ -9,15 +9,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from aprfmt.causes import CAUSES
 from aprfmt.causes.forward.rope import scaling_change, scaling_value_changes
 from aprfmt.causes.forward.rotations import rope_frequencies, rope_kinds
 from aprfmt.causes.forward.usual_blocks import UsualMistake
-from aprfmt.causes.forward.usual_mistakes import usual_mistakes
+from aprfmt.causes.forward.usual_mistakes import added_window_mistake, usual_mistakes
+from aprfmt.diagnosis.search import Search
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import record_points
@@ -258,3 +261,46 @@ def test_a_usual_mistake_changes_the_pass_and_no_other_one_does_the_same(base: s
     alike = [frozenset(each) for each in results.values() if len(each) > 1]
     assert sorted(idle) == sorted(IDLE[base])
     assert [each for each in alike if each not in ALIKE] == []
+
+
+@pytest.mark.parametrize("base", ["llama", "gemma2"])
+def test_a_window_is_tried_where_rows_begin_to_differ(base: str) -> None:
+    """Of a model without any: from the first differing row on, and none where all rows differ."""
+    with patched_model(base) as patched:
+        own = usual_mistakes(patched)
+
+        def added(late: int | None) -> list[UsualMistake]:
+            apart = np.zeros(len(SHORT))
+            if late is not None:
+                apart[late:] = 1.0
+            view = SimpleNamespace(tolerance=1e-3)
+            case = SimpleNamespace(patched=patched, view=view, distances_by_row=lambda view: apart)
+            found = Search._usual_changes(cast(Any, SimpleNamespace(case=case)))
+            assert [one.change.says for one in found[: len(own)]] == [
+                one.change.says for one in own
+            ]
+            return found[len(own) :]
+
+        assert not added(None) and not added(0)
+        for late in (1, 5, len(SHORT) - 1):
+            if any(patched.hp["window_layers"]):
+                assert not added(late)
+                continue
+            (usual,) = added(late)
+            assert usual.change.cause == "sliding_window" and str(late) in usual.change.says
+            made = record_points(usual.change.make(patched, usual.layers))
+            at = np.arange(len(SHORT))
+            outside = at[:, None] - at >= late
+            for layer in range(patched.n_layers):
+                probs = made[f"L{layer}.probs"]
+                assert not probs[..., outside].any() and (probs[..., at, at] > 0).all()
+                inside = ~outside & (at[:, None] >= at)
+                assert (probs[..., inside] > 0).all()
+
+
+@pytest.mark.parametrize("base", ["llama", "gemma3", "mixtral", "deepseek_v32"])
+def test_every_mistake_has_a_cause_of_the_table_and_a_sentence(base: str) -> None:
+    with patched_model(base) as patched:
+        found = [*usual_mistakes(patched), added_window_mistake(patched, 5)]
+    assert {usual.change.cause for usual in found} <= CAUSES.keys()
+    assert all(" " in usual.change.says for usual in found)

@@ -263,3 +263,30 @@ def test_a_trace_behind_a_cache_shows_what_attention_reads(
     assert "2 positions against 6" in points["L3.out"]["why"]
     refused = aprfmt("trace", demo_model, *given, "--behind", 6)
     assert refused.code == 2 and "leave one to trace" in refused.err
+
+
+@pytest.mark.parametrize("options", [("--arbiter",), ("--through", "NF4"), ()])
+@pytest.mark.parametrize("much", ["", "-v", "--all"])
+def test_distances_are_said_at_every_length(
+    options: tuple[str, ...], much: str, demo_model: Path
+) -> None:
+    given = ("parity", demo_model, "--between", "cpu", "torch", *IDS, *options)
+    done = aprfmt(*given, *([much] if much else []))
+    body = aprfmt(*given, "--json").json
+    noise = [body["noise"]] if body["noise"] else []
+    distances = [*noise, *body["arbiter"]]
+    assert len(distances) == {"--arbiter": 2, "--through": 1}.get("".join(options[:1]), 0)
+    lines = [line for line in done.out.splitlines() if ": largest relL2 " in line]
+    assert len(lines) == len(distances)
+    for line, row in zip(lines, distances, strict=True):
+        assert f" from {row['what']}: " in line and f"logits {row['rel_l2']['logits']:.3g}" in line
+
+
+@pytest.mark.parametrize("much", ["-v", "--all"])
+def test_every_run_is_named_with_its_points(much: str, demo_model: Path) -> None:
+    given = ("parity", demo_model, "--between", "cpu", "torch", "numpy:float64", *IDS)
+    done, body = aprfmt(*given, much), aprfmt(*given, "--json").json
+    for number, run in enumerate(body["runs"]):
+        name = f"run {number}" if number else "reference"
+        (line,) = [line for line in done.out.splitlines() if line.startswith(f"  {name}: ")]
+        assert run["requested"] in line and f"({run['points']} points" in line

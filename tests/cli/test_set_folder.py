@@ -18,6 +18,7 @@ from safetensors import safe_open
 import aprfmt as package
 from aprfmt.conversion.folder_edits import _dump_like
 from tests.cli.run import aprfmt
+from tests.conversion.folders import llama_folder
 
 
 @pytest.fixture(scope="module")
@@ -317,3 +318,14 @@ def test_a_file_of_json_keeps_its_form(
 
 def test_a_new_file_of_json_ends_with_a_newline() -> None:
     assert _dump_like({"a": 1}, "") == '{\n  "a": 1\n}\n'
+
+
+def test_a_list_of_a_folder_is_said_in_full_up_to_sixteen(tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "m", "BF16")
+    for count in (0, 1, 15, 16, 17, 40):
+        wanted, copy = list(range(count)), tmp_path / str(count)
+        done = aprfmt("set", folder, f"config.json:numbers={wanted}", "-o", copy, "--json")
+        assert done.code == 0, done.err
+        text = json.dumps(wanted if count <= 16 else f"array of {count}")
+        assert text in json.dumps(done.json), done.json
+        assert json.loads((copy / "config.json").read_text())["numbers"] == wanted

@@ -18,10 +18,12 @@ import pytest
 import safetensors
 
 from aprfmt.conversion import folder_edits, in_place
+from aprfmt.conversion.edits import read_values
 from aprfmt.errors import AprfmtError
-from aprfmt.formats import open_source
+from aprfmt.formats import in_place_patch, open_source
 from aprfmt.formats.in_place_patch import (
     SCHEMA,
+    complete_patches,
     inode_identity,
     parse_patch,
     patch_file,
@@ -29,6 +31,7 @@ from aprfmt.formats.in_place_patch import (
 )
 from aprfmt.formats.mapped_file import file_identity
 from aprfmt.formats.signature import sign
+from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
 from tests.formats.writers import contents
@@ -478,3 +481,47 @@ def test_a_file_whose_tensors_lie_elsewhere_is_left(second: int, tmp_path: Path)
     if second == 64:
         start = len(before) - 96
         assert f"b at byte {start + 64}, expected {start + 32}" in done.err
+
+
+@pytest.mark.parametrize("most", [1, 7, 1 << 20])
+def test_a_change_that_the_system_takes_in_parts_is_completed(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write may take fewer bytes than it was given; the note of a change must be whole."""
+    path = tmp_path / "x"
+    path.write_bytes(bytes(64))
+    pieces = [(4, b"abcdef"), (30, bytes(range(1, 20)))]
+    real, positioned = os.write, os.pwrite
+    assert sign(SCHEMA, b""), "the key is made before"
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:most]))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(5, "no disk")))
+        with pytest.raises(AprfmtError, match="is partly changed"):
+            patch_file(path, pieces, file_identity(path.stat()))
+    assert path.read_bytes() == bytes(64) and patch_path(path).exists()
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: positioned(fd, data[:most], at))
+    said: list[Any] = []
+    monkeypatch.setattr(in_place_patch, "announce", said.append)
+    complete_patches(tmp_path)
+    assert [note.key for note in said] == ["completed_write"]
+    expected = bytearray(64)
+    for at, data in pieces:
+        expected[at : at + len(data)] = data
+    assert path.read_bytes() == expected and not patch_path(path).exists()
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 40])
+def test_an_array_is_said_in_full_up_to_sixteen(count: int, tmp_path: Path) -> None:
+    path, held = tmp_path / "x.gguf", list(range(3, 3 + count))
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("x.numbers", held or [0])
+    writer.add_string("x.text", "t" * 40)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with open_model(path) as model:
+        found = read_values(model, ["x.numbers", "x.text", "x.none"])
+    said = held or [0]
+    assert found["x.numbers"][0] == (said if count <= 16 else f"array of {count}")
+    assert found["x.text"][0] == "t" * 40 and "x.none" not in found

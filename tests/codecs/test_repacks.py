@@ -361,3 +361,30 @@ def test_what_is_no_such_grid_is_said() -> None:
     for source, short in small(codes[:, :48].astype(np.uint8), three, np.ones(2, np.float32)):
         told = repack(short, source, {"NVFP4"})
         assert told == "NVFP4: rows of 48 are no whole number of NVFP4 blocks", source
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("source", ["GPTQ", "COMPRESSED_PACKED"])
+def test_inputs_that_are_said_to_be_in_order_are_in_order(source: str, groups: int) -> None:
+    """An index of the groups that says what is so without one, and one that says another thing."""
+    rng = np.random.default_rng(groups)
+    codes, zeros = rng.integers(0, 16, (ROWS, COLUMNS)), np.full((ROWS, groups), 8)
+    scale = rng.uniform(0.5, 2, (ROWS, groups)).astype(np.float16)
+    make, name = {"GPTQ": (gptq, ".g_idx"), "COMPRESSED_PACKED": (integers, ".weight_g_idx")}[
+        source
+    ]
+    weight = make(codes, scale, zeros)
+    plain = repack(weight, source, {"Q4_0"})
+    assert isinstance(plain, Repacked), plain
+    order = np.arange(COLUMNS) // (COLUMNS // groups)
+
+    def indexed(index: Array) -> Repacked | str:
+        part = StoredPart(index.astype(np.int32).tobytes(), "I32", (COLUMNS,))
+        return repack(weight.replace_parts({name: part}), source, {"Q4_0"})
+
+    same = indexed(order)
+    assert isinstance(same, Repacked), same
+    assert np.array_equal(same.blocks(0, ROWS), plain.blocks(0, ROWS))
+    if groups > 1:
+        for other in (order[::-1], np.zeros(COLUMNS), np.roll(order, 1)):
+            assert "another order" in str(indexed(other))

@@ -8,13 +8,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from aprfmt.attestation.rederive import _first_difference, _tensor_digest
 from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.initial_values import _are_untrained
 from aprfmt.causes.tensor.vocabulary_padding import _explain_tables
 from aprfmt.codecs.base import Array
 from aprfmt.compare import diff_models
@@ -212,7 +214,14 @@ def searched(a: Model, b: Model) -> bool:
     return "bytes of B's w at " in said
 
 
-READERS = [padded, derived, constant, not_constant, hashed, unwritten, cut, searched]
+def untrained(a: Model, b: Model) -> bool:
+    """Look at rows all over an equal matrix, whether an initialisation made them."""
+    pairs = {"w": TensorPair("w", a["w"], b["w"])}
+    rows: Any = {"w": SimpleNamespace(verdict="SAME_BYTES")}
+    return _are_untrained(pairs, rows)
+
+
+READERS = [padded, derived, constant, not_constant, hashed, unwritten, cut, searched, untrained]
 
 
 @pytest.fixture(scope="module")

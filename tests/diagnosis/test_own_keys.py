@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 import aprfmt
+from aprfmt.diagnosis import diagnose
 from aprfmt.model.own_keys import misleading_keys
 from tests.arch.tiny import IN_GGUF, Tiny, make
 from tests.checks.gates.faults import copied
 from tests.cli.run import aprfmt as command
+from tests.diagnosis import files
+from tests.diagnosis.engines import tiny_folder
 
 # What is changed -> (the cause, the key that is named)
 CHANGES: dict[tuple[str, ...], tuple[str, str]] = {
@@ -145,3 +148,18 @@ def test_a_base_of_rope_stated_twice(case: str, demo_model: Path, tmp_path: Path
         (following,) = done.json["next"]
         assert command(*shlex.split(following)[1:-1], tmp_path / "mended").code == 0
         assert command("diff", sides[0], tmp_path / "mended").code == 0
+
+
+@pytest.mark.parametrize("head", ["kept", "gone"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_flag_of_a_head_of_its_own_names_the_head(head: str, turned: bool) -> None:
+    """One cause of the key and the tensor, whichever side says that they are tied."""
+    good = tiny_folder("llama")
+    tensors = files.drop("lm_head.weight") if head == "gone" else None
+    bad = files.copy(
+        good, f"own-head-{head}", tensors=tensors, config={"tie_word_embeddings": True}
+    )
+    found = diagnose(*map(str, (bad, good) if turned else (good, bad)))
+    (finding,) = found.findings
+    assert (found.exit_code, finding.cause) == (1, "tied_embedding")
+    assert finding.where[-1] == "output.weight" and len(finding.where) == 2

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from aprfmt import diagnosis
-from aprfmt.causes.forward import linear
+from aprfmt.causes.forward import linear, rotations, weights
 from aprfmt.causes.forward.mismatch import Change
+from aprfmt.causes.forward.product import Product
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.codecs import scale_checks as credible
 from aprfmt.codecs.dialects import DIALECTS
@@ -60,7 +61,8 @@ from aprfmt.inference.replay.recorded_trace import RecordedValue
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.inference.trace import Trace
 from aprfmt.measure import tolerances
-from aprfmt.measure.traces import RunPair
+from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.traces import PointDiff, RunPair
 from aprfmt.model import open_model
 from aprfmt.model.config_paths import GONE
 from aprfmt.tensors.stats import compute_stats
@@ -1156,3 +1158,132 @@ def test_a_change_may_act_where_it_replaces_what_the_point_was_made_of(
         raise KeyError("no such weight")
 
     assert may_act(case, SimpleNamespace(make=impossible), None) is False  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rest", "tolerance", "sure"),
+    [(0.25, 0.5, True), (0.25, 0.25, True), (0.25, 0.2499, False), (0.0, 0.0, True),
+     (None, 0.5, False), (math.inf, 0.5, False)],
+)  # fmt: skip
+@pytest.mark.parametrize("values", [("nan", "1"), ("1", "-inf"), ("nan", "inf")])
+def test_a_nan_of_a_trace_is_sure_where_the_rest_is_within_the_tolerance(
+    values: tuple[str, str], rest: float | None, tolerance: float, sure: bool
+) -> None:
+    odd = NonFinite(1, 1, 1, 1, (0,), values, 0, None)
+    pairs = [
+        PointDiff(f"L{i}.q", math.inf, math.inf, (0,), tolerance, True, nonfinite=odd,
+                  rel_l2_finite=rest if i == 1 else 9.0)
+        for i in (1, 2)
+    ]  # fmt: skip
+    plain = PointDiff("L0.q", 0.0, 0.0, (0,), tolerance, False)
+    assert trace_pair.nonfinite_finding([plain]) is None
+    finding = trace_pair.nonfinite_finding([plain, *pairs])
+    assert finding is not None and finding.confirmed is sure
+    assert finding.residual_after == (rest if sure else None)
+    side = {("nan", "1"): "A", ("1", "-inf"): "B"}.get(values, "")
+    assert finding.side == side
+
+
+@pytest.mark.parametrize(
+    ("explained", "fits"), [(0.0, True), (0.25, True), (0.2500001, False), (math.nan, False)]
+)
+def test_a_rotation_explains_up_to_ten_times_the_tolerance(
+    explained: float, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = rotations.Rotation(np.ones((2, 2), complex), np.arange(2), explained, False)
+    monkeypatch.setattr(rotations, "solve_rotation", lambda case: found)
+    case: Any = SimpleNamespace(view=SimpleNamespace(tolerance=0.025))
+    assert 10 * case.view.tolerance == 0.25
+    assert rotations.explaining_rotation(case) is (found if fits else None)
+    monkeypatch.setattr(rotations, "solve_rotation", lambda case: None)
+    assert rotations.explaining_rotation(case) is None
+
+
+@pytest.mark.parametrize("allowed", [400, 2000])
+def test_one_step_of_each_other_cause_is_named_that_does_as_well(allowed: int) -> None:
+    """In all its layers, in place of one step, beside the others; none of the same cause."""
+
+    def step(cause: str, *, everywhere: bool = True, mends: bool = True) -> SearchStep:
+        return SearchStep(Change(cause, "mends" if mends else "", ()), None, everywhere)
+
+    mine, beside = step("rope"), step("mask")
+    singles = [
+        step("scale", mends=False), step("scale"), step("scale"),
+        step("norm_eps", everywhere=False), step("rope"), beside, step("bias"),
+        step("softcap", mends=False),
+    ]  # fmt: skip
+    tried: list[tuple[SearchStep, ...]] = []
+
+    def measure(steps: tuple[SearchStep, ...]) -> TriedSteps:
+        tried.append(steps)
+        return TriedSteps(steps, 0.0 if steps[-1].change.says else 1.0, 1.0)
+
+    search: Any = SimpleNamespace(
+        singles=[TriedSteps((one,), 1.0, 1.0) for one in singles], allowed=allowed, runs=0,
+        measure=measure, solves=lambda one: one.residual == 0.0,
+    )  # fmt: skip
+    found = Search.other_cause_steps(search, [beside, mine], mine)
+    assert found == [singles[1], singles[6]]
+    assert search.runs == min(searching.OTHERS, allowed // 4)
+    assert [steps[0] for steps in tried] == [beside] * 4
+    assert [steps[1] for steps in tried] == [singles[i] for i in (0, 1, 6, 7)]
+
+
+FACTORS: dict[str, tuple[Any, str, bool, str]] = {
+    # what was done to the output -> point, whether there is a bias, what is said
+    "all": (1.5, "ffn_down", False, "w is multiplied by 1.5"),
+    "all turned": (-2.0, "ffn_down", False, "w is multiplied by -2"),
+    "all but the bias": (0.25, "q", True, "w is multiplied by 0.25"),
+    "logits": (1.5, "logits", False, ""),  # a temperature does so as well
+    "logits turned": (-1.5, "logits", False, "w is multiplied by -1.5"),
+    "logits with a bias": (1.5, "logits", True, "w is multiplied by 1.5"),
+    "two rows": ([1, 3, 1, 1, 0.5, 1], "q", False, "2 rows of w are multiplied by numbers"),
+    "a row lost": ([1, 0, 1, 1, 1, 1], "q", False, ""),
+    "nothing of it": (0.0, "q", False, ""),
+}
+
+
+@pytest.mark.parametrize("many", [2, 8])
+@pytest.mark.parametrize("what", FACTORS)
+def test_a_factor_of_a_weight_is_solved_from_its_output(
+    what: str, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factor, point, biased, says = FACTORS[what]
+    rng = np.random.default_rng(many)
+    x, w = rng.standard_normal((many, 5)), rng.standard_normal((6, 5))
+    bias = rng.standard_normal(6) if biased else None
+    added = 0.0 if bias is None else bias
+    product = Product(x, x @ w.T * np.array(factor) + added, x @ w.T + added, bias, "w", "w")
+    monkeypatch.setattr(weights, "product_of", lambda case: product)
+    monkeypatch.setattr(weights, "weight_values", lambda patched, key: w)
+    case: Any = SimpleNamespace(
+        view=SimpleNamespace(tolerance=1e-6, point=point),
+        patched=SimpleNamespace(weights={"w": SimpleNamespace(shape=w.shape)}),
+    )
+    found = list(weights.find_output_factor(case))
+    if not says or (isinstance(factor, list) and many <= 2):  # too few rows to judge each
+        assert not found
+        return
+    (change,) = found
+    assert change.cause == "scale" and change.says.startswith(says) and change.where == ("w",)
+    assert change.general is isinstance(factor, list)
+    other = replace(product, theirs=rng.standard_normal((many, 6)))
+    monkeypatch.setattr(weights, "product_of", lambda case: other)
+    assert not list(weights.find_output_factor(case))
+
+
+@pytest.mark.parametrize(("apart", "still"), [(0.0, True), (0.25, True), (0.2501, False)])
+@pytest.mark.parametrize("style", ["half", "interleaved"])
+def test_nothing_is_turned_up_to_ten_times_the_tolerance(
+    apart: float, still: bool, style: str
+) -> None:
+    """By numpy's own complex numbers; every pair is longer by one factor."""
+    x = np.random.default_rng(3).standard_normal((4, 2, 6))
+    pairs = rotations.complex_pairs(x, 3, style) * (1 + apart)
+    y = np.concatenate([pairs.real, pairs.imag], -1)
+    case: Any = SimpleNamespace(
+        rows=np.arange(4), view=SimpleNamespace(tolerance=np.nextafter(0.025, 1))
+    )
+    found = rotations._fit_pair_rotations(case, x, y, 3, style)
+    assert found.still is still and found.explained < 1e-12
+    np.testing.assert_allclose(found.turn, 1 + apart)

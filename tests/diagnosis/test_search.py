@@ -153,3 +153,19 @@ def test_every_usual_change_is_tried_in_each_of_several_layers(
     made = [(step.change.says, step.layers) for step in search._single_layer_steps()]
     every = [("a", frozenset({at})) for at in layers]
     assert made == ([] if len(layers) < 2 else [*every, ("b", frozenset({1}))])
+
+
+@pytest.mark.parametrize("n", [2, 5, 13])
+def test_every_number_of_first_tokens_that_rows_allow_is_tried_once(n: int) -> None:
+    """Rows from `first` on differ: up to `first` tokens are hidden, at most eight."""
+    for first in range(n):
+        said = [change.says for change in solve_masks(np.arange(first, n), n)]
+        assert len(said) == len(set(said))
+        hidden = [text for text in said if text.endswith("hidden from later ones")]
+        gone = [text for text in said if text.endswith(f"gone from token {first} on")]
+        assert len(hidden) == min(first, 8)
+        assert len(gone) == min(max(first - 1, 0), 8)
+        for count in range(1, len(hidden) + 1):
+            what = "token is" if count == 1 else f"{count} tokens are"
+            assert f"the first {what} hidden from later ones" in hidden[count - 1]
+        assert sum("do not see those before" in text for text in said) == (first > 1)

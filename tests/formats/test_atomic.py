@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ import pytest
 from aprfmt.errors import OutputError
 from aprfmt.formats import temporary_files
 from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.journal import Journal, _read_journal, _write_journal
 from aprfmt.formats.mapped_file import MappedFile
 from aprfmt.formats.resumable_output import ResumableFileSet
+from aprfmt.formats.temporary_files import lock_folder
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -310,3 +313,42 @@ def test_an_address_is_no_place_for_an_output(
     with FileSet() as files:
         files.create(path).write(b"x")
     assert path.read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("most", [1, 7, 1 << 20])
+def test_a_journal_that_the_system_takes_in_parts_is_whole(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    name = ".aprfmt-journal-0123456789abcdef.json"
+    drafts = [temporary_files.temporary_name(final) for final in ("b", "ä")]
+    files = {each: "1:2:3" for each in (*drafts, "d")}
+    journal = Journal(name, [(drafts[0], "b"), (drafts[1], "ä")], ["d"], files)
+    assert journal.dumps(), "the key is made before"
+    monkeypatch.setattr(os, "write", lambda fd, view: real(fd, view[:most]))
+    with lock_folder(tmp_path) as lock:
+        _write_journal(lock, journal)
+        found = _read_journal(tmp_path, name)
+    assert found.is_signed() and found.dumps() == journal.dumps()
+    (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("most", [1, 7, 1 << 20])
+def test_lines_of_a_resumable_run_are_whole_however_they_are_taken(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[dict[str, Any]] = [{"tensor": "ä.weight", "crc": 7}, {"tensor": "b", "crc": None}]
+    real = os.write
+
+    def written(name: str) -> bytes:
+        path = tmp_path / name
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+        run: Any = SimpleNamespace(_log=fd, _journal=path, _run="0123")
+        for line in said:
+            ResumableFileSet._add_line(run, line)
+        os.close(fd)
+        return path.read_bytes()
+
+    whole = written("whole")
+    monkeypatch.setattr(os, "write", lambda fd, view: real(fd, view[:most]))
+    assert written("parts") == whole and whole.count(b"\n") == 2

@@ -126,3 +126,23 @@ def test_without_the_call_nothing_happens(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(background_sync, "_SYNC", None)
     write(tmp_path / "x")
     assert (tmp_path / "x").stat().st_size == 4 * SIZE
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_refused_sync_is_said_once_by_the_next_call(again: bool, tmp_path: Path) -> None:
+    """The system says it once: a second sync of the same file would succeed."""
+    early = background_sync.BackgroundSync()
+    read, written = os.pipe()  # a pipe cannot be synced
+    with (tmp_path / "x").open("wb") as file:
+        try:
+            assert early.begin(written)
+            for thread in threading.enumerate():
+                if thread.name == "aprfmt-sync":
+                    thread.join()
+            with pytest.raises(OSError, match=r"Invalid argument|Errno"):
+                early.begin(file.fileno()) if again else early.end()
+            assert early.begin(file.fileno()), "said, and nothing was begun"
+            early.end()
+        finally:
+            os.close(read)
+            os.close(written)

@@ -247,6 +247,19 @@ def test_the_key_is_made_once_for_this_user_alone(home: Path) -> None:
     assert not is_signed("kind", b"data", "é") and not is_signed("kind", b"data", None)
 
 
+@pytest.mark.parametrize("most", [1, 31, 32])
+def test_a_key_that_the_system_takes_in_parts_is_whole(
+    most: int, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: a key of fewer bytes, which is no key, now or later."""
+    signature._keys.clear()
+    write, positioned = os.write, os.pwrite
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:most]))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: positioned(fd, data[:most], at))
+    assert is_signed("kind", b"data", sign("kind", b"data"))
+    assert home.stat().st_size == 32
+
+
 def test_nothing_is_signed_before_there_is_a_key(home: Path) -> None:
     assert not is_signed("kind", b"data", "") and not home.exists()
 

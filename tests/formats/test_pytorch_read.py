@@ -404,3 +404,76 @@ def test_other_calls_are_refused(kind: str, tmp_path: Path) -> None:
     path = zipped(tmp_path / "x.pt", code)
     with pytest.raises(FormatError, match="calls"), open_source(path):
         pass
+
+
+@pytest.mark.parametrize("behind", [b"", b"\0" * 512, b"x" * 512, b"\0" * 511 + b"x", b"y" * 40])
+def test_a_tar_ends_at_its_first_empty_block(behind: bytes, tmp_path: Path) -> None:
+    """As Python's tarfile reads it, whatever stands behind that block."""
+    path = tmp_path / "x.pt"
+    tar_file(path)
+    with tarfile.open(path) as tar:
+        last = tar.getmembers()[-1]
+        end = last.offset_data + -(-last.size // 512) * 512
+    path.write_bytes(path.read_bytes()[:end] + b"\0" * 512 + behind)
+    with tarfile.open(path) as tar:
+        expected = {
+            row.name: (row.offset_data, row.offset_data + row.size) for row in tar.getmembers()
+        }
+    with open_source(path) as source:
+        assert list(source.tensors) == ["x", "y"]
+    held: Any = SimpleNamespace(view=memoryview(path.read_bytes()), size=path.stat().st_size)
+    assert storages._read_tar_members(held, "x.pt") == expected
+
+
+def header_with(size: bytes, head: bytearray) -> None:
+    """Put a size into a tar header, and the sum that belongs to it."""
+    head[124:136] = size
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+
+
+@pytest.mark.parametrize("size", ["octal", "binary", "spaces"])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.AREGTYPE])
+@pytest.mark.parametrize("end", ["blocks", "padded", "cut"])
+def test_members_of_a_tar_are_those_of_tarfile(
+    size: str, kind: bytes, end: str, tmp_path: Path
+) -> None:
+    """Folders and links hold nothing; the last member may end where the file does."""
+    path = tmp_path / "x.tar"
+    held = {"./a": b"a" * 700, "sub/b": b"b" * 512, "c": b"", "last": b"l" * 40}
+    with tarfile.open(path, "w:", format=tarfile.USTAR_FORMAT) as tar:
+        for name, other in (("sub", tarfile.DIRTYPE), ("link", tarfile.SYMTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type = other
+            tar.addfile(info)
+        for name, data in held.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(data), kind
+            tar.addfile(info, io.BytesIO(data))
+    with tarfile.open(path) as tar:
+        rows = tar.getmembers()
+    raw = bytearray(path.read_bytes())
+    for row in rows:
+        head = raw[row.offset : row.offset + 512]
+        header_with(
+            {"octal": b"%011o\0" % row.size, "spaces": b"%10o \0" % row.size,
+             "binary": b"\x80" + row.size.to_bytes(11, "big")}[size], head
+        )  # fmt: skip
+        raw[row.offset : row.offset + 512] = head
+    stop = rows[-1].offset_data + rows[-1].size
+    if end != "blocks":
+        raw = raw[: -(-stop // 512) * 512]
+    path.write_bytes(raw)
+    with tarfile.open(path) as tar:
+        expected = {
+            row.name.removeprefix("./"): (row.offset_data, row.offset_data + row.size)
+            for row in tar.getmembers() if row.isreg()
+        }  # fmt: skip
+    if end == "cut":  # tarfile wants the last block filled up
+        raw = raw[:stop]
+    whole: Any = SimpleNamespace(view=memoryview(raw), size=len(raw))
+    assert storages._read_tar_members(whole, "x.tar") == expected
+    assert expected.keys() == {"a", "sub/b", "c", "last"}
+    less: Any = SimpleNamespace(view=memoryview(raw[: stop - 1]), size=stop - 1)
+    with pytest.raises(FormatError, match="ends inside 'last'"):
+        storages._read_tar_members(less, "x.tar")

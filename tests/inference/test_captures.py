@@ -1164,3 +1164,20 @@ def test_arrays_that_are_no_point_are_said_with_shapes_and_nearest_points(tmp_pa
         assert f"[{len(IDS)}, {width}]" in two
         with open_trace(tmp_path) as trace:
             assert trace.run["unknown"]["two"].endswith(f"of shape [{len(IDS)}, {width + 1}]")
+
+
+@pytest.mark.parametrize(
+    ("ids", "name", "known"),
+    [
+        ("list", "x", True), ("list", "x.weight", True), ("tensor", "x.weight", True),
+        ("", "x", False), ("", "x.weight", False), ("words", "x", False),
+    ],
+)  # fmt: skip
+def test_token_ids_alone_say_that_a_file_is_of_a_pass(
+    ids: str, name: str, known: bool, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    given = {"list": [1, 2], "tensor": torch.tensor([1, 2]), "words": ["a", "b"]}
+    held = {name: torch.ones(2, 3)} | ({"input_ids": given[ids]} if ids else {})
+    torch.save(held, tmp_path / "x.pt")
+    assert captures.is_pickled_captures(tmp_path / "x.pt") is known

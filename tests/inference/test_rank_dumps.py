@@ -21,7 +21,7 @@ from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captured_arrays, captures, stored_arrays
 from aprfmt.inference.engines.dump_folders import Dump, Pass, read_dump
 from aprfmt.inference.engines.dumps import _widths_by_name
-from aprfmt.inference.engines.engine_modules import is_normed
+from aprfmt.inference.engines.engine_modules import is_normed, under_module_names
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
 from aprfmt.inference.engines.rank_joining import (
@@ -1381,3 +1381,40 @@ def test_a_norm_is_a_factor_a_row_times_one_a_column(size: float) -> None:
         odd[1, 1] = wrong
         assert not is_normed(array(odd), array(residual))
         assert not is_normed(array(residual), array(odd))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("overwritten", [(), (1,), (0, 2), (0, 1, 2)])
+def test_the_stream_behind_a_layer_is_found_where_a_norm_wrote_over_it(
+    overwritten: tuple[int, ...], turned: bool
+) -> None:
+    """A layer gives what it adds and the stream before; a norm in place, its result and the sum."""
+    rng = np.random.default_rng(8)
+    arrays, streams = {}, []
+    stream = rng.standard_normal((5, 8))
+    for layer in range(3):
+        adds, before = rng.standard_normal((5, 8)), stream
+        stream = before + adds
+        streams.append(stream)
+        if layer in overwritten:
+            weight = rng.uniform(0.5, 2, 8)
+            normed = stream / np.sqrt(np.mean(stream**2, axis=1, keepdims=True)) * weight
+            given = normed, stream
+        else:
+            given = adds, before
+        for number, values in enumerate(given):
+            name = f"model.layers.{layer}.{number}"
+            arrays[name] = joined(name, values)
+    norm = rng.standard_normal((5, 8))
+    arrays |= {"model.layers.1.input_layernorm.0": joined("n", norm),
+               "model.layers.1.input_layernorm.1": joined("s", streams[0])}  # fmt: skip
+    if turned:
+        arrays = dict(reversed(arrays.items()))
+    found = under_module_names(arrays, {"model.layers.1.0": (2, 3)})
+    for layer, expected in enumerate(streams):
+        np.testing.assert_allclose(found.arrays[f"model.layers.{layer}"].read(), expected)
+    assert np.array_equal(found.arrays["model.layers.1.input_layernorm"].read(), norm)
+    assert np.array_equal(found.arrays["model.layers.1#in"].read(), streams[0])
+    assert len(found.arrays) == 5 and found.rows == {"model.layers.1": (2, 3)}
+    said = [f"{len(overwritten)} layers' hidden values"] if overwritten else []
+    assert [note[: len(text)] for note, text in zip(found.notes, said, strict=True)] == said

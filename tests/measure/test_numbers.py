@@ -199,3 +199,27 @@ def test_offsets_that_did_not_wrap_are_not_named(tmp_path: Path) -> None:
     (row,) = (each for each in report.tensors if each.key == "tail")
     assert row.explanation is not None
     assert row.cause == "" and "holds 0 everywhere" in row.explanation.evidence[0]
+
+
+NEAR_LIMITS = [
+    (name, at + i, at + j)
+    for name in ("int64", "uint64")
+    for at in (0, 1 << 53, 1 << 60, np.iinfo(name).max - 2, *((-(1 << 62),) * (name == "int64")))
+    for i in range(3)
+    for j in range(3)
+]
+
+
+@pytest.mark.parametrize("chosen", ["int64", "uint64"])
+def test_the_difference_of_close_integers_has_size_and_sign(chosen: str) -> None:
+    """As Python's own integers say, where float64 rounds both to one number."""
+    rows = [(x, y) for name, x, y in NEAR_LIMITS if name == chosen]
+    x, y = (np.array(column, chosen) for column in zip(*rows, strict=True))
+    found = difference(x, y)
+    expected = [a - b for a, b in rows]
+    assert found.dtype == np.float64
+    lost = [float(a) == float(b) for a, b in rows]
+    assert any(a != b and same for (a, b), same in zip(rows, lost, strict=True))
+    for one, exact, same, (a, b) in zip(found, expected, lost, rows, strict=True):
+        assert one == (exact if same else float(a) - float(b))
+        assert np.sign(one) == np.sign(exact)

@@ -1,6 +1,7 @@
 """What a server must answer, and where it may lead: everything else is an error of one line."""
 
 import random
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -215,3 +216,25 @@ def test_an_unreachable_host_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         "aprfmt: https://nowhere.invalid/x.gguf: cannot be read: Name or service not known; "
         "try again later, or check the address"
     )
+
+
+@pytest.mark.parametrize("form", ["%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%c"])
+def test_a_wait_until_a_date_is_honoured(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three forms of a date that RFC 9110 has; each says UTC."""
+    now = 1_700_000_000.0
+    monkeypatch.setattr("aprfmt.remote.client.time.time", lambda: now)
+
+    def wait(ahead: float) -> float:
+        text = time.strftime(form, time.gmtime(now + ahead))
+        return client._retry_after({"retry-after": text}, 3.0, "http://h/x")
+
+    assert [wait(ahead) for ahead in (20, 1, 0, -500)] == [20.0, 1.0, 0.05, 0.05]
+    assert wait(client.LONGEST) == client.LONGEST
+    with pytest.raises(RemoteError, match=f"asks to wait {client.LONGEST + 1:.0f} s"):
+        wait(client.LONGEST + 1)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-7", "1e3", "Sun, 99 Abc 2023 00:00:00 GMT"])
+def test_a_wait_that_is_none_is_our_own(text: str) -> None:
+    assert client._retry_after({"retry-after": text}, 3.0, "http://h/x") == 3.0
+    assert client._retry_after({}, 3.0, "http://h/x") == 3.0

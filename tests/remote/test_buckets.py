@@ -215,3 +215,19 @@ def test_a_file_of_a_bucket_that_fails_after_its_first_bytes(
     with pytest.raises(RemoteError, match=f"s3://models/x.bin: .*({says})") as caught:
         site.fetch("x.bin", facts, 5000, 5004)
     assert "\n" not in str(caught.value) and caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("folder", ["", "deep/er"])
+def test_a_folder_of_any_file_system_lists_its_files_alone(folder: str) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="NOT-RUN: fsspec is not installed")
+    files = fsspec.filesystem("memory")
+    top = "/".join(["/listed", *folder.split("/")]).rstrip("/")
+    names = ["a.gguf", "config.json", "ä b.bin"]
+    for name in (*names, "sub/c.gguf", "sub/more/d.gguf"):
+        files.pipe_file(f"{top}/{name}", b"x")
+    site = FsspecSite(["memory:", "listed"])
+    assert sorted(site.names(folder)) == sorted(names)
+    inside = f"{folder}/sub".strip("/")
+    assert site.names(inside) == ["c.gguf"]
+    assert site.is_folder(inside) and not site.is_folder(f"{inside}/c.gguf")
+    files.rm(top, recursive=True)

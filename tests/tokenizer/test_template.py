@@ -91,7 +91,10 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "cycler": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "cycler"),
     "joiner": ("{{ joiner.__init__.__globals__ }}", "joiner"),
     "namespace": ("{{ namespace.__init__.__globals__ }}", "__init__"),
-    "namespace-set": ("{{ namespace(__class__=1) }}", ""),
+    "namespace-set": ("{% set ns = namespace(__class__=1) %}x", ""),
+    "namespace-private": ("{% set ns = namespace(a=1, _b=1) %}{{ ns.a }}", ""),
+    "namespace-dict": ("{% set ns = namespace({'a': 1, '__class__': 1}) %}{{ ns.a }}", ""),
+    "namespace-pairs": ("{% set ns = namespace([('_b', 1)], a=1) %}{{ ns.a }}", ""),
     "namespace-item": ("{% set ns = namespace(a=1) %}{% set ns.__class__ = 2 %}{{ ns.a }}", ""),
     "dict-class": ("{{ dict.__class__.__mro__[1] }}", "__mro__"),
     "self": ("{{ self._TemplateReference__context.environment.x.y }}", "_TemplateReference"),
@@ -330,3 +333,17 @@ def test_a_constant_that_cannot_be_computed_is_none_and_one_without_room_an_erro
     assert constant_value(SimpleNamespace(as_const=lambda: 7)) == 7
     with pytest.raises(MemoryError):
         constant_value(SimpleNamespace(as_const=lambda: fail(MemoryError)))
+
+
+@pytest.mark.parametrize("made", ["n=1, m_=2", "{'n': 1, 'm_': 2}", "[('n', 1)], m_=2"])
+def test_a_namespace_takes_what_a_dict_takes(made: str) -> None:
+    text = f"{{% set ns = namespace({made}) %}}{{{{ ns.n }}}}{{{{ ns.m_ }}}}"
+    options: dict[str, Any] = {"add_generation_prompt": False, "variables": {}, "where": "x"}
+    assert render(text, MESSAGES, **options) == "12"
+
+
+def test_no_namespace_holds_a_private_name_however_it_is_given() -> None:
+    options: dict[str, Any] = {"add_generation_prompt": False, "variables": {}, "where": "x"}
+    for made in ("_b=1", "{'a': 1, '__class__': 1}", "[('_b', 1)], a=1", "a=1, __init__=2"):
+        with pytest.raises(FormatError, match="a namespace cannot hold '_"):
+            render(f"{{% set ns = namespace({made}) %}}x", MESSAGES, **options)

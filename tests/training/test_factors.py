@@ -18,7 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from aprfmt.causes import CAUSES
 from aprfmt.causes.training.backward_case import BackwardGuess
+from aprfmt.causes.training.batch_samples import guess_adapter_scale
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.gradient_scale import factor_guess, joined_factors
 from aprfmt.inference.gradients.changes import BackwardChange
@@ -159,3 +161,26 @@ def test_factors_are_joined_within_what_they_may_be_off() -> None:
         tuple(f"b{i}" for i in range(5)),
     ]
     assert sorted("1/4" in guess.says for guess, _ in found) == [False, True]
+
+
+@pytest.mark.parametrize(("alpha", "rank"), [(8, 16), (16, 8), (32, 4), (8, 8), (1, 1), (16, 16)])
+def test_each_other_factor_of_an_adapter_is_tried_once(alpha: int, rank: int) -> None:
+    """What peft takes for alpha and r, rank-stabilized or not, and what is left out."""
+    stated = alpha / rank
+    ways = {alpha / rank**0.5, stated / rank**0.5, float(alpha), stated / rank, stated**2, 1.0}
+    case: Any = SimpleNamespace(
+        adapter=(stated, rank), wrong={"L0.attn_q.weight"}, open=set(), missing=set(), right=set()
+    )
+    found = list(guess_adapter_scale(case))
+    assert {guess.cause for guess in found} <= {"adapter_scale"} <= CAUSES.keys()
+    changes = [guess.change.adapter_scale for guess in found if guess.change is not None]
+    assert len(changes) == len(found) == len(set(changes))
+    np.testing.assert_allclose(
+        sorted(each * stated for each in changes), sorted(ways - {stated}), rtol=1e-12
+    )
+    for guess, change in zip(found, changes, strict=True):
+        assert f"factor {change * stated:.4g}: the stated {stated:.4g} " in guess.says
+    case.right = {f"L{i}.attn_q.weight" for i in range(4)}
+    assert not list(guess_adapter_scale(case)), "most gradients agree"
+    case.right, case.adapter = set(), None
+    assert not list(guess_adapter_scale(case))
