@@ -85,6 +85,24 @@ def test_one_order_of_a_buffer_is_the_cause(name: str, dtype: str, tmp_path: Pat
     assert ("each once" in found.sentence) == (not late)
 
 
+@pytest.mark.parametrize(("name", "told"), [("self_attn.k_proj", True), ("mlp.gate_proj", False)])
+def test_nearly_all_values_have_to_be_found(name: str, told: bool, tmp_path: Path) -> None:
+    """Of two tensors the values are others: less than a tenth of all, or more."""
+    a = source(tmp_path / "a")
+    b = cut(a, tmp_path / "b", in_turn)
+    rows = tensors_of(b)
+    rng = np.random.default_rng(8)
+    others = [one for one in rows if name in one]
+    for one in others:
+        kind, shape, _ = rows[one]
+        rows[one] = (kind, shape, rng.normal(0, 0.05, shape).astype(np.float32).tobytes())
+    write_mixed(b / "model.safetensors", rows)
+    sizes = {one: len(raw) for one, (_, _, raw) in rows.items()}
+    assert (sum(sizes[one] for one in others) < 0.1 * sum(sizes.values())) is told
+    found = {row.cause for row in diagnose(str(a), str(b)).findings}
+    assert ("flat_order" in found) is told, found
+
+
 @pytest.mark.parametrize("what", ["tensors exchanged", "others", "rows exchanged"])
 def test_other_faults_are_no_buffer(what: str, tmp_path: Path) -> None:
     a = source(tmp_path / "a")
