@@ -69,6 +69,23 @@ def test_bytes_of_8_bit_floats_read_as_other_numbers(
     assert says in row.explanation.evidence[0], row.explanation
 
 
+@pytest.mark.parametrize("row", [0, 7, FFN - 1])
+def test_one_value_that_is_no_code_is_not_passed_over(
+    row: int, values: Array, source: Path, tmp_path: Path
+) -> None:
+    """In the first rows, which every guess is tried on, and in one that only the proof reads."""
+    codes, scale = in_fp8(values)
+    rows = {
+        f"{UP}.weight": ("F8_E4M3", (FFN, HIDDEN), codes.tobytes()),
+        f"{UP}.weight_scale": packing.row(scale),
+    }
+    a = copied(source, tmp_path / "a", rows, ROW)
+    made = codes.astype(np.float32)
+    made[row, 5] += 1
+    found = judged(a, copied(source, tmp_path / "b", plain(made, "float32"))).explanation
+    assert found is None or not found.confirmed, found
+
+
 def test_the_bytes_are_known_without_the_packed_file(
     values: Array, source: Path, tmp_path: Path
 ) -> None:

@@ -61,6 +61,18 @@ def test_a_tensor_written_over_the_end_of_another(by: int, right: Path, tmp_path
     assert back["causes"][0]["cause"] == "overlapping_ranges"
 
 
+def test_bytes_that_differ_outside_the_shared_range(right: Path, tmp_path: Path) -> None:
+    """The overlap is the cause of some of the differing bytes, and not of all."""
+    there = moved(tmp_path / "b.gguf", right, -32, overwritten=True)
+    raw = bytearray(there.read_bytes())
+    with aprfmt.open(right) as model:
+        start = model[FIRST].stored[0].info.offset
+    raw[start : start + 64] = raw[start + 64 : start + 128]
+    there.write_bytes(raw)
+    (cause, *_) = command("diagnose", right, there, "--json").json["causes"]
+    assert cause["cause"] == "overlapping_ranges" and cause["level"] != "confirmed", cause
+
+
 def test_two_names_with_one_offset(right: Path, tmp_path: Path) -> None:
     with aprfmt.open(right) as model:
         by = model[FIRST].stored[0].info.offset - model[SECOND].stored[0].info.offset

@@ -254,7 +254,9 @@ def explain_whole_bytes(case: DifferingPair) -> Iterator[Finding]:
 
     if case.numbers is not None or case.a.shape != case.b.shape or case.a.columns < 2:
         return
-    for label, side in (("B", case.b), ("A", case.a)):
+    for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
+        if CodedSide(other).table is not None:
+            continue  # its own codes are there: a neighbouring one is no rounding of them
         low = _whole_numbers_from(to_float64(case.sample_b if label == "B" else case.sample_a))
         if side.encoding not in UNIT or low is None:
             continue
