@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from aprfmt.causes.tensor import arithmetic
 from aprfmt.compare import diff
 from aprfmt.measure.encoding_noise import UNIT
 from tests.conversion.folders import write_mixed
@@ -107,16 +108,22 @@ THROUGH: dict[Any, Any] = {
 }
 
 
-@pytest.mark.parametrize("shape", [(96, 64), (1100, 4096)], ids=["all rows", "some rows"])
+@pytest.mark.parametrize("shape", [(96, 64), (1100, 1024)], ids=["all rows", "some rows"])
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("name", THROUGH, ids=str)
 def test_what_was_made_again_is_accepted_as_rounding(
-    name: Any, swapped: bool, shape: tuple[int, int], tmp_path: Path
+    name: Any,
+    swapped: bool,
+    shape: tuple[int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Seen red: exit 1 though encoding again gave every element, and, of a large tensor, confirmed
     with an element that is off in a row that was not encoded."""
     if shape[0] > 1000 and name is gguf.GGMLQuantizationType.Q4_0:
         return  # a search for its scheme comes first there, and looks at some rows only: located
+    if shape[0] > 1000:
+        monkeypatch.setattr(arithmetic, "REQUANTIZED", shape[0] * shape[1] // 2)
     fine = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
     coarse = THROUGH[name](fine)
     damaged = coarse.copy()
