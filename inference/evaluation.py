@@ -117,7 +117,7 @@ class EvaluationResult:
 class _PassRows:
     """Logits [rows, vocab] of a pass and of another model's, and the tokens they predict.
 
-    The first row predicts `ids[at]`. `drafts` are a draft head's, of the last rows.
+    The first row predicts `ids[start]`. `drafts` are a draft head's, of the last rows.
     """
 
     mine: Numbers

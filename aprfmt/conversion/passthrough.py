@@ -54,13 +54,13 @@ def transposed_output(tensor: LazyTensor) -> Output:
     )
 
 
-def joined_output(
+def passthrough_outputs(
     model: Model, target: FormatSpec, options: Options, repacking: Repacking
 ) -> list[Output]:
     """Return the outputs of all tensors under their own names, for the format `target`.
 
-    A packed weight that is re-encoded is one output, made from all its parts by `repacking`. One
-    that is not stays in its stored parts.
+    A packed weight stays as its stored parts if it is not re-encoded and `target` can store them.
+    Otherwise it is one output, which `repacking` makes from all its parts.
     """
     roles = model.roles_of
     wanted = _reencoded_names(model, options)

@@ -37,8 +37,8 @@ from aprfmt.conversion.outputs import Output as Output
 from aprfmt.conversion.outputs import Plan as Plan
 from aprfmt.conversion.outputs import make_info
 from aprfmt.conversion.passthrough import (
-    joined_output,
     packed_names,
+    passthrough_outputs,
     stored_output,
     transposed_output,
 )
@@ -97,7 +97,7 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
             for name, tensor in model.source.tensors.items()
         ]
         if _wants_encoding(options) or target.vectors_f32:
-            plan.outputs = joined_output(model, target, options, repacking)
+            plan.outputs = passthrough_outputs(model, target, options, repacking)
     else:
         plan.outputs = _mapped(model, target, drops, plan, repacking)
     # Record what is left out.

@@ -293,10 +293,11 @@ def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[
 def _gather_arrays(
     folder: Path, files: ArrayFiles
 ) -> tuple[list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], dict[str, int], list[str]]:
-    """Return (arrays, sizes of axes that files name, files without an array).
+    """Return (arrays of a dump's files, {parallel axis: ranks}, files without an array).
 
-    Each array comes as ((step, batch lists), array). The step is -1 if its path says none. Batch
-    lists are {name: list} of its file's lists that describe the batch, such as request ids.
+    The number of ranks of an axis, such as tp, is there where a file says it. Each array comes as
+    ((step, batch lists), array). The step is -1 if its path says none. Batch lists are {name: list}
+    of its file's lists that describe the batch, such as request ids.
     """
     found: list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]] = []
     sizes: dict[str, int] = {}

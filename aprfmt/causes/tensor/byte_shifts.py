@@ -206,11 +206,12 @@ def _is_cyclic_head_move(
     return False
 
 
-def _count_lost(a: RunBytes | bytes, b: RunBytes, shift: int, start: int, unit: int) -> int:
-    """Return how many bytes of B differ from A's, and have no source in A under a shift.
+def _count_sourceless(a: RunBytes | bytes, b: RunBytes, shift: int, start: int, unit: int) -> int:
+    """Return in how many bytes B differs from A where a shift has no source for it.
 
-    0 where they come round: where B ends with what A begins with, or the reverse. `start` is the
-    first byte that differs. Bytes count in wholes of `unit`: a value, or a row.
+    With B[i] = A[i + shift] from `start` on, the first byte that differs, these are the last
+    `shift` bytes, or for a negative shift the first after `start`. 0 for a rotation: there they
+    are the bytes that A has at its other end. Bytes count in wholes of `unit`: a value, or a row.
     """
     size, distance = len(b), abs(shift)
     rest, round_ = (size - distance, start) if shift > 0 else (start, size - distance)
@@ -261,7 +262,7 @@ def _offset_explanation(
         cause = "byte_offset"
     shown = prove_bytes(copy_bytes(b, 0, min(total, READ)), kept, 1)
     unit = row if rows else size if shift % size == 0 else 1
-    reached, lost = kept - start, _count_lost(a, b, shift, start, unit)
+    reached, lost = kept - start, _count_sourceless(a, b, shift, start, unit)
     if not lost:
         more += "; the others come round, or are equal where they stand"
     proof = replace(shown, share=reached / (reached + lost))
