@@ -238,11 +238,14 @@ def distance_text(distance: "RunDistance", name: str) -> str:
     `name` is what the run is called.
     """
     known = {key: value for key, value in distance.rel_l2.items() if value == value}
-    key = max(known, key=known.__getitem__, default="")
+    at = "no point could be compared"
+    if known:
+        key = max(known, key=known.__getitem__)
+        at = f"largest relL2 {known[key]:.3g} at {key}"
     loss = "" if distance.ce is None else f", loss {distance.ce:+.3g} nats"
     end = known.get("logits")
     return (
-        f"{name} from {distance.what}: largest relL2 {known.get(key, 0.0):.3g} at {key}"
+        f"{name} from {distance.what}: {at}"
         + ("" if end is None else f", logits {end:.3g}")
         + loss
     )

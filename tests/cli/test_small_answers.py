@@ -34,8 +34,8 @@ DISTANCES = [
         "largest relL2 0.5 at logits, logits 0.5, loss -0.5 nats",
     ),
     ({"L0.q": math.nan, "L1.q": 0.0001234}, 0.0, "largest relL2 0.000123 at L1.q, loss +0 nats"),
-    ({"logits": math.nan}, None, "largest relL2 0 at "),
-    ({}, 2.0, "largest relL2 0 at , loss +2 nats"),
+    ({"logits": math.nan}, None, "no point could be compared"),
+    ({}, 2.0, "no point could be compared, loss +2 nats"),
 ]
 
 
