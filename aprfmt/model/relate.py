@@ -53,7 +53,7 @@ def resolve_related(
     better = _resolve_renamed(model, read, find_spec, found)
     if better is None and found is not None:
         better = _resolve_shared_table(model, read, found)
-    if better is None and (error is not None or (found is not None and _has_misfits(found))):
+    if better is None and (error is not None or (found is not None and _contradicts_config(found))):
         better = solve_key(model, found, error, again)
     if better is None:
         if found is None:
@@ -128,10 +128,11 @@ def _resolve_shared_table(model: "Model", read: Read, found: "Resolution") -> "R
     return None
 
 
-def _has_misfits(found: "Resolution") -> bool:
-    """Return whether several tensors have wrong shapes, or layers are there that are not counted.
+def _contradicts_config(found: "Resolution") -> bool:
+    """Return whether tensors contradict the configuration.
 
-    Layers after the last one that come with tensors of no role are a draft head's and no misfit.
+    They do if two or more have other shapes, or if there are layers beyond `n_layers`. Such layers
+    do not count where they are a draft head's or come with tensors of no role.
     """
     more = _has_uncounted_layers(found) and not found.unclaimed and not found.draft
     return len(found.coverage.misshapen) > 1 or more

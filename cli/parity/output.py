@@ -245,9 +245,7 @@ def distance_text(distance: "RunDistance", name: str) -> str:
     loss = "" if distance.ce is None else f", loss {distance.ce:+.3g} nats"
     end = known.get("logits")
     return (
-        f"{name} from {distance.what}: {at}"
-        + ("" if end is None else f", logits {end:.3g}")
-        + loss
+        f"{name} from {distance.what}: {at}" + ("" if end is None else f", logits {end:.3g}") + loss
     )
 
 
