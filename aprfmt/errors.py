@@ -5,6 +5,7 @@ AprfmtError
 │   ├── TruncatedError             declared more than the file holds
 │   └── UnsupportedError           valid, but a version, encoding or flag we don't handle
 ├── CodecError(ValueError)         shape or companion tensors don't fit the codec
+│   └── MissingPartError           a packed weight lacks tensors that its encoding needs
 ├── ArchError(ValueError)          unknown architecture, missing or misshapen tensors
 ├── ConversionError(ValueError)    the target cannot hold what was asked for, or a flag is missing
 ├── RemoteError(OSError)            an address does not answer, or not with what was asked for
@@ -43,6 +44,25 @@ class UnsupportedError(FormatError):
 
 class CodecError(AprfmtError, ValueError):
     """A shape, a byte count or a companion tensor does not fit the codec."""
+
+
+class MissingPartError(CodecError):
+    """A packed weight lacks tensors that its encoding needs.
+
+    `parts` are their suffixes. `weight` is the name of the weight and `stored` the names of its
+    tensors in the file, where they are known.
+    """
+
+    def __init__(
+        self, text: str, parts: tuple[str, ...] = (), weight: str = "", stored: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(text)
+        self.parts, self.weight, self.stored = parts, weight, stored
+
+    @property
+    def kind(self) -> str:
+        """That of a CodecError: what differs is only how much is known."""
+        return "codec"
 
 
 class ArchError(AprfmtError, ValueError):

@@ -17,7 +17,7 @@ from aprfmt.codecs import decode, fp8
 from aprfmt.codecs.base import U8, Array, Bytes, check_length
 from aprfmt.codecs.laid_out import GroupNumbers, WeightLayout, as_group_numbers
 from aprfmt.codecs.minifloat import MinifloatCodec
-from aprfmt.errors import CodecError
+from aprfmt.errors import CodecError, MissingPartError
 
 # one byte a number: what it is by its encoding; plain bytes are powers of two
 SMALL: Mapping[str, MinifloatCodec] = {
@@ -122,12 +122,13 @@ def whole_numbers(bits: int, *, signed: bool = False) -> CodeTable:
 
 
 def required_part(name: str, parts: Parts, suffix: str) -> StoredPart:
-    """Return the part `suffix`; CodecError with its name if it is missing.
+    """Return the part `suffix`; MissingPartError if it is not there.
 
     `name` is the dialect, named in the error.
     """
     if suffix not in parts:
-        raise CodecError(f"{name}: part {suffix!r} is missing; found {', '.join(parts)}")
+        text = f"{name}: part {suffix!r} is missing; found {', '.join(parts)}"
+        raise MissingPartError(text, (suffix,))
     return parts[suffix]
 
 

@@ -251,7 +251,7 @@ def diff_models(
         undone += _differing_settings(a, b)
     if "hyperparameters" in only and not alignment.by_role:
         undone += _unlike_architectures(a, b)
-    if any(pair.a and pair.b and pair.a.parts and pair.b.parts for pair in pairs):
+    if any(stored.parts for pair in pairs if pair.a is not None for stored in pair.a.stored):
         from aprfmt.measure.activation_scales import differing_input_scales
 
         undone += differing_input_scales(pairs)
@@ -498,11 +498,19 @@ def _explain_rows(
     asked = [(pair, row) for pair, row in zip(pairs, results, strict=True) if row.key not in named]
     if not any(row.verdict in EXPLAINED for _, row in asked):
         return results, (), []
+    lost: Mapping[str, Finding] = {}
+    if a.lost_parts or b.lost_parts:  # of codes that count for nothing known no cause is asked
+        from aprfmt.causes.tensor.packed_parts import explain_lost_parts
+
+        lost = explain_lost_parts(a, b, pairs, results)
+        asked = [(pair, row) for pair, row in asked if row.key not in lost]
     from aprfmt.causes.tensor.explanation import explain_pairs, not_tried_lines
     from aprfmt.causes.tensor.summary import summarize_explanations
 
     base = None if oracle is None else oracle.base
-    known, not_tried = explain_pairs(a, b, base, *map(list, zip(*asked, strict=True)))
+    left, shown = [pair for pair, _ in asked], [row for _, row in asked]
+    known, not_tried = explain_pairs(a, b, base, left, shown)
+    known += [replace(row, explanation=lost[row.key]) for row in results if row.key in lost]
     by_key = {row.key: row for row in known}
     rows = [by_key.get(row.key, row) for row in results]
     return rows, summarize_explanations(known), not_tried_lines(not_tried)

@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered_items
+from aprfmt.causes.forward.kv_cache import find_unwritten_rows
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.accumulated_rounding import (
     explain_by_arithmetic,
@@ -15,6 +16,7 @@ from aprfmt.diagnosis.accumulated_rounding import (
     with_recorded_arithmetic,
 )
 from aprfmt.diagnosis.answers import (
+    Agreement,
     Divergence,
     Examined,
     Solution,
@@ -73,12 +75,14 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
         case = Mismatch(patched, recorded, view, found, values)
-        elsewhere = find_other_capture_point(case)
+        unwritten = find_unwritten_rows(case)
+        elsewhere = unwritten or find_other_capture_point(case)
         if elsewhere is not None:
             recorded = case.without(elsewhere.drop)
             found = run_shadow_pass(patched, recorded)
             then = next((view for view in found.flagged if view.key not in known), None)
-            answer = Solution(elsewhere, None, 0.0, then, math.inf, patched, recorded)
+            shown = Agreement() if unwritten is None else measure_agreement(case, found, unwritten)
+            answer = Solution(elsewhere, None, 0.0, then, math.inf, patched, recorded, shown)
             divergences.append(Divergence(view, answer))
             continue
         # Numbers are improved until they fit only where nothing that has none explains the point.

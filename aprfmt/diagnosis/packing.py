@@ -68,6 +68,12 @@ def examine_packed(
             causes.setdefault(cause, []).append((weight.name, says, sure))
         if not found:
             fault.left.append(weight.name)
+    # That a part is not there is seen of all, and with the reference's it is the same bytes.
+    alike = {weight.missing for weight in broken[:MOST] if weight.missing}
+    same = [weight for weight in broken[MOST:] if weight.missing in alike]
+    for weight in same if "scales_missing" in causes else ():
+        says = f"{weight.missing[0]} is not in the file"
+        causes["scales_missing"].append((weight.name, says, _has_other_parts(weight)))
     fault.findings = [_packing_finding(cause, rows, label) for cause, rows in causes.items()]
     if fault.findings and len(broken) > MOST:
         fault.evidence.append(
@@ -78,6 +84,20 @@ def examine_packed(
             )
         )
     return fault if fault.findings else None
+
+
+def _has_other_parts(weight: StoredWeight) -> bool:
+    """Return whether all parts of a weight that are there are the reference's, byte for byte."""
+    right = weight.right
+    return (
+        right is not None
+        and weight.config == right.config
+        and all(
+            suffix in right.parts
+            and memoryview(right.parts[suffix].raw).cast("B") == memoryview(part.raw).cast("B")
+            for suffix, part in weight.parts.items()
+        )
+    )
 
 
 def _packing_finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> Finding:
@@ -107,16 +127,15 @@ def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Ite
     """Yield a StoredWeight for each packed weight of `bad` that does not decode.
 
     Weights are those that `good` has packed; `bad` must have the tensor of codes. With `names` it
-    is the weights of these names, which were seen not to decode. If `good` has no packed weight,
-    they are found by tensor names.
+    is the weights of these names, which were seen not to decode. Those that `good` has not packed
+    alike are found by tensor names.
     """
     section = quantization_section(packing_config(bad) or {})
-    seen = set()
+    seen: set[str] = set()
     for name, view in good.items():
         tensor = view.stored[0]
         if tensor.packed is None:
             continue
-        seen.add(name)
         if _is_joined(bad, name) if names is None else name not in names:
             continue
         right = tensor.packed()
@@ -128,10 +147,12 @@ def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Ite
         said = _section_of_weight(section, name, right.dialect)
         if said is None and not right.dialect.packs(parts[right.dialect.main].encoding):
             continue  # nothing says that it is packed, and it is stored as it is
+        seen.add(name)
         both = quantization_section(packing_config(good) or {}) or {}, section or {}
         yield StoredWeight(name, right.dialect, parts, missing, said, right, both)
-    if not seen and section is not None:
-        yield from _weights_by_name(bad, section, names)
+    if section is not None:
+        rest = _weights_by_name(bad, section, names)
+        yield from (weight for weight in rest if weight.name not in seen)
 
 
 def _weights_by_name(
@@ -159,7 +180,11 @@ def _weights_by_name(
             said = _section_of_weight(section, weight, dialect)
             if said is None and not any(s in parts for s in dialect.parts):
                 continue
+            lost = bad.lost_parts.get(weight)
+            if said is None and lost is not None:
+                continue  # it lacks parts as the dialect that is said for it
             missing = tuple(s for s in dialect.parts if s not in parts)
+            missing = missing if lost is None else lost.parts
             yield StoredWeight(
                 weight,
                 dialect,

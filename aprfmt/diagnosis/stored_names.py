@@ -13,7 +13,7 @@ from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.models import relation_findings
 from aprfmt.diagnosis.records import Diagnosis, Evidence
 from aprfmt.diagnosis.shared_ranges import overlap_findings
-from aprfmt.diagnosis.tensors import explained_findings, lost_companions_finding
+from aprfmt.diagnosis.tensors import explained_findings
 from aprfmt.diagnosis.unreadable_config import refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
@@ -50,17 +50,8 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         shared = list(overlap_findings(report, a, b, report.rewriting_command))
         overlapped = {key for one in shared for key in one.keys}
         findings = [*shared, *(one for one in findings if not overlapped.issuperset(one.where))]
-    codes: set[str] = set()  # of packed weights without what they count for
-    for label, side in (("A", a), ("B", b)):
-        if side.unread is not None and side.unread.lacks:
-            findings.append(lost_companions_finding(side, label))
-            packed = side.unread.weights
-            parts = tuple(f"{name}." for name in packed)
-            codes |= {
-                row.key for row in report.tensors if row.key in packed or row.key.startswith(parts)
-            }
     # Differing tensors that no cause covers.
-    named = codes | {key for finding in findings for key in finding.where}
+    named = {key for finding in findings for key in finding.where}
     apart = tuple(row.key for row in report.tensors if row.verdict not in EQUAL)
     broken = {"A": damage_texts(a), "B": damage_texts(b)}
     lost = {"UNREADABLE"} if any(broken.values()) else set()

@@ -59,7 +59,7 @@ def compare_tensors(
     rows = [row for row in report.tensors if row.key not in explained]
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
     _add_missing_tensors(a, b, missing, found)
-    done: set[str] = set()
+    done = _add_lost_companions(a, b, rows, found)
     derived: list[tuple[Finding, Touched]] = []
     for finding in unwritten_tails(a, b, rows):
         found.add(finding, Touched((), finding.where))
@@ -190,9 +190,7 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
         # Without other tensors no pass can be run, and what was compared is the answer.
         others = [key for key in keys if key not in biases]
         model = b if side == "B" else a
-        if others and model.unread is not None and model.unread.lacks:
-            _add_lost_companions(model, side, found)
-        elif others:
+        if others and not (model.unread is not None and model.unread.lacks):
             found.evidence.append(
                 Evidence("tensor", f"{side} lacks {len(others)} tensors", tuple(others[:12]))
             )
@@ -264,12 +262,22 @@ def lost_companions_finding(model: Model, side: str) -> Finding:
     return Finding("scales_missing", says, "tensor", "bug", where, False, side=side)
 
 
-def _add_lost_companions(model: Model, side: str, found: Levels) -> None:
-    """Add the finding that codes are stored without what they count for; no pass can be run."""
-    finding = lost_companions_finding(model, side)
-    found.add(finding, Touched((), finding.where))
-    found.ended = True
-    found.not_checked.append(f"forward pass: the codes of {side} do not decode")
+def _add_lost_companions(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> set[str]:
+    """Add findings that a side's codes are stored without what they count for: no pass can be run.
+
+    Returns the keys of the rows that they explain.
+    """
+    for side, model in zip(SIDES, (a, b), strict=True):
+        if model.unread is not None and model.unread.lacks:
+            finding = lost_companions_finding(model, side)
+            found.add(finding, Touched((), finding.where))
+            found.ended = True
+            found.not_checked.append(f"forward pass: the codes of {side} do not decode")
+    return {
+        row.key
+        for row in rows
+        if row.explanation is not None and row.explanation.cause == "scales_missing"
+    }
 
 
 def _undecoded_text(model: Model, roles: Sequence[str]) -> str:

@@ -65,11 +65,12 @@ class InputScale:
 def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
     """Yield an item per input scale that differs between the sides or is on one side only.
 
-    Only for pairs of which both sides are packed weights. Two dialects may give one scale two
-    names, and one may store the reciprocal: then the numbers are compared.
+    Only for pairs of which both sides are packed weights in as many tensors, such as one for each
+    expert. Two dialects may give one scale two names, and one may store the reciprocal: then the
+    numbers are compared.
     """
     for pair in pairs:
-        if pair.a is None or pair.b is None or not (pair.a.parts and pair.b.parts):
+        if pair.a is None or pair.b is None or not _are_packed_alike(pair.a, pair.b):
             continue
         a, b = _input_scales(pair.a), _input_scales(pair.b)
         for key in dict.fromkeys((*a, *b)):
@@ -83,9 +84,17 @@ def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]
             else:
                 state = "only in A" if other is None else "only in B"
                 name = next(each.name for each in (one, other) if each is not None)
-                weight = (pair.b if state == "only in B" else pair.a).names[0]
+                weight = (pair.b if state == "only in B" else pair.a).stored[key[0]].info.name
                 note = f"beside {weight}; engines take 1.0 where there is none"
-            yield NotCompared("scale of activations", f"{pair.key}: {name}", state, note)
+            many = "" if len(pair.a.stored) == 1 else f"[{key[0]}]"
+            yield NotCompared("scale of activations", f"{pair.key}{many}: {name}", state, note)
+
+
+def _are_packed_alike(a: View, b: View) -> bool:
+    """Return whether both are packed weights, made of as many stored tensors."""
+    return len(a.stored) == len(b.stored) and all(
+        any(stored.parts for stored in view.stored) for view in (a, b)
+    )
 
 
 def check_input_scales(view: View) -> None:

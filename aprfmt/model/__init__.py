@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aprfmt.arch import check_arch
 from aprfmt.base.data_frames import Row, Tabular
@@ -23,6 +23,7 @@ from aprfmt.errors import (
     ArchError,
     CodecError,
     FormatError,
+    MissingPartError,
     TensorNotFoundError,
     UsageError,
 )
@@ -63,6 +64,13 @@ PUBLIC = (
 )  # fmt: skip
 
 
+class LostParts(NamedTuple):
+    """Stored names of a packed weight's tensors, and suffixes of those that are not there."""
+
+    stored: tuple[str, ...]
+    parts: tuple[str, ...]
+
+
 class Model(Mapping[str, View], Tabular):
     """An open model; a mapping from the file's own tensor names, and a context manager.
 
@@ -87,6 +95,7 @@ class Model(Mapping[str, View], Tabular):
         self.allow_missing = tuple(allow_missing)
         self._damaged = damaged
         self._found: list[Damage] = []  # found here, in addition to the reader's
+        self._without: dict[str, MissingPartError] = {}  # by the weight that lacks them
         self._unread: list[AprfmtError] = []  # why packed weights stay as they are stored
         self._remembering: ExitStack | None = None
         self.modules: Relation | None = None  # of the names that the quantization has for modules
@@ -117,6 +126,8 @@ class Model(Mapping[str, View], Tabular):
         """Append an error to `damage`, its text without the model's path. Returns nothing."""
         text = str(error).removeprefix(f"{self.source.path}: ")
         self._found.append(Damage(str(self.source.path), text, kind=error.kind))
+        if isinstance(error, MissingPartError):
+            self._without[error.weight] = error
 
     @property
     def damage(self) -> tuple[Damage, ...]:
@@ -382,6 +393,15 @@ class Model(Mapping[str, View], Tabular):
 
         why = str(self._unread[0]) if self._unread else ""
         return undecoded_packing(self._lazy, self._packing, why)
+
+    @cached_property
+    def lost_parts(self) -> Mapping[str, LostParts]:
+        """{packed weight that does not decode: its tensors, and the parts that are not there}."""
+        found = {name: LostParts(one.stored, one.parts) for name, one in self._without.items()}
+        if self.unread is not None and self.unread.lacks:
+            lost = LostParts(tuple(one.name for one in self.unread.tensors), self.unread.lacks)
+            found |= dict.fromkeys(sorted(self.unread.weights), lost)
+        return found
 
     @property
     def notes(self) -> Sequence[Note]:

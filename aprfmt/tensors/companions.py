@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from aprfmt.base.encodings import BY_CLAIM, all_encodings
 from aprfmt.base.protocols import LazyTensor, TensorInfo, Value
-from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
+from aprfmt.errors import AprfmtError, CodecError, MissingPartError, UnsupportedError
 
 if TYPE_CHECKING:
     from aprfmt.codecs.dialect import Dialect, StoredPart
@@ -145,7 +145,7 @@ def _find_claimed(
 def _join_claimed(name: str, parts: Tensors) -> Joined:
     """Return (encoding, shape, None) of a weight found by `_find_claimed`.
 
-    Raises CodecError if a part is missing.
+    Raises MissingPartError if a part is missing.
     """
     from aprfmt.codecs import CODECS
 
@@ -158,11 +158,14 @@ def _join_claimed(name: str, parts: Tensors) -> Joined:
         shape, needed = codec.shape_of(said), codec.needed(said)
     except CodecError as error:
         raise CodecError(f"{name}: {error}") from error
-    missing = sorted(f"{name}.{suffix}" for suffix in needed if suffix not in parts)
+    missing = sorted(suffix for suffix in needed if suffix not in parts)
     if missing:
-        raise CodecError(
-            f"{name}: {codec.name} weight without {', '.join(missing)}; expected all companions "
-            "in the file"
+        names = ", ".join(f"{name}.{suffix}" for suffix in missing)
+        raise MissingPartError(
+            f"{name}: {codec.name} weight without {names}; expected all companions in the file",
+            tuple(f".{suffix}" for suffix in missing),
+            name,
+            tuple(part.info.name for part in parts.values()),
         )
     return codec.name, shape, None
 
@@ -288,8 +291,8 @@ def _section_for(
     """Return the quantization section that applies to a weight; None if it is not of this dialect.
 
     `prefix` is the weight's name before the suffix. `sections_of(module)` returns the dialects and
-    the section that config.json has for a module. Raises CodecError if parts are missing, or if
-    config.json contradicts the tensors.
+    the section that config.json has for a module. Raises MissingPartError if parts are missing, and
+    CodecError if config.json contradicts the tensors.
     """
     name = prefix + dialect.main
     missing = [p for p in dialect.parts if dialect.stored(prefix, p, tensors) is None]
@@ -301,9 +304,12 @@ def _section_for(
     if found is not None and dialect in rows:
         if not missing:
             return found[1]
-        raise CodecError(
+        raise MissingPartError(
             f"{name}: {dialect.name} weight without {', '.join(prefix + p for p in missing)}; "
-            "expected all of its tensors in the file"
+            "expected all of its tensors in the file",
+            tuple(missing),
+            prefix + dialect.weight,
+            tuple(_stored_names(dialect, prefix, tensors).values()),
         )
     if missing or not packed or any(prefix + row.main in tensors for row in rows):
         return None
@@ -344,6 +350,9 @@ def _join_dialect(
 
     try:
         shape = dialect.shape_of(read(), section)
+    except MissingPartError as error:
+        stored = tuple(part.info.name for part in parts.values())
+        raise MissingPartError(f"{name}: {error}", error.parts, name, stored) from error
     except CodecError as error:
         raise CodecError(f"{name}: {error}") from error
     return dialect.name.upper(), shape, lambda: PackedWeight(dialect, read(), section)

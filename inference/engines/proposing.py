@@ -31,6 +31,7 @@ from aprfmt.measure.log_softmax import POINT, is_log_softmax, shift_logits_onto
 
 Numbers = NDArray[Any]
 EQUAL, FAINT = 1e-3, 0.6  # relative distances: certain, possible; likely: see ALIKE
+AS_NEAR = 1.05  # of two points nearer to each other than this neither is taken
 FAR = 3.0  # values contradict a name where another point is nearer by this factor
 _NUMBER = re.compile(r"\d+")
 
@@ -44,6 +45,7 @@ class PointFit:
     rows: Any
     distance: float
     normalized: bool = False  # logits as log-probabilities
+    empty: int = 0  # rows that are zeros, and not compared
 
 
 def propose_mapping(
@@ -88,7 +90,8 @@ def propose_mapping(
     for fit, name in best:
         if fit.distance <= ALIKE:
             take(fit, name)
-    # What is left gets the nearest free point, as possible.
+    # What is left gets the nearest free point, as possible, unless another one is as near.
+    undecided: dict[str, str] = {}
     for name, row in names.items():
         if row is not None or _repeats_taken(fits[name], taken):
             continue  # or the same values once more, as the next layer's input
@@ -96,6 +99,10 @@ def propose_mapping(
         rest = rest or [fit for fit in fits[name] if fit.key in said[name] and fit.key not in taken]
         if rest:
             best_fit = min(rest, key=lambda fit: fit.distance)
+            rivals = [fit for fit in rest if fit.distance <= AS_NEAR * best_fit.distance]
+            if len(rivals) > 1 and not any(fit.key in said[name] for fit in rivals):
+                undecided[name] = f"as near to {rivals[0].key} as to {rivals[1].key}"
+                continue
             names[name] = replace(_mapped_array(best_fit), certainty="possible")
             taken.add(best_fit.key)
     _take_logprobs(names, fits, taken)
@@ -109,7 +116,7 @@ def propose_mapping(
         for name, row in names.items()
         if row is None and said[name] and "int" in captures.dtypes[name]
     }
-    return NameMap(names, captures.path.name, tuple(ids), dtype, reasons)
+    return NameMap(names, captures.path.name, tuple(ids), dtype, undecided | reasons)
 
 
 def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
@@ -140,6 +147,7 @@ def _mapped_array(fit: PointFit) -> MappedArray:
     sure = "certain" if fit.distance <= EQUAL else "likely"
     why = "the model's own values" if fit.distance <= EQUAL else "near the model's own values"
     why += ", as log-probabilities" if fit.normalized else ""
+    why += f", but for {fit.empty} rows of zeros" if fit.empty else ""
     return MappedArray(fit.key, fit.layout, fit.rows, sure, float(f"{fit.distance:.3g}"), why)
 
 
@@ -214,8 +222,12 @@ def _fit_point(
     """Return how values fit a point; log-probabilities are compared up to a constant a row.
 
     `chain` is the layout in which they were read, `rows` "all" or "last". `theirs` are the values,
-    `mine` the model's.
+    `mine` the model's. Rows of zeros, fewer than half, say nothing of which point they are.
     """
+    zero: Numbers = np.asarray(~theirs.reshape(len(theirs), -1).any(axis=1))
+    if 0 < 2 * zero.sum() < len(zero):
+        fit = _fit_point(key, chain, rows, theirs[~zero], mine[~zero])
+        return replace(fit, empty=int(zero.sum()))
     as_logs = key == POINT and is_log_softmax(theirs) and not is_log_softmax(mine)
     if as_logs:
         mine = shift_logits_onto(mine, theirs)

@@ -218,6 +218,35 @@ def test_values_that_no_relation_gives_are_not_confirmed_as_another_point() -> N
     assert "q is other values" in found.says and rows.cause == "capture_rows"
 
 
+@pytest.mark.parametrize(
+    ("points", "fill", "cause"),
+    [
+        (("L1.k_rope", "L1.v"), 0.0, "kv_cache"),
+        (("L2.v",), 0.0, "kv_cache"),
+        (("L1.k_rope", "L1.v"), 0.5, "capture_point"),
+        (("L1.q_rope",), 0.0, "capture_point"),
+    ],
+)
+def test_rows_of_zeros_in_a_cache_were_never_written(
+    points: tuple[str, ...], fill: float, cause: str
+) -> None:
+    """Seen red: rows of zeros were said to be their values times a number of each row."""
+
+    def emptied(values: Any) -> Any:
+        made = {key: value for key, value in values.items() if key[2:] in (".k_rope", ".v")}
+        made |= {key: values[key].copy() for key in (*points, "logits")}
+        for key in points:
+            made[key][[3, 4]] = fill
+        return made
+
+    folder = tiny_folder("llama")
+    told = diagnose(str(folder), str(trace(folder, f"unwritten{points}{fill}", rename=emptied)))
+    assert told.lead is not None and told.lead.cause == cause
+    if cause == "kv_cache":
+        assert told.lead.certainty == "confirmed" and {*told.lead.where} == {*points}
+        assert told.lead.values["rows"] == {"3": -1, "4": -1}
+
+
 # --- tokens --------------------------------------------------------------------------------------
 
 

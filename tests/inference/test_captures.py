@@ -180,6 +180,29 @@ def test_a_name_decides_before_a_near_value(name: str, apart: float, tmp_path: P
     assert row.certainty in ("likely", "possible") and row.why == "its name says so"
 
 
+def test_rows_of_zeros_say_nothing_of_a_point(tmp_path: Path) -> None:
+    right = own()
+    values = right["L1.v"].copy()
+    values[[2, 3]] = 0
+    with open_captures(npy(tmp_path / "d", {"z": values})) as captures:
+        row = propose_mapping(captures, right, IDS).names["z"]
+    assert row is not None and (row.key, row.certainty) == ("L1.v", "certain")
+    assert "2 rows of zeros" in row.why
+
+
+def test_of_two_points_that_are_as_near_none_is_taken(tmp_path: Path) -> None:
+    right = own()
+    noise = np.random.default_rng(0).standard_normal(right["L1.v"].shape).astype(np.float32)
+    given = right["L1.v"] * (1 + 0.3 * noise)
+    for apart, key in ((0.0, None), (0.3, "L1.v")):
+        right["L2.v"] = right["L1.v"] * (1 + apart * noise[::-1])
+        with open_captures(npy(tmp_path / str(apart), {"z": given})) as captures:
+            found = propose_mapping(captures, right, IDS)
+        row = found.names["z"]
+        assert (None if row is None else row.key) == key
+        assert key is not None or ("L1.v" in found.reasons["z"] and "L2.v" in found.reasons["z"])
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_an_equal_value_decides_against_a_name(name: str, tmp_path: Path) -> None:
     key, neighbour = NAMED[name]

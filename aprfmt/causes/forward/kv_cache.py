@@ -10,6 +10,7 @@ from aprfmt.causes.forward.attention import known_entries
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import OperationCall
+from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.tensors.norms import exact_norm
 
 CAUSE_ROWS = (
@@ -22,6 +23,8 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
+# Keys and values as a cache keeps them.
+WRITTEN = ("k", "k_norm", "k_rope", "k_attn", "k_cache", "v", "v_norm", "v_cache")
 MOST = 64  # rows that are listed; those that are the tokens' own are no part of the change
 
 
@@ -115,6 +118,53 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
             yield cache_change(rows, rows)
             yield cache_change(rows, None)
             yield cache_change(None, rows)
+
+
+def find_unwritten_rows(case: Mismatch) -> Change | None:
+    """Return the change that rows of recorded keys or values are zeros, which were never written.
+
+    All other rows are the tokens' own. The points of all layers that are so make one change; None
+    where this point's rows are not.
+    """
+    views = {key: view for key, view in case.found.views.items() if view.flagged}
+    empty = {key: held for key, view in views.items() if (held := _empty_rows(case, view)).size}
+    if case.view.key not in empty:
+        return None
+    gives = case.plain[case.view.key].copy()
+    gives[empty[case.view.key]] = 0
+    rows = sorted({int(row) for each in empty.values() for row in each})
+    shown = ", ".join(map(str, rows[:MOST])) + (", ..." if len(rows) > MOST else "")
+    return Change(
+        "kv_cache",
+        f"keys or values of {'row' if len(rows) == 1 else 'rows'} {shown} are zeros, so they were "
+        "never written; the other rows are the tokens' own",
+        tuple(empty),
+        values={"rows": {str(row): -1 for row in rows[:MOST]}},
+        scoped=False,
+        drop=frozenset(empty),
+        gives=gives,
+    )
+
+
+def _empty_rows(case: Mismatch, view: ShadowPoint) -> Array:
+    """Return the tokens whose recorded keys or values are zeros, and the rest the tokens' own.
+
+    None of them for other points, where the rest are not, and where all rows or none are zeros.
+    """
+    none: Array = np.empty(0, np.int64)
+    plain = case.plain.get(view.key)
+    if view.point not in WRITTEN or view.recorded is None or plain is None:
+        return none
+    mine, theirs = view.recorded.comparable_values(plain, view.axis)
+    if mine.shape != theirs.shape:
+        return none
+    zero = mine.reshape(len(mine), -1).any(axis=1) & ~theirs.reshape(len(theirs), -1).any(axis=1)
+    left, right = mine[~zero], theirs[~zero]
+    near = exact_norm(left - right) <= 2 * view.tolerance * exact_norm(right)
+    if zero.all() or not near:
+        return none
+    at = np.arange(len(plain)) if view.recorded.rows is None else np.asarray(view.recorded.rows)
+    return at[zero]
 
 
 def _match_cache_rows(case: Mismatch) -> Array | None:

@@ -5,23 +5,29 @@ the source. So what the values have lost, as the place of a code in its word, is
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import neg
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from aprfmt.arch.binding import groups_for
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy
+from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.codecs import CODECS, decode
 from aprfmt.codecs.dialect import OF_INPUTS, Parts, StoredPart
 from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
 from aprfmt.codecs.lattice import Lattice, PackedWeight
-from aprfmt.errors import AprfmtError
+from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import EQUAL, TensorDiff
+from aprfmt.model import Model
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -211,6 +217,43 @@ READINGS: tuple[PartReading, ...] = (
     ),
     PartReading("group_index", "g_idx belongs to no order of its inputs", _ignore_activation_order),
 )
+
+
+def explain_lost_parts(
+    a: Model, b: Model, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+) -> dict[str, Finding]:
+    """Return {key of a differing pair: the finding that a side lacks parts of its packed weight}.
+
+    What its codes count for is not known then, so that nothing says that the other side is wrong.
+    `rows` are the records of `pairs`, in their order.
+    """
+    found: dict[str, Finding] = {}
+    for side, model in (("A", a), ("B", b)):
+        lost = model.lost_parts
+        names = {name: parts for name, (stored, parts) in lost.items() for name in (name, *stored)}
+        for pair, row in zip(pairs, rows, strict=True) if lost else ():
+            if row.verdict in EQUAL or row.key in found:
+                continue
+            held = {name for view in (pair.a, pair.b) if view is not None for name in view.names}
+            held.update(_stored_names(model, row.key))
+            hit = next((parts for name, parts in names.items() if name in held), ())
+            if hit:
+                says = f"{side} has codes without {', '.join(hit)}: what they count for is lost"
+                one = make_finding(
+                    "scales_missing", (row.key,), (says,), None, None, None, confirmed=False
+                )
+                found[row.key] = replace(one, side=side)
+    return found
+
+
+def _stored_names(model: Model, key: str) -> tuple[str, ...]:
+    """Return the names that a role's tensors have in the model's style; () where none is known."""
+    try:
+        style = model.style
+        groups = [] if style is None else groups_for(model.spec, style, [key], model.hyper)
+    except ArchError:
+        return ()
+    return tuple(name for group in groups for name in group.stored)
 
 
 def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
