@@ -211,6 +211,8 @@ def diff_models(
     taken, other = "", ""
     if alignment.by_role and explain and not tensors and not late and "tensors" in only:
         taken, other = _identity_sentences(a, b, results)
+    if deltas is not None and not any(one.certainty == "confirmed" for one in found):
+        other = deltas.other
     if taken or other:  # what holds of single tensors does not say how one became the other
         found = (_taken_finding(taken, len(results)),) if taken else ()
     pictures: tuple[DifferenceImage, ...] = ()
