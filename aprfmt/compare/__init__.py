@@ -224,6 +224,7 @@ def diff_models(
     contradicted: tuple[Finding, ...] = ()
     if "hyperparameters" in only and alignment.by_role:
         from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
+        from aprfmt.causes.packing_files import packing_file_findings
 
         contradicted = tuple(
             finding
@@ -231,6 +232,11 @@ def diff_models(
             for finding in contradiction_findings(
                 judged_contradictions(model, other)[0], model, side
             )
+        )
+        contradicted += tuple(
+            finding
+            for model, other, side in ((a, b, "A"), (b, a, "B"))
+            for finding in packing_file_findings(model, other, side)
         )
     # Remarks about the files, which are no differences.
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
