@@ -62,8 +62,9 @@ WARNINGS: Mapping[str, str] = {
     "`aprfmt diagnose` against the source shows whether this one has.",
     "missing_tensors": "the configuration demands tensors that the file does not have. It cannot "
     "run or be converted, unless --allow-missing accepts each.",
-    "two_packings": "config.json and ModelOpt's hf_quant_config.json state different algorithms "
-    "for the packed weights. config.json's is used here; a loader that reads the other file "
+    "two_packings": "config.json and a library's own file (hf_quant_config.json, "
+    "quantize_config.json, quant_config.json) state different packings of the weights. "
+    "config.json's is used here; a loader that reads the other file "
     "decodes the same bytes as something else. Make both say what the weights are.",
     "accepted_missing": "required tensors are missing, and were accepted with --allow-missing or "
     "when the file was written: the model computes something else than its source.",

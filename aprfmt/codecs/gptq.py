@@ -130,6 +130,25 @@ def contradicted_format(parts: Parts, config: Config) -> str | None:
     return None
 
 
+def are_groups_in_order(parts: Parts) -> bool:
+    """Return whether inputs belong to groups in order, so that `desc_act` changes nothing."""
+    if ".g_idx" not in parts:
+        return True
+    index = part_array(NAME, parts, ".g_idx", _INT)
+    return bool((index[1:] >= index[:-1]).all())
+
+
+def are_zeros_in_middle(parts: Parts, config: Config) -> bool:
+    """Return whether every zero point is 2 ** (bits - 1), so that `sym` changes nothing.
+
+    Raises CodecError as `read_zero_points` does.
+    """
+    bits = config_integer(NAME, config, "bits", _BITS)
+    scales = part_numbers(NAME, parts, ".scales", _FLOAT)
+    zeros = read_zero_points(parts, config, _weight_shape(parts, config)[0], scales)
+    return bool((zeros == 1 << (bits - 1)).all())
+
+
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of a weight's codes, with its scales, zero points and input groups."""
     bits, (outputs, inputs) = config_integer(NAME, config, "bits", _BITS), shape

@@ -211,6 +211,8 @@ def diff_models(
     taken, other = "", ""
     if alignment.by_role and explain and not tensors and not late and "tensors" in only:
         taken, other = _identity_sentences(a, b, results)
+    if deltas is not None and not any(one.certainty == "confirmed" for one in found):
+        other = deltas.other
     if taken or other:  # what holds of single tensors does not say how one became the other
         found = (_taken_finding(taken, len(results)),) if taken else ()
     pictures: tuple[DifferenceImage, ...] = ()
@@ -222,6 +224,7 @@ def diff_models(
     contradicted: tuple[Finding, ...] = ()
     if "hyperparameters" in only and alignment.by_role:
         from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
+        from aprfmt.causes.packing_files import packing_file_findings
 
         contradicted = tuple(
             finding
@@ -229,6 +232,11 @@ def diff_models(
             for finding in contradiction_findings(
                 judged_contradictions(model, other)[0], model, side
             )
+        )
+        contradicted += tuple(
+            finding
+            for model, other, side in ((a, b, "A"), (b, a, "B"))
+            for finding in packing_file_findings(model, other, side)
         )
     # Remarks about the files, which are no differences.
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]

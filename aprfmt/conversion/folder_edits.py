@@ -25,6 +25,7 @@ from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.bounded_json import loads
 from aprfmt.model.config_paths import path_of_name
 from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
+from aprfmt.model.packing import MODELOPT_FILE, OLDER_FILES
 from aprfmt.model.patterns import close_names
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 from aprfmt.remote.paths import is_remote
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 CONFIG, GENERATES, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 FILES = (CONFIG, GENERATES, TOKENIZER)
+# Where these are, a key of theirs is set by FILE:KEY, and never by its name alone.
+_OWN_KEYS_ONLY = {ADAPTER_CONFIG, MODELOPT_FILE, *OLDER_FILES}
 WEIGHTS_KEYS = "__metadata__"
 # Keys of tokenizer_config.json that PreTrainedTokenizerBase reads, besides its flags.
 _TOKENIZES = (
@@ -167,7 +170,7 @@ class FolderEdits:
         Raises UsageError for a key that is in no file and that no reader is known to take.
         """
         file, colon, rest = key.partition(":")
-        if colon and file in (*FILES, *self._texts.keys() & {ADAPTER_CONFIG}):
+        if colon and file in (*FILES, *self._texts.keys() & _OWN_KEYS_ONLY):
             return [ValueLocation(file, path_of_name(self._json(file), rest))]
         if CONFIG not in self._texts:
             raise UsageError(

@@ -7,6 +7,7 @@ import numpy as np
 
 from aprfmt.base.protocols import Value
 from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
+from aprfmt.causes.packing_files import packing_file_findings
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import make_run_pair
 from aprfmt.diagnosis.records import Evidence
@@ -29,9 +30,11 @@ def add_flag_findings(a: Model, b: Model, found: Levels, *, measured: bool = Tru
 
     Such a flag (as of tied heads or biases) is tried as stated and as the tensors imply. Where both
     compute the same it is evidence only. With `measured` the logits of both are computed, which
-    makes it a confirmed finding or evidence; without, the finding has the level `located`.
+    makes it a confirmed finding or evidence; without, the finding has the level `located`. So has
+    one on a second file that states another packing.
     """
     for label, model, other in (("A", a, b), ("B", b, a)):
+        found.stated += packing_file_findings(model, other, label)
         changing, idle = judged_contradictions(model, other)
         for row in idle:
             says = row.says.format(side=label) + "; both readings compute the same"

@@ -22,6 +22,7 @@ from aprfmt.model.ledger import (
     items_clause,
     pronounce,
 )
+from aprfmt.tokenizer.keys import STATED_ELSEWHERE
 
 # The class of an answer, finer than its verdict: the first words of the report.
 DivergenceKind = Literal["same", "precision", "derived", "not_exercised", "bug", "not_comparable"]
@@ -338,6 +339,8 @@ class Diagnosis(Tabular):
             left = proof or self._absent_points_clause()
             if any(row.says == ALL_ZERO for row in self.evidence):
                 left += f"; {ALL_ZERO}"
+            aside = [row.says for row in self.evidence if STATED_ELSEWHERE in row.says]
+            left += "".join(f"; {text}" for text in aside)
             return f"same: nothing that was compared differs{left}{self._not_compared_clause()}"
         words = {
             "precision": "precision: the same computation in other rounding",

@@ -58,7 +58,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     lost |= {f"ONLY_IN_{other}" for side, other in ("AB", "BA") if broken[side]}
     unread = [row.key for row in report.tensors if row.verdict in lost]
     left = tuple(key for key in apart if key not in named and key not in unread)
-    if left:
+    if left and not report.other_model:
         shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
         findings.append(
             Finding("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
@@ -82,9 +82,9 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     lets = "they need the architecture of both; name it with --arch, or correct what its line says"
     if any(broken.values()):
         lets = "they need every file of both whole"
-    reason = ""
+    reason = report.other_model
     kept = [row for row in report.not_compared if row.kind != "file" or not any(broken.values())]
-    if not findings and not any(row.state in APART for row in kept):
+    if not reason and not findings and not any(row.state in APART for row in kept):
         reason = _damage_sentence(report, broken, unread)
         if not reason and report.exit_code():
             reason = _comparison_limits_text(report)
@@ -99,6 +99,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         ledgers=report.ledgers,
         item_arguments=report.item_arguments,
         way_on=_command_beside(report),
+        other_model=bool(report.other_model),
     )
 
 

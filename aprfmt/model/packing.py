@@ -5,10 +5,11 @@ made of is in the metadata of safetensors, which our GGUF and APR files embed.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Note, Value
-from aprfmt.errors import FormatError
+from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object, read_embedded_files
 from aprfmt.tensors.companions import SECTIONS, quantization_section
 
@@ -25,6 +26,10 @@ MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what
 # Sources: AutoGPTQ 0.7, quantization/config.py; AutoAWQ 0.2, models/_config.py.
 OLDER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _OLDER_KEYS = {"w_bit": "bits", "q_group_size": "group_size"}
+# What loaders take where a file has no such key. Source: AutoGPTQ 0.7, quantization/config.py.
+_OLDER_DEFAULTS: Mapping[str, Mapping[str, Value]] = {
+    "gptq": {"sym": True, "checkpoint_format": "gptq"}
+}
 _OLDER_COMPARED = (
     "quant_method", "bits", "group_size", "desc_act", "sym", "zero_point", "version",
     "checkpoint_format",
@@ -87,8 +92,8 @@ def _modelopt_section(model: "Model") -> Mapping[str, Value] | None:
     return said
 
 
-def _older_section(model: "Model") -> tuple[str, Mapping[str, Value]] | None:
-    """Return (file name, section) of the quantization that AutoGPTQ's or AutoAWQ's file states.
+def _older_section(model: "Model") -> tuple[str, Mapping[str, Value], Mapping[str, str]] | None:
+    """Return (file, section, names of its keys in the file) that AutoGPTQ's or AutoAWQ's states.
 
     None without such a file. Its keys have the names of config.json's section. Raises FormatError
     where the file is damaged.
@@ -97,26 +102,74 @@ def _older_section(model: "Model") -> tuple[str, Mapping[str, Value]] | None:
         text = None if model.folder is None else model.folder.texts.get(name)
         if text is not None:
             said = json_object(text, f"{model.path}: {name}")
-            named = {_OLDER_KEYS.get(key, key): value for key, value in said.items()}
-            return name, {"quant_method": method, **named}
+            names = {_OLDER_KEYS.get(key, key): key for key in said}
+            named = {key: said[own] for key, own in names.items()}
+            return name, {"quant_method": method, **named}, names
     return None
 
 
-def _older_conflict(model: "Model", section: Mapping[str, Value]) -> Note | None:
-    """Return a warning where AutoGPTQ's or AutoAWQ's own file says otherwise than config.json."""
+def _with_defaults(section: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a quantization section with what loaders take for the keys that it lacks."""
+    return {**_OLDER_DEFAULTS.get(str(section.get("quant_method")), {}), **section}
+
+
+def stated_packing(model: "Model") -> Mapping[str, Value]:
+    """Return the keys of config.json's quantization section, defaults included; {} without one."""
+    section = quantization_section(model.config or {})
+    return {} if section is None else _with_defaults(section)
+
+
+@dataclass(frozen=True)
+class PackingConflict:
+    """A key of the packing that config.json and a library's own file state otherwise.
+
+    `key` is its name in config.json's section and `name` that in the file.
+    """
+
+    file: str
+    key: str
+    name: str
+    used: Value  # config.json's, which is used here
+    other: Value
+
+
+def packing_conflicts(model: "Model") -> tuple[PackingConflict, ...]:
+    """Return in what AutoGPTQ's or AutoAWQ's own file says otherwise than config.json's section.
+
+    Raises FormatError where that file is damaged.
+    """
+    section = quantization_section(model.config or {})
+    if section is None or section.get("quant_method") not in OLDER_FILES.values():
+        return ()
     stated = _older_section(model)
     if stated is None:
-        return None
-    name, said = stated
-    apart = [
-        f"{key} {section[key]!r} and {said[key]!r}"
+        return ()
+    file, said, names = stated
+    used, other = _with_defaults(section), _with_defaults(said)
+    return tuple(
+        PackingConflict(file, key, names.get(key, key), used[key], other[key])
         for key in _OLDER_COMPARED
-        if key in section and key in said and _plain(section[key]) != _plain(said[key])
-    ]
-    if not apart:
-        return None
-    text = f"config.json and {name} differ: {'; '.join(apart)}; the first is used here, older "
-    return Note("warning", str(model.path), f"{text}loaders use the second", "two_packings")
+        if key in used and key in other and _plain(used[key]) != _plain(other[key])
+    )
+
+
+def changes_weights(model: "Model", conflict: PackingConflict) -> bool:
+    """Return whether loaders that go by the one or the other value read other weights.
+
+    They do not where the inputs' groups are in order (`desc_act`), or all zero points in the middle
+    (`sym`). True where packed weights cannot be read.
+    """
+    from aprfmt.codecs import gptq
+
+    if conflict.key not in ("desc_act", "sym"):
+        return True
+    try:
+        weights = [one.packed() for _, v in model.items() for one in v.stored if one.packed]
+        if conflict.key == "desc_act":
+            return not all(gptq.are_groups_in_order(one.parts) for one in weights)
+        return not all(gptq.are_zeros_in_middle(one.parts, one.config) for one in weights)
+    except AprfmtError:
+        return True
 
 
 def _plain(value: Value) -> Value:
@@ -131,8 +184,11 @@ def conflicting_packings(model: "Model") -> Note | None:
     agree or one states none.
     """
     section = quantization_section(model.config or {})
-    if section is not None and section.get("quant_method") in OLDER_FILES.values():
-        return _older_conflict(model, section)
+    apart = packing_conflicts(model)
+    if apart:
+        shown = "; ".join(f"{one.key} {one.used!r} and {one.other!r}" for one in apart)
+        text = f"config.json and {apart[0].file} differ: {shown}; the first is used here, older "
+        return Note("warning", str(model.path), f"{text}loaders use the second", "two_packings")
     if section is None or section.get("quant_method") != "modelopt":
         return None
     said = _modelopt_section(model) or {}

@@ -317,6 +317,14 @@ def transformers_stop_ids(carried: Carried) -> frozenset[int]:
     return next((CLASS_EOS[name] for name in names if name in CLASS_EOS), frozenset())
 
 
+def configured_ids(config: Mapping[str, Any], key: str) -> tuple[list[int], str]:
+    """Return (ids of a key such as eos_token_id, "config.json: KEY"); text_config comes second."""
+    text = config.get("text_config")
+    ids, inner = id_list(config.get(key)), id_list(_get_item(text, key))
+    nested = "text_config." if inner and not ids else ""
+    return ids or inner, f"config.json: {nested}{key}"
+
+
 def id_list(value: Any) -> list[int]:
     """Return the token ids in a key's value, which may be one id or a list."""
     values = value if isinstance(value, list) else [value]

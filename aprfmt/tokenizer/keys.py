@@ -105,3 +105,6 @@ END_TEXTS: tuple[str, ...] = (
     "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )  # fmt: skip
+
+# Joins an id that only one of two config.json states with the files that both state it in.
+STATED_ELSEWHERE = "; still stated in "

@@ -157,8 +157,55 @@ def test_other_changes_are_compared_by_their_factors(tmp_path: Path) -> None:
     a = write(tmp_path / "a", found)
     (cause,) = diagnosed(a, write(tmp_path / "b", damaged))["causes"]
     assert cause["where"] == [first] and not cause["cause"].startswith("delta_")
-    (cause,) = diagnosed(a, write(tmp_path / "c", damaged, use_rslora=True))["causes"][:1]
-    assert (cause["cause"], cause["level"]) == ("delta_change", "located")
+    scaled, left = diagnosed(a, write(tmp_path / "c", damaged, use_rslora=True))["causes"]
+    assert (scaled["cause"], scaled["level"]) == ("delta_scale", "confirmed")
+    assert "in 5 of 6 modules" in scaled["says"] and "use_rslora false" in scaled["says"]
+    assert (left["cause"], left["level"]) == ("delta_change", "located")
+    assert first in left["where"] and not set(left["where"]) & set(scaled["where"])
+
+
+def drawn(found: Arrays, share: float, only: str = "lora_") -> Arrays:
+    """Return factors with noise of a share of each one's deviation; 1 and more: other numbers."""
+    draw = np.random.default_rng(8)
+    made = {}
+    for key, value in found.items():
+        noise = draw.normal(size=value.shape).astype(np.float32) * value.std()
+        mixed = noise if share >= 1 else value + np.float32(share) * noise
+        made[key] = mixed if only in key else value
+    return made
+
+
+# How the factors were drawn anew, keys of the configuration, the class of the answer
+TRAINED: dict[str, tuple[Change, dict[str, Any], str]] = {
+    "further": (lambda f: drawn(f, 0.1), {}, "derived"),
+    "further, by another alpha": (lambda f: drawn(f, 0.1), {"lora_alpha": 16}, "derived"),
+    "far, by rslora": (lambda f: drawn(f, 0.5), {"use_rslora": True}, "derived"),
+    "of fewer ranks": (lambda f: {k: v[:3] if "lora_A" in k else v[:, :3] for k, v in f.items()},
+                       {"r": 3}, "derived"),
+    "another": (lambda f: drawn(f, 1), {}, "not_comparable"),
+    "another, by another alpha": (lambda f: drawn(f, 1), {"lora_alpha": 16}, "not_comparable"),
+    "another, from one start": (lambda f: drawn(f, 1, "lora_B"), {}, "not_comparable"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_training_is_no_bug(name: str, tmp_path: Path) -> None:
+    """It is a difference, whatever the scales are. Seen red: "bug: delta_change"."""
+    change, keys, kind = TRAINED[name]
+    a = write(tmp_path / "a", factors())
+    said = diagnosed(a, write(tmp_path / "b", change(factors()), **keys))
+    assert (said["class"], said["exit"]) == (kind, 1)
+    assert {row["cause"] for row in said["causes"]} == ({"derived"} if kind == "derived" else set())
+
+
+def test_either_side_of_a_scale_may_be_mended(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", factors()), write(tmp_path / "b", factors(), lora_alpha=16)
+    (cause,) = diagnosed(a, b)["causes"]
+    assert f"{b}" in cause["remedy"]["command"]
+    command = cause["says"].rpartition("mend A: ")[2]
+    assert aprfmt(*command.split()[1:]).code == 0
+    assert json.loads((a / "adapter_config.json").read_text())["lora_alpha"] == 16
+    assert diagnosed(a, b)["exit"] == 0
 
 
 def test_lengths_of_dora_are_tensors_of_their_own(tmp_path: Path) -> None:

@@ -134,6 +134,60 @@ def test_a_generation_setting_without_an_id(
         assert model.generation_config.eos_token_id is None
 
 
+# An id in config.json of A that B's lacks -> (keys of both, the files that still state it in B).
+CONFIGURED: Mapping[str, tuple[Keys, tuple[str, ...]]] = {
+    "bos": ({}, (GENERATION,)),
+    "eos": ({}, (GENERATION, CONFIG)),
+    "pad": ({}, (GENERATION, CONFIG)),
+    "bos, stated nowhere": ({GENERATION: {"bos_token_id": GONE}}, ()),
+    "pad, of the tokenizer": ({GENERATION: {"pad_token_id": GONE}}, (CONFIG,)),
+    "pad, stated nowhere": ({GENERATION: {"pad_token_id": GONE}, CONFIG: {"pad_token": None}}, ()),
+    "bos, another in the file that counts": ({GENERATION: {"bos_token_id": 7}}, (GENERATION,)),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGURED)
+def test_an_id_of_one_config_alone(
+    case: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a difference where no other file states it, and said where one does. Either way."""
+    both, files = CONFIGURED[case]
+    key = f"{case[:3]}_token_id"
+    a = made(demo_model, tmp_path / "a", both)
+    b = made(a, tmp_path / "b", {"config.json": {key: GONE if "," in case else None}})
+    for pair in ((a, b), (b, a)):
+        report = compare_tokens(*map(open_model, pair))
+        (row,) = report.notes if files else report.findings
+        assert row.name == f"config.{key}" and row.where == (f"config.json: {key}",)
+        assert (row.a is None) is (pair[0] == b) and (row.b is None) is (pair[1] == b)
+        if files:
+            assert report.findings == () and report.remarks == (row.says,)
+            assert row.says.endswith(f"still stated in {', '.join(files)}")
+    answer = command("diagnose", a, b, "--json")
+    assert answer.code == command("diff", a, b).code == (0 if files else 1)
+    if files:
+        assert row.says.partition(" is ")[0] in answer.json["sentence"]
+        return
+    (following,) = answer.json["next"]
+    mended = written(following, b, tmp_path / "mended", monkeypatch)
+    assert command("diff", a, mended).code == 0, following
+
+
+def test_an_id_that_neither_config_has(demo_model: Path, tmp_path: Path) -> None:
+    """null and no key are the same; so is a key that moved into the text's own settings."""
+    held = json.loads((demo_model / "config.json").read_text())["bos_token_id"]
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"bos_token_id": None}, {"bos_token_id": GONE}),
+        ({}, {"bos_token_id": None, "text_config": {"bos_token_id": held}}),
+    ]
+    for i, keys in enumerate(pairs):
+        sides = [
+            made(demo_model, tmp_path / f"{i}{j}", {"config.json": k}) for j, k in enumerate(keys)
+        ]
+        report = compare_tokens(*map(open_model, sides))
+        assert (report.findings, report.notes, report.remarks) == ((), (), ())
+
+
 @pytest.fixture(scope="module")
 def gguf(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the demo model as a GGUF."""

@@ -10,6 +10,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
+from aprfmt.measure.verdicts import Verdict
 from aprfmt.model.adapter_parts import adapter_scale, value_by_pattern
 from aprfmt.model.adapter_reading import Adapter, StoredPair, adapter_of_model, read_factors
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG
@@ -43,9 +45,11 @@ CAUSE_ROWS = (
     ),
     Cause(
         "delta_change", "tensor", "bug",
-        "Two adapters whose scales differ change weights otherwise: factors that were multiplied "
-        "by other numbers are not compared one by one.",
-        "scale * B @ A of a pair is no multiple of the other side's.",
+        "Two adapters whose scales differ change a few modules otherwise than all the others: "
+        "factors that were multiplied by other numbers are not compared one by one. Where all "
+        "modules change otherwise, one was trained further (`derived`) or is another adapter.",
+        "scale * B @ A of the pair is not what the other modules' relation makes of A's.",
+        "Nothing is made again: what changed these modules is not known.",
         most="located",
     ),
 )  # fmt: skip
@@ -55,6 +59,9 @@ SCALE_KEYS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 _SAME_CHANGE = "other factors of the same scale * B @ A"
 _BITS = 8  # of a value of a factor that judge, at least
 _FLOAT = 2.0**-45  # of two products in float64, relative to the operands
+RELATED = 0.5  # cosine of two changes, one of which was made of the other
+MOST = 0.8  # of the modules that one relation holds for, where it is that of the adapter
+_LEAST = 3  # modules that hold such a relation against others
 _COARSEST = UNIT["BF16"]  # of the types that factors are stored in
 
 
@@ -96,15 +103,32 @@ class DeltaRow:
         """The number by which b is nearest to a; NaN where a is zero."""
         return self.dot / self.size_a**2 if self.size_a else math.nan
 
+    @property
+    def related(self) -> float:
+        """The cosine between a and b, without its sign; 0 where one of them is zero."""
+        sizes = self.size_a * self.size_b
+        return abs(self.dot) / sizes if sizes else 0.0
+
+    def is_multiple(self, times: float) -> bool:
+        """Return whether b is a times a number, within the rounding of the factors."""
+        left = self.size_b**2 - 2 * times * self.dot + (times * self.size_a) ** 2
+        bound = max(self.noise, 2.0**-20) * max(self.size_b, abs(times) * self.size_a)
+        return bool(self.size_a and left <= bound**2)
+
 
 @dataclass(frozen=True)
 class DeltaComparison:
-    """The changes of two adapters by module, the keys they settle, and what made them differ."""
+    """The changes of two adapters by module, the keys they settle, and what made them differ.
+
+    `other` says by what they are two adapters, where the changes of most modules have nothing in
+    common; "" else.
+    """
 
     rows: tuple[DeltaRow, ...]
     findings: tuple[Finding, ...]
     complete: bool  # every pair of both sides was compared
     fields: tuple[FieldDiff, ...]  # the keys of the scale in which the two differ
+    other: str = ""
 
     def judge(self, rows: Sequence[TensorDiff]) -> list[TensorDiff]:
         """Return the rows of stored tensors with the verdict of the change that they are part of.
@@ -172,8 +196,25 @@ def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
     except AprfmtError:
         return None
     complete = len(rows) == len(first.pairs) == len(second.pairs)
-    found = tuple(_findings(first, second, rows, str(b.path)))
-    return DeltaComparison(rows, found, complete, tuple(_differing_keys(first, second)))
+    other = _other_adapter_text(rows)
+    found = () if other else tuple(_findings(first, second, rows, (a.path, b.path)))
+    return DeltaComparison(rows, found, complete, tuple(_differing_keys(first, second)), other)
+
+
+def _other_adapter_text(rows: Sequence[DeltaRow]) -> str:
+    """Return by what two adapters are seen to be others; "" where their changes are related.
+
+    A training that goes on keeps most of a change's direction. Damage in single modules leaves the
+    other ones related.
+    """
+    strange = [row for row in rows if row.size_a and row.size_b and row.related < RELATED]
+    if len(strange) < _LEAST or len(strange) <= (1 - MOST) * len(rows):
+        return ""
+    return (
+        f"scale * B @ A of {len(strange)} of {len(rows)} modules has nothing of the other side's "
+        f"(cosine at most {max(row.related for row in strange):.2g}): these are two adapters, or "
+        "the factors of one were exchanged in all of these modules; the two do not say which"
+    )
 
 
 def _differing_keys(a: Adapter, b: Adapter) -> Iterator[FieldDiff]:
@@ -251,83 +292,121 @@ def _triangle(columns: "Array") -> "Array":
     return found
 
 
-def _findings(a: Adapter, b: Adapter, rows: Sequence[DeltaRow], path: str) -> Iterator[Finding]:
-    """Yield what made the changes differ: one factor for all, else where the scales differ.
+def _findings(
+    a: Adapter, b: Adapter, rows: Sequence[DeltaRow], paths: tuple[Path, Path]
+) -> Iterator[Finding]:
+    """Yield what made the changes differ: one factor for most, else where the scales differ.
 
-    `path` is that of B's weights.
+    `paths` are those of A's and B's weights.
     """
     close = [row for row in rows if row.verdict == "WITHIN"]
-    of = "scale * B @ A of each module"
     if close:
-        far = max(row.rel_l2 for row in close)
-        keys = tuple(key for row in close for key in row.keys)
         says = f"scale * B @ A of {len(close)} modules is equal within the rounding of the factors"
-        yield Finding(
-            "rounding", says, "tensor", "precision", keys, True, residual_before=far,
-            residual_after=0.0, of=of, keys=keys, proof=unfitted_proof(len(close)),
+        yield _finding(
+            "rounding", says, "precision", close, True, residual_after=0.0,
+            proof=unfitted_proof(len(close)),
         )  # fmt: skip
     apart = [row for row in rows if row.verdict == "DIFFERENT"]
-    if not apart:
-        return
-    keys = tuple(key for row in apart for key in row.keys)
-    worst = max(row.rel_l2 for row in apart)
     times = _common_factor(apart)
     if times is not None:
-        keys_held = _single_keys(a, b, times)
+        scaled = [row for row in apart if row.is_multiple(times)]
+        others = [row for row in apart if row not in scaled]
+        yield _scale_finding(a, b, scaled, [r for r in rows if r not in others], times, paths)
+        left = [row for row in others if row.rescaled]
+        relation = f"{times:.6g} times A's"
+    else:
+        rescaled = [row for row in apart if row.rescaled]
+        trained = [row for row in rescaled if row.related >= RELATED]
+        if len(trained) < MOST * len(rows):
+            trained = []
+        if trained:
+            nearest = min(row.related for row in trained)
+            says = (
+                f"scale * B @ A differs in {len(trained)} of {len(rows)} modules and belongs to "
+                f"that of the other side (cosine at least {nearest:.4g}): trained further, or by "
+                "other settings; the scales differ, so that the factors are not compared"
+            )
+            yield _finding("derived", says, "not_comparable", trained, False)
+        left = [row for row in rescaled if row not in trained]
+        relation = "what the other modules have" if trained else "a multiple of A's"
+    if left:
         says = (
-            f"scale * B @ A of B is {times:.6g} times A's in {len(apart)} of {len(rows)} modules"
-            f"; {_keys_text(b, keys_held)}"
+            f"scale * B @ A differs in {len(left)} of {len(rows)} modules, by "
+            f"{max(row.rel_l2 for row in left):.3g} at most, and is not {relation}; the scales of "
+            "the two differ, so that the factors are not compared one by one"
         )
-        command = ""
-        if keys_held:
-            key, value = keys_held[0]
-            argument = shlex.quote(f"{ADAPTER_CONFIG}:{key}={_shown(value)}")
-            command = set_command(path, [argument], in_place=True)
-        yield Finding(
-            "delta_scale", says, "tensor", "bug", keys, True,
-            residual_before=worst, residual_after=0.0, of=of, values={"times": times},
-            next=command, keys=keys,
-            # One number is fitted, and every value of the changes judges it.
-            proof=Proof(sum(row.values for row in apart), 1.0, 0 if keys_held else 1, _BITS),
-        )  # fmt: skip
-        return
-    rescaled = [row for row in apart if row.rescaled]
-    if rescaled:
-        keys = tuple(key for row in rescaled for key in row.keys)
-        yield Finding(
-            "delta_change",
-            f"scale * B @ A differs in {len(rescaled)} of {len(rows)} modules, by "
-            f"{max(row.rel_l2 for row in rescaled):.3g} at most, and is no multiple of A's; the "
-            "scales of the two differ, so that the factors are not compared one by one",
-            "tensor", "bug", keys, False,
-            residual_before=max(row.rel_l2 for row in rescaled), of=of, keys=keys,
-        )  # fmt: skip
+        yield _finding("delta_change", says, "bug", left, False)
+
+
+def _finding(
+    cause: str, says: str, verdict: Verdict, rows: Sequence[DeltaRow], confirmed: bool, **more: Any
+) -> Finding:
+    """Return a finding about the factors of some modules."""
+    keys = tuple(key for row in rows for key in row.keys)
+    return Finding(
+        cause, says, "tensor", verdict, keys, confirmed, keys=keys,
+        residual_before=max(row.rel_l2 for row in rows), of="scale * B @ A of each module", **more,
+    )  # fmt: skip
+
+
+def _scale_finding(
+    a: Adapter,
+    b: Adapter,
+    rows: Sequence[DeltaRow],
+    sound: Sequence[DeltaRow],
+    times: float,
+    paths: tuple[Path, Path],
+) -> Finding:
+    """Return the finding that B's changes are A's times a number in `rows`.
+
+    `sound` are the rows of all modules but those that nothing explains: a key has to make them all
+    equal. The command sets a key of B. The one that sets a key of A is in the sentence.
+    """
+    modules = {row.module for row in sound}
+    own, other = _single_keys(a, b, times, modules), _single_keys(b, a, 1 / times, modules)
+    says = f"scale * B @ A of B is {times:.6g} times A's in {len(rows)} of {len(a.pairs)} modules"
+    says += f"; {_keys_text(b, own)}"
+    commands = [
+        set_command(
+            str(path), [shlex.quote(f"{ADAPTER_CONFIG}:{k}={_shown(v)}") for k, v in keys[:1]],
+            in_place=True,
+        ) if keys else ""
+        for path, keys in zip(paths, (other, own), strict=True)
+    ]  # fmt: skip
+    if commands[0] and commands[1]:
+        says += f"; if it is B, mend A: {commands[0]}"
+    return _finding(
+        "delta_scale", says, "bug", rows, True, residual_after=0.0, values={"times": times},
+        next=commands[1],
+        # One number is fitted, and every value of the changes judges it.
+        proof=Proof(sum(row.values for row in rows), 1.0, 0 if own else 1, _BITS),
+    )  # fmt: skip
 
 
 def _common_factor(rows: Sequence[DeltaRow]) -> float | None:
-    """Return the number by which B's changes are A's in all rows; None where there is none.
+    """Return the number by which B's changes are A's in most rows; None where there is none.
 
     It is measured in every second module, and judged in all.
     """
-    measured = [row.times for row in rows[::2]]
-    times = float(np.median(measured))
+    measured = [row.times for row in rows[::2] if row.size_a]
+    times = float(np.median(measured)) if measured else math.nan
     if not math.isfinite(times) or not times:
         return None
-    for row in rows:
-        left = row.size_b**2 - 2 * times * row.dot + (times * row.size_a) ** 2
-        bound = max(row.noise, 2.0**-20) * max(row.size_b, abs(times) * row.size_a)
-        if not left <= bound**2 or not row.size_a:
-            return None
-    return times
+    fits = sum(row.is_multiple(times) for row in rows)
+    return times if fits == len(rows) or (fits >= _LEAST and fits >= MOST * len(rows)) else None
 
 
-def _single_keys(a: Adapter, b: Adapter, times: float) -> list[tuple[str, Any]]:
-    """Return (key, value) of B's configuration, each of which alone makes all changes equal.
+def _single_keys(a: Adapter, b: Adapter, times: float, modules: Set[str]) -> list[tuple[str, Any]]:
+    """Return (key, value) of B's configuration, each of which alone makes the changes equal.
+
+    Those of `modules` count.
 
     Keys in which the two differ come first: A's value in B. Then rsLoRA turned, then alpha.
     """
     return [
-        (key, value) for key, value in _other_values(a, b, times) if _makes_equal(a, b, key, value)
+        (key, value)
+        for key, value in _other_values(a, b, times)
+        if _makes_equal(a, b, key, value, modules)
     ]
 
 
@@ -359,8 +438,8 @@ def _other_values(a: Adapter, b: Adapter, times: float) -> Iterator[tuple[str, A
         yield "lora_alpha", near if math.isclose(near, alpha, rel_tol=1e-6) else alpha
 
 
-def _makes_equal(a: Adapter, b: Adapter, key: str, value: Any) -> bool:
-    """Return whether all changes are A's once a key of B's configuration has another value."""
+def _makes_equal(a: Adapter, b: Adapter, key: str, value: Any, modules: Set[str]) -> bool:
+    """Return whether the changes of `modules` are A's with another value of a key of B."""
     config = {**b.config, key: value}
     scales = {}
     for module, pair in b.pairs.items():
@@ -368,7 +447,8 @@ def _makes_equal(a: Adapter, b: Adapter, key: str, value: Any) -> bool:
         if isinstance(alpha, bool) or not isinstance(alpha, int | float):
             return False
         scales[module] = adapter_scale(config, float(alpha), pair.rank)
-    return all(row.verdict != "DIFFERENT" for row in _delta_rows(a, b, scales))
+    rows = _delta_rows(a, b, scales)
+    return all(row.verdict != "DIFFERENT" for row in rows if row.module in modules)
 
 
 def _shown(value: Any) -> str:

@@ -18,7 +18,7 @@ from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tokenizer.conversations import missing_template_tokens
 from aprfmt.tokenizer.engine_defaults import overridden_types
-from aprfmt.tokenizer.keys import CONTROL, TOKENS
+from aprfmt.tokenizer.keys import CONTROL, STATED_ELSEWHERE, TOKENS
 from aprfmt.tokenizer.stated import StatedTokenizer, read_tokenizer_parts
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
@@ -64,8 +64,9 @@ class TokensReport:
     """Findings (what counts), differences without effect, and what was and was not compared.
 
     `carried` are the labels of the sides that carry a tokenizer; `remarks` are sentences about a
-    template and the vocabulary next to it. `added` are the ids of special and of added tokens.
-    `unreadable` is the label of the side whose tokenizer cannot be read.
+    template and the vocabulary next to it, and about ids that only one config.json states. `added`
+    are the ids of special and of added tokens. `unreadable` is the label of the side whose
+    tokenizer cannot be read.
     """
 
     findings: tuple[Difference, ...] = ()
@@ -225,11 +226,12 @@ def compare_tokenizers(mine: StatedTokenizer, theirs: StatedTokenizer) -> Tokens
     # Differences known to have no effect become notes.
     every = list(_listed_differences(mine, theirs))
     still = tuple(row for row in every if row.still)
+    aside = tuple(row.says for row in still if STATED_ELSEWHERE in row.says)
     found = [row for row in every if not row.still]
     checked = (f"tokenizer: {COMPARED}",)
     if not found:
         return TokensReport(
-            notes=still, checked=checked, remarks=_unknown_template_tokens(mine, theirs)
+            notes=still, checked=checked, remarks=(*_unknown_template_tokens(mine, theirs), *aside)
         )
     from aprfmt.causes.tokenizer.effect import ENGINE, measure_effects, splits_are_equal
     from aprfmt.causes.tokenizer.part_exchange import with_empty_merges
@@ -253,9 +255,8 @@ def compare_tokenizers(mine: StatedTokenizer, theirs: StatedTokenizer) -> Tokens
     findings += measure_effects(mine, theirs, found) if found else []
     kept = tuple(row for row in findings if row.shown or row.sure)
     notes = tuple(row for row in findings if row not in kept)
-    return TokensReport(
-        kept, (*still, *notes), _unknown_template_tokens(mine, theirs), checked, missing
-    )
+    remarks = (*_unknown_template_tokens(mine, theirs), *aside)
+    return TokensReport(kept, (*still, *notes), remarks, checked, missing)
 
 
 def _can_encode(a: StatedTokenizer, b: StatedTokenizer) -> bool:

@@ -16,7 +16,7 @@ from aprfmt.tokenizer.generation import (
     settings_by_keys,
     shortest,
 )
-from aprfmt.tokenizer.hf_json import FLAGS, id_list
+from aprfmt.tokenizer.hf_json import FLAGS, configured_ids, id_list
 from aprfmt.tokenizer.keys import (
     CONTROL,
     GENERATION,
@@ -318,7 +318,7 @@ def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
     config = (source.carried.model.config or {}) if not source.uses_lists else {}
     made["class:eos"] = sorted(source.stop_ids)
     for role in ("bos", "eos", "pad"):
-        made[f"config:{role}"] = id_list(config.get(f"{role}_token_id"))
+        made[f"config:{role}"] = configured_ids(config, f"{role}_token_id")[0]
     made["listed"] = side.uses_lists and other.uses_lists
     return made
 

@@ -17,8 +17,15 @@ from aprfmt.tokenizer.generation import (
     has_keys_alone,
     same_setting,
 )
-from aprfmt.tokenizer.hf_json import id_list, token_statements
-from aprfmt.tokenizer.keys import END_TEXTS, FLAGS, GENERATION, GENERATION_KEYS, IDS
+from aprfmt.tokenizer.hf_json import configured_ids, id_list, token_statements
+from aprfmt.tokenizer.keys import (
+    END_TEXTS,
+    FLAGS,
+    GENERATION,
+    GENERATION_KEYS,
+    IDS,
+    STATED_ELSEWHERE,
+)
 from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import are_equal_programs
 from aprfmt.tokenizer.wrong_ends import END_ROLES
@@ -291,31 +298,67 @@ def _token_text(side: StatedTokenizer, i: int) -> str:
 
 
 def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield ids that differ between the config.json files and not between the tokenizers.
+    """Yield ids that differ between the config.json files and not between the other files.
 
-    A difference of eos is marked as without effect where both sides stop at the same ids, and B's
-    are among them.
+    One without effect is marked so. It is an eos where both sides stop at the same ids and B's are
+    among them, or an id that one config.json lacks while another file of its folder states it.
     """
-    left, right = (side.carried.model.config or {} for side in (a, b))
     if a.uses_lists or b.uses_lists:
         return
     for role in ("bos", "eos", "pad"):
         key = f"{role}_token_id"
-        x, y = left.get(key), right.get(key)
-        found = a.vocabulary.ids.get(role) != b.vocabulary.ids.get(role)
-        if x is None or y is None or id_list(x) == id_list(y) or found:
+        (x, place), (y, own_place) = (
+            configured_ids(side.carried.model.config or {}, key) for side in (a, b)
+        )
+        if x == y:
             continue
+        others = [_ids_of_other_files(side, role) for side in (a, b)]
+        alone = not x or not y
+        shown = [_listed_text(ids) for ids in (x, y)]
+        says = f"{key} of config.json is {shown[0]} in A, {shown[1]} in B"
+        if alone:
+            taken = [
+                next(iter(o.values()), frozenset(c)) for o, c in zip(others, (x, y), strict=True)
+            ]
+            still = taken[0] == taken[1]
+            # What other files state otherwise, and where a generation ends, is named for itself.
+            named = others[0] != others[1] and not still
+            if named or (role == "eos" and a.stop_ids != b.stop_ids):
+                continue
+            files = ", ".join(others[0 if y else 1])
+            says += f"{STATED_ELSEWHERE}{files}" if still else "; no other file states it"
+        elif a.vocabulary.ids.get(role) != b.vocabulary.ids.get(role):
+            continue
+        else:
+            still = role == "eos" and a.stop_ids == b.stop_ids and {*y} <= b.stop_ids
         yield Difference(
             f"config.{key}",
             "special_ids",
             (f"config:{role}",),
-            (f"config.json: {key}",),
-            f"{key} of config.json is {x} in A, {y} in B",
-            str(x),
-            str(y),
-            still=role == "eos" and a.stop_ids == b.stop_ids and {*id_list(y)} <= b.stop_ids,
-            mend=(f"config.json:{key}={json.dumps(x)}",),
+            (own_place if y else place,),
+            says,
+            shown[0] if x else None,
+            shown[1] if y else None,
+            still=still,
+            mend=(f"{place.replace(': ', ':')}={shown[0]}",) if x else (),
         )
+
+
+def _ids_of_other_files(side: StatedTokenizer, role: str) -> dict[str, frozenset[int]]:
+    """Return {file: ids} of the files of a folder that state a role, config.json left out."""
+    said = id_list(side.carried.parse_file(FILE).get(f"{role}_token_id"))
+    found = {FILE: frozenset(said)} if said else {}
+    text, place = token_statements(side.carried).get(role, (None, ""))
+    tokens = side.vocabulary.tokens
+    i = next((i for i, token in enumerate(tokens) if token == text), None)
+    if i is not None:
+        found[place.partition(": ")[0]] = frozenset({i})
+    return found
+
+
+def _listed_text(ids: Sequence[int]) -> str:
+    """Return ids as JSON, one without brackets; "not stated" for none."""
+    return json.dumps(ids[0] if len(ids) == 1 else list(ids)) if ids else "not stated"
 
 
 def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import find_encoding as encoding_row
@@ -14,7 +14,13 @@ from aprfmt.codecs import gptq
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
-from aprfmt.model.packing import conflicting_packings, packing_config, partial_input_scales
+from aprfmt.model.packing import (
+    changes_weights,
+    conflicting_packings,
+    packing_config,
+    packing_conflicts,
+    partial_input_scales,
+)
 from aprfmt.model.quantized_modules import stale_names, wrong_claims
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
@@ -196,8 +202,11 @@ def check_quantization(ctx: CheckContext) -> Result:
         findings.append(Finding(where, partial.text, "one beside every weight", todo, "warning"))
     conflict = conflicting_packings(ctx.model)
     if conflict is not None:
-        todo = "set the file to what config.json says, which the weights fit"
-        findings.append(Finding(where, conflict.text, "one packing in both", todo, "warning"))
+        todo = "set the file to what config.json says, by which the weights are read here"
+        files = packing_conflicts(ctx.model)
+        weighs = any(changes_weights(ctx.model, one) for one in files)
+        level: Literal["fail", "warning"] = "warning" if files and not weighs else "fail"
+        findings.append(Finding(where, conflict.text, "one packing in both", todo, level))
     return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights", findings)
 
 
