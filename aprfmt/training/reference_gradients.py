@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.batch import Batch
+from aprfmt.inference.capture import point_instances
 from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
 from aprfmt.inference.gradients.documents import routers
 from aprfmt.inference.loss import BITS, IMPLAUSIBLY_GOOD, RANDOM_BOUNDS
@@ -54,12 +56,14 @@ class Computed:
 
     These are the methods of `ComputedGradients`. `recompute` computes the exact ones again with a
     mistake, and `by_label` what each label adds to the last norm's; both need the model to be open.
+    `flips` are the routers that chose other experts in the trainer's arithmetic.
     """
 
     exact: "BatchGradients"
     rounded: "BatchGradients | None"
     recompute: Recompute
     by_label: "Callable[[], LabelGradients | None]" = lambda: None
+    flips: tuple[str, ...] = ()
 
     @property
     def loss(self) -> float:
@@ -200,6 +204,7 @@ def compute_gradients(
     """
     with explaining_missing_torch():
         from aprfmt.inference.gradients.batch_gradients import Activations, batch_gradients
+        from aprfmt.inference.gradients.between import flipped_routers
         from aprfmt.inference.gradients.memory import gradient_memory
     from aprfmt.adapters.trained_pairs import open_trained_pairs
 
@@ -227,10 +232,12 @@ def compute_gradients(
                     f"{device}, {free / GIB:.1f} GiB are free; give shorter rows, or --dtype "
                     "float32"
                 )
+        lower = trained_in or dtype_of(base)
+        if lower != dtype:
+            points = (*points, *_router_points(base))
         result = batch_gradients(
             base, loaded, device=device, dtype=dtype, pairs=pairs, activations=held, points=points
         )
-        lower = trained_in or dtype_of(base)
         rounded = None
         if lower != dtype:
             rounded = batch_gradients(
@@ -277,9 +284,21 @@ def compute_gradients(
     experts = bool(base.hyper.get("n_experts"))
     one = kinds.pop() if len(kinds) == 1 else None
     return (
-        Computed(result, rounded, recompute, by_label),
+        Computed(
+            result,
+            rounded,
+            recompute,
+            by_label,
+            () if rounded is None else flipped_routers(rounded.values, result.values),
+        ),
         replace(numbers, experts=experts, adapter=one),
     )
+
+
+def _router_points(base: Model) -> list[str]:
+    """Return the keys of the capture points that hold the experts which routers chose."""
+    every = point_instances(base.spec.block, base.hyper, base.roles)
+    return [key for key in every if split_key(key)[1] == "experts"]
 
 
 def dtype_of(base: Model) -> str:

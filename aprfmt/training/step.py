@@ -1177,6 +1177,7 @@ class _Step:
             computed.rounding(key),
             stated=self.trained_in is not None,
             floor=ZERO * self._largest_norm,
+            flips=computed.flips if isinstance(computed, Computed) else (),
         )
         nothing = judged.verdict == "agrees" and case.distance > 1  # rounding of zero on both sides
         return _Compared(found.facts, None if nothing else case.distance, judged)

@@ -284,6 +284,17 @@ def compute_gradients_of(model: Path, batch: Path) -> tuple[dict[str, np.ndarray
         return dict(found.parameters), found.loss
 
 
+def test_routers_that_rounding_turns_are_known(tmp_path: Path) -> None:
+    """In few bits some token chooses other experts. Seen red: chosen experts not recorded."""
+    save_tiny("mixtral", tmp_path / "model")
+    write_batch(tmp_path / "batch.npz", True)
+    with open_model(tmp_path / "model") as model:
+        found, _ = compute_gradients(model, tmp_path / "batch.npz", trained_in="bfloat16")
+        other, _ = compute_gradients(model, tmp_path / "batch.npz", trained_in="float32")
+    assert found.flips and all(key.endswith(".experts") for key in found.flips)
+    assert not other.flips and not found.exact.points
+
+
 @pytest.mark.parametrize("name", ["gemma", "gpt2", "gemma2", "cohere", "mixtral"])
 def test_what_a_label_adds_is_the_gradient_of_it_alone(name: str, tmp_path: Path) -> None:
     """By transformers, of a few labels. Seen red: the norm's offset left out; its bias left in."""
