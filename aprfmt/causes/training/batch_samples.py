@@ -348,12 +348,15 @@ def guess_adapter_scale(case: BackwardCase) -> Iterator[BackwardGuess]:
         (scale * scale, "applied twice"),
         (1.0, "left out"),
     )
-    tried = {scale}
+    meant: dict[float, list[str]] = {}  # of one factor all that give it
     for value, what in ways:
-        if all(abs(value - other) > PLAIN * other for other in tried):
-            tried.add(value)
-            says = f"the adapter has the factor {value:.4g}: the stated {scale:.4g} {what}"
-            yield BackwardGuess("adapter_scale", says, BackwardChange(adapter_scale=value / scale))
+        if abs(value - scale) > PLAIN * scale:
+            same = next((each for each in meant if abs(value - each) <= PLAIN * each), value)
+            meant.setdefault(same, []).append(what)
+    for value, each in meant.items():
+        what = ", or ".join(each)
+        says = f"the adapter has the factor {value:.4g}: the stated {scale:.4g} {what}"
+        yield BackwardGuess("adapter_scale", says, BackwardChange(adapter_scale=value / scale))
 
 
 def guess_dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
