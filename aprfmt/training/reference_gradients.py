@@ -105,8 +105,9 @@ class BatchNumbers:
     them. `packed` says that a row holds several documents. `routers` are the factors of routers'
     auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
     are the tokens that occur more than once. `experts`: the model, or the base, has experts.
-    `unread` are arrays of the file that nothing reads. `padded_first`: a row begins with padding.
-    `adapter` is (scale, rank) of an adapter whose pairs all have these, else None.
+    `unread` are arrays of the file that nothing reads. `padded_first`: a row begins with padding,
+    `padded_last`: one ends with it. `adapter` is (scale, rank) of an adapter whose pairs all have
+    these, else None.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -121,6 +122,7 @@ class BatchNumbers:
     unread: tuple[str, ...] = ()
     padded_first: bool = False
     adapter: tuple[float, int] | None = None
+    padded_last: bool = False
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -155,6 +157,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         frozenset(int(i) for i in known[often > 1]),
         unread=batch.unread,
         padded_first=bool((~batch.mask[:, 0]).any()),
+        padded_last=bool((~batch.mask[:, -1]).any()),
     )
 
 

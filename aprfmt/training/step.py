@@ -976,6 +976,7 @@ class _Step:
             self.facts.experts,
             self.facts.padded_first,
             self.facts.adapter,
+            self.facts.padded_last,
         )
 
     def _has_untied_guess(self, key: str) -> bool:
