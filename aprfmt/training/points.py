@@ -102,7 +102,11 @@ def compare_points(
             rows.append(PointStep(key, given.names[key], _size(case), None, "differs", why))
             continue
         found = judge_gradient(
-            case, pair.rounding, stated=trained_in is not None, floor=ZERO * largest
+            case,
+            pair.rounding,
+            stated=trained_in is not None,
+            floor=ZERO * largest,
+            flips=computed.flips,
         )
         factor = [guess.says for guess in found.guesses if guess.cause == "gradient_factor"]
         apart = None if not np.any(case.computed) and found.verdict == "agrees" else case.distance

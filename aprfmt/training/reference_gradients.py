@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.batch import Batch
+from aprfmt.inference.capture import point_instances
 from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
 from aprfmt.inference.gradients.documents import routers
 from aprfmt.inference.loss import BITS, IMPLAUSIBLY_GOOD, RANDOM_BOUNDS
@@ -54,12 +56,14 @@ class Computed:
 
     These are the methods of `ComputedGradients`. `recompute` computes the exact ones again with a
     mistake, and `by_label` what each label adds to the last norm's; both need the model to be open.
+    `flips` are the routers that chose other experts in the trainer's arithmetic.
     """
 
     exact: "BatchGradients"
     rounded: "BatchGradients | None"
     recompute: Recompute
     by_label: "Callable[[], LabelGradients | None]" = lambda: None
+    flips: tuple[str, ...] = ()
 
     @property
     def loss(self) -> float:
@@ -101,8 +105,9 @@ class BatchNumbers:
     them. `packed` says that a row holds several documents. `routers` are the factors of routers'
     auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
     are the tokens that occur more than once. `experts`: the model, or the base, has experts.
-    `unread` are arrays of the file that nothing reads. `padded_first`: a row begins with padding.
-    `adapter` is (scale, rank) of an adapter whose pairs all have these, else None.
+    `unread` are arrays of the file that nothing reads. `padded_first`: a row begins with padding,
+    `padded_last`: one ends with it. `adapter` is (scale, rank) of an adapter whose pairs all have
+    these, else None.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -117,6 +122,7 @@ class BatchNumbers:
     unread: tuple[str, ...] = ()
     padded_first: bool = False
     adapter: tuple[float, int] | None = None
+    padded_last: bool = False
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -151,6 +157,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         frozenset(int(i) for i in known[often > 1]),
         unread=batch.unread,
         padded_first=bool((~batch.mask[:, 0]).any()),
+        padded_last=bool((~batch.mask[:, -1]).any()),
     )
 
 
@@ -200,6 +207,7 @@ def compute_gradients(
     """
     with explaining_missing_torch():
         from aprfmt.inference.gradients.batch_gradients import Activations, batch_gradients
+        from aprfmt.inference.gradients.between import flipped_routers
         from aprfmt.inference.gradients.memory import gradient_memory
     from aprfmt.adapters.trained_pairs import open_trained_pairs
 
@@ -227,10 +235,12 @@ def compute_gradients(
                     f"{device}, {free / GIB:.1f} GiB are free; give shorter rows, or --dtype "
                     "float32"
                 )
+        lower = trained_in or dtype_of(base)
+        if lower != dtype:
+            points = (*points, *_router_points(base))
         result = batch_gradients(
             base, loaded, device=device, dtype=dtype, pairs=pairs, activations=held, points=points
         )
-        lower = trained_in or dtype_of(base)
         rounded = None
         if lower != dtype:
             rounded = batch_gradients(
@@ -277,9 +287,21 @@ def compute_gradients(
     experts = bool(base.hyper.get("n_experts"))
     one = kinds.pop() if len(kinds) == 1 else None
     return (
-        Computed(result, rounded, recompute, by_label),
+        Computed(
+            result,
+            rounded,
+            recompute,
+            by_label,
+            () if rounded is None else flipped_routers(rounded.values, result.values),
+        ),
         replace(numbers, experts=experts, adapter=one),
     )
+
+
+def _router_points(base: Model) -> list[str]:
+    """Return the keys of the capture points that hold the experts which routers chose."""
+    every = point_instances(base.spec.block, base.hyper, base.roles)
+    return [key for key in every if split_key(key)[1] == "experts"]
 
 
 def dtype_of(base: Model) -> str:

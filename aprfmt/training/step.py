@@ -24,7 +24,7 @@ from aprfmt.causes.training.clipping import (
 from aprfmt.causes.training.gradient_case import PART, GradientCase, GradientGuess
 from aprfmt.causes.training.gradient_scale import joined_factors
 from aprfmt.causes.training.lost_updates import CHANCE, lost_decay_guess
-from aprfmt.causes.training.momentum import NEW_OPTIMIZER
+from aprfmt.causes.training.momentum import of_new_optimizer
 from aprfmt.causes.training.optimizers import (
     CALLED,
     OPTIMIZERS,
@@ -228,6 +228,11 @@ FINER_COPY = (
     " (or the trainer keeps a finer copy of the weights, which this checkpoint does not show: "
     "--trained-in float32 says so)"
 )
+UNNUMBERED = (
+    "it is no first step, and nothing says its number: a later one needs --optimizer-state; step=1 "
+    "says that it is the first"
+)
+OTHER = 0.5  # of a matrix' norm: no step of a model that learns is this long
 MOST_COPIES = 64  # of the gradients, in the norm over ranks that hold the same
 MOST_SHARED = 4  # mistakes of several parameters that are tried on all that differ
 BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
@@ -340,6 +345,7 @@ class _Step:
         rows = self._mark_lost_decay(rows, judged)
         rows = self._mark_finer_copies(rows, judged)
         self._share_guesses(judged, norm)
+        rows = self._open_unnumbered(rows, judged) if updates else rows
         stored = {row.key: row.names for row in self.parameters}
         causes = [
             *_nonfinite_causes(rows, judged, stored),
@@ -416,8 +422,9 @@ class _Step:
         recipe = self.recipe
         known = self.state is not None and not (self.state.indexed and self.state.left)
         first = recipe is None or recipe.step in (None, 1)
-        if recipe is None or known or first or not recipe.row.second:
+        if recipe is None or known or first or not recipe.keeps_moments:
             return rows
+        says = of_new_optimizer(recipe)
         if any(row.verdict == "agrees" for row in rows):
             return rows
         found: dict[str, Judgement] = {}
@@ -432,15 +439,50 @@ class _Step:
             parameter.drop()
             if made.verdict != "agrees":
                 return rows
-            guess = StepGuess("moments_lost", NEW_OPTIMIZER, one)
+            guess = StepGuess("moments_lost", says, one)
             found[row.key] = replace(made, verdict="differs", why=guess.says, guesses=(guess,))
         judged |= found
         if found:
             self.left = [each for each in self.left if each.kind != "moment"]
         return [
-            replace(row, verdict="differs", why=NEW_OPTIMIZER) if row.key in found else row
+            replace(row, verdict="differs", why=says) if row.key in found else row for row in rows
+        ]
+
+    def _open_unnumbered(
+        self, rows: list[TensorStep], judged: dict[str, Judgement]
+    ) -> list[TensorStep]:
+        """Return the rows, with "not compared" for steps of a number that nothing says.
+
+        Without a stated number and a state a step is compared as the optimizer's first. Where most
+        parameters neither agree with that nor have a mistake that gives it, it is a later one, and
+        mistakes that are held to the rule say nothing of it. Entries of `judged` go with the rows.
+        """
+        recipe = self.recipe
+        if recipe is None or not recipe.keeps_moments or recipe.step or self.state is not None:
+            return rows
+        moved = [row for row in rows if row.key in judged and row.update and row.update.moved]
+        known = [row for row in moved if row.verdict == "agrees" or judged[row.key].guesses]
+        later = {
+            row.key
+            for row in moved
+            if judged[row.key].verdict == "differs"
+            and not self._has_wrong_gradient(row.key)
+            and all(_departs(guess) for guess in judged[row.key].guesses)
+        }
+        if len(known) >= len(moved) / 2:
+            if moved and len(known) == len(moved):
+                self.notes.append("no step=N is stated: the step is compared as the first")
+            return rows
+        judged |= {key: Judgement("not compared", UNNUMBERED) for key in later}
+        return [
+            replace(row, verdict="not compared", why=UNNUMBERED) if row.key in later else row
             for row in rows
         ]
+
+    def _has_wrong_gradient(self, key: str) -> bool:
+        """Return whether a parameter's given gradient is not the one computed of the batch."""
+        one = self.compared.get(key)
+        return one is not None and one.found is not None and one.found.verdict == "differs"
 
     def _mark_lost_decay(
         self, rows: list[TensorStep], judged: dict[str, Judgement]
@@ -976,6 +1018,7 @@ class _Step:
             self.facts.experts,
             self.facts.padded_first,
             self.facts.adapter,
+            self.facts.padded_last,
         )
 
     def _has_untied_guess(self, key: str) -> bool:
@@ -1177,6 +1220,7 @@ class _Step:
             computed.rounding(key),
             stated=self.trained_in is not None,
             floor=ZERO * self._largest_norm,
+            flips=computed.flips if isinstance(computed, Computed) else (),
         )
         nothing = judged.verdict == "agrees" and case.distance > 1  # rounding of zero on both sides
         return _Compared(found.facts, None if nothing else case.distance, judged)
@@ -1520,6 +1564,11 @@ class BackwardFound(GradientGuess):
     """A mistake of a whole backward pass as what one gradient differs by."""
 
 
+def _departs(guess: StepGuess | GradientGuess) -> bool:
+    """Return whether a guess is another step of the rule, which its number is part of."""
+    return isinstance(guess, StepGuess) and guess.recipe is not None
+
+
 def _is_of_backward(guess: StepGuess | GradientGuess) -> bool:
     """Return whether a guess is about a whole backward pass."""
     return isinstance(guess, BackwardFound)
@@ -1705,7 +1754,18 @@ def _unknown_cause(
         and not one.guesses
         and not (one.nonfinite or (row.update and row.update.nonfinite))
     ]
-    if keys:
+    moves = [
+        row.update.norm / row.norm
+        for row in rows
+        if row.update is not None and row.norm and len(row.shape) > 1
+    ]
+    if keys and moves and min(moves) > OTHER:
+        says = (
+            f"the weights after the step are other ones, {min(moves):.2g} to {max(moves):.2g} of "
+            "their norm away: of another checkpoint, or of a run that diverged"
+        )
+        yield _cause("", says, keys, stored, None, size=max(moves))
+    elif keys:
         says = f"what happened is not known: {judged[keys[0]].why}"
         compared = [row for row in rows if row.distance is not None]
         right = [row.key for row in compared if row.verdict == "agrees"]

@@ -340,6 +340,7 @@ def batch_gradients(
     parts = documents(batch, reduction, change)
     if backend is None:
         right = change.operation is None and change.norm_tokens is None
+        right = right and not change.hides_padding
         backend = GradientBackend(device, dtype) if right else ChangedBackend(device, dtype, change)
     made, leaves, factors = prepare(model, backend, trained, pairs)
     made.change = change

@@ -202,7 +202,7 @@ def gradients_between(
     flips = {
         number: flipped
         for number, each in enumerate(every)
-        if (flipped := _flips(each.values, exact.values))
+        if (flipped := flipped_routers(each.values, exact.values))
     }
     return GradientsBetween(
         tuple(runs),
@@ -254,7 +254,7 @@ def _relative_distance(x: Array | None, truth: Array, size: float) -> float:
     return float(np.linalg.norm(x - truth)) / size
 
 
-def _flips(values: Mapping[str, Array], truth: Mapping[str, Array]) -> tuple[str, ...]:
+def flipped_routers(values: Mapping[str, Array], truth: Mapping[str, Array]) -> tuple[str, ...]:
     """Return the keys of the routers that chose other experts than float64 for some token.
 
     `values` and `truth` are captured values of points; the order of a token's experts is ignored.

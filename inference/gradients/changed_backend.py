@@ -40,7 +40,7 @@ class ChangedBackend(GradientBackend):
         elif self._operation in ("kv_first_head", "kv_last_head"):
             chosen = 0 if self._operation == "kv_first_head" else group - 1
             k, v = (_of_one_head(x, group, chosen) for x in (k, v))
-        if self._operation == "mask_left_out" and self.document and self.document.padding:
+        if self.change.hides_padding and self.document and self.document.padding:
             seen = heads.mask.copy()
             seen[:, len(seen) - self.document.padding :] = False  # padding is no key
             heads = replace(heads, mask=seen, causal=None)

@@ -26,7 +26,7 @@ Operation = Literal[
 ]
 # How the documents of a packed row see each other, and how their positions count then.
 Joined = Literal["positions count on", "positions restart"]
-Padding = Literal["attended", "counted"]
+Padding = Literal["attended", "counted", "scored", "scored and seen"]
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,17 @@ class BackwardChange:
     `operation` is the operation whose backward is another one. `rows` are factors of the batch's
     rows in the loss, 1.0 for right. `joined`: documents of a packed row see each other.
     `norm_tokens` are the columns [start, stop) of the batch that reach the gradients of norms.
-    `shift` is how far ahead of a row its label is, 1 for right, and `unmasked` says that every
-    token of the mask is one. `labels` are factors of the scored labels in the loss, in the order of
-    rows and columns, 1.0 for right. `smoothing` is the share of a label that is spread over the
-    vocabulary, `z_loss` the factor of the squared logarithm of the softmax's denominator in the
-    loss. `router` are factors of auxiliary losses in place of those that the batch states.
+    `shift` is how far ahead of a row its label is, 1 for right, -1 for one behind it, and
+    `unmasked` says that every token of the mask is one. `labels` are factors of the scored labels
+    in the loss, in the order of rows and columns, 1.0 for right. `smoothing` is the share of a
+    label that is spread over the vocabulary, `z_loss` the factor of the squared logarithm of the
+    softmax's denominator in the loss. `router` are factors of auxiliary losses in place of those
+    that the batch states.
     `edges` says that the first token of each document of a packed row is a label of the one before.
     `adapter_scale` multiplies what an adapter adds.
     `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
-    their positions count it.
+    their positions count it; or of that at the end: its tokens are labels, too, and see the text
+    alone, or the padding before them as well.
     """
 
     operation: Operation | None = None
@@ -81,6 +83,24 @@ class BackwardChange:
     router: RouterFactors | None = None
     padding: Padding | None = None
     adapter_scale: float = 1.0
+
+    @property
+    def scores_padding(self) -> bool:
+        """Whether the tokens of the padding at the end of a row are labels, too."""
+        return self.padding in ("scored", "scored and seen")
+
+    @property
+    def runs_padding(self) -> bool:
+        """Whether the padding at the end of a row is run with it.
+
+        A label behind its row reaches into it.
+        """
+        return self.scores_padding or self.shift < 0 or self.operation == "mask_left_out"
+
+    @property
+    def hides_padding(self) -> bool:
+        """Whether the padding at the end of a row is run, and no token attends to it."""
+        return self.runs_padding and self.padding != "scored and seen"
 
 
 RIGHT = BackwardChange()

@@ -62,8 +62,8 @@ def documents(
     Documents packed into one row are sequences of their own. `reduction` says what the loss is the
     mean over: all labels (`tokens`) or rows (`rows`). `change` is a mistake in them: other weights
     of rows or labels, documents that are joined, padding that a backward without a mask attends to,
-    or padding at the beginning of a row that is attended to or counted. Raises UsageError where no
-    label is scored.
+    padding at the beginning of a row that is attended to or counted, or at the end that is scored.
+    Raises UsageError where no label is scored.
     """
     label, ahead = batch.label, change.shift
     if change.unmasked:
@@ -73,10 +73,14 @@ def documents(
     if change.edges:
         label = label | batch.document_starts
     width = batch.row_length
+    if change.scores_padding:
+        label = label.copy()
+        label[:, :width] |= np.logical_or.accumulate(batch.mask, 1) & ~batch.mask
     scored, targets = np.zeros((len(label), width), bool), np.full((len(label), width), -100)
-    held = min(width, label.shape[1] - ahead)  # rows whose label is in the batch
-    scored[:, :held] = label[:, ahead : ahead + held]
-    targets[:, :held] = batch.ids[:, ahead : ahead + held]
+    begin = max(0, -ahead)
+    stop = min(width, label.shape[1] - ahead)  # rows [begin, stop) have their label in the batch
+    scored[:, begin:stop] = label[:, begin + ahead : stop + ahead]
+    targets[:, begin:stop] = batch.ids[:, begin + ahead : stop + ahead]
     per_row, total = scored.sum(1), int(scored.sum())
     if not total:
         raise UsageError(f"{batch.path}: no label is scored, so there is no loss; expected labels")
@@ -102,7 +106,7 @@ def documents(
                 restart = np.concatenate([np.arange(end - start) for start, end in ends])
             starts = []
         padding = 0
-        if change.operation == "mask_left_out" and not starts:
+        if change.runs_padding and not starts:
             padding = batch.row_length - stop
             stop = batch.row_length
         factor = 1.0 if change.rows is None else change.rows[row]

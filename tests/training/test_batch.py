@@ -284,6 +284,50 @@ def compute_gradients_of(model: Path, batch: Path) -> tuple[dict[str, np.ndarray
         return dict(found.parameters), found.loss
 
 
+@pytest.mark.parametrize(
+    ("scores", "masked", "behind", "says"),
+    [
+        ("padding", True, False, "the padding at the end of rows is scored"),
+        ("padding", False, False, "is scored; padding attends to padding"),
+        ("all", True, False, "is scored, and so are prompts and all else"),
+        ("labels", True, True, "scored against the token before it"),
+    ],
+)
+def test_labels_that_the_batch_does_not_have_are_named(
+    scores: str, masked: bool, behind: bool, says: str, tmp_path: Path
+) -> None:
+    """Seen red: padding not run; run, and seen by itself; labels behind the rows of padding."""
+    folder, _, _ = made("qwen2")
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    ids, mask, labels = (torch.tensor(x) for x in write_batch(tmp_path / "batch.npz", True))
+    scored = torch.where(mask > 0, labels, ids) if scores == "padding" else labels
+    scored = ids if scores == "all" else scored
+    logits = model(ids, attention_mask=mask if masked else None).logits
+    logits, scored = (logits[:, 1:], scored[:, :-1]) if behind else (logits[:, :-1], scored[:, 1:])
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), scored.flatten()).backward()  # type: ignore[no-untyped-call]
+    grads = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    save_file(grads, tmp_path / "grads.safetensors")
+    report = explain_step(
+        folder, grads=[tmp_path / "grads.safetensors"], batch=tmp_path / "batch.npz"
+    )
+    (cause,) = report.causes
+    assert (cause.cause, cause.level) == ("other_labels", "confirmed"), cause.says
+    assert says in cause.says and len(cause.roles) == len(report.tensors)
+
+
+def test_routers_that_rounding_turns_are_known(tmp_path: Path) -> None:
+    """In few bits some token chooses other experts. Seen red: chosen experts not recorded."""
+    save_tiny("mixtral", tmp_path / "model")
+    write_batch(tmp_path / "batch.npz", True)
+    with open_model(tmp_path / "model") as model:
+        found, _ = compute_gradients(model, tmp_path / "batch.npz", trained_in="bfloat16")
+        other, _ = compute_gradients(model, tmp_path / "batch.npz", trained_in="float32")
+    assert found.flips and all(key.endswith(".experts") for key in found.flips)
+    assert not other.flips and not found.exact.points
+
+
 @pytest.mark.parametrize("name", ["gemma", "gpt2", "gemma2", "cohere", "mixtral"])
 def test_what_a_label_adds_is_the_gradient_of_it_alone(name: str, tmp_path: Path) -> None:
     """By transformers, of a few labels. Seen red: the norm's offset left out; its bias left in."""

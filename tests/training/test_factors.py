@@ -163,7 +163,9 @@ def test_factors_are_joined_within_what_they_may_be_off() -> None:
     assert sorted("1/4" in guess.says for guess, _ in found) == [False, True]
 
 
-@pytest.mark.parametrize(("alpha", "rank"), [(8, 16), (16, 8), (32, 4), (8, 8), (1, 1), (16, 16)])
+@pytest.mark.parametrize(
+    ("alpha", "rank"), [(16, 4), (8, 16), (16, 8), (32, 4), (8, 8), (1, 1), (16, 16)]
+)
 def test_each_other_factor_of_an_adapter_is_tried_once(alpha: int, rank: int) -> None:
     """What peft takes for alpha and r, rank-stabilized or not, and what is left out."""
     stated = alpha / rank
@@ -180,6 +182,8 @@ def test_each_other_factor_of_an_adapter_is_tried_once(alpha: int, rank: int) ->
     )
     for guess, change in zip(found, changes, strict=True):
         assert f"factor {change * stated:.4g}: the stated {stated:.4g} " in guess.says
+        both = "divided by r, or applied twice" in guess.says
+        assert both == (stated == rank != 1 and np.isclose(change, rank)), "both give it"
     case.right = {f"L{i}.attn_q.weight" for i in range(4)}
     assert not list(guess_adapter_scale(case)), "most gradients agree"
     case.right, case.adapter = set(), None

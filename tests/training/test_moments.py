@@ -21,6 +21,7 @@ from tests.training.steps import (
     rounded,
     sgd,
     torch_steps,
+    weights,
 )
 
 ADAMW = f"adamw:lr={LR},wd={WD}"
@@ -121,3 +122,89 @@ def test_a_later_gradient_that_the_moments_exclude_is_a_difference(tmp_path: Pat
         made = Made(steps[2], stated, before=steps[1], grads=dict(grads), state=state)
         report = made.report(tmp_path / str(number))
         assert report.exit_code == code, report.pronounced.says
+
+
+def lion_step(b1: float, b2: float, steps: int = 3) -> tuple[Values, Values, Values]:
+    """Return the weights before and after the last of Lion's steps, and its moments before it."""
+    before, after = weights(), weights()
+    state = {name: np.zeros_like(w) for name, w in before.items()}
+    kept = state
+    for number in range(1, steps + 1):
+        before, kept = after, state
+        grads = gradients(number)
+        after = {
+            name: (w - LR * np.sign(b1 * state[name] + (1 - b1) * grads[name])).astype(np.float32)
+            for name, w in before.items()
+        }
+        state = {n: (b2 * m + (1 - b2) * grads[n]).astype(np.float32) for n, m in state.items()}
+    return before, after, {f"{name}.exp_avg": m for name, m in kept.items()}
+
+
+def step_of(rule: str, number: int) -> Made:
+    """Return a step of a rule whose number nothing says, with its gradients."""
+    if rule == "lion":
+        before, after, _ = lion_step(0.9, 0.99, number)
+        return Made(after, f"lion:lr={LR}", before=before, grads=gradients(number))
+    make, stated = RULES[rule]
+    steps, _ = torch_steps(make, number)
+    before = weights() if number == 1 else steps[-2]
+    return Made(steps[-1], stated, before=before, grads=gradients(number))
+
+
+@pytest.mark.parametrize("rule", [*RULES, "lion"])
+@pytest.mark.parametrize(("number", "code"), [(1, 0), (3, 2)])
+def test_a_right_step_is_not_accused_of_its_number(
+    rule: str, number: int, code: int, tmp_path: Path
+) -> None:
+    """Seen red: a later step compared as the first, which it is not, and said to differ."""
+    report = step_of(rule, number).report(tmp_path)
+    assert (report.causes, report.exit_code) == ((), code), report.pronounced.says
+    assert any("compared as the first" in note for note in report.notes) == (number == 1)
+
+
+def test_a_mistake_in_a_step_of_no_number_is_named(tmp_path: Path) -> None:
+    """It gives the first step, and so says that it is one; what agrees says so, too."""
+    made = replace(step_of("adamw", 1), optimizer=f"adamw:lr={2 * LR},wd={WD}")
+    (cause,) = made.report(tmp_path / "rate").causes
+    assert cause.cause == "step_factor" and "1/2" in cause.says
+    noise = np.random.default_rng(8).normal(0, LR, made.after[Q1].shape).astype(np.float32)
+    made = step_of("adamw", 1)
+    made = replace(made, after=dict(made.after) | {Q1: made.before[Q1] + noise})
+    report = made.report(tmp_path / "one")
+    assert report.exit_code == 1 and [one.where for one in report.causes] == [(Q1,)]
+
+
+@pytest.mark.parametrize("rule", ["sgd", "lion"])
+def test_a_momentum_that_was_lost_is_named_by_the_step(rule: str, tmp_path: Path) -> None:
+    """As Adam's moments are. Seen red: a later step of momentum left open, whatever it is."""
+    number, made = 3, step_of(rule, 1)
+    made = replace(made, optimizer=f"{made.optimizer},step={number}")
+    (cause,) = made.report(tmp_path / "lost").causes
+    assert (cause.cause, cause.level) == ("moments_lost", "confirmed")
+    assert "the momentum was zero" in cause.says
+    right = step_of(rule, number)
+    right = replace(right, optimizer=f"{right.optimizer},step={number}")
+    assert right.report(tmp_path / "right").exit_code == 2
+
+
+@pytest.mark.parametrize(("b1", "b2", "says"), [(0.95, 0.99, "beta 1 is 0.95"), (0.9, 0.99, "")])
+def test_another_beta_of_lion_is_named(b1: float, b2: float, says: str, tmp_path: Path) -> None:
+    """Of vectors too, by what matrices show. Seen red: few signs of a norm fit some beta 2."""
+    before, after, state = lion_step(b1, b2)
+    rule = f"lion:lr={LR},b1=0.9,b2=0.99,step=3"
+    report = Made(after, rule, before=before, grads=gradients(3), state=state).report(tmp_path)
+    assert report.exit_code == (1 if says else 0), report.pronounced.says
+    assert [one.cause for one in report.causes] == ["betas"] * bool(says)
+    assert all(says in one.says for one in report.causes)
+
+
+def test_a_checkpoint_of_other_weights_is_said(tmp_path: Path) -> None:
+    """Seen red: "0% of its elements are as expected; it moved 1.14 times the step"."""
+    rng = np.random.default_rng(3)
+    after = {name: rng.permutation(w.reshape(-1)).reshape(w.shape) for name, w in weights().items()}
+    report = Made(after, f"{ADAMW},step=1", grads=gradients(1)).report(tmp_path / "other")
+    assert report.exit_code == 1 and len(report.causes) == 1
+    assert "of another checkpoint" in report.causes[0].says
+    one = dict(step_of("adamw", 1).after) | {Q1: after[Q1]}
+    report = Made(one, f"{ADAMW},step=1", grads=gradients(1)).report(tmp_path / "one")
+    assert "of another checkpoint" not in report.causes[0].says

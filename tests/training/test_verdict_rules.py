@@ -42,6 +42,27 @@ def test_a_difference_or_a_cause_alone_makes_the_verdict(
 
 
 @pytest.mark.parametrize(
+    ("apart", "flips", "verdict"),
+    [
+        (0.5, ("L0.experts",), "not compared"),
+        (0.5, (), "differs"),
+        (2.0, ("L0.experts",), "differs"),  # more than other experts leave
+    ],
+)
+def test_other_experts_leave_a_gradient_open(
+    apart: float, flips: tuple[str, ...], verdict: str
+) -> None:
+    """Seen red: judged by twice the rounding of one pass, which chose other experts."""
+    rng = np.random.default_rng(6)
+    right, off = (x / np.linalg.norm(x) for x in rng.standard_normal((2, 8, 8)))
+    case = GradientCase("k", right + apart * off, right)
+    found = judge_gradient(case, 0.1, stated=True, flips=flips)
+    assert found.verdict == verdict and ("L0.experts" in found.why) == (verdict == "not compared")
+    twice = judge_gradient(GradientCase("k", 2 * right, right), 0.2, stated=True, flips=flips)
+    assert twice.guesses, "a mistake that gives it is named all the same"
+
+
+@pytest.mark.parametrize(
     ("size", "apart", "rounding", "verdict"),
     [
         (1.0, 1e-7, None, "agrees"),  # within the bound of float32

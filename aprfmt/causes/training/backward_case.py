@@ -92,8 +92,8 @@ class BackwardCase:
     difference arithmetic of few bits may leave. `by_label` computes what each label adds to the
     gradient of the last norm, None where that is not known. `routers` are the factors of routers'
     auxiliary losses that the computed gradients have. `experts`: the model has experts.
-    `padded_first`: a row of the batch begins with padding. `adapter` is (scale, rank) of an adapter
-    whose pairs all have these, else None.
+    `padded_first`: a row of the batch begins with padding, `padded_last`: one ends with it.
+    `adapter` is (scale, rank) of an adapter whose pairs all have these, else None.
     """
 
     case: Callable[[str], GradientCase]
@@ -113,6 +113,7 @@ class BackwardCase:
     experts: bool = False
     padded_first: bool = False
     adapter: tuple[float, int] | None = None
+    padded_last: bool = False
 
     @property
     def first(self) -> tuple[str, ...]:

@@ -183,12 +183,21 @@ def _kind_of_wrong(case: BackwardCase) -> str:
 
 
 def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that other tokens are labels: shifted twice or not, unmasked, or at edges."""
+    """Yield guesses that other tokens are labels: shifted otherwise, unmasked, or at edges."""
     key = _smallest(case, FEWEST) if all_differ(case) else None
     if key is None:
         return
     edges = "the first token of each document of a packed row is scored by the one before it"
     joined = f"{edges}, and the documents attend to each other"
+    padding = "the padding at the end of rows is scored"
+    every = f"{padding}, and so are prompts and all else that -100 leaves out"
+    seen = "padding attends to padding"
+    padded = (
+        (padding, BackwardChange(padding="scored")),
+        (every, BackwardChange(padding="scored", unmasked=True)),
+        (f"{padding}; {seen}", BackwardChange(padding="scored and seen")),
+        (f"{every}; {seen}", BackwardChange(padding="scored and seen", unmasked=True)),
+    )
     packed = (
         (edges, BackwardChange(edges=True)),
         (joined, BackwardChange(edges=True, joined="positions count on")),
@@ -196,10 +205,13 @@ def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
     )
     for says, change in (
         *(packed if case.packed else ()),
+        *(padded if case.padded_last else ()),
         ("the labels are shifted twice: each row is scored against the token after the next",
          BackwardChange(shift=2)),
         ("the labels are not shifted: each row is scored against its own token",
          BackwardChange(shift=0)),
+        ("the labels are shifted the other way: each row is scored against the token before it",
+         BackwardChange(shift=-1)),
         ("tokens that are no labels are scored too: prompts, or all that -100 leaves out",
          BackwardChange(unmasked=True)),
     ):  # fmt: skip
@@ -348,12 +360,15 @@ def guess_adapter_scale(case: BackwardCase) -> Iterator[BackwardGuess]:
         (scale * scale, "applied twice"),
         (1.0, "left out"),
     )
-    tried = {scale}
+    meant: dict[float, list[str]] = {}  # of one factor all that give it
     for value, what in ways:
-        if all(abs(value - other) > PLAIN * other for other in tried):
-            tried.add(value)
-            says = f"the adapter has the factor {value:.4g}: the stated {scale:.4g} {what}"
-            yield BackwardGuess("adapter_scale", says, BackwardChange(adapter_scale=value / scale))
+        if abs(value - scale) > PLAIN * scale:
+            same = next((each for each in meant if abs(value - each) <= PLAIN * each), value)
+            meant.setdefault(same, []).append(what)
+    for value, each in meant.items():
+        what = ", or ".join(each)
+        says = f"the adapter has the factor {value:.4g}: the stated {scale:.4g} {what}"
+        yield BackwardGuess("adapter_scale", says, BackwardChange(adapter_scale=value / scale))
 
 
 def guess_dropout(case: BackwardCase) -> Iterator[BackwardGuess]:

@@ -1,6 +1,6 @@
 """Moments of another step, or a momentum that is used otherwise than stated."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -65,13 +65,19 @@ CAUSE_ROWS = (
 )
 # Rates that trainers state: torch's, those of language models, and of image models.
 _FIRST_RATES, _SECOND_RATES = (0.8, 0.85, 0.9, 0.95, 0.98), (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-# What is said of the step of an optimizer that was made anew.
-NEW_OPTIMIZER = (
-    "both moments were zero and the count began anew, as a new optimizer's are: the saved state is "
-    "to be loaded (optimizer.load_state_dict) before the first step that goes on"
-)
 MICRO_BATCHES = 32  # of a step, that a trainer may count as steps
 _COUNTS = (1, 2, 3, 4, 5, 10, 100, 1000)
+
+
+def of_new_optimizer(recipe: Recipe) -> str:
+    """Return what is said of the step of an optimizer that was made anew."""
+    was = "both moments were zero and the count began anew, as a new optimizer's are"
+    if not recipe.row.second:
+        was = "the momentum was zero, as a new optimizer's is, or none is used"
+    return (
+        f"{was}: the saved state is to be loaded (optimizer.load_state_dict) before the first step "
+        "that goes on"
+    )
 
 
 def guess_stale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -106,7 +112,7 @@ def guess_lost_moments(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     held = case.moments
     if held is None or held.after or case.gradient is None or not recipe.row.second:
         return
-    yield StepGuess("moments_lost", NEW_OPTIMIZER, holds=partial(is_first_step, recipe))
+    yield StepGuess("moments_lost", of_new_optimizer(recipe), holds=partial(is_first_step, recipe))
     ways = {
         "the first moment was zero, not the saved one": ("first",),
         "the second moment was zero, not the saved one": ("second",),
@@ -202,16 +208,23 @@ def guess_exchanged_betas(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]
 def guess_other_betas(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that one of the two rates is another usual one.
 
-    Nothing without moments, or at the first step, which the rates cancel out of.
+    Nothing without moments, or at the first step, which the rates cancel out of. Of Lion, whose
+    steps are signs, few elements tell rates apart: for vectors those of others are tried alone.
     """
-    if case.moments is None or not recipe.row.second or case.moments.step < 2:
+    if case.moments is None or case.moments.step < 2 or "b1" not in recipe.row.settings:
         return
-    for name, field, values in (("beta 1", "b1", _FIRST_RATES), ("beta 2", "b2", _SECOND_RATES)):
-        stated = getattr(recipe, field)
-        for value in values:
+    rates: Sequence[float]
+    for name, field, rates in (("beta 1", "b1", _FIRST_RATES), ("beta 2", "b2", _SECOND_RATES)):
+        stated, known = getattr(recipe, field), case.others.get(field)
+        if known is not None:
+            rates = (known,)
+        elif case.vector and not recipe.row.second:
+            rates = ()
+        for value in rates:
             if value != stated:
                 says = f"{name} is {value:g}, stated is {stated:g}"
-                yield StepGuess("betas", says, changed(recipe, **{field: value}))
+                one = changed(recipe, **{field: value})
+                yield StepGuess("betas", says, one, number=(field, value))
 
 
 HYPOTHESES = (

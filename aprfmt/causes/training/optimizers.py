@@ -69,6 +69,11 @@ class Recipe:
         return OPTIMIZERS[self.name]
 
     @property
+    def keeps_moments(self) -> bool:
+        """Whether a step after the first needs moments that the optimizer kept."""
+        return bool(self.momentum or (self.row.first and self.row.sizes))
+
+    @property
     def adds_decay_to_gradient(self) -> bool:
         """Whether the weight decay is added to the gradient, as L2 regularization is."""
         return self.row.coupled if self.coupled is None else self.coupled
