@@ -89,6 +89,8 @@ def answer(report: "ScanReport") -> "list[Line]":
     if found["damage"]:
         model = shlex.quote(found["damage"][0]["model"])
         lines.append((f"next: aprfmt validate {model}", "head"))
+    elif weights := [row["model"] for row in found["unread"] if row["weights"]]:
+        lines.append((f"next: aprfmt inspect {shlex.quote(weights[0])} --account", "head"))
     return lines
 
 
@@ -181,6 +183,7 @@ def _print_list(title: str, lines: list[str], style: str = "") -> None:
     callback=options.negate_flag,
     help="Do not prove which quantized models derive from which others.",
 )
+@options.accept()
 @click.option("--html", type=options.FILE, help="Write the summary as one page.")
 @options.force
 @options.common_ci
@@ -197,6 +200,7 @@ def command(
     max_bytes: int | None,
     max_requests: int | None,
     families: bool,
+    accept: tuple[str, ...],
     html: Path | None,
     force: bool,
 ) -> int:
@@ -219,6 +223,7 @@ def command(
         ScanBudget(max_time, max_bytes, max_requests),
         ray,
         families,
+        accept,
     )
     with render.ProgressLine("scan") as progress:
         report = scan(request, progress)

@@ -325,7 +325,11 @@ def command(
             body, code = body | verdict.to_json(), verdict.exit
     # Read the result back: what changed, and whether it is still a model.
     with open_model(target) as written:
-        found = edits.key_changes(asked.keys, before, edits.read_values(written, asked.keys))
+        inside = asked.embedded.metadata() if asked.embedded is not None else {}
+        keys = [key for key in asked.keys if key not in inside]
+        found = edits.key_changes(keys, before, edits.read_values(written, keys))
+        if asked.embedded is not None:
+            found += asked.embedded.changes(written)
         if asked.files is not None and written.folder is not None:
             found += asked.files.changes(written.folder.path)
         why = read_problem(written) if resolved else None

@@ -141,4 +141,5 @@ def validate_model(
         tuple(accept),
         context.shared.get(SECOND_READER),
         asked,
+        {name: row.unread for name, row in context.scanned.items() if row.unread},
     )

@@ -39,6 +39,11 @@ class CheckContext:
         """{stored name: what one pass over the tensor's bytes found}."""
         return scan_values(self.model, self.progress)
 
+    @property
+    def scanned(self) -> Mapping[str, TensorScan]:
+        """The census if a check asked for it, else {}: nothing is read for it."""
+        return self.census if "census" in self.__dict__ else {}
+
     @cached_property
     def ledger(self) -> Ledger:
         """Every file, tensor and key of the model, each with how it is read."""

@@ -181,7 +181,9 @@ class NamedFinding:
     finding: Finding
 
 
-_WORDS = VerdictWords("PASS", "FAIL", "NOT-RUN")
+_WORDS = VerdictWords("PASS", "FAIL")
+_NOTHING_RAN = VerdictWords("PASS", "FAIL", "NOT-RUN")
+_OUTCOMES: Mapping[int, Outcome] = {0: "PASS", 1: "FAIL", 2: "NOT_RUN"}  # by exit code
 
 
 def outcome_counts(counts: Mapping[str, int]) -> str:
@@ -196,18 +198,18 @@ def pronounce_checks(
     not_compared: Sequence[NotCompared] = (),
     accept: Collection[str] = (),
     *,
-    of_a_pass: bool = False,
+    of_a_model: bool = True,
 ) -> Pronounced:
     """Return the verdict of checks with these outcomes; `scope` says in words what they are.
 
     `counts` is {outcome: number}. `not_compared` are items that nothing reads, `accept` patterns of
-    those that the user accepts. `of_a_pass`: they are checks of what the model computes.
+    those that the user accepts. `of_a_model`: what was checked says which model it is.
     """
     ran = {"checks": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
     compared = Compared(
-        outcome == "FAIL", ran, tuple(not_compared), scope=f": {scope}", of_a_pass=of_a_pass
+        outcome == "FAIL", ran, tuple(not_compared), scope=f": {scope}", of_a_model=of_a_model
     )
-    return pronounce(_WORDS, compared, accept)
+    return pronounce(_WORDS if counts["PASS"] else _NOTHING_RAN, compared, accept)
 
 
 def _unanswered_rows(
@@ -240,18 +242,35 @@ class Validation(CheckReport):
     accept: tuple[str, ...] = ()
     second_reading: "SecondReading | None" = None
     asked: Collection[str] = ()  # rows that run only where they are asked for, and were
+    undecoded: Mapping[str, str] = field(default_factory=dict)  # {tensor: why it was not}
 
     @property
     def pronounced(self) -> Pronounced:
         """The verdict over all checks, with the items that nothing reads.
 
-        Items that no table lists are named in it, and fail nothing. A row that was asked for and
-        did not run leaves the verdict open.
+        Items that no table lists are named in it, and fail nothing. A tensor among them leaves it
+        open, unless the file states no architecture. So does one that could not be decoded, and a
+        row that was asked for and did not run.
         """
         scope = f"{outcome_counts(self.counts)}, {len(self.warnings)} warnings"
         left = () if self.ledger is None else self.ledger.not_compared
         lost = _unanswered_rows(self.answers, "check", self.asked)
-        return pronounce_checks(self.outcome, self.counts, scope, (*left, *lost), self.accept)
+        lost += [
+            NotCompared("tensor", name, "unreadable", why) for name, why in self.undecoded.items()
+        ]
+        return pronounce_checks(
+            verdict(self.answers),
+            self.counts,
+            scope,
+            (*left, *lost),
+            self.accept,
+            of_a_model=self.ledger is None or self.ledger.of_a_model,
+        )
+
+    @property
+    def outcome(self) -> Outcome:
+        """That of the verdict: NOT_RUN where it is open, though checks passed."""
+        return _OUTCOMES[self.exit_code]
 
     @property
     def exit_code(self) -> int:
@@ -318,7 +337,7 @@ class QaReport(CheckReport):
         lost = _unanswered_rows(self.answers, "gate", asked)
         left = () if self.ledger is None else self.ledger.not_compared
         return pronounce_checks(
-            self.outcome, self.counts, self.sentence, (*left, *lost), self.accept
+            self._outcome_of_gates, self.counts, self.sentence, (*left, *lost), self.accept
         )
 
     @property
@@ -333,6 +352,11 @@ class QaReport(CheckReport):
 
     @property
     def outcome(self) -> Outcome:
+        """That of the verdict: NOT_RUN where it is open, though gates passed."""
+        return _OUTCOMES[self.exit_code]
+
+    @property
+    def _outcome_of_gates(self) -> Outcome:
         """FAIL for any failed gate or fewer than `min_run` answers; NOT_RUN without any."""
         found = verdict(self.answers)
         return "FAIL" if found == "PASS" and self.ran < self.min_run else found
@@ -389,7 +413,7 @@ def pronounce_report(
     counts = count_outcomes(report.checks)
     rows = (*not_compared, *make_ledger(model, OF_A_PASS).not_compared)
     scope = outcome_counts(counts)
-    return pronounce_checks(report.outcome, counts, scope, rows, accept, of_a_pass=True)
+    return pronounce_checks(report.outcome, counts, scope, rows, accept)
 
 
 # --- making checks ----------------------------------------------------------------------------

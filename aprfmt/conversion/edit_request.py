@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import TypedValue
 from aprfmt.conversion import edits
+from aprfmt.conversion.embedded_edits import EmbeddedEdits
 from aprfmt.conversion.folder_edits import FolderEdits, has_text_files
 from aprfmt.conversion.key_names import file_key
 from aprfmt.conversion.output_format import NoFormatError, resolve_format
@@ -30,6 +31,7 @@ class EditRequest:
     remove: list[str]
     unknown: dict[str, list[str]]
     files: FolderEdits | None = None
+    embedded: EmbeddedEdits | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -74,20 +76,22 @@ def parse_edits(
         raise UsageError(f"{output}: set keeps the format {opened.format}; expected {wanted}")
     # Values of a folder's text files are changed there, all others in the metadata.
     files = FolderEdits(opened) if has_text_files(opened) else None
-    request = EditRequest({}, [], {}, files)
+    embedded = EmbeddedEdits(opened) if files is None else None
+    texts = files or embedded
+    assert texts is not None
+    request = EditRequest({}, [], {}, files, embedded)
     for key in remove:
-        own = key if files is None else files.weights_key(key)
-        if files is not None and own is None:
-            files.remove(key)
+        own = texts.own_key(key)
+        if own is None:
+            texts.remove(key)
             continue
-        assert own is not None
         named = file_key(opened, own)
         if named in request.remove:
             raise UsageError(f"--remove {key}: is named twice; give one change of a key")
         request.remove.append(named)
     # New values: split off the type, and parse the text by it.
     for left, text in changes:
-        own = left if files is None else files.weights_key(left)
+        own = texts.own_key(left)
         key, kind = (left, "") if own is None else edits.split_type(own, opened)
         key = file_key(opened, key)
         if key in request.keys:
@@ -99,8 +103,8 @@ def parse_edits(
                 f'{left}: has no value; give {key}="" for empty text, {array}=[] for '
                 "an empty array, or --remove"
             )
-        if files is not None and own is None:
-            files.set(left, text)
+        if own is None:
+            texts.set(left, text)
         else:
             request.values[key] = edits.parse_value(opened, key, kind, text)
     # Check what is removed, and find names that may be misspelled.
@@ -108,4 +112,6 @@ def parse_edits(
     arch = request.values.get("general.architecture")
     also = [str(arch.value if isinstance(arch, TypedValue) else arch)] if arch is not None else []
     request.unknown = edits.unknown_keys(opened, list(request.values), also)
+    if embedded is not None:
+        request.values.update(embedded.metadata())
     return request

@@ -102,7 +102,7 @@ def parse_value(model: Model, key: str, type_name: str, text: str) -> Value | Ty
     if whole:
         text = read_text(Path(text[1:]))
     if type_name:
-        return TypedValue(_parse_typed(text, type_name, key, whole), type_name)
+        return TypedValue(parse_typed(text, type_name, key, whole), type_name)
     if key in model.metadata:
         return _like_present(model, key, text, whole)
     return _parse_new(model, rules, key, text, whole)
@@ -116,7 +116,7 @@ def _like_present(model: Model, key: str, text: str, from_file: bool) -> Value |
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
         try:
-            return TypedValue(_parse_typed(text, kind, key, from_file), kind)
+            return TypedValue(parse_typed(text, kind, key, from_file), kind)
         except UsageError as error:
             raise UsageError(f"{error}; for another type give {key}:TYPE=VALUE") from None
     return parse_json_value(key, model.metadata[key], text, from_file)
@@ -162,7 +162,7 @@ def _parse_new(
     listed = not from_file and text.lstrip().startswith("[")
     for kind in kinds:
         if kind.startswith(ARRAY) is listed:
-            return TypedValue(_parse_typed(text, kind, key, from_file), kind)
+            return TypedValue(parse_typed(text, kind, key, from_file), kind)
     if from_file or (spec.takes("") and not spec.takes(0)):  # a format of texts only
         return text if from_file else _unquoted(text)
     value = _json_or_text(text, key)
@@ -188,7 +188,7 @@ def _refuse(spec: FormatSpec, key: str, text: str, value: Value) -> None:
     )
 
 
-def _parse_typed(text: str, kind: str, key: str, from_file: bool) -> Value:
+def parse_typed(text: str, kind: str, key: str, from_file: bool) -> Value:
     """Return `text` as a value of type `kind`, a list for "array:..."; else UsageError.
 
     `from_file` is True where the text is a file's content.

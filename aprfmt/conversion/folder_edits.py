@@ -75,12 +75,13 @@ def has_text_files(model: "Model") -> bool:
 class FolderEdits:
     """The changes of one request to the text files of a folder, made in memory."""
 
-    def __init__(self, model: "Model") -> None:
-        """Load the texts of the model's folder; nothing is changed yet."""
+    def __init__(self, model: "Model", texts: Mapping[str, str] | None = None) -> None:
+        """Load the texts of the model's folder, or take `texts`; nothing is changed yet."""
         folder = model.folder or HFFolder(model.path.parent, None, {})
         self._model = model
         self.folder = folder.path
-        self._texts = {**folder.texts, **_adapter_texts(folder.path)}
+        found = {**folder.texts, **_adapter_texts(folder.path)} if texts is None else texts
+        self._texts = dict(found)
         self._held: dict[str, Any] = {}
         self._whole: dict[str, str | None] = {}
         self._changed: dict[ValueLocation, tuple[Any, Any]] = {}
@@ -95,7 +96,7 @@ class FolderEdits:
         """The locations that change so far, in the order of the request."""
         return tuple(self._changed)
 
-    def weights_key(self, key: str) -> str | None:
+    def own_key(self, key: str) -> str | None:
         """Return the key in the weights' `__metadata__` that a user's key names.
 
         None where it names a value in one of the text files.

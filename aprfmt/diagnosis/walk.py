@@ -172,8 +172,19 @@ class Walk:
             shared = [key for key in trace_pair.shared_keys(first, second) if key in CHOSEN]
             arrays = (*rows_of_one_side(second, first, shared), *arrays)
         if a is None or b is None or report is None:
-            model = a or b or self.reference
-            unread = () if model is None else make_ledger(model, OF_A_PASS).not_compared
+            sides_run = [each for each in (self.a, self.b) if each.kind != "trace"]
+            unread = [
+                replace(row, side=side.label)
+                for side in sides_run
+                if side.model is not None
+                for row in make_ledger(side.model, OF_A_PASS).not_compared
+            ]
+            if len(sides_run) > 1:  # two runs of one file, or the file twice
+                unread = [
+                    replace(row, side="", state="equal" if row.state == "unread" else row.state)
+                    for row in unread
+                    if row.side == "A"
+                ]
             return (*self.levels.left, *arrays, *unread), None
         kinds: tuple[Kind, ...] = ("tokenizer part", "generation setting")
         sides = make_ledger(a, kinds), make_ledger(b, kinds)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aprfmt.fleet.questions import UNREAD
+from aprfmt.fleet.questions import ACCOUNT
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Row
 
 
@@ -57,7 +57,7 @@ def summary_facts(row: Row) -> RowFacts:
         "",
         row["found"] if shown else "",
         json.dumps(row["findings"]) if shown else "",
-        json.dumps(details) if name in UNREAD else "",
+        json.dumps(details) if name == ACCOUNT else "",
         model=_model_columns(name, details),
         tensors=_tensor_rows(details) if name == "digests" else (),
     )

@@ -16,15 +16,17 @@ from aprfmt.base.encodings import find_encoding
 from aprfmt.base.outcome import Outcome
 from aprfmt.checks.check_runner import run_check
 from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.value_pass import undecodable_reason
 from aprfmt.checks.records import NotRun
 from aprfmt.checks.table import file_checks
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.model import Model
+from aprfmt.model.ledger import OF_WEIGHTS
 from aprfmt.model.manifest import tensor_rows
 from aprfmt.tensors.companions import all_bytes
 
 ARCHITECTURE = "general.architecture"
-UNREAD = ("unread", "unexpected")  # the checks whose warnings are items that no table lists
+ACCOUNT = "account"  # the question of items that no table lists
 SHOWN = 5  # findings stored of one answer; `validate` has them all
 
 
@@ -149,7 +151,27 @@ def architecture_support(context: CheckContext) -> QuestionAnswer:
     )
 
 
+def unread_items(context: CheckContext) -> QuestionAnswer:
+    """Return an answer whose details have how many `items` no table lists, and `weights`.
+
+    `weights` are tensors among them, of a model that says what it is, and all that cannot be
+    decoded: they may change what it computes.
+    """
+    ledger, stored = context.ledger, context.model.source.tensors
+    kinds: Counter[str] = Counter(item.kind for item in ledger.unread)
+    weights = {one.name for one in ledger.unread if one.kind in OF_WEIGHTS and ledger.of_a_model}
+    lost = {name for name, tensor in stored.items() if undecodable_reason(tensor)}
+    kinds["tensor that cannot be decoded"] = len(lost - {one.name for one in ledger.unread})
+    said = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+    return QuestionAnswer(
+        "PASS",
+        f"not read: {said}" if said else f"{len(ledger.items)} items",
+        details={"items": kinds.total(), "weights": len(weights | lost)},
+    )
+
+
 REPORTS: tuple[Question, ...] = (
+    Question(ACCOUNT, "how many items of a model are not read", unread_items),
     Question("digests", "which tensors are equal to others'", tensor_digests),
     Question("template", "which chat template and which vocabulary a model has", template_hash),
     Question(
@@ -170,10 +192,7 @@ def _check_question(row: Any) -> Question:
         lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
         found = answer.why or next(filter(None, lines), "")
         return QuestionAnswer(
-            answer.outcome,
-            found,
-            [asdict(one) for one in itertools.islice(answer.findings, SHOWN)],
-            {"items": len(answer.findings)} if row.name in UNREAD else None,
+            answer.outcome, found, [asdict(one) for one in itertools.islice(answer.findings, SHOWN)]
         )
 
     return Question(row.name, row.proves, ask_check)

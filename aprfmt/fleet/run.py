@@ -49,6 +49,7 @@ class ScanRequest:
     budget: ScanBudget = field(default_factory=ScanBudget)
     ray: str | None = None
     families: bool = True
+    accept: Sequence[str] = ()  # unread:PATTERN of models whose unread items the user accepts
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class ScanReport(Tabular):
     seconds: float
     found: Mapping[str, Any]
     requests: int = 0
+    accept: Sequence[str] = ()  # unread:PATTERN of models whose unread items the user accepts
 
     @property
     def exit_code(self) -> int:
@@ -75,7 +77,7 @@ class ScanReport(Tabular):
     def pronounced(self) -> Pronounced:
         """The verdict over all answers; what was not asked or not answered leaves it open.
 
-        Models with items that no table lists are named in it.
+        Models with items that no table lists are named in it; weights among them leave it open.
         """
         counts = self.found["counts"]
         lost = [NotCompared("question", f"without an answer: {counts[ERROR]}", "unreadable")]
@@ -83,18 +85,15 @@ class ScanReport(Tabular):
         left = (
             *(lost if counts[ERROR] else ()),
             *(budget if self.left else ()),
-            *(
-                NotCompared("model", row["model"], "unread", f"{row['items']} items of it")
-                for row in self.found.get("unread", ())
-            ),
+            *map(_unread_model, self.found.get("unread", ())),
         )
         scope = (
             f": {len(self.found['models'])} models: {counts['PASS']} answers passed, "
             f"{counts['FAIL']} failed, {counts['NOT_RUN']} not run, {counts[ERROR]} errors"
         )
         ran = {"answers": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
-        words = VerdictWords("PASS", "FAIL", "NOT-RUN")
-        return pronounce(words, Compared(bool(counts["FAIL"]), ran, left, scope=scope))
+        words = VerdictWords("PASS", "FAIL", "not decided" if counts["PASS"] else "NOT-RUN")
+        return pronounce(words, Compared(bool(counts["FAIL"]), ran, left, scope=scope), self.accept)
 
     def table_rows(self) -> Sequence[Row]:
         """Return the rows of the results file: one for every question of every model."""
@@ -112,6 +111,14 @@ class ScanReport(Tabular):
             **self.found,
             **self.pronounced.to_json(),
         }
+
+
+def _unread_model(row: Mapping[str, Any]) -> NotCompared:
+    """Return the item of a model with items that no table lists; `row` is the summary's."""
+    says = f"{row['items']} items of it"
+    if row["weights"]:
+        return NotCompared("model", row["model"], "unreadable", f"{says} are not read")
+    return NotCompared("model", row["model"], "unread", says)
 
 
 class _Meter:
@@ -218,7 +225,14 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
         results.finish()
         found = summary.to_json()
     return ScanReport(
-        request.out, meter.asked, every - units, left, meter.seconds, found, meter.requests
+        request.out,
+        meter.asked,
+        every - units,
+        left,
+        meter.seconds,
+        found,
+        meter.requests,
+        request.accept,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from aprfmt.fleet.answer_lines import RowFacts
 from aprfmt.fleet.model_search import FleetModel
-from aprfmt.fleet.questions import UNREAD
+from aprfmt.fleet.questions import ACCOUNT
 from aprfmt.fleet.tasks import DERIVES, ERROR
 
 SHARED = 0.5  # share of equal tensors from which two models are listed as a family
@@ -146,14 +146,17 @@ class Summary:
         ]
 
     def unread(self) -> list[dict[str, Any]]:
-        """Return [{model, items}]: how many items no table lists, of each model that has some."""
-        count = "json_extract(a.details, '$.items')"
+        """Return [{model, items, weights}] of each model with items that no table lists.
+
+        `weights` counts those that may change what the model computes.
+        """
         lines = self._query(
-            f"SELECT m.model, sum({count}) FROM answers a JOIN models m ON m.identity = a.identity "
-            f"WHERE a.name IN {UNREAD} AND a.details != '' AND {count} > 0 "
-            "GROUP BY m.model ORDER BY m.model"
+            "SELECT m.model, a.details FROM answers a JOIN models m ON m.identity = a.identity "
+            "WHERE a.name = ? ORDER BY m.model",
+            ACCOUNT,
         )
-        return [{"model": model, "items": items} for model, items in lines]
+        rows = [{"model": model, **json.loads(details or "{}")} for model, details in lines]
+        return [row for row in rows if row.get("items")]
 
     def damage(self) -> list[dict[str, Any]]:
         """Return a JSON row for every check that failed and every question without an answer."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from aprfmt.errors import ArchError
 from aprfmt.measure.records import SideRelation
 from aprfmt.model import Model
-from aprfmt.model.relations import relation_between_names
+from aprfmt.model.relations import Relation, relation_between_names
 from aprfmt.model.renames import prefix_rule_between
+from aprfmt.model.solve import value_at
 from aprfmt.model.towers import has_towers, tower_name
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
@@ -204,8 +205,19 @@ def _one_sided_relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
         SideRelation(side, one)
         for side, model in (("a", a), ("b", b))
         for one in model.relations
-        if one.kind != "extension" and (one.kind, one.rules, one.where) not in same
+        if one.kind != "extension"
+        and (one.kind, one.rules, one.where) not in same
+        and not _is_stated_alike(one, a, b)
     )
+
+
+def _is_stated_alike(relation: Relation, a: Model, b: Model) -> bool:
+    """Return whether both files state the keys that a relation corrects alike.
+
+    Then another key is wrong, of which these would only be a consequence.
+    """
+    stated = [(value_at(a, key), value_at(b, key)) for key, _ in relation.values]
+    return bool(stated) and all(x is not None and x == y for x, y in stated)
 
 
 def _pair_tied_head(pair: TensorPair, a: Model, b: Model) -> TensorPair:

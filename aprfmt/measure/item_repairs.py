@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.measure.named_causes import fixed_name, set_command, surplus_command
-from aprfmt.model.ledger import APART, NO_PART, OPEN, Item, Ledger, NotCompared, Surplus, read_value
+from aprfmt.model.ledger import APART, NO_PART, Item, Ledger, NotCompared, Surplus, read_value
 from aprfmt.model.relations import opening_path
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 
@@ -78,7 +78,7 @@ def inspect_unreadable_command(rows: Iterable[NotCompared], a: str, b: str) -> s
     `rows` are the items that were not compared, `a` and `b` the models' paths. It is B where
     something of both, or of neither side alone, cannot be read.
     """
-    sides = {row.side for row in rows if row.state in OPEN}
+    sides = {row.side for row in rows if row.is_open}
     return f"aprfmt inspect {shlex.quote(a if sides == {'A'} else b)} --account"
 
 

@@ -20,6 +20,7 @@ from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
+from aprfmt.model.resolve import architecture_names
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FOLDER, file_row
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import SECTIONS
@@ -38,6 +39,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 READINGS: tuple[Reading, ...] = get_args(Reading)
 # Kinds whose items are compared with the tensors, one by one.
 OF_TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor", "index entry")
+OF_WEIGHTS: tuple[Kind, ...] = ("tensor", "adapter tensor")
 DRAFT_HEAD = "draft head"  # what the tensors of one are read as
 NO_PART = "of no tensor and of no key"  # bytes of a file that its format has no place for
 # Kinds of which an item that nothing reads may change what a pass computes.
@@ -108,6 +110,11 @@ class NotCompared:
     side: str = ""
 
     @property
+    def is_open(self) -> bool:
+        """Whether nothing is known about it, as of a weight of one model that nothing reads."""
+        return self.state in OPEN or (self.state == "unread" and self.kind in OF_WEIGHTS)
+
+    @property
     def text(self) -> str:
         """The item in a few words: kind, name, side or difference, and the reason in brackets."""
         why = f" ({self.why})" if self.why else ""
@@ -137,6 +144,7 @@ class Ledger:
     read_carried: Callable[[], Mapping[str, Value]] = field(default=dict, repr=False)
     style: str = ""  # of the container's keys
     refused: bool = False  # no architecture could be made of its keys: what they lack is not known
+    of_a_model: bool = True  # it says what it is: a model of an architecture, known or not, a LoRA
 
     @cached_property
     def embedded_keys(self) -> Mapping[str, Value] | AprfmtError:
@@ -260,7 +268,16 @@ class _LedgerBuilder:
             self._read_embedded_keys,
             self.model.key_style,
             self.refused,
+            self._states_what_it_is(),
         )
+
+    def _states_what_it_is(self) -> bool:
+        """Return whether the file says what its tensors are of; else they are arrays alone."""
+        try:
+            names = architecture_names(self.model)
+        except AprfmtError:
+            return True
+        return self.spec is not None or self.model.kind is not None or bool(names)
 
     def _yield_until_error(self, make: Callable[[], Iterator[Item]]) -> Iterator[Item]:
         """Yield the items of a section; an AprfmtError ends it and is recorded as unreadable."""
@@ -1027,8 +1044,8 @@ class Compared:
     `differs`: a difference, bug or failed check. `counts`: {what is counted: (compared, total)},
     such as {"tensors": (48, 50)}. `left`: what was not compared by meaning. `detail`: how the
     counted things compare, in words. `scope`: words for what was compared, where the counts do
-    not say it. `of_a_pass`: what one model computes is judged, so that a tensor of it that nothing
-    reads leaves the verdict open: a pass without it may be another model's.
+    not say it. `of_a_model`: what has one side only is a model, so that a tensor of it that nothing
+    reads leaves the verdict open: what is known without it may be of another model.
     """
 
     differs: bool
@@ -1036,7 +1053,7 @@ class Compared:
     left: tuple[NotCompared, ...] = ()
     detail: str = ""
     scope: str = ""
-    of_a_pass: bool = False
+    of_a_model: bool = True
 
     @property
     def counts_text(self) -> str:
@@ -1132,12 +1149,7 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
     passed = [row for row in compared.left if taken(row)]
     left = tuple(row for row in compared.left if not taken(row))
     apart = [row for row in left if row.state in APART]
-    unreadable = [
-        row
-        for row in left
-        if row.state in OPEN
-        or (compared.of_a_pass and (row.kind, row.state) == ("tensor", "unread"))
-    ]
+    unreadable = [row for row in left if row.state in OPEN or (compared.of_a_model and row.is_open)]
     equal = [row for row in left if row.state in ("equal", "unread") and row not in unreadable]
     outside = _list_items("; not compared", [row for row in left if row.state == "no counterpart"])
     # How much was compared, as part of the headline.

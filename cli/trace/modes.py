@@ -157,6 +157,7 @@ def show_run(
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.inference.identity import trace_identity
     from aprfmt.inference.trace import parse_positions
+    from aprfmt.model.ledger import OF_A_PASS, make_ledger
 
     positions = parse_positions(request.positions)
     histograms = page.Histograms()
@@ -200,7 +201,8 @@ def show_run(
             found = recording.compare_with_reference(
                 trace, other, wanted, run_request, run, where, request.budget
             )
-            return replace(found, left=tuple(dict.fromkeys((*found.left, *late))))
+            unread = make_ledger(run.model, OF_A_PASS).not_compared
+            return replace(found, left=tuple(dict.fromkeys((*found.left, *late, *unread))))
 
         failed = 0
         if late and wanted.reference is None:

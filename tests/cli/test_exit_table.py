@@ -29,7 +29,7 @@ def place(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("exits")
     whole = copied(demo_model, root / "d")
     (whole / "golden.json").unlink(missing_ok=True)
-    for name in ("eps", "nan", "unread"):
+    for name in ("eps", "nan", "unread", "extra", "kind"):
         shutil.copytree(whole, root / name)
     config = json.loads((root / "eps/config.json").read_text())
     (root / "eps/config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.01}))
@@ -38,6 +38,12 @@ def place(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows[UP] = (kind, shape, b"\xff" * len(data))
     write_mixed(root / "nan/model.safetensors", rows)
     (root / "unread/planted.bin").write_bytes(b"x")
+    rows = dict(tensors_of(root / "extra"))
+    write_mixed(root / "extra/model.safetensors", {**rows, "planted.x": rows[UP]})
+    named = {**config, "model_type": "nobodys", "architectures": ["NobodysForCausalLM"]}
+    (root / "kind/config.json").write_text(json.dumps(named))
+    (root / "bare").mkdir()
+    write_mixed(root / "bare/arrays.safetensors", {"x": rows[UP]})
     (root / "empty").mkdir()
     (root / "junk.gguf").write_bytes(b"hello" * 100)
     (root / "text.txt").write_text("Once upon a time there was a little girl. " * 20)
@@ -56,7 +62,7 @@ def place(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-NAMES = re.compile(r"(?<![\w.:/-])(?:d|eps|nan|unread|empty|absent|"
+NAMES = re.compile(r"(?<![\w.:/-])(?:d|eps|nan|unread|extra|kind|bare|empty|absent|"
                    r"[\w.-]+\.(?:gguf|apr|txt|npz|safetensors|json|jsonl))(?![\w:.])")  # fmt: skip
 
 
@@ -93,6 +99,24 @@ TABLE = {
     "diagnose g.gguf absent": 2,
     "validate d": 0,
     "validate unread": 0,
+    "validate extra": 2,
+    "validate extra --strict": 1,
+    "validate extra --accept unread:planted*": 0,
+    "validate kind": 2,
+    "validate kind --accept unread:tensor": 0,
+    "validate bare": 0,
+    "qa extra --only init-statistics": 2,
+    "qa extra --only init-statistics --accept unread:planted*": 0,
+    "scan extra -o rows-x.jsonl --jobs 1": 2,
+    "scan kind -o rows-k.jsonl --jobs 1": 2,
+    "scan bare -o rows-b.jsonl --jobs 1": 0,
+    "scan extra -o rows-y.jsonl --jobs 1 --accept unread:*": 0,
+    "diff extra extra": 0,
+    "diagnose extra extra": 0,
+    f"logits extra --ids {IDS}": 2,
+    f"parity extra --between numpy numpy:cpu:float64 --ids {IDS}": 2,
+    f"parity extra --between numpy numpy:cpu:float64 --ids {IDS} --accept unread:planted*": 0,
+    f"trace extra --payload --points all --ids {IDS} --reference trace.safetensors": 2,
     "validate unread --strict": 1,
     "validate nan": 1,
     "validate cut.gguf": 1,

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from gguf.metadata import Metadata
 
+from aprfmt.model import open_model
+from aprfmt.tokenizer.generation import generation_settings
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
 
@@ -110,14 +112,24 @@ def test_a_folder_made_of_a_gguf_has_its_settings(
     assert sampling(tmp_path / "set.gguf")[f"{PREFIX}temp"] == 0.25
 
 
-@pytest.mark.parametrize("form", ["folder", "gguf", "theirs", "apr"])
+def of_theirs(folder: Path, path: Path) -> Path:
+    """Write a folder as an APR that embeds the keys of gguf-py, and no generation_config.json."""
+    assert aprfmt("convert", by_gguf_py(folder, path.with_suffix(".gguf")), path).code == 0
+    return path
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf", "theirs", "apr", "apr of theirs"])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_another_setting_is_a_cause_that_a_command_mends(
     form: str, swapped: bool, make: Make, tmp_path: Path
 ) -> None:
     """Seen red: equal, exit 0, between a folder and any file that embeds or states its settings."""
     good, bad = make(FULL), make({**FULL, "temperature": 0.5})
-    forms = {"folder": lambda: bad, "theirs": lambda: by_gguf_py(bad, tmp_path / "t.gguf")}
+    forms = {
+        "folder": lambda: bad,
+        "theirs": lambda: by_gguf_py(bad, tmp_path / "t.gguf"),
+        "apr of theirs": lambda: of_theirs(bad, tmp_path / "t.apr"),
+    }
     other = forms.get(form, lambda: tmp_path / f"o.{form}")()
     if not other.exists():
         assert aprfmt("convert", bad, other, "--quiet").code == 0
@@ -128,12 +140,38 @@ def test_another_setting_is_a_cause_that_a_command_mends(
     found = aprfmt("diagnose", a, b, "--json").json
     (cause,) = found["causes"]
     assert (found["exit"], cause["cause"]) == (1, "generation_config")
-    if form != "apr" or swapped:
-        words = shlex.split(cause["remedy"]["command"])
-        assert words[:2] == ["aprfmt", "set"]
-        words[words.index("-o") + 1] = str(tmp_path / f"mended{b.suffix}")
-        assert aprfmt(*words[1:]).code == 0
-        assert aprfmt("diagnose", a, words[-1]).code == 0
+    words = shlex.split(cause["remedy"]["command"])
+    assert words[:2] == ["aprfmt", "set"]
+    words[words.index("-o") + 1] = str(tmp_path / f"mended{b.suffix}")
+    assert aprfmt(*words[1:]).code == 0
+    assert aprfmt("diagnose", a, words[-1]).code == 0
+
+
+@pytest.mark.parametrize("embeds", ["file", "keys"])
+def test_an_apr_changes_what_it_embeds(embeds: str, make: Make, tmp_path: Path) -> None:
+    """Seen red: a key of the APR's own that nothing reads."""
+    path = tmp_path / "m.apr"
+    if embeds == "keys":
+        of_theirs(make(FULL), path)
+    else:
+        assert aprfmt("convert", make(FULL), path).code == 0
+    before = path.read_bytes()
+    with open_model(path) as model:
+        full = generation_settings(model.carried)
+    changes = (
+        (("temperature=0.5",), {**full, "temperature": 0.5}),
+        (("general.sampling.top_k=3",), {**full, "top_k": 3}),
+        (("--remove", "min_p"), {key: full[key] for key in full if key != "min_p"}),
+    )
+    for at, (words, settings) in enumerate(changes):
+        done = aprfmt("set", path, *words, "-o", tmp_path / f"{at}.apr", "--json")
+        assert (done.code, len(done.json["changes"]), done.err) == (0, 1, "")
+        with open_model(tmp_path / f"{at}.apr") as model:
+            assert generation_settings(model.carried) == settings
+    for words in (("temperature=hot",), ("temperature=1", "general.sampling.temp=2"),
+                  ("--remove", "typical_p")):  # fmt: skip
+        assert aprfmt("set", path, *words, "-o", tmp_path / "no.apr").code == 2
+    assert path.read_bytes() == before and not (tmp_path / "no.apr").exists()
 
 
 @pytest.mark.parametrize("key", ["general.sampling.temp", "temperature"])

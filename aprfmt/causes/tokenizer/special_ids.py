@@ -14,6 +14,7 @@ from aprfmt.tokenizer.generation import (
     ID_KEYS,
     differing_settings,
     generation_settings,
+    has_file,
     has_keys_alone,
     same_setting,
 )
@@ -598,6 +599,7 @@ def _settings_difference(
     A value is None where it is not stated.
     """
     style = b.carried.model.key_style
+    writable = b.carried.model.folder is not None or style == "apr" or has_file(b.carried)
     places = [
         GENERATION_KEYS[name].gguf
         if style == "gguf" and name in GENERATION_KEYS
@@ -607,7 +609,7 @@ def _settings_difference(
     mend = tuple(
         f"{place.replace(': ', ':')}={json.dumps(x)}"
         for place, (_, x, _) in zip(places, apart, strict=True)
-        if x is not None and (b.carried.model.folder is not None or place.startswith("general."))
+        if x is not None and (writable or place.startswith("general."))
     )
     return Difference(
         "generation_config",

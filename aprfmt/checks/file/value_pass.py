@@ -91,18 +91,26 @@ def scan_values(model: Model, progress: Progress | None = None) -> dict[str, Ten
     return found
 
 
+def undecodable_reason(tensor: LazyTensor) -> str:
+    """Return why a tensor's values cannot be had, without a look at them; "" where they may be."""
+    if damage := tensor_damage(tensor):
+        return damage
+    try:
+        codec(tensor.info.encoding)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
 def _scan_tensor(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
     """Return what a pass over one tensor's bytes finds; `report` is called with its bytes done.
 
     Integers are not read, and for a tensor that cannot be decoded `unread` says why.
     """
     info = tensor.info
-    if damage := tensor_damage(tensor):
-        return TensorScan(info, unread=damage)
-    try:
-        dtype = codec(info.encoding).dtype
-    except UnsupportedError as error:
-        return TensorScan(info, unread=str(error))
+    if why := undecodable_reason(tensor):
+        return TensorScan(info, unread=why)
+    dtype = codec(info.encoding).dtype
     if dtype == "bool":
         return TensorScan(info, odd=_first_bad_bool(tensor))
     if dtype.lstrip("u").startswith("int"):

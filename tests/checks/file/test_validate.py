@@ -147,7 +147,7 @@ def test_an_unknown_architecture_is_not_run(tmp_path: Path) -> None:
     path.write_bytes(file.tensor("a", [8, 4], "I8").build())
     report = validate(path)
     outcomes = {check.name: check for check in report.checks}
-    assert report.outcome == "PASS"
+    assert (report.outcome, report.exit_code) == ("NOT_RUN", 2)  # seen red: PASS
     assert outcomes["architecture"].outcome == "NOT_RUN"
     assert "brandnew" in outcomes["architecture"].found
     assert outcomes["values"].outcome == "PASS"
@@ -157,8 +157,12 @@ def test_an_unknown_architecture_is_not_run(tmp_path: Path) -> None:
 def test_a_tensor_nobody_can_decode_is_no_pass(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(File(data=DATA[:64]).tensor("a", [8], 142).tensor("b", [8], 0, 32).build())
-    check = next(check for check in validate(path).checks if check.name == "values")
-    assert check.outcome == "NOT_RUN"
+    report = validate(path)
+    check = next(check for check in report.checks if check.name == "values")
+    assert (check.outcome, report.exit_code) == ("NOT_RUN", 2)  # seen red: PASS, exit 0
+    assert "; could not be compared: tensor a (type#142" in report.pronounced.says
+    assert validate(path, accept=["unread:a"]).exit_code == 0
+    assert aprfmt("scan", path, "-o", tmp_path / "rows.jsonl", "--jobs", 1).code == 2
     assert check.found.startswith("1 of 2 tensors could be decoded; a: type#142")
 
 

@@ -101,6 +101,23 @@ def test_two_answers_are_none_until_the_other_side_decides(
     assert "num_attention_heads" in found["where"]
 
 
+def test_a_key_that_both_sides_state_alike_is_not_accused(demo_model: Path, tmp_path: Path) -> None:
+    """Seen red: "head_dim is 64, the tensors say 128" was confirmed where n_heads is wrong."""
+    config = json.loads((demo_model / "config.json").read_text())
+    heads = {key: config[key] for key in ("num_attention_heads", "num_key_value_heads")}
+    size = config["hidden_size"] // heads["num_attention_heads"]
+    good = with_keys(demo_model, tmp_path / "good", {"head_dim": size})
+    bad = with_keys(good, tmp_path / "bad", {key: n // 2 for key, n in heads.items()})
+    for pair in ((good, bad), (bad, good)):
+        done = command("diff", *pair, "--json")
+        assert done.code == 1 and [row["cause"] for row in done.json["causes"]] == []
+    (cause,) = command("diagnose", good, bad, "--json").json["causes"]
+    words = shlex.split(cause["remedy"]["command"])
+    words[words.index("-o") + 1] = str(tmp_path / "mended")
+    assert command(*words[1:]).code == 0
+    assert command("diagnose", good, tmp_path / "mended").code == 0
+
+
 def test_missing_layers_are_no_wrong_key(demo_model: Path, tmp_path: Path) -> None:
     bad = edited(
         demo_model, tmp_path / "bad",

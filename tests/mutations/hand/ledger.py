@@ -69,8 +69,36 @@ ROWS: tuple[Row, ...] = (
         ("tests/model/ledger/test_commands.py::test_one_model*",),
     ),
     Row(
+        "unread-tensor-passes", _LEDGER,
+        ' or (self.state == "unread" and self.kind in OF_WEIGHTS)\n',
+        "\n",
+        "PASS, and exit code 0, over a tensor of no role",
+        ("tests/model/ledger/test_commands.py::test_one_model*",),
+    ),
+    Row(
+        "unread-tensor-of-no-model", _LEDGER,
+        "        return self.spec is not None or self.model.kind is not None or bool(names)\n",
+        "        return self.spec is not None\n",
+        "PASS over all tensors of an architecture that no table lists",
+        ("tests/cli/test_exit_table.py::test_the_exit_code_of_the_table*",),
+    ),
+    Row(
+        "scan-unread-weights", "aprfmt/fleet/questions.py",
+        '        details={"items": kinds.total(), "weights": len(weights | lost)},\n',
+        '        details={"items": kinds.total(), "weights": len(lost)},\n',
+        "a scan passes over a model with tensors of no role",
+        ("tests/model/ledger/test_commands.py::test_one_model*",),
+    ),
+    Row(
+        "undecoded-passes", "aprfmt/checks/__init__.py",
+        "{name: row.unread for name, row in context.scanned.items() if row.unread}",
+        "{}",
+        "PASS over a tensor of a type that no codec decodes",
+        ("tests/checks/file/test_validate.py::test_a_tensor_nobody_can_decode_*",),
+    ),
+    Row(
         "verdict-of-gates", _RECORDS,
-        "    return pronounce(_WORDS, compared, accept)\n",
+        '    return pronounce(_WORDS if counts["PASS"] else _NOTHING_RAN, compared, accept)\n',
         "    return pronounce(_WORDS, compared, (*accept, 'unread:*'))\n",
         "every unread item is accepted by the gates themselves",
     ),
@@ -158,8 +186,9 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "budget-trace", "cli/trace/modes.py",
-        "            return replace(found, left=tuple(dict.fromkeys((*found.left, *late))))\n",
-        "            return found\n",
+        "            return replace(found, "
+        "left=tuple(dict.fromkeys((*found.left, *late, *unread))))\n",
+        "            return replace(found, left=tuple(dict.fromkeys((*found.left, *unread))))\n",
         "points that a budget left are within tolerance",
     ),
     Row(
