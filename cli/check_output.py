@@ -183,8 +183,16 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
         mends = {one.todo for one in failed}
         (only,) = mends if len(mends) == 1 else ("",)
         command = only if only.startswith(MENDS) else ""
-        command = command or _next_command(report.subject, against, tensor)
-        end.append((f"next: {command}", "head"))
+        lost = {
+            one.finding.todo
+            for one in report.findings
+            if one.check == "shards" and one.finding.level == "fail"
+        }
+        if not command and against is None and any(not todo.startswith(MENDS) for todo in lost):
+            end.append(("no command reads a set of which files are missing", "head"))
+        else:
+            command = command or _next_command(report.subject, against, tensor)
+            end.append((f"next: {command}", "head"))
     lines.sort(key=lambda line: line[1] != STYLES["FAIL"])  # what fails comes before what is odd
     return [(found.says, STYLES[report.outcome]), *merge_similar_lines(lines), *end]
 

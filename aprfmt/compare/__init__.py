@@ -98,7 +98,7 @@ def diff(
     with ExitStack() as opened:
         # B may be the saved weights of an engine, read under A's names.
         first = opened.enter_context(open_damaged(a, arch=arch))
-        state = _open_engine_state(b, first) if isinstance(b, Path) else None
+        state = open_state_beside(b, first) if isinstance(b, Path) else None
         second = opened.enter_context(state or open_damaged(b, arch=arch))
         if state is not None and only is None:
             only = ("tensors",)  # it has no configuration and no tokenizer of its own
@@ -124,7 +124,7 @@ def diff(
         )
 
 
-def _open_engine_state(path: Path, model: Model) -> Model | None:
+def open_state_beside(path: Path, model: Model) -> Model | None:
     """Return the weights that an engine saved under a path, read as `model`'s; None without any.
 
     A folder with a config.json is a model, and so is a GGUF or APR file.

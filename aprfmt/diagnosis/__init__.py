@@ -9,6 +9,7 @@ import numpy as np
 
 from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
+from aprfmt.compare import open_state_beside
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
@@ -57,6 +58,11 @@ def diagnose(
         stack.enter_context(np.errstate(all="ignore"))  # damaged weights may overflow
         try:
             first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
+            if first.model is not None and {first.kind, second.kind} == {"model"}:
+                state = open_state_beside(Path(b), first.model)
+                if state is not None:  # it has no configuration and no tokenizer of its own
+                    stack.enter_context(state)
+                    return compare_by_name((a, b), first.model, state, only=("tensors",))
             renamed = _read_renamed(first, second, stack)
         except CodecError as error:
             undecoded = _open_undecoded(a, b, arch, stack)

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.base.protocols import SURPLUS
@@ -24,13 +24,15 @@ from aprfmt.model.ledger import APART
 _SHOWN = 12
 
 
-def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
+def compare_by_name(
+    texts: tuple[str, str], a: Model, b: Model, only: Collection[str] | None = None
+) -> Diagnosis:
     """Return the diagnosis of two models by their stored tensors and tokenizers alone.
 
     It says what could not be compared, and how to enable that. Where a file is damaged, or a part
     cannot be read, and nothing differs, `reason` says what was equal, and the verdict is
     "not_comparable" (exit 2). Where all items are equal, what reads none of them included, it is
-    "same". `texts` are the sides as given.
+    "same". `texts` are the sides as given, `only` the sections that are compared, None for all.
     """
     part = _part_sentence(a, b)
     if part:
@@ -38,7 +40,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
             *texts, (), (), (), ("everything: one side is no whole model",), reason=part
         )
     # The causes that `diff` names, each with its remedy.
-    report = diff_models(a, b)
+    report = diff_models(a, b, only=only)
     findings = list(relation_findings(report))
     mends = {one.cause: one.remedy.command for one in report.causes if one.remedy is not None}
     findings += [

@@ -48,6 +48,19 @@ def test_what_was_loaded_is_equal(arch: str, ranks: int, experts: bool, tmp_path
         assert len(done.json["tensors"]) == len(model.roles)
 
 
+def test_a_state_is_diagnosed_as_it_is_compared(tmp_path: Path) -> None:
+    """Seen red: a bug without a cause, of a state with all that was published."""
+    held = states("llama", 1)
+    path = save(tmp_path / "s", held)
+    told = aprfmt("diagnose", tiny_folder("llama"), path, "--json").json
+    assert (told["verdict"], told["exit"]) == ("same", 0)
+    held[0][Q] = held[0][Q].flip(0)
+    path = save(tmp_path / "t", held)
+    told = aprfmt("diagnose", tiny_folder("llama"), path, "--json").json
+    assert (told["verdict"], told["exit"]) == ("bug", 1)
+    assert {name for row in told["causes"] for name in row["where"]} >= {"L1.attn_q.weight"}
+
+
 def both(name: str, change: Callable[[Any], Any]) -> Callable[[list[State]], None]:
     """Return what changes a tensor on every rank."""
 

@@ -16,6 +16,7 @@ from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.formats.safetensors.index_check import index_repair_text
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
@@ -172,6 +173,7 @@ def check_unread(ctx: CheckContext) -> Result:
     is not in the file it names fails.
     """
     index = {one.kind for one in ctx.model.relations} & {"index"}
+    todo = index_repair_text(ctx.model.path) or "make the index anew"
     # An index that does not fit its shards is one finding, of the check `shards`.
     others = [
         item
@@ -189,7 +191,7 @@ def check_unread(ctx: CheckContext) -> Result:
         for item in others
     ]
     findings += [
-        Finding(f"index entry {item.name}", item.of, "a tensor of that file", "make the index anew")
+        Finding(f"index entry {item.name}", item.of, "a tensor of that file", todo)
         for item in ctx.ledger.items
         if item.kind == "index entry" and item.reading == "contradicted" and not index
     ]

@@ -11,6 +11,7 @@ from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.formats.apr.layout import ALIGNMENT
 from aprfmt.formats.mapped_file import Shard
+from aprfmt.formats.safetensors.index_check import index_repair_text
 from aprfmt.model import manifest
 from aprfmt.model.manifest import bytes_between
 from aprfmt.model.relations import file_relations
@@ -182,8 +183,14 @@ def check_shards(ctx: CheckContext) -> Result:
     alone = len(members) == 1 and _SHARD.fullmatch(next(iter(members))) is None
     if alone and not of_set and source.path.name in members:
         raise NotRun("the model is one file")
+    todo, anew = "get all files of one set", index_repair_text(ctx.model.path)
     findings = [
-        Finding(note.where, note.text, "files of one set that agree", "get all files of one set")
+        Finding(
+            note.where,
+            note.text,
+            "files of one set that agree",
+            anew if anew and note.text.endswith("is missing") else todo,
+        )
         for note in of_set
         if note.level == "warning"
     ]

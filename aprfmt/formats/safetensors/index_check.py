@@ -5,6 +5,7 @@ another shard, or in a file that no index names, is not found although it is the
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,16 @@ class IndexFault:
     examples: tuple[tuple[str, str], ...] = ()
     mended: bool = True
     by_index: bool = False
+
+
+def index_repair_text(path: Path) -> str:
+    """Return the command that makes the index at `path` anew; "" where no set of shards is whole.
+
+    A file that only the index names is then of no set, and is not missed.
+    """
+    if not path.name.endswith(INDEX_SUFFIX) or is_remote(path) or not complete_set(path):
+        return ""
+    return f"{REMEDY} {shlex.quote(str(path.parent))}"
 
 
 def check_weight_map(

@@ -284,6 +284,24 @@ def test_a_pickled_file_beside_a_stale_index_is_named(good: Path) -> None:
     assert command("inspect", good / "pytorch_model.bin").code == 0
 
 
+def test_what_validate_prints_mends_several_faults_at_once(good: Path) -> None:
+    """Seen red: "get all files of one set" for a file of no set, and a command that exits 2."""
+    index = json.loads((good / INDEX).read_text())
+    for edit in (misplaced, phantom, forgotten):
+        edit(good, index["weight_map"])
+    index["weight_map"]["model.layers.9.up.weight"] = shard(9, 9)
+    (good / INDEX).write_text(json.dumps(index))
+    done = command("validate", good)
+    assert done.code == 1
+    (line,) = [line for line in done.out.splitlines() if line.startswith("next: ")]
+    assert line == f"next: aprfmt repair --index {good}"
+    assert command(*line.split()[2:]).code == 0
+    assert command("validate", good).code == 0
+    (good / shard(3)).unlink()  # what is lost is in no index that could be made
+    lost = command("validate", good)
+    assert lost.code == 1 and "next: " not in lost.out and "get all files of one set" in lost.out
+
+
 def test_an_index_hides_no_missing_shard(good: Path) -> None:
     before = (good / INDEX).read_bytes()
     (good / shard(2)).unlink()
