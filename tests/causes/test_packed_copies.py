@@ -410,3 +410,26 @@ def test_errors_in_steps_do_not_depend_on_the_unit(values: Array) -> None:
         for factor in (2.0**-9, 4.0, 2.0**7):
             other = Lattice(*(factor * np.asarray(part) for part in made))
             assert fit_errors(factor * values, factor * copy, other) == found
+
+
+def test_a_sample_stands_for_rows_that_are_as_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large tensor some rows are made again: explained, never confirmed nor only located."""
+    from safetensors.numpy import save_file
+
+    from aprfmt.causes.tensor import packed_copies
+
+    monkeypatch.setattr(packed_copies, "MOST", 1 << 15)
+    drawn = np.random.default_rng(1).normal(size=(512, 256)).astype(np.float32)
+    scale = np.abs(drawn).max() / np.float32(448)
+    again = (drawn / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+    save_file({"w": drawn}, tmp_path / "a.safetensors")
+    for name, row, level in (("b", None, "explained"), ("c", 300, "located")):
+        made = again.copy()
+        if row is not None:  # outside of the sample
+            made[row] *= 3
+        save_file({"w": made}, tmp_path / f"{name}.safetensors")
+        sides = tmp_path / "a.safetensors", tmp_path / f"{name}.safetensors"
+        found = [(one.cause, one.level) for one in diff(*sides).causes]
+        assert found == [("quantisation", level)]

@@ -26,6 +26,8 @@ FACTOR = 0.15  # ... beyond 1 plus this
 STRAY = 4.0  # a row further apart than this many slacks is not equal
 STRAY_COLUMNS = 16  # with fewer columns, single values decide
 WINDOW = 1 << 20  # elements compared at a time
+FURTHER = 1.5  # times the largest distance in a sample's blocks: one change makes no larger one
+BLOCKS = (256, 32)  # values in a block, of which the first is taken that divides the row
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,3 +322,39 @@ def row_distances(x: "Array", y: "Array") -> "Array":
         found = np.sqrt(dd / np.where(norm > 0, norm, 1.0))
     found = np.where(dd == 0, 0.0, found)
     return np.where(np.isnan(found), np.inf, found)
+
+
+def count_stray_rows(case: DifferingPair, sample: "Array | None") -> int:
+    """Return how many rows that a sample left out are further apart than its rows could be.
+
+    `sample` are the numbers of its rows; 0 where it is None, all rows.
+
+    What one change makes of values is bounded by the largest of their block: the bound is that of
+    the sample's blocks, with half of it more.
+    """
+    if sample is None:
+        return 0
+    bound = max(
+        (float(_block_distances(case, rows).max()) for rows in case.windows(sample)), default=0.0
+    )
+    rest = np.setdiff1d(case.changed_rows, sample)
+    return sum(
+        int((_block_distances(case, rows) > FURTHER * bound).sum()) for rows in case.windows(rest)
+    )
+
+
+def _block_distances(case: DifferingPair, rows: "Array") -> "Array":
+    """Return of each row the largest |a-b| of a block over the block's largest value (float64).
+
+    Infinite where a block has differing values of which one is not finite, or zeros on one side.
+    """
+    x, y = to_float64(case.a.take(rows)), to_float64(case.b.take(rows))
+    size = next((n for n in BLOCKS if x.shape[1] % n == 0), x.shape[1])
+    x, y = (values.reshape(len(rows), -1, size) for values in (x, y))
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        apart = np.where(same, 0.0, np.abs(x - y)).max(axis=2)
+        largest = np.minimum(np.abs(x).max(axis=2), np.abs(y).max(axis=2))
+        found = np.where(apart > 0, apart / largest, 0.0)
+    worst: Array = np.where(np.isnan(found), np.inf, found).max(axis=1)
+    return worst

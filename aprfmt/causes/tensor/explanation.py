@@ -18,7 +18,7 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.registry import offered_items
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.context import NotTried, PairContext
-from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
+from aprfmt.causes.tensor.differing_pair import DifferingPair, count_stray_rows, row_distances
 from aprfmt.causes.tensor.guess import Group, Guess, JointHypothesis, Take
 from aprfmt.causes.tensor.other_tensors import (
     explain_empty_codes,
@@ -50,8 +50,6 @@ LONG = 1 << 26  # values of a vector from which only its bytes are looked at
 ALONE = 2  # pairs of a role that are tried alone before all layers are looked at together
 MANY = 6  # pairs of a role that differ, from which this is done
 DENSE = 0.3  # at a smaller distance not all values were misread
-STRAY = 1.5  # times the largest distance in a sample's blocks: one change makes no larger one
-BLOCKS = (256, 32)  # values in a block, of which the first is taken that divides the row
 REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # not combined
 SANE = 4.0  # how far two root mean squares may be apart for a reading to be worth a try
 
@@ -238,7 +236,7 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
     outside = 0
     if not shapes and guess.rows is not None and not guess.sampled:
         outside = len(np.setdiff1d(case.changed_rows, guess.rows)) * case.a.columns
-    if equal and guess.sampled and (stray := _count_stray_rows(case, guess)):
+    if equal and guess.sampled and (stray := count_stray_rows(case, guess.rows)):
         says = (*says, f"{stray} other rows are further apart than any of these: damage there")
         equal, outside = False, stray * case.a.columns
     share = came / max(1, spoken + outside)
@@ -247,41 +245,6 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
     if equal and not proof.judged:
         says = (*says, "too few values judge it")
     return make_finding(guess.cause, where, says, before, after.relative, capped, confirmed=equal)
-
-
-def _count_stray_rows(case: DifferingPair, guess: Guess) -> int:
-    """Return how many rows that a sample left out are further apart than its rows could be.
-
-    What one change makes of values is bounded by the largest of their block: the bound is that of
-    the sample's blocks, with half of it more.
-    """
-    if guess.rows is None:
-        return 0
-    bound = max(
-        (float(_block_distances(case, rows).max()) for rows in case.windows(guess.rows)),
-        default=0.0,
-    )
-    rest = np.setdiff1d(case.changed_rows, guess.rows)
-    return sum(
-        int((_block_distances(case, rows) > STRAY * bound).sum()) for rows in case.windows(rest)
-    )
-
-
-def _block_distances(case: DifferingPair, rows: "Array") -> "Array":
-    """Return of each row the largest |a-b| of a block over the block's largest value (float64).
-
-    Infinite where a block has differing values of which one is not finite, or zeros on one side.
-    """
-    x, y = to_float64(case.a.take(rows)), to_float64(case.b.take(rows))
-    size = next((n for n in BLOCKS if x.shape[1] % n == 0), x.shape[1])
-    x, y = (values.reshape(len(rows), -1, size) for values in (x, y))
-    same = (x == y) | (np.isnan(x) & np.isnan(y))
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        apart = np.where(same, 0.0, np.abs(x - y)).max(axis=2)
-        largest = np.minimum(np.abs(x).max(axis=2), np.abs(y).max(axis=2))
-        found = np.where(apart > 0, apart / largest, 0.0)
-    worst: Array = np.where(np.isnan(found), np.inf, found).max(axis=1)
-    return worst
 
 
 def _explain_rows(case: DifferingPair) -> Tried | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.tensor import lattices
-from aprfmt.causes.tensor.differing_pair import DifferingPair
+from aprfmt.causes.tensor.differing_pair import DifferingPair, count_stray_rows
 from aprfmt.causes.tensor.lattices import Grouping
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.codecs import decode
@@ -26,7 +26,7 @@ from aprfmt.measure.bounds import Fit, fit_errors
 from aprfmt.measure.coarse_steps import cell_size
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.proofs import Proof
+from aprfmt.measure.proofs import Proof, cap_proof
 from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
@@ -117,9 +117,14 @@ def explain_copy(
     )
     if copy.rows is not None:
         said = (*said, f"{len(copy.rows)} of {copy.reader.rows} rows looked at")
-    share = 1.0 if copy.rows is None else len(copy.rows) / copy.reader.rows
+    stray = count_stray_rows(copy.case, copy.rows)
+    if stray:
+        said = (*said, f"{stray} other rows are further apart than any of these")
+    share = 1.0 if copy.rows is None or not stray else len(copy.rows) / copy.reader.rows
     bits = float(max(1, copy.bits - 1))
-    proof = Proof(copy.x.size, share, free, bits, moved=moved)
+    found = Proof(copy.x.size, share, free, bits, moved=moved)
+    # A sample stands for the other rows where these are no further apart, but proves no more.
+    proof = found if copy.rows is None else cap_proof(found, "explained")
     return make_finding(cause, (copy.case.key,), said, before, 0.0, proof)
 
 
