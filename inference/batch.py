@@ -96,8 +96,19 @@ class Batch:
 
     @property
     def label_count(self) -> int:
-        """The number of labels that a row predicts; no row predicts a sample's first token."""
-        return int(self.label[:, 1:].sum())
+        """The number of labels that a token predicts; none predicts a text's first token."""
+        return int(self.predicted.sum())
+
+    @property
+    def predicted(self) -> NDArray[np.bool_]:
+        """Mask [samples, tokens] of the labels after each token, of those that are no padding."""
+        found: NDArray[np.bool_] = self.label[:, 1:] & self.mask
+        return found
+
+    @property
+    def behind_padding(self) -> int:
+        """The number of labels that are a text's first token, behind the padding of its row."""
+        return int(self.label[:, 1:].sum()) - self.label_count
 
     @property
     def is_end(self) -> NDArray[np.bool_]:

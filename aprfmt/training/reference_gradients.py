@@ -103,11 +103,11 @@ class BatchNumbers:
 
     `labels` are the counts of scored labels of each row, `row_length` the columns, padding among
     them. `packed` says that a row holds several documents. `routers` are the factors of routers'
-    auxiliary losses in the batch's gradients, and `router_note` says who states them. `repeated`
-    are the tokens that occur more than once. `experts`: the model, or the base, has experts.
-    `unread` are arrays of the file that nothing reads. `padded_first`: a row begins with padding,
-    `padded_last`: one ends with it. `adapter` is (scale, rank) of an adapter whose pairs all have
-    these, else None.
+    auxiliary losses in the batch's gradients. `notes` say who states them, and which labels are
+    left out. `repeated` are the tokens that occur more than once. `experts`: the model, or the
+    base, has experts. `unread` are arrays of the file that nothing reads. `padded_first`: a row
+    begins with padding, `padded_last`: one ends with it. `adapter` is (scale, rank) of an adapter
+    whose pairs all have these, else None.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class BatchNumbers:
     row_length: int = 0
     packed: bool = False
     routers: RouterFactors = NO_ROUTER_LOSS
-    router_note: str = ""
+    notes: tuple[str, ...] = ()
     repeated: frozenset[int] = frozenset()
     experts: bool = False
     unread: tuple[str, ...] = ()
@@ -149,15 +149,26 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
     return BatchNumbers(
         counts,
         frozenset(int(i) for i in known),
-        tuple(int(count) for count in batch.label[:, 1:].sum(1)),
+        tuple(int(count) for count in batch.predicted.sum(1)),
         batch.row_length,
         bool(batch.document_starts.any()),
         routers(batch),
-        router_text(batch),
+        (*filter(None, (router_text(batch), _behind_padding(batch))),),
         frozenset(int(i) for i in known[often > 1]),
         unread=batch.unread,
         padded_first=bool((~batch.mask[:, 0]).any()),
         padded_last=bool((~batch.mask[:, -1]).any()),
+    )
+
+
+def _behind_padding(batch: Batch) -> str:
+    """Return what is said of labels that are the first token behind padding; "" for none."""
+    count = batch.behind_padding
+    if not count:
+        return ""
+    return (
+        f"labels left out: {count}, each the first token of a text behind padding, which no token "
+        "predicts; a trainer that scores it by the padding adds noise (label it -100)"
     )
 
 

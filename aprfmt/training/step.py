@@ -1536,8 +1536,7 @@ class _Step:
             doubt = doubtful_loss(loss, vocabulary)
             self.notes += [doubt] if doubt else []
         computed = self.computed
-        if self.facts.router_note:
-            self.notes.append(self.facts.router_note)
+        self.notes += self.facts.notes
         if computed is None or self.given is None:
             return
         rounded = [

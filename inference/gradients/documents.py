@@ -81,6 +81,8 @@ def documents(
     stop = min(width, label.shape[1] - ahead)  # rows [begin, stop) have their label in the batch
     scored[:, begin:stop] = label[:, begin + ahead : stop + ahead]
     targets[:, begin:stop] = batch.ids[:, begin + ahead : stop + ahead]
+    if not (change.runs_padding or change.padding == "attended"):
+        scored &= batch.mask  # padding is not run, and predicts nothing
     per_row, total = scored.sum(1), int(scored.sum())
     if not total:
         raise UsageError(f"{batch.path}: no label is scored, so there is no loss; expected labels")

@@ -317,6 +317,25 @@ def test_labels_that_the_batch_does_not_have_are_named(
     assert says in cause.says and len(cause.roles) == len(report.tensors)
 
 
+def test_a_label_behind_padding_that_no_token_predicts_is_left_out(tmp_path: Path) -> None:
+    """Of the loss and of its divisor. Seen red: counted, and the loss below that of eval."""
+    ids, mask, labels = write_batch(tmp_path / "right.npz", False)
+    mask[1, :3], labels[1, :4] = 0, -100
+    found = {}
+    for name, first in (("without", -100), ("with", ids[1, 3])):
+        labels[1, 3] = first
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, input_ids=ids, attention_mask=mask, labels=labels)
+        with open_model(made("qwen2")[0]) as model:
+            found[name] = compute_gradients(model, path)
+    assert found["with"][0].loss == found["without"][0].loss
+    assert found["with"][1].labels == found["without"][1].labels
+    assert [any("left out: 1" in x for x in found[name][1].notes) for name in found] == [
+        False,
+        True,
+    ]
+
+
 def test_routers_that_rounding_turns_are_known(tmp_path: Path) -> None:
     """In few bits some token chooses other experts. Seen red: chosen experts not recorded."""
     save_tiny("mixtral", tmp_path / "model")
