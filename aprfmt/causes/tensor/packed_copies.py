@@ -123,6 +123,16 @@ def explain_copy(
     return make_finding(cause, (copy.case.key,), said, before, 0.0, proof)
 
 
+def either_side_text(whose: str, what: str) -> str:
+    """Return the clause that either side may be the wrong one; `whose` is "A's" or "B's".
+
+    `what` is what the same codes on both sides do not settle, with its verb: "order is".
+    """
+    other = "A's" if whose == "B's" else "B's"
+    told = f"both have the same codes, which do not say whose {what} right"
+    return f"; or {other} {what} wrong: {told}"
+
+
 def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:
     """Yield the sides that are copies on a lattice, B first; the search runs once for a pair."""
     if case.copies is None:
