@@ -128,3 +128,29 @@ def test_exponents_of_blocks_read_as_numbers(values: Array, source: Path, tmp_pa
     (row,) = diff(tmp_path / "a.gguf", b, tensors=["L0.ffn_up.weight"]).tensors
     assert row.explanation is not None and row.explanation.certainty == "confirmed", row
     assert "B's values" in row.explanation.says and "whole numbers, where" in row.explanation.says
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one factor", "a factor a group"])
+def test_fitted_factors_of_decoded_codes_do_not_say_which_side_is_wrong(
+    many: bool, values: Array, source: Path, tmp_path: Path
+) -> None:
+    rows, numbers, held, whole = nvfp4(values)
+    packed = copied(source, tmp_path / "a", rows, MODELOPT)
+    factor = np.random.default_rng(3).uniform(0.3, 0.8, held.shape) if many else 0.6414
+    made = (numbers * (small(held) * whole * factor)[..., None]).reshape(FFN, HIDDEN)
+    found = judged(packed, copied(source, tmp_path / "b", plain(made))).explanation
+    assert found is not None and found.cause == "quant_scale", found
+    assert found.certainty == "explained" and "or B's numbers are wrong" in found.says
+
+
+def test_a_factor_of_each_group_is_no_other_float(
+    values: Array, source: Path, tmp_path: Path
+) -> None:
+    """F8_E4M3FNUZ is half of F8_E4M3: factors take up what tells them apart."""
+    groups = values.reshape(FFN, -1, 32)
+    right = np.floor(np.log2(np.abs(groups).max(-1))) - 8
+    scaled = np.clip(groups / 2.0 ** right[..., None], -448, 448)
+    codes = scaled.astype(ml_dtypes.float8_e4m3fn).astype(float)
+    made = (codes * (right + BIAS)[..., None]).reshape(FFN, HIDDEN)
+    found = judged(source, copied(source, tmp_path / "b", plain(made))).explanation
+    assert found is None or found.cause != "fp8_variant", found
