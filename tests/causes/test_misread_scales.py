@@ -154,3 +154,16 @@ def test_a_factor_of_each_group_is_no_other_float(
     made = (codes * (right + BIAS)[..., None]).reshape(FFN, HIDDEN)
     found = judged(source, copied(source, tmp_path / "b", plain(made))).explanation
     assert found is None or found.cause != "fp8_variant", found
+
+
+def test_the_scale_of_the_weight_that_it_is_fused_with(
+    values: Array, source: Path, tmp_path: Path
+) -> None:
+    rows, numbers, held, _ = nvfp4(values)
+    gate, _, _, whole = nvfp4(values * 0.6)
+    both = rows | {name.replace("up_proj", "gate_proj"): row for name, row in gate.items()}
+    packed = copied(source, tmp_path / "a", both, MODELOPT)
+    made = (numbers * (small(held) * whole)[..., None]).reshape(FFN, HIDDEN)
+    found = judged(packed, copied(source, tmp_path / "b", plain(made))).explanation
+    assert found is not None and (found.cause, found.certainty) == ("quant_scale", "confirmed")
+    assert "of ffn_gate.weight, which it is fused with" in found.says

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.encodings import find_encoding
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 KINDS = (fp8.E8M0, fp8.E4M3)  # what a byte that scales a group is
 FIELDS = {"MXFP4": ("e", fp8.E8M0), "NVFP4": ("d", fp8.E4M3)}  # GGUF blocks: where these bytes are
 SURE = 2.0**-9  # relative: how well one factor on all values is known
+FUSED = (  # roles that engines join to one weight
+    ("ffn_gate.weight", "ffn_up.weight"),
+    ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+)
 BIAS = 127  # of F8_E8M0
 
 # Factors of values, float64 [n, columns], for the numbers of n rows.
@@ -53,7 +58,7 @@ def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
     for plain, coded, one, other in ((case.b, case.a, "B", "A"), (case.a, case.b, "A", "B")):
         if not is_plain_float(plain) or is_plain_float(coded):
             continue
-        for reading in _readings(coded):
+        for reading in _readings(case, coded):
             if not _gives_values(case, plain, coded, reading.factors):
                 continue
             says = f"{one}'s values are the codes of {other} with {reading.says}"
@@ -86,7 +91,7 @@ def _gives_values(
     return square > 0 and abs(product / square - 1) <= SURE
 
 
-def _readings(coded: RowReader) -> Iterator[ScaleReading]:
+def _readings(case: DifferingPair, coded: RowReader) -> Iterator[ScaleReading]:
     """Yield the other ways to read the scales of a packed side."""
     side = CodedSide(coded)
     found = _scale_bytes(coded, side)
@@ -96,7 +101,7 @@ def _readings(coded: RowReader) -> Iterator[ScaleReading]:
             with np.errstate(all="ignore"):
                 table = np.where(kind.values > 0, numbers / kind.values.astype(np.float64), 0.0)
             yield ScaleReading(says, _looked_up(table, held), either)
-    yield from _whole_readings(side)
+    yield from _whole_readings(case, side)
     scale = side.scale if side.table is not None and side.zero is side.offset is None else None
     if scale is not None:
 
@@ -114,11 +119,10 @@ def _looked_up(table: "Array", held: "Callable[[Array], Array]") -> Factors:
     return lambda rows: np.asarray(table[held(rows)])
 
 
-def _whole_readings(side: CodedSide) -> Iterator[ScaleReading]:
+def _whole_readings(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReading]:
     """Yield the readings of the scale of a whole tensor, above scales that are small floats."""
-    tables = [one.scale.table for one in side.weights if one.scale is not None]
-    wholes = [one for table in tables if (one := _multiple_of(table, fp8.E4M3)) is not None]
-    if len(wholes) < len(side.weights):
+    wholes = _wholes_of(side)
+    if not wholes:
         return
     every = side.read_scale_bytes([np.repeat(whole, 256, axis=1) for whole in wholes])
     if every is None:
@@ -128,6 +132,23 @@ def _whole_readings(side: CodedSide) -> Iterator[ScaleReading]:
     yield ScaleReading(
         f"{what} inverted", lambda rows: 1 / np.asarray(every[rows], np.float64) ** 2, True
     )
+    # Weights that an engine fuses may be given the scale of one of them.
+    label = "a" if side.reader is case.a else "b"
+    role = split_key(case.key)[1]
+    for partner in next((names for names in FUSED if role in names), ()):
+        key = case.key.removesuffix(role) + partner
+        reader = None if partner == role else case.context.reader(label, key)
+        theirs = [] if reader is None else _wholes_of(CodedSide(reader))
+        if len(theirs) == 1 and theirs[0].size == 1:
+            taken = float(theirs[0][0, 0]) / np.asarray(every, np.float64)
+            yield ScaleReading(f"{what} of {partner}, which it is fused with", taken.__getitem__)
+
+
+def _wholes_of(side: CodedSide) -> "list[Array]":
+    """Return the scale of each whole tensor, [matrices, 1]; [] where not all weights have one."""
+    tables = [one.scale.table for one in side.weights if one.scale is not None]
+    wholes = [one for table in tables if (one := _multiple_of(table, fp8.E4M3)) is not None]
+    return wholes if len(wholes) == len(side.weights) else []
 
 
 def _byte_readings(kind: "MinifloatCodec") -> Iterator[tuple[str, "Array", bool]]:
