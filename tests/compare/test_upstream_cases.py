@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.compare import diff
 from tests.causes.faults import rounded
 from tests.cli.run import aprfmt as command
 from tests.compare.damage import patched
@@ -107,6 +108,19 @@ def test_1621_nibbles_of_a_block_in_the_wrong_order(source: Path, tmp_path: Path
     )
     assert row["explanation"]["confirmed"] and row["cause"] == "endianness"
     assert "every block of 32 stand in another order" in out and "0, 2, 4, 6" in out
+
+
+@pytest.mark.parametrize("role", ["q", "k"])
+def test_nibbles_of_rotated_weights_are_no_pairs_of_a_head(
+    role: str, source: Path, tmp_path: Path
+) -> None:
+    """Seen red: `gqa_mapping`, as blocks of the inputs were taken for heads of 32."""
+    name = f"model.layers.0.self_attn.{role}_proj.weight"
+    x = values(source, name)
+    wrong = x.reshape(-1, 32)[:, _order(32)].reshape(x.shape)
+    b = rewritten(source, tmp_path / "b", {name: ("F32", x.shape, wrong.tobytes())})
+    (row,) = diff(source, b, tensors=[f"L0.attn_{role}.weight"]).tensors
+    assert (row.cause, row.explanation and row.explanation.certainty) == ("endianness", "confirmed")
 
 
 def cut_bf16(x: Any) -> Any:

@@ -197,12 +197,6 @@ def is_decoded_copy(made: "Array", values: "Array") -> bool:
     return rel_l2(np.asarray(made, np.float64), values) <= DECODED
 
 
-def either_side_text(whose: str) -> str:
-    """Return the clause that either side may be the wrong one; `whose` is "A's" or "B's"."""
-    other = "A's" if whose == "B's" else "B's"
-    return f"; or {other} are: both have the same codes, which do not say whose order is right"
-
-
 def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
     """Yield the first guess that fits: codes of every block stand in another order."""
     schemes = case.context.schemes
@@ -231,7 +225,9 @@ def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
             says = f"{whose} blocks have their codes ({field}) in another order: {found.says}"
             rows = np.linspace(0, reader.rows - 1, min(reader.rows, PARTS[-1])).astype(np.int64)
             if is_decoded_copy(read(rows), to_float64(other.take(rows))):
-                says += either_side_text(whose)
+                from aprfmt.causes.tensor.packed_copies import either_side_text
+
+                says += either_side_text(whose, "order is")
             yield case.guess(
                 "packing_order", (says, reader.encoding), "B" if reader is case.b else "A", read
             )

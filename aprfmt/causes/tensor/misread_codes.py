@@ -5,7 +5,7 @@ or for another small float, has another number for each code; it may have left o
 offsets as well. Every such reading is executed on the packed side.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product
@@ -18,6 +18,7 @@ from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis, Take
 from aprfmt.causes.tensor.proof import make_finding, prove_values
 from aprfmt.codecs import fp8
+from aprfmt.codecs.laid_out import GroupNumbers
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
@@ -133,6 +134,24 @@ class CodedSide:
         ones = np.ones(len(self.table))
         return self._read(ones, "scale") if self._has("scale") else None
 
+    def read_scale_bytes(self, tables: "Sequence[Array]") -> "Array | None":
+        """Return the number of every value's scale byte, float32; None where they are no bytes.
+
+        `tables` are the numbers of the 256 bytes for each weight, [1 or matrices, 256].
+        """
+        made = []
+        for one, table in zip(self.weights, tables, strict=True):
+            if one.scale is None or one.scale.table is None:
+                return None
+            each = GroupNumbers(one.scale.array, np.asarray(table, np.float32))
+            ones = np.ones(len(one.values), np.float32)
+            bare = replace(one, values=ones, factor=None, scale=each, zero=None, offset=None)
+            made.append(bare.decode().reshape(one.shape))
+        if not made or self.table is None:
+            return None
+        values = np.asarray(self.reader.side.undo_layout(list(made)), np.float32)
+        return values.reshape(self.reader.rows, self.reader.columns)
+
     @cached_property
     def zero(self) -> "Array | None":
         """The zero point of every value, in numbers of codes."""
@@ -181,7 +200,7 @@ def _same_numbers(x: "Array", y: "Array") -> bool:
     return bool(np.array_equal(x, y, equal_nan=True))
 
 
-def _equals(made: "Array", values: "Array", slack: float) -> bool:
+def nearly_equal(made: "Array", values: "Array", slack: float) -> bool:
     """Return whether made values are the others, each to `slack` of its size; NaN is NaN."""
     with np.errstate(invalid="ignore"):
         near = np.abs(made - values) <= slack * np.abs(made)
@@ -228,10 +247,10 @@ def _misread(
         computed = (scaled and side.scale is not None) or len(moves) > 1
         slack = ROUNDED * unit if computed else unit
         read = partial(side.read_as, reading.numbers, scaled=scaled, moved=moved)
-        if not _equals(read(case.sample), x, slack):
+        if not nearly_equal(read(case.sample), x, slack):
             continue
         if not all(
-            _equals(read(rows), to_float64(plain.take(rows)), slack)
+            nearly_equal(read(rows), to_float64(plain.take(rows)), slack)
             for rows in case.windows(np.arange(plain.rows))
         ):
             continue
@@ -314,7 +333,7 @@ def explain_words_as_values(case: DifferingPair) -> Iterator[Finding]:
             if width not in (1, 2, 4):
                 break
             words = data.view(f"<{sign}{width}").astype(np.float64)
-            if not _equals(words, values, unit):
+            if not nearly_equal(words, values, unit):
                 continue
             kind = "unsigned" if sign == "u" else "signed"
             what = "bytes" if width == 1 else f"words of {width} bytes"

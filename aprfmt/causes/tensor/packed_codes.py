@@ -9,6 +9,7 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.packed_copies import (
+    GONE,
     PackedCopy,
     copy_cells,
     reorder_lattice,
@@ -20,6 +21,7 @@ from aprfmt.codecs import fp8
 from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.measure.bounds import fit_errors
+from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
@@ -160,12 +162,15 @@ def explain_fp8_variant(copy: PackedCopy) -> Iterator[Finding]:
     if not read or not copy.again:
         return
     factor = spread_over_copy(copy, cell_factors(copy, copy.y))
-    if copy.is_repaired(fit_errors(copy.x, copy.y * factor, scale_lattice(copy.lattice, factor))):
+    scaled = fit_errors(copy.x, copy.y * factor, scale_lattice(copy.lattice, factor))
+    if copy.is_repaired(scaled):
         return
     for name, other in kinds.items():
         if name == read:
             continue
         y, lattice = _reread_codes(copy, kinds[read], other)
+        if not rel_l2(y, copy.x) <= GONE * scaled.relative:
+            continue  # no nearer than the factors alone bring the values as they were read
         says = f"{copy.whose} bytes are {name} and were read as {read}"
         found = copy.explain_repaired("fp8_variant", (says,), y, lattice)
         if found is not None:

@@ -37,6 +37,8 @@ TILE = 128
 FLAT = 64  # elements of a block of bitsandbytes, which rows do not end
 FAILED = 4  # searches for a scheme without result, after which no more are made
 CODES_OF_BYTE = 8  # most values that a byte of codes has
+DECODED = 2.0**-6  # relative L2 within which values are decoded codes, both rounded to 16 bits
+ON_STEPS = 0.15  # steps, root mean square: half of what rounding to the nearest makes
 GONE = 0.8  # of the distance at most is left when the cause is put right
 SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its groups
 
@@ -106,9 +108,13 @@ def explain_copy(
 
     Its distance after is 0; the measured one, `after`, is in the evidence. `free` counts the
     numbers that were found on the values, `moved` the values that the repair moves. A value within
-    its step says about as much as its code.
+    its step says about as much as its code. Where the source is no original but the same codes
+    decoded, numbers that were fitted to it do not say which side is wrong: both are named.
     """
     before = copy.case.before.relative
+    either = free > 0 and _is_decoded_copy(copy, after)
+    if either:
+        says = (says[0] + either_side_text(copy.whose, "numbers are"), *says[1:])
     said = (
         *says,
         f"relative distance {before:.3g} as stored, {after.relative:.3g} with it put right: "
@@ -122,10 +128,28 @@ def explain_copy(
         said = (*said, f"{stray} other rows are further apart than any of these")
     share = 1.0 if copy.rows is None or not stray else len(copy.rows) / copy.reader.rows
     bits = float(max(1, copy.bits - 1))
-    found = Proof(copy.x.size, share, free, bits, moved=moved)
+    found = Proof(copy.x.size, share, free, bits, accused=either, moved=moved)
     # A sample stands for the other rows where these are no further apart, but proves no more.
     proof = found if copy.rows is None else cap_proof(found, "explained")
     return make_finding(cause, (copy.case.key,), said, before, 0.0, proof)
+
+
+def _is_decoded_copy(copy: PackedCopy, after: Fit) -> bool:
+    """Return whether the source is the copy's codes, decoded to plain floats under other numbers.
+
+    An original is rounded once, by up to half a step; what was decoded stands on the steps.
+    """
+    return is_plain_float(copy.source) and after.rms <= ON_STEPS and after.relative <= DECODED
+
+
+def either_side_text(whose: str, what: str) -> str:
+    """Return the clause that either side may be the wrong one; `whose` is "A's" or "B's".
+
+    `what` is what the same codes on both sides do not settle, with its verb: "order is".
+    """
+    other = "A's" if whose == "B's" else "B's"
+    told = f"both have the same codes, which do not say whose {what} right"
+    return f"; or {other} {what} wrong: {told}"
 
 
 def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:

@@ -15,7 +15,7 @@ import numpy as np
 from aprfmt.arch.binding import groups_for
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
-from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy
+from aprfmt.causes.tensor.packed_copies import PackedCopy, either_side_text, explain_copy
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.codecs import CODECS, decode
 from aprfmt.codecs.dialect import OF_INPUTS, Parts, StoredPart
@@ -307,10 +307,10 @@ def _confirm_reading(
         return None
     says = f"{copy.whose} {says}"
     if cause == "packing_order":
-        from aprfmt.causes.tensor.code_orders import either_side_text, is_decoded_copy
+        from aprfmt.causes.tensor.code_orders import is_decoded_copy
 
         if is_decoded_copy(y.reshape(-1, y.shape[-1])[index], copy.x):
-            says += either_side_text(copy.whose)
+            says += either_side_text(copy.whose, "order is")
     return explain_copy(copy, cause, (says,), after, free)
 
 

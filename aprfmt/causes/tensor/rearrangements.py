@@ -136,6 +136,9 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     k = permutation.constant_shift(found)
     if k is not None and found.count > 2:
         yield from _guess_shift(case, found, k, what)
+    # The inputs of a matrix are no heads, whatever a block of them looks like.
+    if whole and found.axis == 1:
+        yield from _guess_inside_blocks(case, found)
     # Orders that rope pairs explain, for the right and for a wrong head count.
     rotated = case.role.startswith(ROTATED) or not case.context.hyper
     for heads, way, p in permutation.rope_pair_permutations(case, found) if rotated else ():
@@ -150,7 +153,6 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
         break
     if not whole:
         return
-    yield from _guess_inside_blocks(case, found)
     # At last any order, by its first moves.
     moved = found.index[found.index != found.at]
     label = case.row_name if found.axis == 0 else str
@@ -331,8 +333,6 @@ def _guess_expert_order(case: DifferingPair) -> Iterator[Guess]:
 
 def _guess_inside_blocks(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
     """Yield the guess that columns are reordered alike inside every block: misread nibbles."""
-    if found.axis == 0:
-        return
     for size in (size for size in BLOCKS if found.count % size == 0 and found.count > size):
         inside = found.at.reshape(-1, size) - found.index.reshape(-1, size)
         if not bool((inside == inside[0]).all()):

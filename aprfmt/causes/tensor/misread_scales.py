@@ -1,0 +1,228 @@
+"""Plain values that are the other side's codes under scales that were read in another way.
+
+A scale that is stored as a byte is an exponent or a small float. A reader that takes the byte for
+a whole number, for another float or for an exponent of another bias, or that divides by the
+scales, has another factor for each group. Every such reading is executed on the packed side: its
+factors follow from the stored bytes, and no number is free.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.encodings import find_encoding
+from aprfmt.causes.tensor.differing_pair import DifferingPair
+from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.causes.tensor.misread_codes import FAR, ROUNDED, CodedSide, nearly_equal
+from aprfmt.causes.tensor.packed_copies import either_side_text, is_plain_float
+from aprfmt.causes.tensor.proof import make_finding, prove_values
+from aprfmt.codecs import CODECS, fp8
+from aprfmt.measure.encoding_noise import UNIT
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import RowReader
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+    from aprfmt.codecs.minifloat import MinifloatCodec
+
+KINDS = (fp8.E8M0, fp8.E4M3)  # what a byte that scales a group is
+FIELDS = {"MXFP4": ("e", fp8.E8M0), "NVFP4": ("d", fp8.E4M3)}  # GGUF blocks: where these bytes are
+SURE = 2.0**-9  # relative: how well one factor on all values is known
+FUSED = (  # roles that engines join to one weight
+    ("ffn_gate.weight", "ffn_up.weight"),
+    ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+)
+BIAS = 127  # of F8_E8M0
+
+# Factors of values, float64 [n, columns], for the numbers of n rows.
+Factors = Callable[["Array"], "Array"]
+
+
+class ScaleReading(NamedTuple):
+    """Another way to read scales: in words, the factors on values, whether either side may err."""
+
+    says: str
+    factors: Factors
+    either: bool = False
+
+
+def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
+    """Yield the finding that a side's values are the other's codes under misread scales."""
+    if case.numbers is not None or case.a.shape != case.b.shape or case.a.columns < 2:
+        return
+    if case.before.relative < FAR:
+        return
+    for plain, coded, one, other in ((case.b, case.a, "B", "A"), (case.a, case.b, "A", "B")):
+        if not is_plain_float(plain) or is_plain_float(coded):
+            continue
+        for reading in _readings(case, coded):
+            if not _gives_values(case, plain, coded, reading.factors):
+                continue
+            says = f"{one}'s values are the codes of {other} with {reading.says}"
+            if reading.either:
+                says += either_side_text(f"{one}'s", "scales are")
+            x = to_float64(plain.take(case.sample))
+            proof = prove_values(x, plain.size, 0, ROUNDED * UNIT[plain.encoding])
+            before = case.before.relative
+            yield make_finding("quant_scale", (case.key,), (says,), before, 0.0, proof)
+            return
+
+
+def _gives_values(
+    case: DifferingPair, plain: RowReader, coded: RowReader, factors: Factors
+) -> bool:
+    """Return whether the decoded values times these factors are all values of the plain side.
+
+    Each within the rounding of the plain type, and all together without a factor that is left.
+    """
+    slack = ROUNDED * UNIT[plain.encoding]
+    product = square = 0.0
+    for rows in (case.sample, *case.windows(np.arange(plain.rows))):
+        made, x = to_float64(coded.take(rows)) * factors(rows), to_float64(plain.take(rows))
+        if not nearly_equal(made, x, slack):
+            return False
+        finite = np.isfinite(made) & np.isfinite(x)
+        top = np.abs(x[finite]).max(initial=0.0) or 1.0
+        product += float((made[finite] / top * (x[finite] / top)).sum())
+        square += float(((made[finite] / top) ** 2).sum())
+    return square > 0 and abs(product / square - 1) <= SURE
+
+
+def _readings(case: DifferingPair, coded: RowReader) -> Iterator[ScaleReading]:
+    """Yield the other ways to read the scales of a packed side."""
+    side = CodedSide(coded)
+    found = _scale_bytes(coded, side)
+    if found is not None:
+        held, kind = found
+        for says, numbers, either in _byte_readings(kind):
+            with np.errstate(all="ignore"):
+                table = np.where(kind.values > 0, numbers / kind.values.astype(np.float64), 0.0)
+            yield ScaleReading(says, _looked_up(table, held), either)
+    yield from _whole_readings(case, side)
+    scale = side.scale if side.table is not None and side.zero is side.offset is None else None
+    if scale is not None:
+
+        def inverse(rows: "Array") -> "Array":
+            """Return the factors that make a product with the scales a quotient by them."""
+            wide = np.asarray(scale[rows], np.float64)
+            made: Array = 1 / np.where(wide > 0, wide, 1.0) ** 2
+            return made
+
+        yield ScaleReading("their scales inverted: values are divided by them", inverse, True)
+
+
+def _looked_up(table: "Array", held: "Callable[[Array], Array]") -> Factors:
+    """Return the factors that a table [256] has for the bytes of each value."""
+    return lambda rows: np.asarray(table[held(rows)])
+
+
+def _whole_readings(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReading]:
+    """Yield the readings of the scale of a whole tensor, above scales that are small floats."""
+    wholes = _wholes_of(side)
+    if not wholes:
+        return
+    every = side.read_scale_bytes([np.repeat(whole, 256, axis=1) for whole in wholes])
+    if every is None:
+        return
+    what = "the scale of the whole tensor"
+    yield ScaleReading(f"{what} left out", lambda rows: 1 / np.asarray(every[rows], np.float64))
+    yield ScaleReading(
+        f"{what} inverted", lambda rows: 1 / np.asarray(every[rows], np.float64) ** 2, True
+    )
+    # Weights that an engine fuses may be given the scale of one of them.
+    label = "a" if side.reader is case.a else "b"
+    role = split_key(case.key)[1]
+    for partner in next((names for names in FUSED if role in names), ()):
+        key = case.key.removesuffix(role) + partner
+        reader = None if partner == role else case.context.reader(label, key)
+        theirs = [] if reader is None else _wholes_of(CodedSide(reader))
+        if len(theirs) == 1 and theirs[0].size == 1:
+            taken = float(theirs[0][0, 0]) / np.asarray(every, np.float64)
+            yield ScaleReading(f"{what} of {partner}, which it is fused with", taken.__getitem__)
+
+
+def _wholes_of(side: CodedSide) -> "list[Array]":
+    """Return the scale of each whole tensor, [matrices, 1]; [] where not all weights have one."""
+    tables = [one.scale.table for one in side.weights if one.scale is not None]
+    wholes = [one for table in tables if (one := _multiple_of(table, fp8.E4M3)) is not None]
+    return wholes if len(wholes) == len(side.weights) else []
+
+
+def _byte_readings(kind: "MinifloatCodec") -> Iterator[tuple[str, "Array", bool]]:
+    """Yield (words, numbers of the 256 bytes float64, whether either side may err) of scale bytes.
+
+    `kind` is what the bytes are.
+    """
+    plain = np.arange(256, dtype=np.float64)
+    exponent = kind is fp8.E8M0
+    meant = "each is the exponent of a power of two" if exponent else f"each is of {kind.name}"
+
+    def said(how: str) -> str:
+        """Return the words for bytes that are read in a way."""
+        return f"their scale bytes read as {how}, where {meant}"
+
+    yield said("whole numbers"), plain, False
+    yield said("signed whole numbers"), np.where(plain < 128, plain, plain - 256), False
+    yield said("whole numbers over 255"), plain / 255, False
+    for float8 in (*fp8.OF_TWO_SIGNS, fp8.E8M0):
+        if float8 is not kind:
+            yield said(f"{float8.name} numbers"), float8.values.astype(np.float64), False
+    if exponent:
+        yield said("exponents without their bias of 127"), 2.0**plain, False
+        for bias in (BIAS - 1, BIAS + 1):
+            yield said(f"exponents with a bias of {bias}, not 127"), 2.0 ** (plain - bias), True
+
+
+def _scale_bytes(
+    coded: RowReader, side: CodedSide
+) -> "tuple[Callable[[Array], Array], MinifloatCodec] | None":
+    """Return (bytes of each value's scale by row numbers, what a byte is); None without bytes."""
+    if coded.encoding in FIELDS:
+        field, kind = FIELDS[coded.encoding]
+        size = find_encoding(coded.encoding).block_size
+
+        def held(rows: "Array") -> "Array":
+            """Return the scale bytes of rows of blocks, uint8 [n, columns]."""
+            layout = CODECS[coded.encoding].layout
+            assert layout is not None
+            blocks = np.ascontiguousarray(coded.raw(rows)).reshape(-1).view(layout)
+            each = np.ascontiguousarray(blocks[field]).view(np.uint8).reshape(len(blocks), -1)
+            found: Array = np.repeat(each, size // each.shape[1], axis=1)
+            return found.reshape(len(rows), -1)[:, : coded.columns]
+
+        return (held, kind) if coded.decodes_rows else None
+    tables = [None if one.scale is None else one.scale.table for one in side.weights]
+    for kind in KINDS:
+        if all(_multiple_of(table, kind) is not None for table in tables) and tables:
+            every = side.read_scale_bytes([np.arange(256)[None]] * len(side.weights))
+            whole = None if every is None else every.astype(np.uint8)
+            return None if whole is None else (whole.__getitem__, kind)
+    return None
+
+
+def _multiple_of(table: "Array | None", kind: "MinifloatCodec") -> "Array | None":
+    """Return the factors [matrices, 1] by which a type's values are those of bytes; else None.
+
+    `table` is float32 [matrices, 256]; a factor is the scale of a whole tensor, or 1.
+    """
+    if table is None:
+        return None
+    known = np.isfinite(kind.values) & (kind.values > 2.0**-100) & (kind.values < 2.0**100)
+    ratio = table[:, known].astype(np.float64) / kind.values[known]
+    middle: Array = np.median(ratio, axis=1, keepdims=True)
+    fits = (middle > 0).all() and (np.abs(ratio / middle - 1) < SURE).all()
+    return middle if fits else None
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("quant_scale",),
+        explain_misread_scales,
+        87,
+        "stored bytes give every factor, before a factor is fitted to each group",
+        facts=("two encodings",),
+    ),
+)
