@@ -24,6 +24,7 @@ from aprfmt.measure.named_causes import (
     TRAINED,
     contradicted_values,
     has_trained_head,
+    input_scale_endings,
     is_repaired_by_rewriting,
     join_set_commands,
     matrix_encodings,
@@ -87,7 +88,7 @@ def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
         theirs = {}
     stated = b.metadata.get("general.file_type")
     return rewrite_command(
-        parts.a.path, parts.b.path, mine, theirs, stated
+        parts.a.path, parts.b.path, mine, theirs, stated, input_scale_endings(a)
     ) or diff_tensors_command(parts, finding)
 
 
