@@ -201,7 +201,8 @@ def keep_training_command(parts: StepParts, finding: Finding) -> str:
     except AprfmtError:
         return seen
     if open_turn is not None:
-        return set_command(parts.b.path, [shlex.quote(open_turn.assignment)])
+        words = [shlex.quote(one) for one in open_turn.assignments]
+        return set_command(parts.b.path, words) if words else seen
     return "" if end is not None and values.get("a") == end != values["b"] else seen
 
 
