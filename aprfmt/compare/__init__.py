@@ -19,7 +19,7 @@ from aprfmt.errors import UsageError
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import item_arguments
-from aprfmt.measure.named_causes import contradicted_values, has_trained_head
+from aprfmt.measure.named_causes import contradicted_values, has_trained_head, input_scale_endings
 from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, DifferenceImage, FieldDiff, SideRelation, TensorDiff
@@ -111,7 +111,7 @@ def diff(
             opened.enter_context(oracle.base)
         elif imatrix is not None:
             raise UsageError("an importance matrix explains bytes only beside a base: --base")
-        return diff_models(
+        report = diff_models(
             first,
             second,
             tensors=tensors,
@@ -122,6 +122,7 @@ def diff(
             budget=budget,
             progress=progress,
         )
+        return replace(report, of_engine=state is not None)
 
 
 def open_state_beside(path: Path, model: Model) -> Model | None:
@@ -314,6 +315,7 @@ def diff_models(
         taken,
         other,
         item_arguments(left, *ledgers),
+        input_scale_endings(a),
     )
 
 

@@ -94,6 +94,8 @@ class DiffReport(Tabular):
     taken: str = ""  # which layers or channels of A the whole of B is, in words
     other_model: str = ""  # by what A and B are seen to be other models
     item_arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)  # words of `set`
+    input_scales: tuple[str, ...] = ()  # endings of A's scales of activations
+    of_engine: bool = False  # B is the saved weights of an engine, which `diagnose` does not take
 
     def table_rows(self) -> Sequence[Row]:
         """Return one dict per tensor, with its verdict and its distances."""
@@ -137,9 +139,9 @@ class DiffReport(Tabular):
     def rewriting_command(self) -> str:
         """The command that writes B again from A in B's encodings; "" where none does.
 
-        "" too where B was trained further.
+        "" too where B was trained further, or is what an engine holds: it loads A.
         """
-        if any(one.cause in TRAINED for one in self.findings):
+        if self.of_engine or any(one.cause in TRAINED for one in self.findings):
             return ""
         wrong = {key for one in self.findings if one.cause in MISLABELLED for key in one.keys}
         rows = [
@@ -151,7 +153,7 @@ class DiffReport(Tabular):
         theirs = {row.key: row.encoding_b for row in rows if row.encoding_b}
         if any(overflows_encoding(one.values, theirs) for one in self.findings):
             theirs = {}
-        return rewrite_command(self.a, self.b, mine, theirs, self.file_type)
+        return rewrite_command(self.a, self.b, mine, theirs, self.file_type, self.input_scales)
 
     @cached_property
     def unlisted_tensors(self) -> tuple[NotCompared, ...]:
@@ -193,7 +195,17 @@ class DiffReport(Tabular):
         if self.asked and "tensors" not in self.asked:  # `diagnose` sends to these sections
             only = " ".join(f"--only {name}" for name in self.asked)
             return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)} {only} -v",)
+        if self.of_engine:
+            return (self._worst_command,)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
+
+    @property
+    def _worst_command(self) -> str:
+        """The command that shows where the tensor differs that differs most, or all of them."""
+        rows = [row for row in self.tensors if row.verdict == "DIFFERENT"]
+        worst = max(rows, key=lambda row: row.stats.rel_l2 if row.stats else 0.0, default=None)
+        picked = "" if worst is None else f" --tensor {shlex.quote(worst.key)}"
+        return f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)}{picked} -v"
 
     @property
     def _damage_commands(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from aprfmt.measure.named_causes import (
     TRAINED,
     contradicted_values,
     has_trained_head,
+    input_scale_endings,
     is_repaired_by_rewriting,
     join_set_commands,
     matrix_encodings,
@@ -87,7 +88,7 @@ def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
         theirs = {}
     stated = b.metadata.get("general.file_type")
     return rewrite_command(
-        parts.a.path, parts.b.path, mine, theirs, stated
+        parts.a.path, parts.b.path, mine, theirs, stated, input_scale_endings(a)
     ) or diff_tensors_command(parts, finding)
 
 
@@ -200,7 +201,8 @@ def keep_training_command(parts: StepParts, finding: Finding) -> str:
     except AprfmtError:
         return seen
     if open_turn is not None:
-        return set_command(parts.b.path, [shlex.quote(open_turn.assignment)])
+        words = [shlex.quote(one) for one in open_turn.assignments]
+        return set_command(parts.b.path, words) if words else seen
     return "" if end is not None and values.get("a") == end != values["b"] else seen
 
 

@@ -207,11 +207,13 @@ def rewrite_command(
     mine: Mapping[str, str],
     theirs: Mapping[str, str],
     file_type: object = None,
+    input_scales: Sequence[str] = (),
 ) -> str:
     """Return the command that writes B again from A in B's encodings; "" where none does.
 
     `mine` and `theirs` are the encodings of the matrices of both by key, `file_type` is the GGUF
-    key of that name: of a mixture it names the scheme. "" too for PEFT's adapters, as their
+    key of that name: of a mixture it names the scheme. `input_scales` are the endings of A's scales
+    of activations, which no other encoding keeps. "" too for PEFT's adapters, as their
     configuration is no part of what is written.
     """
     if Path(a).with_name(ADAPTER_CONFIG).is_file() or (Path(a) / ADAPTER_CONFIG).is_file():
@@ -220,7 +222,11 @@ def rewrite_command(
     if words is None:
         return ""
     verb, *options = words
+    if options:
+        options += [f"--drop {shlex.quote(f'*{end}')}" for end in input_scales]
     source, target = _folder_of_weights(a), Path(_folder_of_weights(b))
+    if target.is_dir() and Path(source).is_file():  # neither says that a folder is to be written
+        options.append("--to safetensors")
     line = f"aprfmt {verb} {shlex.quote(source)} {fixed_name(target)}"
     return " ".join([line, *options])
 
@@ -330,6 +336,15 @@ def matrix_encodings(model: "Model") -> dict[str, str]:
     except AprfmtError:
         return {}
     return {key: view.encoding for key, view in roles.items() if len(view.shape) > 1}
+
+
+def input_scale_endings(model: "Model") -> tuple[str, ...]:
+    """Return the endings of the names of a model's scales of activations, each once."""
+    from aprfmt.codecs.dialect import OF_INPUTS
+
+    names = (suffix for view in model.values() for one in view.stored for suffix in one.parts)
+    found = (OF_INPUTS.search(name) for name in dict.fromkeys(names))
+    return tuple(dict.fromkeys(match[0] for match in found if match))
 
 
 def has_trained_head(cause: str, a: "Model | None", b: "Model | None") -> bool:

@@ -571,7 +571,8 @@ class _LedgerBuilder:
     def _meaning(self, key: str, value: Value) -> Value:
         """Return what loaders make of a key's value; None if the value alone says it.
 
-        Of names of architectures: ours. Of the dtype: whether it is that of the weights.
+        Of names of architectures: ours. Of the dtype: whether it is that of the weights. A file
+        that embeds it as its source's is not loaded by it: its weights have their own types.
         """
         if key in _NAMES_OF_CLASSES:
             names = value if isinstance(value, list) else [value]
@@ -580,7 +581,7 @@ class _LedgerBuilder:
         if key in _DTYPE_KEYS:
             from aprfmt.model.stated_dtype import is_of_weights
 
-            return is_of_weights(self.model, value) or None
+            return self.model.folder is None or is_of_weights(self.model, value) or None
         return None
 
     def _tower_key_reading(self, path: str) -> tuple[Reading, str] | None:

@@ -31,7 +31,9 @@ NOWHERE = "neither generation_config.json nor config.json states eos_token_id"
 class UnstoppedTurn:
     """A turn's last token that is no stop id: the token, the stop ids, and where these are set.
 
-    `contradicted`: the tokenizer's own eos is that token, so that two files disagree.
+    `contradicted`: the tokenizer's own eos is that token, so that two files disagree. `beside` are
+    the ids of config.json, which lack it too: readers of that file alone stop at them. `embedded`:
+    the files are embedded in a container, where `aprfmt set` does not change them.
     """
 
     id: int
@@ -39,6 +41,8 @@ class UnstoppedTurn:
     stops: tuple[int, ...]
     place: str
     contradicted: bool
+    beside: tuple[int, ...] = ()
+    embedded: bool = False
 
     @property
     def says(self) -> str:
@@ -67,11 +71,25 @@ class UnstoppedTurn:
         file, _, key = self.place.partition(": ")
         if key == "eos_token":
             return f"in {file}, set {key} to {self.text!r}"
-        return f"in {file}, set {key} to {sorted({*self.stops, self.id})}"
+        too = f", in config.json to {sorted({*self.beside, self.id})}" if self.beside else ""
+        return f"in {file}, set {key} to {sorted({*self.stops, self.id})}{too}"
 
     @property
-    def assignment(self) -> str:
-        """The KEY=VALUE with which `aprfmt set` makes a generation stop at the end of a turn."""
+    def assignments(self) -> list[str]:
+        """Each KEY=VALUE with which `aprfmt set` makes a generation stop at the end of a turn.
+
+        [] where it cannot.
+        """
+        if self.embedded and not self.place.startswith("tokenizer."):
+            return []
+        found = [self._assignment]
+        if self.beside:
+            found.append(f"config.json:eos_token_id={sorted({*self.beside, self.id})}")
+        return found
+
+    @property
+    def _assignment(self) -> str:
+        """The KEY=VALUE of the file that most readers take."""
         if self.place.startswith("tokenizer."):
             return f"tokenizer.ggml.eot_token_id={self.id}"
         file, _, key = (
@@ -108,7 +126,18 @@ def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTu
     end = _rendered_end(carried, special)
     if end is None or tokens[end] in stops:
         return None
-    return UnstoppedTurn(tokens[end], end, tuple(sorted(stops)), place, roles.get("eos") == end)
+    beside: list[int] = []
+    if place.startswith(GENERATION_CONFIG):
+        beside = id_list((carried.model.config or {}).get("eos_token_id"))
+    return UnstoppedTurn(
+        tokens[end],
+        end,
+        tuple(sorted(stops)),
+        place,
+        roles.get("eos") == end,
+        () if tokens[end] in beside else tuple(beside),
+        carried.model.folder is None,
+    )
 
 
 def find_turn_end(carried: Carried) -> int | None:

@@ -213,6 +213,34 @@ def decayed(share: float, knows: str) -> tuple[StepCase, str]:
     return case_of(made, knows), f"{STATED},wd={WD}"
 
 
+def in_adam(g: Array) -> Array:
+    """Return Adam's first step, without decay."""
+    found: Array = -LR * g / (np.abs(g) + EPS)
+    return found
+
+
+def in_lion(g: Array) -> Array:
+    """Return Lion's first step, without decay."""
+    return -LR * np.sign(g)
+
+
+def in_sgd(g: Array) -> Array:
+    """Return SGD's step, without decay."""
+    return -L * g
+
+
+def decayed_last(step: Callable[[Array], Array], stated: str) -> tuple[StepCase, str]:
+    """Return a first step whose weights decay by 2 times the rate after it."""
+    made = by_hand(lambda w, g: (w + step(g)) * (1 - LR * 2) - w)
+    return case_of(made, "gradient"), stated
+
+
+def other_rate(factor: float, wd: float) -> tuple[StepCase, str]:
+    """Return a first step of AdamW at a rate that is nearly the stated one."""
+    made = by_hand(lambda w, g: factor * (in_adam(g) - LR * wd * w))
+    return case_of(made, "gradient"), f"{STATED},wd={wd}"
+
+
 def scaled(factor: float) -> tuple[StepCase, str]:
     """Return AdamW's step of a gradient that was multiplied."""
     return case_of(stepped("AdamW", ADAM, change=lambda g: g * factor), "gradient"), STATED
@@ -257,6 +285,11 @@ STEPPED = (
     "the decay is added to the gradient, as Adam's L2 regularization is"
 )
 APART = "decay_coupled: the decay is taken from the weight (decoupled, as AdamW does)"
+LAST = (
+    "decay_order: the weight decays after its step and not before it: the step, too, decays by "
+    "0.0004 of itself"
+)
+APART_LAST = "decay_coupled: the decay is taken from the weight (decoupled), after its step"
 NONE = f"decay_missing: no decay; {LR * WD:g} of the weight is stated (lr times wd)"
 STALE = "stale_moments: the moments do not have this step's gradient"
 AS_TENSORFLOW = (
@@ -350,9 +383,25 @@ DEPARTURES: dict[str, tuple[Callable[[], tuple[StepCase, str]], tuple[str, ...]]
     ),
     "norms decay": (
         lambda: unlike("AdamW", DECAYS, f"{ADAMW},decay_on=matrices", "gradient", vector=True),
-        ("decay_factor: the weight decays by 2e-05; 2e-05 is stated (lr times wd)",
-         "decay_on_norms: norms or biases decay by 2e-05 of the weight"),
+        ("decay_on_norms: norms or biases decay by 2e-05 of the weight",),
     ),
+    **{
+        f"decay last, {stated}": (partial(decayed_last, rule, stated), (says,))
+        for rule, stated, says in (
+            (in_adam, f"{STATED},wd=2", LAST),
+            (in_lion, f"lion:lr={LR},step=1,wd=2", LAST),
+            (in_adam, f"adam:lr={LR},step=1,wd=2", APART_LAST),
+            (in_sgd, f"sgd:lr={L},wd={2 * LR / L}", APART_LAST),
+        )
+    },
+    **{
+        f"a rate of {factor} and {wd} of decay": (
+            partial(other_rate, factor, wd),
+            (f"step_factor: step and decay are {factor} times the expected ones: the rate is "
+             f"{rate}, stated is 0.0002",),
+        )
+        for factor, rate, wd in ((0.9997, 0.0001999, 2.0), (1.0004, 0.0002001, WD))
+    },
     "SparseAdam for Adam": (  # its epsilon, too
         lambda: (
             case_of(stepped("SparseAdam", {"lr": LR}, 3), "gradient before", step=3),

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import aprfmt
 from tests.cli.run import aprfmt as command
+from tests.conversion.dialect_folders import write_folder
 
 SIZES = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 256,
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}  # fmt: skip
@@ -87,6 +88,30 @@ def changed(base: Path, folder: Path, change: Mapping[str, np.ndarray]) -> Path:
     held = load_file(base / "model.safetensors")
     save_file({**held, **change}, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+@pytest.mark.parametrize("form", ["GGUF", "input scales"])
+def test_a_folder_is_written_again_from_another_form(
+    form: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: `convert a.gguf b-fixed` without `--to`, and scales that no `--drop` left out."""
+    monkeypatch.chdir(tmp_path)
+    a, right = tmp_path / "a.gguf", base
+    if form == "GGUF":
+        assert command("convert", base, a).code == 0
+    else:
+        a, right = tmp_path / "a", tmp_path / "right"
+        write_folder(a, "modelopt")
+        wishes = ("--encoding", "F32", "--drop", "*input_scale")
+        assert command("convert", a, right, "--to", "safetensors", *wishes).code == 0
+    stem = "model.layers.0.mlp"
+    other = load_file(right / "model.safetensors")[f"{stem}.up_proj.weight"]
+    broken = changed(right, tmp_path / "broken", {f"{stem}.gate_proj.weight": other})
+    for question in ("diff", "diagnose"):
+        (said,) = command(question, a, broken, "--json").json["next"]
+        assert said.startswith(f"aprfmt convert {a} broken-fixed"), said
+        assert command(*shlex.split(said)[1:], "--force").code == 0, said
+        assert command("diff", tmp_path / "broken-fixed", right, "--only", "tensors").code == 0
 
 
 def test_a_head_that_the_configuration_denies_is_kept(base: Path, tmp_path: Path) -> None:

@@ -706,6 +706,7 @@ def test_b_is_written_again_or_its_tensors_are_compared(
     monkeypatch.setattr(nextstep, "diff_tensors_command", lambda asked, finding: "aprfmt diff")
     monkeypatch.setattr(nextstep, "rewrite_command", lambda *given: written)
     monkeypatch.setattr(nextstep, "matrix_encodings", lambda model: {})
+    monkeypatch.setattr(nextstep, "input_scale_endings", lambda model: ())
     monkeypatch.setattr(nextstep, "overflows_encoding", lambda values, theirs: False)
     monkeypatch.setattr(nextstep, "has_trained_head", lambda *given: False)
     side = SimpleNamespace(kind=kind, model=SimpleNamespace(metadata={}), path="A")

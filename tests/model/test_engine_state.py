@@ -1,5 +1,6 @@
 """Whether an engine loaded what was published: its state is read under the published names."""
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +150,9 @@ def test_what_was_not_loaded_is_named(fault: str, tmp_path: Path) -> None:
     assert len(wrong) <= 3
     if cause:
         assert [one["cause"] for one in done.json["causes"]] == [cause]
+    for said in done.json["next"]:  # seen red: `diagnose`, which takes no such state
+        assert aprfmt(*shlex.split(said)[1:]).code == 1, said
+    assert not cause or [one["remedy"] for one in done.json["causes"]] == [None]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +64,19 @@ def test_a_turn_that_nothing_stops_says_where_to_set_what(case: tuple[Any, str])
     says, remedy, assignment = TURNS[case]
     found = UnstoppedTurn(7, "<e>", *case, False)
     assert says in found.says and "'<e>' (7)" in found.says
-    assert (found.remedy, found.assignment) == (remedy, assignment)
+    assert (found.remedy, found.assignments) == (remedy, [assignment])
+
+
+def test_a_reader_of_the_configuration_alone_stops_as_well() -> None:
+    """Seen red: one file was set, and the ids of config.json ran on."""
+    found = UnstoppedTurn(7, "<e>", (3,), "generation_config.json: eos_token_id", True, (2, 3))
+    assert found.remedy == (
+        "in generation_config.json, set eos_token_id to [3, 7], in config.json to [2, 3, 7]"
+    )
+    assert found.assignments == [
+        "generation_config.json:eos_token_id=[3, 7]", "config.json:eos_token_id=[2, 3, 7]",
+    ]  # fmt: skip
+    assert replace(found, embedded=True).assignments == []  # no file that `set` changes
 
 
 # --- what two engines rendered -----------------------------------------------------------------

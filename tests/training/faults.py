@@ -226,6 +226,9 @@ FAULTS = (
         ALL - NORMS),
     StepFault("Adam for AdamW, sizes", "decay_coupled", lambda: Made(torch_steps(l2)[0][0]),
               ALL - NORMS),
+    StepFault("decay last", "decay_order", lambda: Made(stepped(
+        lambda w, g: right(w, g, wd=0.0) - 2 * LR * (w + right(w, g, wd=0.0))),
+        f"adamw:lr={LR},wd=2,step=1,decay_on=all", grads=gradients(1))),
     StepFault("norms decay", "decay_on_norms", lambda: Made(
         torch_steps(adamw_all)[0][0], f"{STATED},decay_on=matrices", grads=gradients(1)), NORMS),
     StepFault("upwards", "step_sign", lambda: given(stepped(

@@ -56,6 +56,7 @@ class Recipe:
     counted: int | None = None  # the step that moments are corrected for, where it is another
     epsilon: Epsilon = "outside"
     coupled: bool | None = None  # None: as the optimizer's rule has it
+    decays_last: bool = False  # decoupled decay is of the weight after its step
     sign: float = 1.0
     factor: float = 1.0  # of the step
     scale: float = 1.0  # of the gradient, by clipping
@@ -389,7 +390,9 @@ def update_of(
     if step is None:
         return None
     step = recipe.sign * recipe.factor * step
-    return Update(step, 0.0 if coupled or not rate else -recipe.lr * rate * weight)
+    if coupled or not rate:
+        return Update(step, 0.0)
+    return Update(step, -recipe.lr * rate * (weight + step if recipe.decays_last else weight))
 
 
 SETTINGS = tuple(row.name for row in fields(Recipe))

@@ -542,6 +542,17 @@ def held_in(moved: int, due: float, other: int, far: int) -> str:
     return "finer" if other <= due / 8 else "stored"
 
 
+def digits_from(value: float, stated: float) -> str:
+    """Return a number with three digits, or as many more as tell it from the stated one.
+
+    "" where they are one number.
+    """
+    for digits in range(3, 18):
+        if (text := f"{value:.{digits}g}") != f"{stated:.{digits}g}":
+            return text
+    return ""
+
+
 def is_one(factor: float, deviation: float) -> bool:
     """Return whether a measured factor is 1 within SIGMAS deviations and LEAST."""
     return abs(factor - 1) <= SIGMAS * deviation + LEAST

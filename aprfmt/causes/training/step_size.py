@@ -6,7 +6,7 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.optimizers import Recipe, changed
-from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis, digits_from
 
 CAUSE_ROWS = (
     Cause(
@@ -72,16 +72,20 @@ def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         return
     slack = max(SLACK * factor, 6 * off)
     near, value = simple_factor(factor, slack), simple_value(factor, slack) or factor
-    rate = f": the rate is {recipe.lr * value:.3g}, stated is {recipe.lr:g}"
-    times = near or f"{factor:.3g} times"
+    number = digits_from(value, 1.0)
+    if not number or abs(value - 1) <= 6 * off:
+        return  # no other one than the stated
+    rate = f": the rate is {digits_from(recipe.lr * value, recipe.lr)}, stated is {recipe.lr:g}"
+    times = near or f"{number} times"
     one = changed(recipe, factor=value * recipe.factor)
     says = f"the step is {times} the expected one" + (rate if case.signs else "")
     if recipe.wd and not recipe.adds_decay_to_gradient:  # a rate is in both
         both = changed(one, decay_factor=value * recipe.decay_factor)
         says_both = f"step and decay are {times} the expected ones{rate}"
         if value != 2 or case.others.get("rate") != recipe.lr:
-            number = ("factor", value)
-            yield StepGuess("step_factor", says_both, both, 0 if near else 1, number=number)
+            yield StepGuess(
+                "step_factor", says_both, both, 0 if near else 1, number=("factor", value)
+            )
     # Where it decays, a rate is in the decay too.
     if not (recipe.decays(case.vector) and recipe.row.sizes):
         free = 0 if near and recipe.row.sizes else 1

@@ -7,7 +7,14 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.optimizers import Recipe, changed, round_to
-from aprfmt.causes.training.step_case import FAINT, StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.step_case import (
+    FAINT,
+    StepCase,
+    StepGuess,
+    StepHypothesis,
+    digits_from,
+    is_one,
+)
 
 CAUSE_ROWS = (
     Cause(
@@ -35,6 +42,16 @@ CAUSE_ROWS = (
         "gradient (Adam), or it is taken from the weight (AdamW).",
         "Rows without a gradient move by whole steps, or shrink where they should step.",
         "The step with the other coupling gives every weight.",
+        told_by="--grads",
+    ),
+    Cause(
+        "decay_order",
+        "update",
+        "bug",
+        "The weight decays after its step, as with bitsandbytes' AdamW, and not before it, as with "
+        "torch's: the step decays too.",
+        "The step is less than the expected one by the share that the weight decays.",
+        "The step with its decay last gives every weight.",
         told_by="--grads",
     ),
     Cause(
@@ -104,7 +121,38 @@ def guess_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         if added
         else "the decay is added to the gradient (coupled, as Adam's L2 regularization)"
     )
-    yield StepGuess("decay_coupled", says, changed(recipe, coupled=not added))
+    guess = StepGuess("decay_coupled", says, changed(recipe, coupled=not added))
+    yield guess
+    if added and not case.signs and not guess.right(case):
+        last = changed(recipe, coupled=False, decays_last=True)
+        if _shows_order(case, last):
+            says = "the decay is taken from the weight (decoupled), after its step"
+            yield StepGuess("decay_coupled", says, last)
+
+
+def guess_decay_order(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that decoupled decay is taken from the weight after its step."""
+    if case.signs or not recipe.decays(case.vector) or recipe.adds_decay_to_gradient:
+        return
+    last = changed(recipe, decays_last=True)
+    if _shows_order(case, last):
+        says = (
+            "the weight decays after its step and not before it: the step, too, decays by "
+            f"{recipe.lr * recipe.wd:g} of itself"
+        )
+        yield StepGuess("decay_order", says, last)
+
+
+def _shows_order(case: StepCase, last: Recipe) -> bool:
+    """Return whether the step of a recipe whose decay is `last` is there once.
+
+    To a quarter of what the order makes of a step: another rate nearby is no order.
+    """
+    fit = case.fit(last)
+    if fit is None:
+        return False
+    step, off = fit.factors[:2]
+    return abs(step - 1) <= max(last.lr * last.wd / 4, 4 * off)
 
 
 LEAST = 32  # elements of a row that all step towards zero: by chance in one row of 2**32
@@ -165,8 +213,12 @@ def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         return
     if abs(factor) < max(10 * off, least) or not factor:
         return
-    share = recipe.lr * wanted.wd * factor
-    says = f"the weight decays by {share:.3g}; {recipe.lr * recipe.wd:.3g} is stated (lr times wd)"
+    share, stated = recipe.lr * wanted.wd * factor, recipe.lr * recipe.wd
+    if recipe.wd and is_one(factor, off):
+        return  # what is stated, on what should not decay
+    says = (
+        f"the weight decays by {digits_from(share, stated)}; {stated:.3g} is stated (lr times wd)"
+    )
     if not recipe.wd:
         says = f"the weight decays by {share:.3g}, a decay of {factor:.3g}; none is stated"
     for value, what in _usual_shares(recipe.lr).items() if recipe.wd else ():
@@ -183,5 +235,6 @@ HYPOTHESES = (
     ),
     StepHypothesis(("decay_missing",), guess_no_decay, 12, "nothing is less than something fitted"),
     StepHypothesis(("decay_coupled",), guess_coupling, 14, "another rule, before a fitted share"),
+    StepHypothesis(("decay_order",), guess_decay_order, 15, "another rule, before a fitted factor"),
     StepHypothesis(("decay_factor",), guess_other_decay, 60, "one number is fitted"),
 )

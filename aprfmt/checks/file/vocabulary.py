@@ -4,6 +4,7 @@ What is read here is the file's own lists, fillers and ids beyond the end includ
 tokenizer forgives some of that.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -16,6 +17,7 @@ from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_vocabulary
 from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.measure import named_causes
 from aprfmt.tokenizer.absent_keys import absent_ids, set_command
 from aprfmt.tokenizer.base import Engine
 from aprfmt.tokenizer.conversations import missing_template_tokens
@@ -365,14 +367,12 @@ def _find_unstopped_turn(ctx: CheckContext) -> list[Finding]:
     if found is None:
         return []
     level: Literal["fail", "warning"] = "fail" if found.contradicted else "warning"
+    todo = found.remedy  # of a base model nothing may be wrong
+    if found.contradicted and found.assignments:
+        words = [shlex.quote(one) for one in found.assignments]
+        todo = named_causes.set_command(ctx.model.path, words)
     return [
-        Finding(
-            ctx.carried.where,
-            found.says,
-            "a turn's end that stops a generation",
-            found.remedy,
-            level,
-        )
+        Finding(ctx.carried.where, found.says, "a turn's end that stops a generation", todo, level)
     ]
 
 

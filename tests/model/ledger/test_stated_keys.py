@@ -128,6 +128,22 @@ def test_the_keys_of_a_container_are_what_others_read(
         assert command(name, b, b).code == 0
 
 
+@pytest.mark.parametrize("format", ["gguf", "apr"])
+def test_no_container_is_loaded_by_its_sources_dtype(
+    format: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: exit 1 for one that says bfloat16 of its source, against float32 that says so."""
+    made, cast = tmp_path / f"made.{format}", tmp_path / "cast"
+    assert command("convert", demo_model, made, "--encoding", "F32").code == 0
+    wishes = ("--to", "safetensors", "--encoding", "F32")
+    assert command("convert", demo_model, cast, *wishes).code == 0
+    right = changed(cast, tmp_path / "right", CONFIG, "dtype", "float32")
+    for name in ("diff", "diagnose"):
+        assert command(name, made, right).code == command(name, right, made).code == 0
+    done = command("diff", right, cast)  # whose weights are float32, cast to bfloat16
+    assert done.code == 1 and "dtype" in done.out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_save_in_another_dtype_says_its_own(dtype: str, demo_model: Path, tmp_path: Path) -> None:
