@@ -6,6 +6,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from aprfmt.causes.forward.norm_order import round_to_type
 from aprfmt.causes.forward.routing_rules import wrong_routing_rules
@@ -16,7 +17,7 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import load_trace, save_trace
 from aprfmt.model import open_model
-from tests.diagnosis import files
+from tests.diagnosis import dumps, files
 from tests.diagnosis.engines import COARSE, broken, place, tiny_folder, trace
 from tests.diagnosis.faults import heads, left_out
 from tests.diagnosis.faults_packed import INT4
@@ -49,6 +50,23 @@ def test_the_eps_of_a_layer_norm_is_solved_whatever_the_mean_of_its_rows() -> No
         found.cause == "norm_eps"
         and "the norm at attn_norm alone adds eps 0.0025" in found.sentence
     )
+
+
+@pytest.mark.parametrize(
+    ("base", "off"), [("llama", 0.0), ("gemma2", 0.0), ("gpt_neox", 0.0), ("gemma2", 1e-7)]
+)
+def test_a_float64_run_has_the_float32_operations_of_transformers(base: str, off: float) -> None:
+    """Norms, softmax and rope are float32 there in every run; products are not."""
+
+    def doubled(model: Any, stack: Any) -> None:
+        model.double()
+        layer = next(each for name, each in model.named_modules() if name.endswith("layers.1.mlp"))
+        [*_, last] = [each for each in layer.modules() if hasattr(each, "weight")]
+        last.weight.data *= 1 + off
+
+    folder, run = dumps.dump(base, f"{base}-{off}", {}, doubled, dumps.everything, dumps.as_npy)
+    found = diagnose(str(folder), str(run))
+    assert found.verdict == ("bug" if off else "precision"), found.sentence
 
 
 def test_positions_far_behind_the_first_are_found() -> None:
