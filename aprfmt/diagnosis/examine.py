@@ -153,12 +153,16 @@ def _read_in_its_arithmetic(
 def _equally_good(
     answers: Sequence[Solution], best: Solution, view: ShadowPoint
 ) -> tuple[Solution, ...]:
-    """Return answers of other causes that explain a divergence as well as the best one."""
+    """Return answers of other causes, or by other rules, that explain as well as the best one.
+
+    Two answers of one cause are two rules if their values have other names.
+    """
     return _one_of_each_cause(
         tuple(
             answer
             for answer in answers
-            if answer.change.cause != best.change.cause
+            if (answer.change.cause, {*answer.change.values})
+            != (best.change.cause, {*best.change.values})
             and answer.reach == best.reach
             and answer.change.general == best.change.general
             and answer.residual <= CLOSER * best.residual + view.tolerance / CLOSER
