@@ -12,6 +12,7 @@ from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.accumulated_rounding import (
     explain_by_arithmetic,
     first_directed_point,
+    with_16_bit_points,
     with_recorded_arithmetic,
 )
 from aprfmt.diagnosis.answers import (
@@ -147,6 +148,7 @@ def _read_in_its_arithmetic(
         recorded = recorded.with_trace(TraceInArithmetic(recorded.trace, coarser))
         found = run_shadow_pass(patched, recorded)
     grown = with_recorded_arithmetic(patched, recorded, found)
+    grown = with_16_bit_points(grown, found)
     return (recorded, found) if grown is recorded else (grown, run_shadow_pass(patched, grown))
 
 

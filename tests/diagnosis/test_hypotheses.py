@@ -193,6 +193,19 @@ def test_what_an_engine_did_otherwise_is_named(name: str) -> None:
     assert found.cause == cause and says in found.sentence
 
 
+@pytest.mark.parametrize("off", [1.0, 1.2])
+def test_a_head_in_16_bits_is_rounding_and_one_wrong_column_is_not(off: float) -> None:
+    def short(values: dict[str, Any]) -> dict[str, Any]:
+        logits = np.array(values["logits"])
+        logits[:, 5] *= np.float32(off)
+        return {**values, "logits": round_to_type(logits, "bfloat16")}
+
+    folder = tiny_folder("llama")
+    run = trace(folder, f"short-{off}", points=COARSE, rename=short)
+    found = diagnose(str(folder), str(run))
+    assert found.verdict == ("precision" if off == 1 else "bug"), found.sentence
+
+
 def test_two_rules_of_eps_that_fit_alike_are_both_said() -> None:
     """Rows of one size: eps outside the root is another eps below it."""
 
