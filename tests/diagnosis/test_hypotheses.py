@@ -206,6 +206,24 @@ def test_a_head_in_16_bits_is_rounding_and_one_wrong_column_is_not(off: float) -
     assert found.verdict == ("precision" if off == 1 else "bug"), found.sentence
 
 
+@pytest.mark.parametrize("share", [0.0, 0.9])
+def test_a_tied_head_that_is_another_matrix_is_told_from_a_stale_one(share: float) -> None:
+    """There are more tokens than columns, so that the head can be solved."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    folder = tiny_folder("llama", tie_word_embeddings=True, **sizes)
+
+    def head(op: Any, x: Any, w: Any, *rest: Any) -> Any:
+        if w.key != "token_embd.weight":
+            return op(x, w, *rest)
+        own = np.asarray(w.numpy(), np.float32)
+        other = np.random.default_rng(4).standard_normal(own.shape) * own.std()
+        return (x @ (share * own + (1 - share) * other).T).astype(x.dtype)
+
+    run = trace(folder, f"head-{share}", points=COARSE, backend=lambda: broken("linear", head))
+    found = confirmed(folder, run)
+    assert found.cause == ("stale_tensor" if share else "tied_embedding"), found.sentence
+
+
 def test_two_rules_of_eps_that_fit_alike_are_both_said() -> None:
     """Rows of one size: eps outside the root is another eps below it."""
 
