@@ -30,6 +30,7 @@ TIMES = 3.0  # a right engine may be this many times further off than the rounde
 # A few huge values make most of what some points are off by. What rounding does to them is luck:
 # the four roundings before such a value, and those of the stream, may add up.
 FEW_VALUES, FEW_SHARE, MOST_OF_ALL, ROUNDINGS = 4, 0.01, 0.5, 6.0
+ROUNDED = 8.0  # roundings of one operation: times the unit roundoff, of the value or its row's size
 LIKE = 0.3  # and this near at least, or its arithmetic is finer
 ROWS = 5.0  # single rows scatter by this factor; a fault leaves some rows as they were
 FEWEST = 64  # values that have to be short before they say what computed them
@@ -185,6 +186,28 @@ def _exact_16_bit_type(view: ShadowPoint) -> str:
             if np.array_equal(round_to_type(values, dtype), values)
         )
         return next(fits, "")
+
+
+def with_16_bit_points(recorded: RecordedTrace, found: ShadowPass) -> RecordedTrace:
+    """Return the trace with the tolerances of a 16-bit type at flagged points computed in it.
+
+    Such a point's values are all exact in that type, though the trace is of another dtype, and no
+    value is further off than a few roundings of it explain: only some operations of the run, a
+    norm or the head, are in 16 bits.
+    """
+    bounds = dict(recorded.bounds)
+    for view in found.flagged:
+        if view.recorded is None or needs_measured_rounding(view):
+            continue
+        dtype = _exact_16_bit_type(view)
+        if not dtype or dtype == view.recorded.dtype:
+            continue
+        mine, theirs = view.recorded.comparable_values(view.mine, view.axis)
+        size = np.sqrt(np.mean(np.square(mine, dtype=np.float64), axis=-1, keepdims=True))
+        most = ROUNDED * ROUNDOFF[dtype] * np.maximum(np.abs(mine), size)
+        if (np.abs(np.float64(theirs) - mine) <= most).all():
+            bounds[view.key] = operation_tolerance(dtype, dtype).rel_l2
+    return recorded if bounds == recorded.bounds else recorded.with_bounds(bounds)
 
 
 def explain_by_arithmetic(

@@ -13,6 +13,7 @@ from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.accumulated_rounding import (
     explain_by_arithmetic,
     first_directed_point,
+    with_16_bit_points,
     with_recorded_arithmetic,
 )
 from aprfmt.diagnosis.answers import (
@@ -151,18 +152,23 @@ def _read_in_its_arithmetic(
         recorded = recorded.with_trace(TraceInArithmetic(recorded.trace, coarser))
         found = run_shadow_pass(patched, recorded)
     grown = with_recorded_arithmetic(patched, recorded, found)
+    grown = with_16_bit_points(grown, found)
     return (recorded, found) if grown is recorded else (grown, run_shadow_pass(patched, grown))
 
 
 def _equally_good(
     answers: Sequence[Solution], best: Solution, view: ShadowPoint
 ) -> tuple[Solution, ...]:
-    """Return answers of other causes that explain a divergence as well as the best one."""
+    """Return answers of other causes, or by other rules, that explain as well as the best one.
+
+    Two answers of one cause are two rules if their values have other names.
+    """
     return _one_of_each_cause(
         tuple(
             answer
             for answer in answers
-            if answer.change.cause != best.change.cause
+            if (answer.change.cause, {*answer.change.values})
+            != (best.change.cause, {*best.change.values})
             and answer.reach == best.reach
             and answer.change.general == best.change.general
             and answer.residual <= CLOSER * best.residual + view.tolerance / CLOSER

@@ -57,15 +57,30 @@ ONE_OPERATION: dict[str, Tolerance] = {
     "float16": Tolerance(4e-3, "roundings to float16 inside one block's operations"),
     "bfloat16": Tolerance(3e-2, "roundings to bfloat16 inside one block's operations"),
 }
+# Operations that transformers computes in float32 whatever the run's dtype, in all models or some:
+# norms, softmaxes, rope's tables, factors of the stream, routers, scans and decays.
+IN_FLOAT32 = (
+    "rms_norm", "layer_norm", "gated_norm", "probs", "rope", "scale", "router", "scan",
+    "gated_scan", "decay", "decay_rates", "time_step", "delta",
+)  # fmt: skip
+# It, and dumps of it: their traces do not say which engine made them.
+FLOAT32_ENGINES = ("transformers", "npz", "captures")
+_FLOAT32 = Tolerance(
+    ONE_OPERATION["float32"].rel_l2, "transformers computes it in float32 in a float64 model too"
+)
 # (engine, class of the weight or name of the operation) -> bound of one operation, where an engine
-# computes a product otherwise than its dtype says.
+# computes it otherwise than its dtype says.
 ENGINE_OPERATION: dict[tuple[str, str], Tolerance] = {
+    **{(engine, op): _FLOAT32 for engine in FLOAT32_ENGINES for op in IN_FLOAT32},
     ("llama.cpp", "quantized"): Tolerance(
         4e-2, "activations are quantized to 8 bits: 6e-3 a product, measured up to 1.8e-2"
     ),
     ("llama.cpp", "half"): Tolerance(5e-3, "activations are rounded to the weights' 16 bits"),
     ("llama.cpp", "activate"): Tolerance(2e-3, "gelu is looked up in a table of float16 values"),
 }
+
+# The operations among the names of that table.
+SPECIAL_OPERATIONS = frozenset(kind for _, kind in ENGINE_OPERATION) - {"quantized", "half"}
 
 
 def operation_tolerance(
@@ -277,8 +292,9 @@ ROWS: tuple[ThresholdRow, ...] = (
     ThresholdRow("llama.cpp", "quantized", "embd", 1e-6, "a lookup: no product"),
     ThresholdRow("transformers", "", "", 5e-6,
         "its norms, softmax and rope stay float32 in a float64 model", "float64"),
-    ThresholdRow("npz", "", "", 5e-6,
-        "norms, softmax and rope of transformers stay float32 in a float64 model", "float64"),
+    *(ThresholdRow(dump, "", "", 5e-6,
+        "norms, softmax and rope of transformers stay float32 in a float64 model", "float64")
+      for dump in ("npz", "captures")),
 )  # fmt: skip
 
 

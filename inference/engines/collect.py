@@ -31,6 +31,7 @@ from aprfmt.tensors.digest import decoded_sha256
 from aprfmt.tensors.stats import Stats, compute_stats
 
 Numbers = NDArray[Any]
+DROPPED = 0.1  # by which the share of zeros may be from the p that the other values show
 # Points with an axis of heads, and the hyperparameter that counts them.
 HEADED: Mapping[str, str] = {
     "q_mm": "n_heads", "q": "n_heads", "q_b": "n_heads", "q_norm": "n_heads", "q_rope": "n_heads",
@@ -308,19 +309,27 @@ class Collector:
         bound = BASE.get(self._dtype, BASE["float32"]).rel_l2
         for name, key, origin, tiles in self._second:
             apart = _distance_of_tiles(tiles, self._tiles.get(key))
-            if apart is None:
-                held, kept = KeptValues(), self._fetch(key)
-                add(name, self.for_reading_again(key, held, origin))
-                values = held.fetch(key)
-                if values is None or kept is None or values.shape != kept.shape:
+            if apart is not None and apart <= bound:
+                continue
+            held, kept = KeptValues(), self._fetch(key)
+            add(name, self.for_reading_again(key, held, origin))
+            values = held.fetch(key)
+            if values is None or kept is None or values.shape != kept.shape:
+                if apart is None:
                     continue
-                apart = rel_l2(values, kept)
-            if not apart <= bound:
+                values = kept = np.zeros(0)
+            if not (rel_l2(values, kept) if apart is None else apart) <= bound:
                 self.lost.add(name)
+                why = (
+                    "one of the two was written over after it was captured, or is of another run; "
+                    "copy what a hook gets (clone)"
+                )
+                p = _dropped_share(values, kept) or _dropped_share(kept, values)
+                if p:
+                    why = f"one is the other after dropout of {p:.2g}; run the model in eval mode"
                 self.unknown[name] = (
                     f"another array of the same point ({parse_key(key)[0]}) has other values, and "
-                    "was taken: one of the two was written over after it was captured, or is of "
-                    "another run; copy what a hook gets (clone)"
+                    f"was taken: {why}"
                 )
 
     def for_reading_again(
@@ -414,6 +423,21 @@ def _first_not_finite(records: Iterable[Record]) -> str | None:
         if finite and (stats := record.stats) is not None and stats.nan + stats.inf:
             return record.key
     return None
+
+
+def _dropped_share(before: Numbers, after: Numbers) -> float:
+    """Return the share p of `before` that is zero in `after`, if dropout makes the one the other.
+
+    Then all other values are 1 / (1 - p) times as large, by one factor. 0.0 if it does not.
+    """
+    known = before != 0
+    zero = known & (after == 0)
+    rest = np.asarray(after, np.float64)[known & ~zero] / before[known & ~zero]
+    if not zero.any() or not rest.size:
+        return 0.0
+    factor, share = float(np.median(rest)), zero.sum() / known.sum()
+    p = 1 - 1 / factor if factor > 1 else 0.0
+    return p if np.allclose(rest, factor, 1e-3) and abs(p - share) < DROPPED else 0.0
 
 
 def _distance_of_tiles(

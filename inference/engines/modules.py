@@ -202,6 +202,8 @@ class ModuleMap:
             return self.is_mixture(layer)
         if name.text.startswith("shared_mlp."):  # of a mixture it is no point
             return not self.is_mixture(layer)
+        if name.text.endswith(".experts"):  # without a shared expert, which is added outside
+            return not any("shared" in path for path in siblings)
         if name.text == "block_sparse_moe":  # a shared MLP at its side is added outside
             return not any(path.startswith("shared_mlp.") for path in siblings)
         if not name.placement:

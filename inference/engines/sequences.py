@@ -31,6 +31,8 @@ class Segment:
     """The tokens of one request in one pass: their rows there, positions and ids.
 
     `number` is the request's place in the batch of `count`, `rows` index the pass's tokens.
+    `padding` is the number of hidden rows before the first token that the pass gave positions;
+    `positions` are without them.
     """
 
     step: int
@@ -41,6 +43,7 @@ class Segment:
     positions: tuple[int, ...]
     ids: tuple[int, ...] | None
     request: str = ""
+    padding: int = 0
 
 
 @dataclass
@@ -75,6 +78,11 @@ class TokenRun:
     def next_position(self) -> int:
         """Position of the token that would follow."""
         return max(self.segments[-1].positions) + 1
+
+    @property
+    def padding(self) -> int:
+        """Positions that the engine gave padding before the first token."""
+        return self.segments[0].padding
 
 
 @dataclass(frozen=True)
@@ -198,13 +206,14 @@ def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
                 fits = [
                     row
                     for row in free
-                    if row.segments[0].request == part.request and row.next_position <= start
+                    if row.segments[0].request == part.request
+                    and row.next_position + row.padding <= start
                 ]
             else:
-                fits = [row for row in free if start and row.next_position == start]
+                fits = [row for row in free if start and row.next_position + row.padding == start]
             guessed |= len(fits) > 1 and not part.request
             if fits and (start or part.request):
-                fits[0].segments.append(part)
+                fits[0].segments.append(_without_padding(part, fits[0].padding))
                 free.remove(fits[0])
             else:
                 found.append(TokenRun(one.stream, [part]))
@@ -213,6 +222,13 @@ def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
             "passes do not say which request a row is of: rows are taken in the order of the batch"
         )
     return found
+
+
+def _without_padding(part: Segment, count: int) -> Segment:
+    """Return the segment with positions counted from the first token behind `count` of padding."""
+    if not count:
+        return part
+    return replace(part, positions=tuple(at - count for at in part.positions), padding=count)
 
 
 def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Segment]:
@@ -244,14 +260,20 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
             rows = rows[np.asarray(mask.read()).reshape(-1)[first:stop] != 0]
         if not rows.size:
             continue
+        padding = 0
         if positions is not None and rows[-1] < positions.size:
             own = positions[rows]
+            before_it = positions[first : rows[0]]
+            if rows[0] > first and np.array_equal(before_it, np.arange(own[0])):
+                padding = int(
+                    own[0]
+                )  # transformers counts hidden rows where no positions are given
         else:
             start = 0
             if flat is None and len(before) == 1 and not names:
                 start = before[0].next_position  # passes that say nothing are of one sequence
             own = np.arange(start, start + rows.size)
-        yield Segment(
+        part = Segment(
             one.step,
             place,
             number,
@@ -261,6 +283,7 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
             None if flat is None else tuple(flat[rows].tolist()),
             str(names[number]) if number < len(names) else "",
         )
+        yield _without_padding(part, padding)
 
 
 def _count_tokens(one: Pass, ids: Numbers | None, positions: Numbers | None) -> int:

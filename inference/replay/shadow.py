@@ -36,7 +36,13 @@ from aprfmt.inference.replay.recorded_trace import (
 )
 from aprfmt.inference.routing import choose_experts
 from aprfmt.measure.nonfinite import NonFinite, count_nonfinite
-from aprfmt.measure.tolerances import DISCRETE, operation_tolerance, run_tolerance, weights_class
+from aprfmt.measure.tolerances import (
+    DISCRETE,
+    SPECIAL_OPERATIONS,
+    operation_tolerance,
+    run_tolerance,
+    weights_class,
+)
 from aprfmt.measure.trace_view import backend_name
 
 Array = NDArray[Any]
@@ -544,14 +550,15 @@ class _OnePoint(_ShadowRecorder):
 def _operation_kinds(calls: Sequence[OperationCall], patched: PatchedModel) -> list[str]:
     """Return the names by which a tolerance is looked up for what these operations do.
 
-    That is "activate" for each activation, then for each weight that is multiplied the class of its
-    stored encoding, as `weights_class` names it. Other operations give none. A weight that a
-    hypothesis replaced has its file's encoding: the engine read the file.
+    That is the name of each operation that some engine computes in its own way, then for each
+    weight that is multiplied the class of its stored encoding, as `weights_class` names it. Other
+    operations give none. A weight that a hypothesis replaced has its file's encoding: the engine
+    read the file.
     """
     read = [call.args[1] for call in calls if call.op in ("linear", "router")]
     stored = patched.stored
     weights = [stored.get(w.key, w).encoding for w in read]
-    found = [call.op for call in calls if call.op == "activate"]
+    found = [call.op for call in calls if call.op in SPECIAL_OPERATIONS]
     return [*found, *(weights_class([encoding]) for encoding in weights)]
 
 

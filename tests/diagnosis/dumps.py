@@ -32,16 +32,22 @@ def logits_only(name: str) -> bool:
 
 
 def outputs(base: str, sizes: Mapping[str, Any], wrong: Break | None) -> dict[str, Any]:
-    """Run a tiny model that was broken; return what every module gave, float32 by path."""
+    """Run a tiny model that was broken; return what every module gave by path.
+
+    Arrays are float32, and float64 where the model was made so.
+    """
     import torch
 
     found: dict[str, Any] = {}
+
+    def in_float(x: Any) -> Any:
+        return x if x.dtype == torch.float64 else x.float()
 
     def hook(name: str) -> Callable[..., None]:
         def seen(module: Any, given: Any, result: Any) -> None:
             result = result[0] if isinstance(result, tuple) else result
             if torch.is_tensor(result):
-                found[name] = result.detach().float().numpy()
+                found[name] = in_float(result.detach()).numpy()
 
         return seen
 
@@ -53,7 +59,7 @@ def outputs(base: str, sizes: Mapping[str, Any], wrong: Break | None) -> dict[st
             if name:
                 module.register_forward_hook(hook(name))
         with torch.no_grad():
-            found["logits"] = model(torch.tensor([IDS])).logits.float().numpy()
+            found["logits"] = in_float(model(torch.tensor([IDS])).logits).numpy()
     return found
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from aprfmt.inference.kv_cache import KVCache
 from tests.diagnosis import files
 from tests.diagnosis.controls import PAIRS
-from tests.diagnosis.engines import COARSE, LONG, Stale, broken, trace
+from tests.diagnosis.engines import COARSE, LONG, Stale, broken, broken_here, trace
 from tests.diagnosis.fault import Fault as Fault
 from tests.diagnosis.fault import Pair
 from tests.diagnosis.faults_files import FILE_FAULTS
@@ -159,6 +159,9 @@ ENGINES: tuple[Fault, ...] = (
     Fault("read-as-f16", "demo", "BF16 bytes read as F16", read_as_f16, ("dtype_mislabel",),
           ("token_embd.weight", "L0.attn_norm.weight", "L1.attn_q.bias", "L2.ffn_up.weight"),
           upstream=(8,)),
+    engine("attention-gate", "qwen3_5", "the gate of attention left out", "attention_gate",
+           "attn_gate", **broken_here(
+               mul=lambda here, op, x, g: x if here.point == "attn_mixed" else op(x, g))),
     engine("eps-1e-6", "llama", "norms add 1e-6 for 3e-4", "norm_eps", "norm_eps",
            hp={"norm_eps": 1e-6}),
     engine("eps-layer-norm", "gpt2", "layer norms add 1e-6", "norm_eps", "norm_eps",

@@ -6,6 +6,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from aprfmt.causes.forward.norm_order import round_to_type
 from aprfmt.causes.forward.routing_rules import wrong_routing_rules
@@ -16,8 +17,8 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import load_trace, save_trace
 from aprfmt.model import open_model
-from tests.diagnosis import files
-from tests.diagnosis.engines import COARSE, broken, place, tiny_folder, trace
+from tests.diagnosis import dumps, files
+from tests.diagnosis.engines import COARSE, broken, broken_here, place, tiny_folder, trace
 from tests.diagnosis.faults import heads, left_out
 from tests.diagnosis.faults_packed import INT4
 from tests.diagnosis.faults_undecoded import ALONE, PLAIN4, SIXTEEN, of_scale, one_is, undecoded
@@ -49,6 +50,23 @@ def test_the_eps_of_a_layer_norm_is_solved_whatever_the_mean_of_its_rows() -> No
         found.cause == "norm_eps"
         and "the norm at attn_norm alone adds eps 0.0025" in found.sentence
     )
+
+
+@pytest.mark.parametrize(
+    ("base", "off"), [("llama", 0.0), ("gemma2", 0.0), ("gpt_neox", 0.0), ("gemma2", 1e-7)]
+)
+def test_a_float64_run_has_the_float32_operations_of_transformers(base: str, off: float) -> None:
+    """Norms, softmax and rope are float32 there in every run; products are not."""
+
+    def doubled(model: Any, stack: Any) -> None:
+        model.double()
+        layer = next(each for name, each in model.named_modules() if name.endswith("layers.1.mlp"))
+        [*_, last] = [each for each in layer.modules() if hasattr(each, "weight")]
+        last.weight.data *= 1 + off
+
+    folder, run = dumps.dump(base, f"{base}-{off}", {}, doubled, dumps.everything, dumps.as_npy)
+    found = diagnose(str(folder), str(run))
+    assert found.verdict == ("bug" if off else "precision"), found.sentence
 
 
 def test_positions_far_behind_the_first_are_found() -> None:
@@ -88,6 +106,150 @@ def test_queries_that_miss_their_own_token_are_named() -> None:
     )
     found = confirmed(folder, run)
     assert found.cause == "mask" and "queries do not see their own token" in found.sentence
+
+
+def at_norm(point: str, change: Any) -> dict[str, Any]:
+    """Return how a run is made whose norms after a point of layer 1 are `change(op, x, ...)`."""
+
+    def norm(here: Any, op: Any, x: Any, *rest: Any, **how: Any) -> Any:
+        chosen = (here.point, here.layer) == (point, 1)
+        return change(op, x, *rest, **how) if chosen else op(x, *rest, **how)
+
+    return dict(broken_here(rms_norm=norm, layer_norm=norm))
+
+
+def outside(op: Any, x: Any, w: Any, *, eps: float, **how: Any) -> Any:
+    root = np.sqrt(np.mean(np.square(x), -1, keepdims=True))
+    return op(x, w, eps=0.0, **how) * (root / (root + eps))
+
+
+def before_weight(op: Any, x: Any, w: Any, **how: Any) -> Any:
+    return round_to_type(op(x, np.ones_like(w), **how), "float16") * w
+
+
+def in_turn(first: str, second: str) -> Any:
+    """Return a renaming that exchanges two points."""
+    names = {first: second, second: first}
+    return lambda values: {
+        ".".join([*key.split(".")[:-1], names.get(key.split(".")[-1], key.split(".")[-1])]): value
+        for key, value in values.items()
+    }
+
+
+def weights_in_turn(first: str, second: str) -> Any:
+    """Return an overlay that exchanges two weights in every layer."""
+    return lambda w: {
+        key: w[key.replace(a, b)].numpy()
+        for a, b in ((first, second), (second, first))
+        for key in w
+        if f".{a}." in key
+    }
+
+
+def cached(dtype: str) -> Any:
+    return lambda: broken(
+        "attention",
+        lambda op, q, k, v, own: op(q, round_to_type(k, dtype), round_to_type(v, dtype), own),
+    )
+
+
+EXCHANGED = {"weights": weights_in_turn("ffn_gate", "ffn_up"),
+             "rename": in_turn("ffn_gate", "ffn_up")}  # fmt: skip
+MODULES = COARSE | {"embd", "attn_norm", "ffn_norm", "q", "k", "v", "ffn_gate", "ffn_up", "ffn_act"}
+# A run -> (model, how it is made, cause, what is said).
+ENGINES: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "eps outside": ("llama", {"backend": lambda: broken("rms_norm", outside)}, "norm_eps",
+                    "add eps to the root"),
+    "norm twice": ("llama", at_norm("out", lambda op, x, *a, **k: op(op(x, *a, **k), *a, **k)),
+                   "norm_skipped", "the norm at attn_norm is applied twice"),
+    "one norm's mean": ("gpt_neox", at_norm("out", lambda op, x, w, b, eps: x / np.sqrt(
+        np.mean(np.square(x), -1, keepdims=True) + eps) * w + b), "norm_kind",
+        "the norm at attn_norm keeps the mean"),
+    "norm in float16": ("llama", {"backend": lambda: broken("rms_norm", before_weight)},
+                        "rounding", "rounded to float16 before their weight"),
+    "next token": ("gpt2", {"backend": lambda: broken("probs", heads(
+        mask=lambda own: own.mask | np.eye(own.mask.shape[-2], own.mask.shape[-1], 1, np.bool_),
+        causal=None))}, "mask", "see the token behind their own"),
+    "gate and up": ("llama", EXCHANGED, "swapped_tensors", "activation is taken of up"),
+    "keys and values": ("llama", {"backend": lambda: broken(
+        "attention", lambda op, q, k, v, own: op(q, v, k, own))}, "swapped_tensors",
+        "values for keys"),
+    "no sigmoid": ("qwen3_5", dict(broken_here(
+        sigmoid=lambda here, op, x: x if here.point == "attn_mixed" else op(x))),
+        "attention_gate", "without its sigmoid"),
+    "cache in fp8": ("llama", {"backend": cached("float8_e4m3fn")}, "rounding",
+                     "rounded to float8_e4m3fn"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_an_engine_did_otherwise_is_named(name: str) -> None:
+    """On the outputs of modules, with nothing else beside it."""
+    base, how, cause, says = ENGINES[name]
+    folder = tiny_folder(base)
+    found = diagnose(str(folder), str(trace(folder, name.replace(" ", "-"), points=MODULES, **how)))
+    assert found.verdict == ("precision" if cause == "rounding" else "bug"), found.sentence
+    assert found.confidence == "confirmed" and len(found.findings) == 1
+    assert found.cause == cause and says in found.sentence
+
+
+@pytest.mark.parametrize("off", [1.0, 1.2])
+def test_a_head_in_16_bits_is_rounding_and_one_wrong_column_is_not(off: float) -> None:
+    def short(values: dict[str, Any]) -> dict[str, Any]:
+        logits = np.array(values["logits"])
+        logits[:, 5] *= np.float32(off)
+        return {**values, "logits": round_to_type(logits, "bfloat16")}
+
+    folder = tiny_folder("llama")
+    run = trace(folder, f"short-{off}", points=COARSE, rename=short)
+    found = diagnose(str(folder), str(run))
+    assert found.verdict == ("precision" if off == 1 else "bug"), found.sentence
+
+
+@pytest.mark.parametrize("share", [0.0, 0.9])
+def test_a_tied_head_that_is_another_matrix_is_told_from_a_stale_one(share: float) -> None:
+    """There are more tokens than columns, so that the head can be solved."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    folder = tiny_folder("llama", tie_word_embeddings=True, **sizes)
+
+    def head(op: Any, x: Any, w: Any, *rest: Any) -> Any:
+        if w.key != "token_embd.weight":
+            return op(x, w, *rest)
+        own = np.asarray(w.numpy(), np.float32)
+        other = np.random.default_rng(4).standard_normal(own.shape) * own.std()
+        return (x @ (share * own + (1 - share) * other).T).astype(x.dtype)
+
+    run = trace(folder, f"head-{share}", points=COARSE, backend=lambda: broken("linear", head))
+    found = confirmed(folder, run)
+    assert found.cause == ("stale_tensor" if share else "tied_embedding"), found.sentence
+
+
+def test_two_rules_of_eps_that_fit_alike_are_both_said() -> None:
+    """Rows of one size: eps outside the root is another eps below it."""
+
+    def alike(x: Any) -> Any:
+        return np.asarray(x / np.sqrt(np.mean(np.square(x), -1, keepdims=True)) / 50, np.float32)
+
+    folder = files.copy(
+        tiny_folder("llama"), "alike", tensors=files.edit("model.embed_tokens.weight", alike)
+    )
+    first = ("embd", "L0.attn_norm")
+    run = trace(
+        folder,
+        "alike-outside",
+        points=None,
+        backend=lambda: broken("rms_norm", outside),
+        rename=lambda values: {key: values[key] for key in first},
+    )
+    lead = diagnose(str(folder), str(run)).lead
+    assert lead is not None and lead.cause == "norm_eps" and "norm_eps" in lead.also
+    assert lead.certainty == "explained"
+
+
+def test_positions_are_shown_from_where_they_part() -> None:
+    folder, n = tiny_folder("llama"), len(IDS)
+    run = trace(folder, "late", points=COARSE, positions=[*range(20), *range(21, n + 1)])
+    assert "from token 19 on tokens have positions 19, 21, 22" in confirmed(folder, run).sentence
 
 
 def test_another_factor_on_positions_is_held_against_the_scaling_that_the_model_states() -> None:

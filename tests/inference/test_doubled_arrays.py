@@ -81,6 +81,19 @@ def test_the_one_that_is_not_recorded_is_named(
     assert "another array of the same point" in row.why
 
 
+@pytest.mark.parametrize("ending", [".npz", ""], ids=["npz", "folder"])
+@pytest.mark.parametrize("factor", [10 / 9, 1.3])
+def test_dropout_between_two_modules_is_said(factor: float, ending: str, tmp_path: Path) -> None:
+    """The values that are left are 1 / (1 - p) times as large, or it is no dropout."""
+    made = outputs()
+    inner = made["model.layers.1.mlp.down_proj"]
+    kept = np.random.default_rng(4).random(inner.shape) >= 0.1
+    dropped = np.asarray(np.where(kept, factor * inner, 0), np.float32)
+    found = judged(tmp_path, made | {"model.layers.1.mlp": dropped}, ending)
+    (row,) = [one for one in found.pronounced.not_compared if "layers.1.mlp" in one.name]
+    assert ("after dropout of 0.1" in row.why) == (factor == 10 / 9), row.why
+
+
 @pytest.mark.parametrize("ending", [".npz", ".safetensors", ""], ids=["npz", "tensors", "folder"])
 def test_two_equal_arrays_are_one(ending: str, tmp_path: Path) -> None:
     made = outputs()

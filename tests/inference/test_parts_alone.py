@@ -835,6 +835,16 @@ def test_a_modules_input_is_taken_however_it_is_given(named: bool) -> None:
     assert torch.equal(taken[keys[1]], x) and torch.equal(taken[keys[0]], 3 * x)
 
 
+@pytest.mark.parametrize("shared", ["", "mlp.shared_expert", "mlp.shared_experts.down_proj"])
+def test_experts_are_the_mixture_where_none_is_shared(shared: str) -> None:
+    """A shared expert's result is added outside of the module."""
+    from aprfmt.inference.engines.modules import ModuleMap
+
+    keys = [f"model.layers.0.{name}" for name in ("mlp.gate", "mlp.experts", shared) if name]
+    points = [reading.point.name for reading in ModuleMap(keys).read(keys[1])]
+    assert points == ([] if shared else ["moe_out"])
+
+
 def captured(arrays: dict[str, Any]) -> Captures:
     """Return captures of arrays in memory."""
     return Captures(

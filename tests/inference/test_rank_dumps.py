@@ -503,6 +503,22 @@ def padded(folder: Path) -> Path:
     )
 
 
+def counted(folder: Path) -> Path:
+    """A prompt padded on the left, then one token; positions count the hidden rows, too."""
+    names = [f"L{n}.{point}" for n in range(3) for point in ("attn_out", "out")]
+    rows = np.array([0] * 4 + list(range(28)))
+    prompt = {name: own_of()[name][rows][None] for name in names}
+    last = {name: own_of()[name][28:][None] for name in names}
+    said = {
+        "input_ids": np.array([[0] * 4 + list(IDS[:28])]),
+        "attention_mask": np.array([[0] * 4 + [1] * 28]),
+        "position_ids": np.arange(32)[None],
+    }
+    npy(_made(folder) / "step_0", {**prompt, **said})
+    after = {"input_ids": np.array([IDS[28:]]), "position_ids": np.array([[32]])}
+    return npy(folder / "step_1", {**last, **after}).parent
+
+
 def packed(folder: Path) -> Path:
     """Two sequences behind one another, ours the second, told by positions alone."""
     order = [*range(6), *ALL]
@@ -526,6 +542,7 @@ STEPS: dict[str, Writer] = {
     "chunked": chunked,
     "continuous": continuous,
     "padded": padded,
+    "counted": counted,
     "packed": packed,
     "lengths": lengths,
 }

@@ -401,11 +401,25 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
             yield resize_chunks(int(rows[0]), f"the tokens of a chunk of {rows[0]}")
 
 
-def try_masks(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of attention's mask: the recorded one if it is wrong, else usual mistakes.
+def usual_masks(n: int) -> Iterator[Change]:
+    """Yield the changes to the masks of `n` tokens that causal attention has by mistake.
 
-    These are no mask, and one that hides a query's own token. Nothing if a window or chunks explain
-    the recorded mask.
+    These are no mask, and the diagonal off by one either way.
+    """
+    own = np.tril(np.ones((n, n), np.bool_), -1)
+    own[0, 0] = True
+    for says, mask in (
+        (NOT_CAUSAL, np.ones((n, n), np.bool_)),
+        ("queries do not see their own token", own),
+        ("queries see the token behind their own", np.tril(np.ones((n, n), np.bool_), 1)),
+    ):
+        yield Change("mask", says, ("mask",), attend_with_mask(mask))
+
+
+def try_masks(case: Mismatch) -> Iterator[Change]:
+    """Yield changes of attention's mask: the recorded one if it is wrong, else `usual_masks`.
+
+    Nothing if a window or chunks explain the recorded mask.
     """
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
@@ -438,11 +452,7 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
             says = "attention hides tokens that it should show"
         yield Change("mask", says, ("mask",), attend_with_mask(pattern))
         return
-    yield Change("mask", NOT_CAUSAL, ("mask",), attend_with_mask(np.ones((n, n), np.bool_)))
-    # Without one, try no mask and one without the query's own token.
-    own = _causal_mask(case) & ~np.eye(n, dtype=np.bool_)
-    own[0, 0] = True
-    yield Change("mask", "queries do not see their own token", ("mask",), attend_with_mask(own))
+    yield from usual_masks(n)
 
 
 HYPOTHESES = (

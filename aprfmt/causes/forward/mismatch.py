@@ -28,7 +28,7 @@ from aprfmt.measure.verdicts import Certainty
 Array = NDArray[Any]
 Layers = frozenset[int] | None  # None: all
 Patch = Callable[[PatchedModel, Layers], PatchedModel]
-EXACT = BASE["float32"].rel_l2
+EXACT = BASE["float32"].rel_l2 / 10  # what rounding alone leaves of a number that is right
 ROUNDER = 1.1  # a shorter number may fit this much worse than the best one
 PATIENCE = 8  # steps after which a number must have halved the distance
 
@@ -273,11 +273,9 @@ class Mismatch:
 
         Yields the change for `value` itself if no shorter number fits.
         """
-        # A coarse tolerance admits numbers that are visibly off; what they leave looks like another
-        # fault later.
-        bound = self.view.tolerance
-        if bound > EXACT:
-            bound = min(bound, max(EXACT, ROUNDER * self.trial(make(value))))
+        # A tolerance admits numbers that are visibly off; what they leave looks like another fault
+        # later, or hides that another rule fits better.
+        bound = min(self.view.tolerance, max(EXACT, ROUNDER * self.trial(make(value))))
         for candidate in short_numbers(value):
             change = make(candidate)
             if self.trial(change) <= bound:

@@ -28,6 +28,46 @@ def try_activations(case: Mismatch) -> Iterator[Change]:
         yield from activation_changes(case.patched)
 
 
+def try_exchanged_gate_and_up(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that exchanges gate and up, where the trace has both products."""
+    roles = ("ffn_gate", "ffn_up")
+    recorded = all(case.recorded.value_of(f"L{case.layer}.{name}") is not None for name in roles)
+    if recorded and any(call.op in ("activate", "mul") for call in case.view.calls):
+        says = "the activation is taken of up, and multiplies gate"
+        where = tuple(f"{name}.weight" for name in roles)
+        yield Change("swapped_tensors", says, where, exchange_gate_and_up)
+
+
+def exchange_gate_and_up(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose dense MLP in `layers` is act(up) * gate, by the products as they are.
+
+    Both products have to be made before the activation, as where a recorder wants them.
+    """
+    held: dict[str, Any] = {}
+
+    def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Return the product; remember that of up."""
+        y = op(x, w, *rest, **kwargs)
+        if w.key.partition("[")[0].endswith(".ffn_up.weight"):
+            held["up"] = y
+        return y
+
+    def activate(op: Any, at: Any, x: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Return the activation of up, and remember the gate `x`; of `x` where there is no up."""
+        up = held.pop("up", None)
+        if up is None or up.shape != x.shape:
+            return op(x, *rest, **kwargs)
+        held["gate"] = x
+        return op(up, *rest, **kwargs)
+
+    def mul(op: Any, at: Any, a: Any, b: Any) -> Any:
+        """Return the activation times the gate where it was of up, else a * b."""
+        return op(a, held.pop("gate", b))
+
+    patched = patched.with_op("linear", linear, layers).with_op("activate", activate, layers)
+    return patched.with_op("mul", mul, layers)
+
+
 def activation_changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the changes to every other activation function of KINDS."""
     configured = str(patched.hp["activation"])
@@ -338,6 +378,7 @@ def _change_by_number(
 
 
 HYPOTHESES = (
+    Hypothesis("swapped_tensors", try_exchanged_gate_and_up, 375, "what is activated, before how"),
     Hypothesis("activation", try_activations, 380, "known functions, before solved ones"),
     Hypothesis("activation", try_clamps, 390, "one limit of the known function"),
     Hypothesis("activation", try_xielu_numbers, 400, "one parameter of the known function"),

@@ -5,13 +5,23 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
-from aprfmt.causes.forward.norm_order import NORMS, offset_norm_weights, point_before_norm, use_eps
+from aprfmt.causes.forward.norm_order import (
+    NORMS,
+    exchange_norm_kind,
+    offset_norm_weights,
+    point_before_norm,
+    repeat_norms,
+    round_before_weight,
+    use_eps,
+)
 from aprfmt.causes.forward.product import (
     exchange_weights_change,
     replace_weights,
     weights_of_same_shape,
 )
+from aprfmt.causes.forward.single_steps import add_eps_outside_root
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
@@ -93,6 +103,20 @@ def find_eps(case: Mismatch) -> Iterator[Change]:
         yield _eps_change_here(case, float(found), point_before_norm(case.patched, call.location))
 
 
+def eps_outside_change() -> Change:
+    """Return the change that adds the norms' epsilon to the root instead of below it."""
+    return Change(
+        "norm_eps", "the norms add eps to the root, not below it", ("norm_eps",),
+        add_eps_outside_root, {"eps_outside": True},
+    )  # fmt: skip
+
+
+def try_eps_outside(case: Mismatch) -> Iterator[Change]:
+    """Yield the change of adding epsilon to the root, where a norm's own rows differ."""
+    if case.gives_point_value(case.call(*NORMS)):
+        yield eps_outside_change()
+
+
 # Points that a norm follows -> what the norm is called.
 PLACES: Mapping[str, str] = {
     "in": "before attention", "mid": "before the MLP", "out": "before the head",
@@ -168,6 +192,51 @@ def norm_name(points: tuple[str, ...]) -> str:
     return f"the norm{'' if len(points) == 1 else 's'} {' and '.join(names)}".strip()
 
 
+def norm_kind_change(patched: PatchedModel, points: tuple[str, ...] = (), seen: str = "") -> Change:
+    """Return the change of norms to the other kind: with the mean of a row taken away, or without.
+
+    It acts on all norms, or only on those after the capture points `points`. `seen` is the point by
+    which the sentence names a norm that differs alone.
+    """
+    layer = patched.spec.block.norm == "layer"
+    does = ("keep", "keeps") if layer else ("take away", "takes away")
+    which = f"the norm at {seen}" if seen else norm_name(points)
+    return Change(
+        "norm_kind",
+        f"{which} {does[len(points) == 1]} the mean of a row",
+        ("norm",),
+        exchange_norm_kind(points),
+        {"mean": not layer, **({"behind": points} if points else {})},
+    )
+
+
+def try_norm_kinds(case: Mismatch) -> Iterator[Change]:
+    """Yield the changes to the other kind of norm, in all norms and in this one alone."""
+    call = case.call(*NORMS)
+    if call is not None and case.gives_point_value(call):
+        yield norm_kind_change(case.patched)
+        points = (point_before_norm(case.patched, call.location),)
+        yield norm_kind_change(case.patched, points, case.view.point)
+
+
+def try_repeated_norm(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that applies the norm of the differing point twice."""
+    call = case.call(*NORMS)
+    if call is not None and case.gives_point_value(call):
+        points = (point_before_norm(case.patched, call.location),)
+        says = f"the norm at {case.view.point} is applied twice"
+        values = {"times": 2, "behind": points}
+        yield Change("norm_skipped", says, ("norm",), repeat_norms(points), values)
+
+
+def try_rounded_norms(case: Mismatch) -> Iterator[Change]:
+    """Yield the changes that round norms to a 16-bit type before the weight is multiplied."""
+    if case.gives_point_value(case.call(*NORMS)):
+        for dtype in ("bfloat16", "float16"):
+            says = f"norms are rounded to {dtype} before their weight is multiplied"
+            yield Change("rounding", says, NORMS, round_before_weight(dtype), {"dtype": dtype})
+
+
 def find_norm_weight(case: Mismatch) -> Iterator[Change]:
     """Yield the change to the norm weight that the trace shows, if one weight fits all its rows."""
     call = case.call(*NORMS)
@@ -177,6 +246,7 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
     key = norm_key(case)
     if theirs is None or key is None:
         return
+    yield from _exchanged_norms(case, key)
     # Remove bias and weight from the reference's result.
     ours, bias = case.array(call.result), None
     if call.op == "layer_norm" and call.args[2] is not None:
@@ -196,6 +266,26 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
         return
     stored = weights - float(call.kwargs.get("offset", 0))
     yield from _name_norm_weight(case, key, stored)
+
+
+def _exchanged_norms(case: Mismatch, key: str) -> Iterator[Change]:
+    """Yield the exchange of the norm `key`, weight and bias, with each other one of its layer.
+
+    Nothing for norms without a bias: their weight is solved.
+    """
+    stored = case.patched.stored
+    if key.replace(".weight", ".bias") not in stored:
+        return
+    for other in weights_of_same_shape(case.patched, key):
+        biases = [each.replace(".weight", ".bias") for each in (key, other)]
+        if split_key(other)[0] != split_key(key)[0] or not all(b in stored for b in biases):
+            continue
+        pairs = {key: other, other: key, biases[0]: biases[1], biases[1]: biases[0]}
+        yield Change(
+            "swapped_tensors", f"{key} and {other} stand under each other's names, biases too",
+            (key, other), replace_weights({a: stored[b].numpy() for a, b in pairs.items()}),
+            scoped=False,
+        )  # fmt: skip
 
 
 def _name_norm_weight(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
@@ -239,6 +329,10 @@ def norm_key(case: Mismatch) -> str | None:
 
 HYPOTHESES = (
     Hypothesis("norm_eps", find_eps, 50, "one number for all rows, before weights"),
+    Hypothesis("norm_eps", try_eps_outside, 52, "another rule of it, after its number"),
+    Hypothesis("norm_kind", try_norm_kinds, 54, "the rule, once its number is right"),
+    Hypothesis("norm_skipped", try_repeated_norm, 56, "the right rule, too often"),
+    Hypothesis("rounding", try_rounded_norms, 58, "the right rule, rounded"),
     Hypothesis("norm_offset", try_norm_offsets, 60, "one constant, before weights of other values"),
     Hypothesis(
         "stale_tensor", find_norm_weight, 70, "a vector that is solved fits more than a number"

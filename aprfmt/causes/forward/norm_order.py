@@ -18,9 +18,9 @@ CAUSE_ROWS = (
     ),
     Cause(
         "norm_skipped", "forward", "bug",
-        "A norm is left out: after attention or the MLP, before them, or before the head.",
-        "The input of the norm stands where its result should.",
-        "The pass without the named norm is equal.",
+        "A norm is left out or applied twice: around attention or the MLP, or before the head.",
+        "The norm's input stands where its result should, or the norm of its result.",
+        "The pass without the named norm, or with it twice, is equal.",
     ),
 )  # fmt: skip
 
@@ -86,6 +86,36 @@ def skip_norms(points: Collection[str]) -> Patch:
         return patched.with_ops(NORMS, override, layers)
 
     return make
+
+
+def repeat_norms(points: Collection[str]) -> Patch:
+    """Return a patch: norms that directly follow these capture points are applied twice."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with these norms applied twice in `layers`."""
+
+        def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the norm of the norm of `x` where the patch applies, else the norm of `x`."""
+            y = op(x, *args, **kwargs)
+            return op(y, *args, **kwargs) if point_before_norm(patched, at) in points else y
+
+        return patched.with_ops(NORMS, override, layers)
+
+    return make
+
+
+def round_before_weight(dtype: str) -> Patch:
+    """Return a patch: what norms multiply by their weight is rounded to `dtype` before."""
+
+    def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the weight, its offset added, times the rounded result without a weight."""
+        factor = w + w.dtype.type(kwargs.get("offset", 0))
+        none = [None for _ in args]  # no bias yet
+        plain = op(x, np.ones_like(w), *none, **kwargs | ({"offset": 0.0} if not args else {}))
+        y = round_to_type(plain, dtype).astype(plain.dtype) * factor
+        return y if not args or args[0] is None else y + args[0]
+
+    return lambda patched, layers: patched.with_ops(NORMS, override, layers)
 
 
 def exchange_norm_kind(points: Collection[str] = ()) -> Patch:
@@ -198,9 +228,17 @@ LACKS = {"bfloat16": 16, "tf32": 13}
 def round_to_type(x: Any, dtype: str) -> Any:
     """Return float32 values rounded to a shorter type, to nearest and ties to even.
 
-    `dtype` is bfloat16, tf32 or float16.
+    `dtype` is bfloat16, tf32, float16, float8_e4m3fn or float8_e5m2. A float8 has no infinity
+    here: what is beyond its largest value becomes that.
     """
     values = np.asarray(x, np.float32)
+    if dtype.startswith("float8"):
+        import ml_dtypes
+
+        facts: Any = ml_dtypes.finfo  # which has no types
+        most = float(facts(dtype).max)
+        short = np.clip(values, -most, most).astype(getattr(ml_dtypes, dtype))
+        return np.asarray(short.astype(np.float32))
     if dtype == "float16":
         return values.astype(np.float16).astype(np.float32)
     lacks = LACKS[dtype]

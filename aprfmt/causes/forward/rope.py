@@ -301,8 +301,11 @@ def positions_change(ours: Array, theirs: Array) -> Change:
     elif len(np.unique(theirs)) == 1:
         says = f"every token has position {int(theirs[0])}"
     else:
-        head = ", ".join(map(str, theirs[:6].tolist()))
-        says = f"tokens have positions {head}{', ...' if len(theirs) > 6 else ''}"
+        first = max(0, int(np.flatnonzero(theirs != ours)[0]) - 1)
+        shown = theirs[first : first + 6].tolist()
+        which = f"from token {first} on tokens have" if first else "tokens have"
+        more = ", ..." if first + 6 < len(theirs) else ""
+        says = f"{which} positions {', '.join(map(str, shown))}{more}"
     where = tuple(int(p) for p in theirs)
     return Change(
         "positions",

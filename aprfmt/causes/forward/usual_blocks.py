@@ -13,7 +13,7 @@ from aprfmt.causes.forward.moe import (
 )
 from aprfmt.causes.forward.norm import (
     eps_change,
-    norm_name,
+    norm_kind_change,
     norm_offset_changes,
     norm_offset_changes_by_place,
     norm_places,
@@ -21,7 +21,6 @@ from aprfmt.causes.forward.norm import (
 from aprfmt.causes.forward.norm_order import (
     add_to_normed,
     divide_layer_norm_by,
-    exchange_norm_kind,
     norm_after_rope,
     norm_heads_jointly,
     round_keys_and_values,
@@ -86,18 +85,8 @@ def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
     They are in all norms and by place. For layer norms there are two other divisors too.
     """
-    layer = patched.spec.block.norm == "layer"
-    does = ("keep", "keeps") if layer else ("take away", "takes away")
-    yield UsualMistake(
-        Change(
-            "norm_kind",
-            f"the norms {does[0]} the mean of a row",
-            ("norm",),
-            exchange_norm_kind(),
-            {"mean": not layer},
-        )
-    )
-    if layer:
+    yield UsualMistake(norm_kind_change(patched))
+    if patched.spec.block.norm == "layer":
         for whole, what in (
             (True, "the root mean square of a row, its mean included"),
             (False, "the deviation of n - 1 values"),
@@ -112,16 +101,7 @@ def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                 )
             )
     for points in norm_places(patched):
-        says = f"{norm_name(points)} {does[len(points) == 1]} the mean of a row"
-        yield UsualMistake(
-            Change(
-                "norm_kind",
-                says,
-                ("norm",),
-                exchange_norm_kind(points),
-                {"mean": not layer, "behind": points},
-            )
-        )
+        yield UsualMistake(norm_kind_change(patched, points))
 
 
 def _skipped_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
@@ -363,22 +343,30 @@ ROUNDED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+CACHED = "keys and values, as a cache holds them, are"
+
+
 def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of rounding some operations' results to bfloat16 or float16."""
+    """Yield the mistakes of rounding operations' results to 16 bits, a cache to 8 bits too."""
     for dtype in ("bfloat16", "float16"):
         rows: dict[str, Any] = {
             f"results of {name} are": (ops, round_operations(ops, dtype))
             for name, ops in ROUNDED.items()
         }
-        rows["keys and values, as a cache holds them, are"] = (
-            ("kv_cache",), round_keys_and_values(dtype),
-        )  # fmt: skip
+        rows[CACHED] = ("kv_cache",), round_keys_and_values(dtype)
         if any(patched.hp["rope_layers"]):
             rows["cos and sin of rope are"] = (("rope",), round_rope_table(dtype))
         for says, (ops, make) in rows.items():
-            yield UsualMistake(
-                Change("rounding", f"{says} rounded to {dtype}", ops, make, {"dtype": dtype})
-            )
+            yield UsualMistake(_rounding_change(says, dtype, ops, make))
+    for dtype in ("float8_e4m3fn", "float8_e5m2") if patched.hp["n_heads"] else ():
+        yield UsualMistake(
+            _rounding_change(CACHED, dtype, ("kv_cache",), round_keys_and_values(dtype))
+        )
+
+
+def _rounding_change(says: str, dtype: str, ops: tuple[str, ...], make: Patch) -> Change:
+    """Return the change that rounds what `says` names to `dtype`, by the patch `make`."""
+    return Change("rounding", f"{says} rounded to {dtype}", ops, make, {"dtype": dtype})
 
 
 def _embedding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:

@@ -11,12 +11,7 @@ from itertools import zip_longest
 import numpy as np
 
 from aprfmt.causes.forward import softmax
-from aprfmt.causes.forward.attention import (
-    NOT_CAUSAL,
-    attend_with_mask,
-    head_mapping_changes,
-    score_scale_change,
-)
+from aprfmt.causes.forward.attention import head_mapping_changes, score_scale_change, usual_masks
 from aprfmt.causes.forward.kv_cache import cache_change
 from aprfmt.causes.forward.mismatch import Change, Layers
 from aprfmt.causes.forward.mlp import activation_changes
@@ -246,15 +241,8 @@ def added_window_mistake(patched: PatchedModel, window: int) -> UsualMistake:
 
 
 def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of no causal mask, and of one that hides a query's own token."""
-    n = len(patched.ids)
-    own = np.tril(np.ones((n, n), np.bool_), -1)
-    own[0, 0] = True
-    for says, mask in (
-        (NOT_CAUSAL, np.ones((n, n), np.bool_)),
-        ("queries do not see their own token", own),
-    ):
-        yield UsualMistake(Change("mask", says, ("mask",), attend_with_mask(mask)))
+    """Return an iterator of the mistakes of no causal mask, and of its diagonal off by one."""
+    return with_layers(usual_masks(len(patched.ids)))
 
 
 def _softmax_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:

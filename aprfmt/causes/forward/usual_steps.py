@@ -14,6 +14,7 @@ from aprfmt.causes.forward.lightning import usual_lightning_mistakes as lightnin
 from aprfmt.causes.forward.linear import dropped_bias_change
 from aprfmt.causes.forward.mismatch import Change, Layers, Patch
 from aprfmt.causes.forward.mlp import usual_activation_numbers
+from aprfmt.causes.forward.norm import eps_outside_change
 from aprfmt.causes.forward.norm_order import skip_norms
 from aprfmt.causes.forward.per_layer import (
     shared_key_changes,
@@ -30,7 +31,6 @@ from aprfmt.causes.forward.score_bias import usual_score_bias_mistakes
 from aprfmt.causes.forward.single_steps import (
     FUNCTIONS,
     Sum,
-    add_eps_outside_root,
     cap_after_mask,
     change_sublayer_sum,
     divide_by_length,
@@ -92,15 +92,7 @@ def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 def _norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of norms: another divisor, epsilon elsewhere, or one left out."""
-    yield UsualMistake(
-        Change(
-            "norm_eps",
-            "the norms add eps to the root, not below it",
-            ("norm_eps",),
-            add_eps_outside_root,
-            {"eps_outside": True},
-        )
-    )
+    yield UsualMistake(eps_outside_change())
     if patched.spec.block.norm == "rms":
         yield UsualMistake(
             Change(

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.norm import norm_key
@@ -15,6 +17,7 @@ from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors import norms
 
 MOST = 1 << 28  # values most values of all weights that are reread together
+UNLIKE = 0.3  # cosine below which two matrices have nothing to do with one another
 OTHER_16 = {"BF16": "F16", "F16": "BF16"}
 # Encodings a copy may have been quantized to, finest first.
 ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "NF4")
@@ -173,10 +176,37 @@ def find_stale_weight(case: Mismatch) -> Iterator[Change]:
         solved = np.linalg.lstsq(inputs, found.output_without_bias.astype(np.float64), rcond=None)[
             0
         ].T
+        solved = solved.astype(np.float32)
+        if case.view.point == "logits" and found.key == "token_embd.weight":
+            yield from _other_head(case, solved, len(inputs))
+            return
         says = f"{found.key} has other values (solved from {len(inputs)} tokens)"
-        yield found.weight_change(
-            case, "stale_tensor", says, solved.astype(np.float32), general=True
-        )
+        yield found.weight_change(case, "stale_tensor", says, solved, general=True)
+
+
+def _other_head(case: Mismatch, solved: NDArray[np.float32], tokens: int) -> Iterator[Change]:
+    """Yield the change to the head `solved` from `tokens` tokens, where the model's is tied.
+
+    The embedding stays as it is. A head that is no copy of it at all was never tied.
+    """
+    own = weight_values(case.patched, "token_embd.weight")
+    if own is None:
+        return
+    alike = abs(float(np.sum(solved * own))) / (norms.exact_norm(solved) * norms.exact_norm(own))
+    cause = "tied_embedding" if alike < UNLIKE else "stale_tensor"
+    what = "is no copy of the embedding, which" if alike < UNLIKE else "is not the embedding, which"
+
+    def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Return the product with the solved head; others as they are."""
+        if w.key.partition("[")[0] != "token_embd.weight":
+            return op(x, w, *rest, **kwargs)
+        return (x @ solved.T).astype(x.dtype)
+
+    yield Change(
+        cause, f"the head {what} the model has as head (solved from {tokens} tokens)",
+        ("output.weight",), lambda patched, layers: patched.with_op("linear", override, None),
+        scoped=False, general=True,
+    )  # fmt: skip
 
 
 def try_embedding_as_head(case: Mismatch) -> Iterator[Change]:

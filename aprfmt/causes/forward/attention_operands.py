@@ -1,0 +1,106 @@
+"""Hypotheses about what attention mixes and what its result is multiplied by."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from aprfmt.arch.role_vocabulary import role_key
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "attention_gate", "forward", "bug",
+        "The gate on attention's result is left out, or applied without its sigmoid.",
+        "What attention mixes is equal, and differs where the gate has been applied.",
+        "The pass with the other gate is equal.",
+    ),
+)  # fmt: skip
+
+
+def _without_gate(op: Any, at: Any, x: Any, gate: Any) -> Any:
+    """Return attention's result `x` as it is, else x * gate."""
+    return x if at.point == "attn_mixed" else op(x, gate)
+
+
+def _without_sigmoid(op: Any, at: Any, x: Any) -> Any:
+    """Return the product of attention's gate as it is, else the sigmoid of `x`."""
+    return x if at.point == "attn_mixed" else op(x)
+
+
+# What is said of the gate -> the operation that is changed, and how.
+GATES: Mapping[str, tuple[str, Callable[..., Any]]] = {
+    "is left out": ("mul", _without_gate),
+    "is applied without its sigmoid": ("sigmoid", _without_sigmoid),
+}
+
+
+def try_gates(case: Mismatch) -> Iterator[Change]:
+    """Yield the changes of attention's gate, where the point depends on one."""
+    if any(call.location.point == "attn_mixed" for call in case.calls("mul")):
+        for says, (op, how) in GATES.items():
+            text, make = f"attention's gate {says}", override_operation(op, how)
+            yield Change("attention_gate", text, ("attn_gate",), make, {"gate": says})
+
+
+def override_operation(op: str, how: Callable[..., Any]) -> Patch:
+    """Return a patch: the operation `op` is overridden by `how`."""
+    return lambda patched, layers: patched.with_op(op, how, layers)
+
+
+def try_exchanged_keys_and_values(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that exchanges keys and values, where both have one shape."""
+    scores, mix = case.call("scores"), case.call("mix")
+    if scores is None or mix is None or scores.args[1].shape != mix.args[1].shape:
+        return
+    keys = tuple(role_key(case.layer, f"{name}.weight") for name in ("attn_k", "attn_v"))
+    if all(key in case.patched.weights for key in keys):
+        yield Change(
+            "swapped_tensors", "attention takes its values for keys and its keys for values",
+            ("attn_k.weight", "attn_v.weight"), exchange_keys_and_values,
+        )  # fmt: skip
+
+
+def exchange_keys_and_values(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose attention exchanges keys, as rotated, and values in `layers`.
+
+    Values are those of the product `attn_v`; in the scores they are not rotated.
+    """
+    held: dict[str, Any] = {}
+
+    def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Return the product; remember that of the values."""
+        y = op(x, w, *rest, **kwargs)
+        if w.key.partition("[")[0].endswith(".attn_v.weight"):
+            held["v"] = y
+        return y
+
+    def add(op: Any, at: Any, a: Any, b: Any) -> Any:
+        """Return a + b; remember values with their bias."""
+        y = op(a, b)
+        if held.get("v") is a:
+            held["v"] = y
+        return y
+
+    def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
+        """Return the scores of `q` with the values; remember the keys."""
+        values = held.pop("v", None)
+        if values is None or values.size != k.size:
+            return op(q, k, *rest)
+        held["k"] = k
+        return op(q, values.reshape(k.shape), *rest)
+
+    def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+        """Return the mixed keys, where the scores were of the values; else the mixed values."""
+        return op(probs, held.pop("k", v))
+
+    patched = patched.with_op("linear", linear, layers).with_op("add", add, layers)
+    return patched.with_op("scores", scores, layers).with_op("mix", mix, layers)
+
+
+HYPOTHESES = (
+    Hypothesis(
+        "swapped_tensors", try_exchanged_keys_and_values, 285, "what is read, before any number"
+    ),
+    Hypothesis("attention_gate", try_gates, 328, "what multiplies attention, after attention"),
+)
