@@ -286,6 +286,20 @@ def attend_with_mask(mask: Array) -> Patch:
     return lambda patched, layers: change_head_fields(patched, layers, mask=mask)
 
 
+def hide_keys(seen: Array) -> Patch:
+    """Return a patch function: the layer's own mask also hides what bool `seen` does not show."""
+    return lambda patched, layers: change_head_fields(
+        patched, layers, mask=lambda heads: heads.mask & seen
+    )
+
+
+def show_keys(seen: Array) -> Patch:
+    """Return a patch function: the layer's own mask also shows what bool `seen` shows."""
+    return lambda patched, layers: change_head_fields(
+        patched, layers, mask=lambda heads: heads.mask | seen
+    )
+
+
 def _causal_mask(case: Mismatch) -> Array:
     """Return the causal bool mask [tokens, keys] of the pass's tokens."""
     query = np.arange(case.tokens)[:, None]
