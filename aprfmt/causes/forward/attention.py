@@ -13,6 +13,7 @@ from aprfmt.causes.forward.mismatch import (
     Mismatch,
     Patch,
     change_head_fields,
+    hyper_change,
 )
 from aprfmt.causes.row import Cause
 from aprfmt.inference.layer_heads import kv_head_count
@@ -323,6 +324,25 @@ def _sliding_window_change(case: Mismatch, window: int | None) -> Change:
     )
 
 
+def _window_layers_change(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that moves the window: layers that differ have it where the model has none.
+
+    Nothing unless layers of both kinds differ, in the same point as this one.
+    """
+    own = np.asarray(case.patched.hp["window_layers"], np.bool_)
+    differs = [view.layer for view in case.found.flagged if view.point == case.view.point]
+    other = own.copy()
+    other[differs] = ~own[differs]
+    if not own.any() or not (other & ~own).any() or not (own & ~other).any():
+        return
+    listed, meant = (", ".join(map(str, np.flatnonzero(x))) for x in (other, own))
+    layers = tuple(other.tolist())
+    yield hyper_change(
+        "sliding_window", f"the window is in layers {listed}; the model says {meant}",
+        window_layers=layers,
+    )  # fmt: skip
+
+
 def _layer_has_window(case: Mismatch) -> bool:
     """Return whether the diverging layer has a sliding window."""
     return case.layer >= 0 and bool(case.patched.hp["window_layers"][case.layer])
@@ -363,6 +383,7 @@ def find_window(case: Mismatch) -> Iterator[Change]:
     if not len(rows):
         return
     first = int(rows[0])
+    yield from _window_layers_change(case)
     if configured is not None and first >= int(configured):
         yield _sliding_window_change(case, None)
         wide = case.attempt(_sliding_window_change(case, None), frozenset({case.layer}))
