@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.attention import attend_with_mask
+from aprfmt.causes.forward.attention import hide_keys, show_keys
 from aprfmt.causes.forward.kv_cache import cache_change
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, Patch
 from aprfmt.causes.forward.residual_stream import token_ids_change
 from aprfmt.causes.forward.rope import positions_change
 from aprfmt.causes.forward.rotations import token_positions
@@ -175,41 +175,45 @@ def _candidate_values(
 def solve_masks(late: Array, n: int) -> Iterator[Change]:
     """Yield changes of the mask that explain which rows differ.
 
-    `late` are the numbers of the differing rows, `n` is the number of tokens.
+    `late` are the numbers of the differing rows, `n` is the number of tokens. What the layer's own
+    mask hides stays hidden, a window's keys too.
     """
     if not len(late):
         return
-    causal = np.tril(np.ones((n, n), np.bool_))
     first, last = int(late[0]), int(late[-1])
     at = np.arange(n)
+    query, key = at[:, None], at[None]
     alone = last < n - 1 and len(late) == last + 1  # after a single layer later rows agree
     for size in (last + 2,) if alone else range(2, min(n, WIDEST)) if not first else ():
-        seen = causal | ((at[:, None] < size) & (at[None] < size))
-        yield _mask_change(f"the first {size} tokens all see each other", seen)
+        says = f"the first {size} tokens all see each other"
+        yield _mask_change(says, show_keys((query < size) & (key < size)))
     if first > 1:
-        cut = causal & ((at[:, None] < first) | (at[None] >= first))
-        yield _mask_change(f"tokens from {first} on do not see those before", cut)
+        yield _mask_change(
+            f"tokens from {first} on do not see those before",
+            hide_keys((query < first) | (key >= first)),
+        )
         yield _mask_change(
             f"attention reaches back within chunks of {first} tokens only",
-            causal & (at[:, None] // first == at[None] // first),
+            hide_keys(query // first == key // first),
         )
     for hidden in range(1, min(first, 9)):  # evicted once later tokens came
-        seen = causal & ((at[None] >= hidden) | (at[:, None] < first))
         what = "key is" if hidden == 1 else f"{hidden} keys are"
-        yield _mask_change(f"the first {what} gone from token {first} on", seen)
+        says = f"the first {what} gone from token {first} on"
+        yield _mask_change(says, hide_keys((key >= hidden) | (query < first)))
+    for hidden in range(1, min(first, 9)):  # a cache that is taken for a shorter one
+        what = "key" if hidden == 1 else f"{hidden} keys"
+        says = f"tokens from {first} on do not see the last {what} before them"
+        yield _mask_change(
+            says, hide_keys((key < first - hidden) | (key >= first) | (query < first))
+        )
     for hidden in range(1, min(first + 1, 9)):
-        seen = causal & (at[None] >= hidden)
-        seen |= np.eye(n, dtype=np.bool_)
         what = "token is" if hidden == 1 else f"{hidden} tokens are"
-        yield _mask_change(f"the first {what} hidden from later ones", seen)
+        says = f"the first {what} hidden from later ones"
+        yield _mask_change(says, hide_keys((key >= hidden) | (query == key)))
 
 
-def _mask_change(says: str, seen: Array) -> Change:
-    """Return the change to the mask `seen` [tokens, tokens], described by `says`."""
+def _mask_change(says: str, make: Patch) -> Change:
+    """Return the change that `make` makes to the mask, described by `says`."""
     return Change(
-        "mask",
-        f"attention's mask is another one: {says}",
-        ("mask",),
-        attend_with_mask(seen),
-        {"mask": says},
+        "mask", f"attention's mask is another one: {says}", ("mask",), make, {"mask": says}
     )

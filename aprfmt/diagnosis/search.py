@@ -16,6 +16,7 @@ import numpy as np
 
 from aprfmt.causes.forward.attention import score_scale_change
 from aprfmt.causes.forward.experts import find_capacity
+from aprfmt.causes.forward.kv_cache import later_pass_changes
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.causes.forward.norm import eps_change
 from aprfmt.causes.forward.rope import position_divisor_change, theta_change
@@ -227,13 +228,18 @@ class Search:
             return
         bound = AGREES * case.view.tolerance
         rows = case.distances_by_row(case.view)
+        late = np.flatnonzero(rows > bound)
         here = sorted(spanned_layers(case))
         scopes: list[Layers] = [None]
         if len(here) > 1:
             scopes += [frozenset({layer}) for layer in here]
         if "probs" in ops:
-            for change in solve_masks(np.flatnonzero(rows > bound), case.tokens):
+            for change in solve_masks(late, case.tokens):
                 for layers in scopes:
+                    yield SearchStep(change, layers)
+        if "mix" in ops and len(late) and late[0] > 1:
+            for change in later_pass_changes(case.tokens, int(late[0])):
+                for layers in scopes[1:]:  # in all of them the table tried it
                     yield SearchStep(change, layers)
         for op, solver in row_solvers(case):
             for layers in scopes:

@@ -172,20 +172,31 @@ class PatchedModel:
         return patched
 
     def with_keys_and_values(
-        self, read: Callable[[str, int, Any], Any], layers: frozenset[int] | None = None
+        self,
+        read: Callable[[str, int, Any], Any],
+        layers: frozenset[int] | None = None,
+        since: int = 0,
     ) -> "PatchedModel":
         """Return a copy of the model whose attention reads other keys and values.
 
-        `read("k" or "v", layer, x)` returns what replaces x, the layer's keys or values.
+        `read("k" or "v", layer, x)` returns what replaces x, the layer's keys or values. Queries of
+        tokens before `since` read x itself.
         """
+
+        def late(changed: Any, own: Callable[[], Any], axis: int) -> Any:
+            """Return `changed` with the rows before `since` of `own()`; `axis` counts queries."""
+            if not since:
+                return changed
+            before, _ = np.split(own(), [since], axis)
+            return np.concatenate([before, np.split(changed, [since], axis)[1]], axis)
 
         def scores(op: Any, at: PassLocation, q: Any, k: Any, heads: Any) -> Any:
             """Return the scores of q with the replaced keys."""
-            return op(q, read("k", at.layer, k), heads)
+            return late(op(q, read("k", at.layer, k), heads), lambda: op(q, k, heads), 1)
 
         def mix(op: Any, at: PassLocation, probs: Any, v: Any) -> Any:
             """Return the replaced values weighted by probs."""
-            return op(probs, read("v", at.layer, v))
+            return late(op(probs, read("v", at.layer, v)), lambda: op(probs, v), 0)
 
         return self.with_op("scores", scores, layers).with_op("mix", mix, layers)
 

@@ -13,6 +13,7 @@ from aprfmt.causes.forward.mismatch import (
     Mismatch,
     Patch,
     change_head_fields,
+    hyper_change,
 )
 from aprfmt.causes.row import Cause
 from aprfmt.inference.layer_heads import kv_head_count
@@ -286,6 +287,20 @@ def attend_with_mask(mask: Array) -> Patch:
     return lambda patched, layers: change_head_fields(patched, layers, mask=mask)
 
 
+def hide_keys(seen: Array) -> Patch:
+    """Return a patch function: the layer's own mask also hides what bool `seen` does not show."""
+    return lambda patched, layers: change_head_fields(
+        patched, layers, mask=lambda heads: heads.mask & seen
+    )
+
+
+def show_keys(seen: Array) -> Patch:
+    """Return a patch function: the layer's own mask also shows what bool `seen` shows."""
+    return lambda patched, layers: change_head_fields(
+        patched, layers, mask=lambda heads: heads.mask | seen
+    )
+
+
 def _causal_mask(case: Mismatch) -> Array:
     """Return the causal bool mask [tokens, keys] of the pass's tokens."""
     query = np.arange(case.tokens)[:, None]
@@ -307,6 +322,25 @@ def _sliding_window_change(case: Mismatch, window: int | None) -> Change:
         attend_with_mask(seen),
         {"sliding_window": window},
     )
+
+
+def _window_layers_change(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that moves the window: layers that differ have it where the model has none.
+
+    Nothing unless layers of both kinds differ, in the same point as this one.
+    """
+    own = np.asarray(case.patched.hp["window_layers"], np.bool_)
+    differs = [view.layer for view in case.found.flagged if view.point == case.view.point]
+    other = own.copy()
+    other[differs] = ~own[differs]
+    if not own.any() or not (other & ~own).any() or not (own & ~other).any():
+        return
+    listed, meant = (", ".join(map(str, np.flatnonzero(x))) for x in (other, own))
+    layers = tuple(other.tolist())
+    yield hyper_change(
+        "sliding_window", f"the window is in layers {listed}; the model says {meant}",
+        window_layers=layers,
+    )  # fmt: skip
 
 
 def _layer_has_window(case: Mismatch) -> bool:
@@ -349,6 +383,7 @@ def find_window(case: Mismatch) -> Iterator[Change]:
     if not len(rows):
         return
     first = int(rows[0])
+    yield from _window_layers_change(case)
     if configured is not None and first >= int(configured):
         yield _sliding_window_change(case, None)
         wide = case.attempt(_sliding_window_change(case, None), frozenset({case.layer}))

@@ -81,7 +81,7 @@ def usual_convolution_mistakes(patched: PatchedModel) -> Iterator[Change]:
     short = "short_conv" in kinds
     if not kinds:
         return
-    where = WHERE if short else ("ssm_conv1d",)
+    where = _kernel_names(patched)
     for says, (cause, taken) in TAKEN.items():
         yield Change(cause, says, where, _patch_kernel(taken), {"convolution": says})
     if not short:
@@ -101,19 +101,30 @@ def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
     ):
         return
     yield from usual_convolution_mistakes(case.patched)
-    call = case.call("convolve")
-    if call is None:
-        return
-    first = int(case.rows[0]) if len(case.rows) else 0
-    if first > 0:
+    where = _kernel_names(case.patched)
+    for first in starts_to_try(case):
         says = f"no state is carried to token {first}: the convolution begins with zeros there"
         yield Change(
-            "conv_state", says, WHERE, _restart_convolution_at(first), {"restarted": first}
+            "conv_state", says, where, _restart_convolution_at(first), {"restarted": first}
         )
     before = _solve_rows_before(case)
     if before is not None:
         says = "the state is not reset: the convolution begins with rows of another sequence"
-        yield Change("conv_state", says, WHERE, _begin_with_rows(before), general=True)
+        yield Change("conv_state", says, where, _begin_with_rows(before), general=True)
+
+
+def starts_to_try(case: Mismatch) -> list[int]:
+    """Return tokens at which a state may begin anew: the first recorded one, and the first wrong.
+
+    Never the first token of the sequence, which begins with no state.
+    """
+    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    return [int(at[0]) for at in (case.rows, late) if len(at) and at[0] > 0]
+
+
+def _kernel_names(patched: PatchedModel) -> tuple[str, ...]:
+    """Return the names of the weights with a model's convolution kernels."""
+    return WHERE if "short_conv" in mixer_kinds(patched) else ("ssm_conv1d",)
 
 
 def _patch_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Patch:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.convolution import mixer_kinds
+from aprfmt.causes.forward.convolution import mixer_kinds, starts_to_try
 from aprfmt.causes.forward.mismatch import (
     Array,
     Change,
@@ -236,6 +236,9 @@ def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
         kind = mixer_of_layer(case.patched.spec.block, case.patched.hp, case.layer)
         if kind in ("gated_delta", "kimi_delta"):
             yield from usual_delta_net_mistakes(case.patched)
+            for first in starts_to_try(case):
+                says = f"no state is carried to token {first}: the delta rule begins anew there"
+                yield Change("ssm_state", says, ("delta",), _restart_rule_at(first))
 
 
 def _recurrence_change(says: str, point: str, make: Patch) -> Change:
@@ -278,6 +281,19 @@ def _patch_rule(parts: Mapping[str, bool]) -> Patch:
         return (ruled(q, k, v, decay, beta), None) if state is None else op(
             q, k, v, decay, beta, state
         )  # fmt: skip
+
+    return lambda patched, layers: patched.with_op("delta", override, layers)
+
+
+def _restart_rule_at(first: int) -> Patch:
+    """Return a patch: the delta rule begins with an empty state again at token `first`."""
+
+    def override(op: Any, at: Any, *given: Any) -> Any:
+        """Return (reads, last state) of the rule, restarted at token `first`."""
+        *rows, state = given
+        before, _ = op(*(x[:first] for x in rows), state)
+        after, state = op(*(x[first:] for x in rows), None)
+        return np.concatenate([before, after]), state
 
     return lambda patched, layers: patched.with_op("delta", override, layers)
 

@@ -25,13 +25,15 @@ CAUSE_ROWS = (
 
 # Keys and values as a cache keeps them.
 WRITTEN = ("k", "k_norm", "k_rope", "k_attn", "k_cache", "v", "v_norm", "v_cache")
+SLOTS = 4  # newest slots of the cache that are tried: as many as are drafted at once
 MOST = 64  # rows that are listed; those that are the tokens' own are no part of the change
 
 
-def _attend_to_rows(keys: Array | None, values: Array | None) -> Patch:
+def _attend_to_rows(keys: Array | None, values: Array | None, since: int) -> Patch:
     """Return a patch function: attention reads row keys[j] for key j; -1 is a row of zeros.
 
-    `values` says the same of values. None leaves keys or values unchanged.
+    `values` says the same of values. None leaves keys or values unchanged. Queries of tokens before
+    `since` read the tokens' own rows.
     """
 
     def pick(x: Any, rows: Array) -> Any:
@@ -43,13 +45,14 @@ def _attend_to_rows(keys: Array | None, values: Array | None) -> Patch:
         rows = keys if what == "k" else values
         return own if rows is None else pick(own, rows)
 
-    return lambda patched, layers: patched.with_keys_and_values(read, layers)
+    return lambda patched, layers: patched.with_keys_and_values(read, layers, since)
 
 
-def cache_change(keys: Array | None, values: Array | None) -> Change:
+def cache_change(keys: Array | None, values: Array | None, since: int = 0) -> Change:
     """Return the change to attention that reads row keys[j], values[j] for token j.
 
-    None means that keys or values are right; row -1 is zeros.
+    None means that keys or values are right; row -1 is zeros. Tokens before `since` read the right
+    rows.
     """
     rows = keys if keys is not None else values
     assert rows is not None
@@ -61,16 +64,33 @@ def cache_change(keys: Array | None, values: Array | None) -> Change:
         else ("keys" if keys is not None else "values")
     )
     read = "zeros" if rows[j] < 0 else f"the row of token {int(rows[j])}"
-    says = f"attention reads {read} for token {j}"
+    says = f"{f'from token {since} on ' * bool(since)}attention reads {read} for token {j}"
     if len(wrong) > 1:
         says += f", and other rows for {len(wrong) - 1} more tokens"
     return Change(
         "kv_cache",
         f"{what} are not the tokens' own: {says}",
         ("kv_cache",),
-        _attend_to_rows(keys, values),
-        {"rows": {str(token): int(rows[token]) for token in wrong[:MOST]}},
+        _attend_to_rows(keys, values, since),
+        {"rows": {str(token): int(rows[token]) for token in wrong[:MOST]}}
+        | ({"since": since} if since else {}),
     )
+
+
+def later_pass_changes(n: int, first: int) -> Iterator[Change]:
+    """Yield changes in which tokens from `first` on read wrong rows of the tokens before them.
+
+    A pass over earlier tokens filled the cache: its newest slots and its first one are stale or
+    never written, or all slots are off by one. `n` is the number of tokens.
+    """
+    at = np.arange(n)
+    before = at < first
+    slots = dict.fromkeys((*range(first - 1, max(first - 1 - SLOTS, -1), -1), 0))
+    tried = [np.where(at == slot, read, at) for slot in slots for read in {slot - 1, slot + 1, -1}]
+    tried += [np.where(before, rows, at) for rows in (np.maximum(at - 1, 0), at + 1, -1)]
+    for rows in tried:
+        for keys, values in ((rows, rows), (rows, None), (None, rows)):
+            yield cache_change(keys, values, first)
 
 
 def find_cached_rows(case: Mismatch) -> Iterator[Change]:
@@ -118,6 +138,8 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
             yield cache_change(rows, rows)
             yield cache_change(rows, None)
             yield cache_change(None, rows)
+    if start > 1:
+        yield from later_pass_changes(case.tokens, start)
 
 
 def find_unwritten_rows(case: Mismatch) -> Change | None:

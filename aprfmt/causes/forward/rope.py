@@ -287,6 +287,44 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
     yield positions_change(ours, theirs)
 
 
+def try_shifted_sides(case: Mismatch) -> Iterator[Change]:
+    """Yield changes that rotate queries one position further than keys, or keys than queries."""
+    if rope_kind_of_layer(case) is None or not has_rope_between_points(case) or case.view.base:
+        return
+    for side, other in (("queries", "keys"), ("keys", "queries")):
+        yield Change(
+            "positions",
+            f"{side} are rotated one position further than {other}",
+            ("positions",),
+            _shift_side(side),
+            {"offset": 1, "of": side},
+        )
+
+
+def _shift_side(side: str) -> Patch:
+    """Return a patch function: rope gives `side` ("queries" or "keys") one position more."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this rotation in `layers`."""
+        where = token_positions(patched) + 1
+        calls: list[int] = []  # the layer of each rotation so far in the layer at work
+
+        def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
+            """Return `x` rotated by its own positions or by one more; a layer rotates q, then k."""
+            calls[:] = [*calls, at.layer] if calls[-1:] == [at.layer] else [at.layer]
+            kind = rotation_of_layer(patched.hp, at.layer)
+            if kind is not None and len(calls) % 2 == (side == "queries"):
+                rope = rope_frequencies(patched, kind)
+                table = patched.backend.rope_table(
+                    where, np.asarray(rope.inv_freq, np.float32), factor=rope.factor, cast=cast
+                )
+            return op(x, table, style=style, cast=cast)
+
+        return patched.with_op("rope", override, layers)
+
+    return make
+
+
 def usual_positions(ours: Array) -> list[Array]:
     """Return wrong positions that engines give tokens: all zero, or shifted from `ours`."""
     shifts = (1, 2, 3, 4, 8, len(ours))
@@ -744,6 +782,7 @@ HYPOTHESES = (
         "rope_pairing", try_reversed_rotation, 210, "the other direction, before other pairs"
     ),
     Hypothesis("positions", find_positions, 220, "one shift of all angles"),
+    Hypothesis("positions", try_shifted_sides, 225, "the same of one side alone"),
     Hypothesis("positions", find_position_rows, 230, "rows of a learned table"),
     Hypothesis("rope_pairing", try_pairings, 240, "which elements turn, before how far"),
     Hypothesis("partial_rotary", try_rotated_counts, 250, "how many elements turn, before how far"),

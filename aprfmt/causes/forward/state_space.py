@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.convolution import mixer_kinds
+from aprfmt.causes.forward.convolution import mixer_kinds, starts_to_try
 from aprfmt.causes.forward.mismatch import (
     Array,
     Change,
@@ -261,8 +261,7 @@ def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
     if case.layer < 0 or mixer_of_layer(block, hp, case.layer) not in ("mamba", "mamba2"):
         return
     yield from usual_scan_mistakes(case.patched)
-    first = int(case.rows[0]) if len(case.rows) else 0
-    if first > 0:
+    for first in starts_to_try(case):
         says = f"no state is carried to token {first}: the scan begins with zeros there"
         yield _scan_change("ssm_state", says, _restart_scan_at(first))
     call = case.call("scan")

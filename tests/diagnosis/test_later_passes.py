@@ -1,0 +1,140 @@
+"""What a later pass reads of an earlier one: a cache, a window or a state that is wrong from there.
+
+The first tokens are right, and all from one token on are not.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.forward.mismatch import Mismatch
+from aprfmt.causes.forward.table import TABLE
+from aprfmt.diagnosis.rowwise import solve_masks
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import record_points, run_shadow_pass
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Trace
+from aprfmt.model import open_model
+from tests.causes.test_planted_mistakes import INNER
+from tests.diagnosis.engines import LONG, NUMPY, tiny_folder
+
+Plant = Callable[[PatchedModel], PatchedModel]
+IDS, LATER = LONG[:24], 15  # tokens, and the first one of the later pass
+
+
+def slots(change: Callable[[Any], Any], reads: str = "kv") -> Plant:
+    """Plant rows of the cache that only the later pass reads as `change` makes them."""
+
+    def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
+        made = np.array(op(q, k, heads))
+        if "k" in reads:
+            made[:, LATER:] = np.asarray(op(q, change(np.array(k)), heads))[:, LATER:]
+        return made
+
+    def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+        made = np.array(op(probs, v))
+        made[LATER:] = np.asarray(op(probs, change(np.array(v))))[LATER:]
+        return made
+
+    return lambda patched: patched.with_op("scores", scores, None).with_op("mix", mix, None)
+
+
+def unseen(start: int, stop: int) -> Plant:
+    """Plant keys that the later pass does not see, in layers with a window alone if some have."""
+
+    def probs(op: Any, at: Any, scores: Any, heads: Any) -> Any:
+        mask = np.array(heads.mask)
+        mask[LATER:, start:stop] = False
+        return op(scores, replace(heads, mask=mask, causal=None))
+
+    def make(patched: PatchedModel) -> PatchedModel:
+        windows = frozenset(np.flatnonzero(patched.hp["window_layers"]).tolist())
+        return patched.with_op("probs", probs, windows or None)
+
+    return make
+
+
+def anew(op: str) -> Plant:
+    """Plant an operation that begins without the tokens before in the later pass."""
+
+    def override(beneath: Any, at: Any, *given: Any) -> Any:
+        if op == "convolve":
+            window, kernel, *bias = given
+            cut = np.array(window)
+            cut[: LATER + kernel.shape[1] - 1] = 0
+            made = np.array(beneath(window, kernel, *bias))
+            made[LATER:] = beneath(cut, kernel, *bias)[LATER:]
+            return made
+        n = len(given[0])
+        later = [x[LATER:] if getattr(x, "shape", ())[:1] == (n,) else x for x in given[:-1]]
+        made = np.array(beneath(*given)[0])
+        made[LATER:] = beneath(*later, None)[0]
+        return made, None
+
+    return lambda patched: patched.with_op(op, override, None)
+
+
+def copied(to: int, source: int) -> Callable[[Any], Any]:
+    """Return a function that copies one row over another."""
+
+    def change(x: Any) -> Any:
+        x[to] = x[source]
+        return x
+
+    return change
+
+
+def zeroed(x: Any) -> Any:
+    x[LATER - 1] = 0
+    return x
+
+
+def moved(x: Any) -> Any:
+    x[:LATER] = x[1 : LATER + 1]
+    return x
+
+
+FAULTS = {
+    "a stale slot": ("llama", slots(copied(LATER - 1, LATER - 2)), "kv_cache"),
+    "a slot never written": ("mixtral", slots(zeroed), "kv_cache"),
+    "values of a stale slot": ("qwen3", slots(copied(LATER - 2, LATER - 3), "v"), "kv_cache"),
+    "slots one off": ("gemma2", slots(moved), "kv_cache"),
+    "nothing before": ("gemma2", unseen(0, LATER), "mask"),
+    "the last one unseen": ("llama", unseen(LATER - 1, LATER), "mask"),
+    "a convolution anew": ("mamba2", anew("convolve"), "conv_state"),
+    "a short convolution anew": ("lfm2", anew("convolve"), "conv_state"),
+    "a scan anew": ("mamba2", anew("scan"), "ssm_state"),
+    "a delta rule anew": ("qwen3_next", anew("delta"), "ssm_state"),
+}
+
+
+# What is hidden: values inside a mixer, which engines rarely record.
+HIDDEN = {*INNER, "attn", "ssm_scan", "delta", "conv", "ssm_conv"}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_a_later_pass_reads_is_told(name: str) -> None:
+    base, plant, cause = FAULTS[name]
+    with open_model(tiny_folder(base)) as model:
+        with Session.open(model, NUMPY("cpu", "float32")) as session:
+            whole = session.trace(IDS, tuple(session.points), positions="all")
+        patched = PatchedModel.unpatched(model, IDS, "float32", None)
+        plain, made = record_points(patched), record_points(plant(patched))
+        records = {k: r for k, r in whole.records.items() if k.rpartition(".")[2] not in HIDDEN}
+        shapes = {key: value.shape for key, value in plain.items()}
+        recorded = RecordedTrace(Trace(whole.run, records, whole.aliases, made.get), IDS, shapes)
+        found = run_shadow_pass(patched, recorded)
+        case = Mismatch(patched, recorded, next(iter(found.flagged)), found, plain, fitting=False)
+        late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+        rows = [row for row in TABLE if row.cause in (cause, "recurrence")]
+        changes = [change for row in rows for change in row.propose(case)]
+        changes += solve_masks(late, case.tokens)
+        right = [c for c in changes if case.trial(c) <= case.view.tolerance]
+        patched.weights.close()
+    assert {change.cause for change in right} == {cause}
+    assert any(re.search(rf"tokens? (from )?{LATER}\b", change.says) for change in right)
