@@ -18,7 +18,7 @@ from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import load_trace, save_trace
 from aprfmt.model import open_model
 from tests.diagnosis import dumps, files
-from tests.diagnosis.engines import COARSE, broken, broken_here, place, tiny_folder, trace
+from tests.diagnosis.engines import COARSE, LONG, broken, broken_here, place, tiny_folder, trace
 from tests.diagnosis.faults import heads, left_out
 from tests.diagnosis.faults_packed import INT4
 from tests.diagnosis.faults_undecoded import ALONE, PLAIN4, SIXTEEN, of_scale, one_is, undecoded
@@ -153,6 +153,14 @@ def cached(dtype: str) -> Any:
     )
 
 
+def one_further(op: Any, q: Any, k: Any, v: Any, own: Any) -> Any:
+    """Attention whose queries are turned by the angles of one more position."""
+    half = q.shape[-1] // 2
+    angles = 5000.0 ** (-np.arange(half) / half)  # the base of the tiny llama
+    x, y, c, s = q[..., :half], q[..., half:], np.cos(angles), np.sin(angles)
+    return op(np.concatenate([x * c - y * s, y * c + x * s], -1).astype(q.dtype), k, v, own)
+
+
 EXCHANGED = {"weights": weights_in_turn("ffn_gate", "ffn_up"),
              "rename": in_turn("ffn_gate", "ffn_up")}  # fmt: skip
 MODULES = COARSE | {"embd", "attn_norm", "ffn_norm", "q", "k", "v", "ffn_gate", "ffn_up", "ffn_act"}
@@ -177,6 +185,11 @@ ENGINES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "no sigmoid": ("qwen3_5", dict(broken_here(
         sigmoid=lambda here, op, x: x if here.point == "attn_mixed" else op(x))),
         "attention_gate", "without its sigmoid"),
+    "queries further": ("llama", {"backend": lambda: broken("attention", one_further)},
+                        "positions", "queries are rotated one position further than keys"),
+    "other layers' window": ("gemma2", {"ids": LONG[:24], "hp": lambda hp: {
+        "window_layers": tuple(not own for own in hp["window_layers"])}}, "sliding_window",
+        "the window is in layers 1, 3; the model says 0, 2"),
     "cache in fp8": ("llama", {"backend": cached("float8_e4m3fn")}, "rounding",
                      "rounded to float8_e4m3fn"),
 }  # fmt: skip
