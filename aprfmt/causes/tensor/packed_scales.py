@@ -34,8 +34,8 @@ CAUSE_ROWS = (
     Cause(
         "quant_scale", "tensor", "bug",
         "The scales of a packed weight are inverted, ignored, shared, shifted by a group, "
-        "transposed, rounded to a coarser type once the codes were made, or otherwise those of "
-        "other groups.",
+        "transposed, rounded to a coarser type once the codes were made, read in another way, or "
+        "otherwise those of other groups.",
         "Every group is a multiple of what it should be.",
         "One factor for each group leaves errors that are usual for the encoding; the factors go "
         "with the scales as is said.",
