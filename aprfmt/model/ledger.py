@@ -20,7 +20,6 @@ from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
-from aprfmt.model.resolve import architecture_names
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FOLDER, file_row
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import SECTIONS
@@ -273,6 +272,8 @@ class _LedgerBuilder:
 
     def _states_what_it_is(self) -> bool:
         """Return whether the file says what its tensors are of; else they are arrays alone."""
+        from aprfmt.model.resolve import architecture_names
+
         try:
             names = architecture_names(self.model)
         except AprfmtError:
