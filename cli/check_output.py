@@ -38,8 +38,8 @@ def _check_text(check: "Check", among: "Sequence[Check]") -> str:
 
 
 def verdict_line(found: "Pronounced") -> "Line":
-    """Return (text, style) of a verdict; the style is that of its PASS, FAIL or NOT-RUN."""
-    return found.says, STYLES[found.word.replace("-", "_")]
+    """Return (text, style) of a verdict; the style is that of its exit code."""
+    return found.says, (STYLES["PASS"], STYLES["FAIL"], STYLES["NOT_RUN"])[found.exit]
 
 
 def failure_lines(checks: "Sequence[Check]") -> "list[Line]":

@@ -122,7 +122,11 @@ def diff(
             budget=budget,
             progress=progress,
         )
-        return replace(report, of_engine=state is not None)
+        if state is None:
+            return report
+        from aprfmt.model.engine_state import is_engine_state
+
+        return replace(report, of_engine=is_engine_state(Path(b)))
 
 
 def open_state_beside(path: Path, model: Model) -> Model | None:

@@ -90,6 +90,8 @@ class EmbeddedEdits:
 
     def changes(self, written: "Model") -> list[KeyChange]:
         """Return what changed, with the new values read back from the file `written`."""
+        if not self._changed:
+            return []
         texts, record = read_embedded_files(written), foreign_gguf_keys(written)
         found = []
         for place, (old, where) in self._changed.items():

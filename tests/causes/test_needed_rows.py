@@ -22,6 +22,7 @@ from aprfmt.causes.tensor import (
     flat_shards,
     lost_bits,
     misread_codes,
+    misread_scales,
     other_tensors,
     outliers,
     packed_damage,
@@ -250,4 +251,5 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
         misread_codes.explain_whole_bytes,
         misread_codes.explain_words_as_values,
     }
+    tried.add(misread_scales.explain_misread_scales)  # by tests/causes/test_misread_scales.py
     assert tried == {load_function(row.find) for row in table.TABLE}

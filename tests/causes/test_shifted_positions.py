@@ -21,7 +21,10 @@ POSITIONS: dict[str, tuple[list[int], str]] = {
     "off by one": ([*range(1, 13)], "counted from 1 instead of 0"),
     "padded by more than the text": ([*range(19, 31)], "counted from 19 instead of 0"),
     "zero for what was taken for padding": ([0, 0, 0, *range(9)], "positions 0, 0, 0, 0, 1, 2"),
-    "begun again in the middle": ([*range(7), *range(5)], "have positions 0, 1, 2, 3, 4, 5"),
+    "begun again in the middle": (
+        [*range(7), *range(5)],
+        "from token 6 on tokens have positions 6, 0, 1, 2, 3, 4",
+    ),
     "one for every token": ([7] * COUNT, "every token has position 7"),
 }
 

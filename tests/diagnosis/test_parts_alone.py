@@ -1026,7 +1026,7 @@ def test_as_many_packed_weights_are_put_right_as_are_said(
         tried.append(weight.name)
         return [("scales_missing", "is gone", True)] if fits else []
 
-    broken = [SimpleNamespace(name=f"w{i}") for i in range(count)]
+    broken = [SimpleNamespace(name=f"w{i}", missing=()) for i in range(count)]
     monkeypatch.setattr(packing, "_undecodable_weights", lambda *given: broken)
     monkeypatch.setattr(packing, "find_wrong_scales", lambda *given: [])
     monkeypatch.setattr(packing, "_working_repairs", repair)

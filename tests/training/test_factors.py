@@ -97,9 +97,13 @@ def test_noise_has_no_factor(seed: int, share: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [0.8, 1.3])
 def test_neighbouring_factors_are_one(factor: float, tmp_path: Path) -> None:
     found = explained(tmp_path, "bfloat16", lambda g: factor * g)
-    (cause,) = found.causes
+    cause, *rest = found.causes
     assert (cause.cause, cause.level) == ("gradient_factor", "confirmed")
-    assert len(cause.roles) == len(found.tensors)
+    # Nothing but rounding is in the gradient of a bias of keys: what fits it differs by machine.
+    noise = {role for one in rest for role in one.roles}
+    assert all(role.endswith("attn_k.bias") and one.level != "confirmed"
+               for one in rest for role in one.roles)  # fmt: skip
+    assert len(cause.roles) + len(noise) == len(found.tensors)
     assert float(cause.says.split("gradient is ")[1].split()[0]) == pytest.approx(factor, rel=5e-3)
 
 

@@ -99,7 +99,7 @@ def in_state(folder: Path) -> StepReport:
     [
         (in_gradients, "gradient", 2),
         (in_batch, "batch array", 2),
-        (in_model, "tensor", 0),
+        (in_model, "tensor", 2),
         (in_state, "state array", 2),
     ],
 )

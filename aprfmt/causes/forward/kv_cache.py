@@ -86,7 +86,11 @@ def later_pass_changes(n: int, first: int) -> Iterator[Change]:
     at = np.arange(n)
     before = at < first
     slots = dict.fromkeys((*range(first - 1, max(first - 1 - SLOTS, -1), -1), 0))
-    tried = [np.where(at == slot, read, at) for slot in slots for read in {slot - 1, slot + 1, -1}]
+    tried = [
+        np.where(at == slot, read, at)
+        for slot in slots
+        for read in dict.fromkeys((slot - 1, slot + 1, -1))
+    ]
     tried += [np.where(before, rows, at) for rows in (np.maximum(at - 1, 0), at + 1, -1)]
     for rows in tried:
         for keys, values in ((rows, rows), (rows, None), (None, rows)):

@@ -304,13 +304,12 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
     One without effect is marked so. It is an eos where both sides stop at the same ids and B's are
     among them, or an id that one config.json lacks while another file of its folder states it.
     """
-    if a.uses_lists or b.uses_lists:
-        return
+    configs = [side.carried.model.config for side in (a, b)]
+    if a.uses_lists or b.uses_lists or None in configs:
+        return  # a file that was made of a GGUF has no config.json
     for role in ("bos", "eos", "pad"):
         key = f"{role}_token_id"
-        (x, place), (y, own_place) = (
-            configured_ids(side.carried.model.config or {}, key) for side in (a, b)
-        )
+        (x, place), (y, own_place) = (configured_ids(config or {}, key) for config in configs)
         if x == y:
             continue
         others = [_ids_of_other_files(side, role) for side in (a, b)]
