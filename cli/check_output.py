@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from aprfmt.base.outcome import OUTCOMES
 from aprfmt.cli import output_format, render
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _check_text(check: "Check", among: "Sequence[Check]") -> str:
 
 def verdict_line(found: "Pronounced") -> "Line":
     """Return (text, style) of a verdict; the style is that of its exit code."""
-    return found.says, (STYLES["PASS"], STYLES["FAIL"], STYLES["NOT_RUN"])[found.exit]
+    return found.says, STYLES[OUTCOMES[found.exit]]
 
 
 def failure_lines(checks: "Sequence[Check]") -> "list[Line]":

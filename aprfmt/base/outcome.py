@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 Outcome = Literal["PASS", "FAIL", "NOT_RUN"]
+OUTCOMES: tuple[Outcome, ...] = ("PASS", "FAIL", "NOT_RUN")  # each at its exit code
 
 # The one table of exit codes; `aprfmt explain exit-codes` and docs print it.
 EXIT_CODES: dict[int, str] = {
@@ -96,7 +97,7 @@ def verdict(checks: Iterable[HasOutcome]) -> Outcome:
 
 def exit_code(outcome: Outcome) -> int:
     """Return the exit code of an outcome: 0 for PASS, 1 for FAIL, 2 for NOT_RUN."""
-    return {"PASS": 0, "FAIL": 1, "NOT_RUN": 2}[outcome]
+    return OUTCOMES.index(outcome)
 
 
 def count_outcomes(checks: Iterable[HasOutcome]) -> dict[str, int]:

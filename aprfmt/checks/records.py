@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from aprfmt.base.budget import LEFT_BY
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.object_repr import short_repr
-from aprfmt.base.outcome import Check, Outcome, Report, count_outcomes, exit_code, verdict
+from aprfmt.base.outcome import OUTCOMES, Check, Outcome, Report, count_outcomes, exit_code, verdict
 from aprfmt.errors import AprfmtError
 from aprfmt.model.ledger import (
     LATE,
@@ -183,7 +183,6 @@ class NamedFinding:
 
 _WORDS = VerdictWords("PASS", "FAIL")
 _NOTHING_RAN = VerdictWords("PASS", "FAIL", "NOT-RUN")
-_OUTCOMES: Mapping[int, Outcome] = {0: "PASS", 1: "FAIL", 2: "NOT_RUN"}  # by exit code
 
 
 def outcome_counts(counts: Mapping[str, int]) -> str:
@@ -270,7 +269,7 @@ class Validation(CheckReport):
     @property
     def outcome(self) -> Outcome:
         """That of the verdict: NOT_RUN where it is open, though checks passed."""
-        return _OUTCOMES[self.exit_code]
+        return OUTCOMES[self.exit_code]
 
     @property
     def exit_code(self) -> int:
@@ -353,7 +352,7 @@ class QaReport(CheckReport):
     @property
     def outcome(self) -> Outcome:
         """That of the verdict: NOT_RUN where it is open, though gates passed."""
-        return _OUTCOMES[self.exit_code]
+        return OUTCOMES[self.exit_code]
 
     @property
     def _outcome_of_gates(self) -> Outcome:
