@@ -5,6 +5,7 @@ from typing import Any
 
 from aprfmt.arch.role_vocabulary import role_key
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch
+from aprfmt.causes.forward.product import remember_product
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -67,24 +68,18 @@ def exchange_keys_and_values(patched: PatchedModel, layers: Layers) -> PatchedMo
     Values are those of the product `attn_v`; in the scores they are not rotated.
     """
     held: dict[str, Any] = {}
-
-    def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
-        """Return the product; remember that of the values."""
-        y = op(x, w, *rest, **kwargs)
-        if w.key.partition("[")[0].endswith(".attn_v.weight"):
-            held["v"] = y
-        return y
+    role = "attn_v.weight"
 
     def add(op: Any, at: Any, a: Any, b: Any) -> Any:
         """Return a + b; remember values with their bias."""
         y = op(a, b)
-        if held.get("v") is a:
-            held["v"] = y
+        if held.get(role) is a:
+            held[role] = y
         return y
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
         """Return the scores of `q` with the values; remember the keys."""
-        values = held.pop("v", None)
+        values = held.pop(role, None)
         if values is None or values.size != k.size:
             return op(q, k, *rest)
         held["k"] = k
@@ -94,7 +89,9 @@ def exchange_keys_and_values(patched: PatchedModel, layers: Layers) -> PatchedMo
         """Return the mixed keys, where the scores were of the values; else the mixed values."""
         return op(probs, held.pop("k", v))
 
-    patched = patched.with_op("linear", linear, layers).with_op("add", add, layers)
+    patched = patched.with_op("linear", remember_product(role, held), layers).with_op(
+        "add", add, layers
+    )
     return patched.with_op("scores", scores, layers).with_op("mix", mix, layers)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch
+from aprfmt.causes.forward.product import remember_product
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -44,17 +45,11 @@ def exchange_gate_and_up(patched: PatchedModel, layers: Layers) -> PatchedModel:
     Both products have to be made before the activation, as where a recorder wants them.
     """
     held: dict[str, Any] = {}
-
-    def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
-        """Return the product; remember that of up."""
-        y = op(x, w, *rest, **kwargs)
-        if w.key.partition("[")[0].endswith(".ffn_up.weight"):
-            held["up"] = y
-        return y
+    role = "ffn_up.weight"
 
     def activate(op: Any, at: Any, x: Any, *rest: Any, **kwargs: Any) -> Any:
         """Return the activation of up, and remember the gate `x`; of `x` where there is no up."""
-        up = held.pop("up", None)
+        up = held.pop(role, None)
         if up is None or up.shape != x.shape:
             return op(x, *rest, **kwargs)
         held["gate"] = x
@@ -64,8 +59,8 @@ def exchange_gate_and_up(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the activation times the gate where it was of up, else a * b."""
         return op(a, held.pop("gate", b))
 
-    patched = patched.with_op("linear", linear, layers).with_op("activate", activate, layers)
-    return patched.with_op("mul", mul, layers)
+    patched = patched.with_op("linear", remember_product(role, held), layers)
+    return patched.with_op("activate", activate, layers).with_op("mul", mul, layers)
 
 
 def activation_changes(patched: PatchedModel) -> Iterator[Change]:

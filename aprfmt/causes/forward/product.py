@@ -1,6 +1,6 @@
 """The matrix product that gave a trace's value, and the weights that may have been used in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,22 @@ def weights_of_same_shape(patched: PatchedModel, key: str) -> list[str]:
     role = key.partition(".")[2]
     others = [k for k in patched.weights if k != key and patched.weights[k].shape == shape]
     return sorted(others, key=lambda k: (not k.startswith(f"{layer}."), not k.endswith(role)))
+
+
+def remember_product(role: str, held: dict[str, Any]) -> Callable[..., Any]:
+    """Return an override of `linear` that keeps the product with the weight `role` in `held`.
+
+    `held` has it under the name of the role, such as "attn_v.weight", until it is taken out.
+    """
+
+    def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Return the product; remember that of the role."""
+        y = op(x, w, *rest, **kwargs)
+        if w.key.partition("[")[0].endswith(f".{role}"):
+            held[role] = y
+        return y
+
+    return linear
 
 
 def replace_weights(arrays: Mapping[str, Array]) -> Patch:
