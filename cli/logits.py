@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
+from aprfmt.base.outcome import Check, Report
 from aprfmt.cli import check_output, options, render, run_options
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
-    from aprfmt.base.outcome import Check, Report
     from aprfmt.compare.short_answer import Line
     from aprfmt.model.ledger import Pronounced
 
@@ -90,7 +90,6 @@ def command(
         raise UsageError("--load goes with --reference, which names what it is compared with")
     import numpy as np
 
-    from aprfmt.base.outcome import Report
     from aprfmt.checks.records import pronounce_report
     from aprfmt.formats.npy import write_npy
     from aprfmt.inference.gates import check_last_row

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
+from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.cli import render, run_options
 from aprfmt.cli.eval import output
 
 if TYPE_CHECKING:
-    from aprfmt.base.outcome import Check
     from aprfmt.inference.batch import Batch, EndCounts
     from aprfmt.inference.reported_loss import LossVerdict
     from aprfmt.inference.running import Run
@@ -127,9 +127,8 @@ def score_batch_file(
     return body, answer_to_json(answer), [*checks, reported_check(batch, answer)]
 
 
-def shift_check(batch: "Batch") -> "Check":
+def shift_check(batch: "Batch") -> Check:
     """Return the Check that labels are the token ids, or the ids shifted once by one."""
-    from aprfmt.base.outcome import check
     from aprfmt.inference.batch import PROPER, SHIFTS
 
     return check(
@@ -142,10 +141,8 @@ def shift_check(batch: "Batch") -> "Check":
     )
 
 
-def edge_checks(batch: "Batch") -> "list[Check]":
+def edge_checks(batch: "Batch") -> list[Check]:
     """Return [the Check that no document's first token is a label]; [] for rows not packed."""
-    from aprfmt.base.outcome import check
-
     if batch.document is None:
         return []
     found = f"{batch.document_count} documents in {len(batch.mask)} rows; "
@@ -166,14 +163,13 @@ def edge_checks(batch: "Batch") -> "list[Check]":
     ]
 
 
-def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
+def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> list[Check]:
     """Return [the Check that the tokens which end turns are among the labels], or [].
 
     A model learns to stop from these labels only. [] where the file has no labels: then all tokens
     are scored. The check is NOT_RUN where no token that ends turns is known. `spelled` is {token
     id: its text}.
     """
-    from aprfmt.base.outcome import check, not_run
     from aprfmt.inference.batch import count_turn_ends
 
     # Without labels, scored tokens or known ends there is nothing to check.
@@ -212,13 +208,11 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
     ]
 
 
-def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "Check":
+def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> Check:
     """Return the check that the file's logits give the same loss as this model's.
 
     `ours` and `theirs` are losses in nats per token, `within` the part they may differ by.
     """
-    from aprfmt.base.outcome import check
-
     return check(
         "logits-agree",
         abs(ours - theirs) <= within * abs(ours),
@@ -229,13 +223,11 @@ def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "
     )
 
 
-def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
+def reported_check(batch: "Batch", answer: "LossVerdict") -> Check:
     """Return the check that the reported loss is the recomputed one; a failure names why not.
 
     `answer` compares both, `batch` is what the loss is of.
     """
-    from aprfmt.base.outcome import check
-
     agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
     expected = f"{answer.right:.6g} nats per token, recomputed from {batch.label_count} labels"
     said = found if agrees else f"{found}: {mistake_sentence(answer)}"

@@ -8,13 +8,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from aprfmt.base.outcome import Check, Report
 from aprfmt.cli import check_output, render, run_options
 from aprfmt.cli.eval import batch, output
 from aprfmt.cli.eval.windows import read_samples, window_tokens, windows_to_json
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
-    from aprfmt.base.outcome import Check
     from aprfmt.compare.short_answer import Line
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import KlDivergence
@@ -212,7 +212,6 @@ def report_checks(
     together with what nothing reads of the model. `accept` are patterns (`unread:PATTERN`) of
     those that the user accepts. `run` is the run whose model is judged.
     """
-    from aprfmt.base.outcome import Report
     from aprfmt.checks.records import pronounce_report
 
     report = Report(str(run.model.path), tuple(checks))
