@@ -263,11 +263,10 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
         padding = 0
         if positions is not None and rows[-1] < positions.size:
             own = positions[rows]
-            before_it = positions[first : rows[0]]
-            if rows[0] > first and np.array_equal(before_it, np.arange(own[0])):
-                padding = int(
-                    own[0]
-                )  # transformers counts hidden rows where no positions are given
+            hidden = positions[first : rows[0]]
+            # transformers counts hidden rows where no positions are given.
+            if hidden.size and np.array_equal(hidden, np.arange(own[0])):
+                padding = int(own[0])
         else:
             start = 0
             if flat is None and len(before) == 1 and not names:

@@ -89,9 +89,8 @@ def exchange_keys_and_values(patched: PatchedModel, layers: Layers) -> PatchedMo
         """Return the mixed keys, where the scores were of the values; else the mixed values."""
         return op(probs, held.pop("k", v))
 
-    patched = patched.with_op("linear", remember_product(role, held), layers).with_op(
-        "add", add, layers
-    )
+    patched = patched.with_op("linear", remember_product(role, held), layers)
+    patched = patched.with_op("add", add, layers)
     return patched.with_op("scores", scores, layers).with_op("mix", mix, layers)
 
 

@@ -18,6 +18,7 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.number_ranges import number_ranges
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.causes.tensor.proof import either_side_text
 from aprfmt.codecs import CODECS
 from aprfmt.codecs import decode as decode_values
 from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER, unpack_codes
@@ -225,8 +226,6 @@ def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
             says = f"{whose} blocks have their codes ({field}) in another order: {found.says}"
             rows = np.linspace(0, reader.rows - 1, min(reader.rows, PARTS[-1])).astype(np.int64)
             if is_decoded_copy(read(rows), to_float64(other.take(rows))):
-                from aprfmt.causes.tensor.packed_copies import either_side_text
-
                 says += either_side_text(whose, "order is")
             yield case.guess(
                 "packing_order", (says, reader.encoding), "B" if reader is case.b else "A", read

@@ -16,8 +16,8 @@ from aprfmt.base.encodings import find_encoding
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.misread_codes import FAR, ROUNDED, CodedSide, nearly_equal
-from aprfmt.causes.tensor.packed_copies import either_side_text, is_plain_float
-from aprfmt.causes.tensor.proof import make_finding, prove_values
+from aprfmt.causes.tensor.packed_copies import is_plain_float
+from aprfmt.causes.tensor.proof import either_side_text, make_finding, prove_values
 from aprfmt.codecs import CODECS, fp8
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding

@@ -18,7 +18,7 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.differing_pair import DifferingPair, count_stray_rows
 from aprfmt.causes.tensor.lattices import Grouping
-from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.causes.tensor.proof import either_side_text, make_finding
 from aprfmt.codecs import decode
 from aprfmt.codecs.dialect import CodeTable
 from aprfmt.codecs.lattice import Lattice
@@ -140,16 +140,6 @@ def _is_decoded_copy(copy: PackedCopy, after: Fit) -> bool:
     An original is rounded once, by up to half a step; what was decoded stands on the steps.
     """
     return is_plain_float(copy.source) and after.rms <= ON_STEPS and after.relative <= DECODED
-
-
-def either_side_text(whose: str, what: str) -> str:
-    """Return the clause that either side may be the wrong one; `whose` is "A's" or "B's".
-
-    `what` is what the same codes on both sides do not settle, with its verb: "order is".
-    """
-    other = "A's" if whose == "B's" else "B's"
-    told = f"both have the same codes, which do not say whose {what} right"
-    return f"; or {other} {what} wrong: {told}"
 
 
 def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:

@@ -15,8 +15,8 @@ import numpy as np
 from aprfmt.arch.binding import groups_for
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
-from aprfmt.causes.tensor.packed_copies import PackedCopy, either_side_text, explain_copy
-from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy
+from aprfmt.causes.tensor.proof import either_side_text, make_finding
 from aprfmt.codecs import CODECS, decode
 from aprfmt.codecs.dialect import OF_INPUTS, Parts, StoredPart
 from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER

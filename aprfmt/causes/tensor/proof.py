@@ -116,3 +116,13 @@ def significant_bits(values: np.ndarray) -> np.ndarray:
     lowest = mantissa & -mantissa.astype(np.int64)
     found: np.ndarray = 24 - np.log2(lowest.astype(np.float64))
     return found
+
+
+def either_side_text(whose: str, what: str) -> str:
+    """Return the clause that either side may be the wrong one; `whose` is "A's" or "B's".
+
+    `what` is what the same codes on both sides do not settle, with its verb: "order is".
+    """
+    other = "A's" if whose == "B's" else "B's"
+    told = f"both have the same codes, which do not say whose {what} right"
+    return f"; or {other} {what} wrong: {told}"
