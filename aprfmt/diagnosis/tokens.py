@@ -33,7 +33,7 @@ def add_tokenizer_findings(a: Model, b: Model, found: Levels) -> None:
     found.evidence += [
         Evidence("identity", f"tokenizer: {row.says}; without effect", row.where)
         for row in report.notes
-        if row.says not in report.remarks
+        if not row.told
     ]
     found.evidence += [Evidence("identity", text) for text in report.remarks]
     found.added = report.added

@@ -18,7 +18,7 @@ from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tokenizer.conversations import missing_template_tokens
 from aprfmt.tokenizer.engine_defaults import overridden_types
-from aprfmt.tokenizer.keys import CONTROL, STATED_ELSEWHERE, TOKENS
+from aprfmt.tokenizer.keys import CONTROL, TOKENS
 from aprfmt.tokenizer.stated import StatedTokenizer, read_tokenizer_parts
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
@@ -226,7 +226,7 @@ def compare_tokenizers(mine: StatedTokenizer, theirs: StatedTokenizer) -> Tokens
     # Differences known to have no effect become notes.
     every = list(_listed_differences(mine, theirs))
     still = tuple(row for row in every if row.still)
-    aside = tuple(row.says for row in still if STATED_ELSEWHERE in row.says)
+    aside = tuple(row.says for row in still if row.told)
     found = [row for row in every if not row.still]
     checked = (f"tokenizer: {COMPARED}",)
     if not found:

@@ -340,6 +340,7 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
             shown[0] if x else None,
             shown[1] if y else None,
             still=still,
+            told=still and alone,
             mend=(f"{place.replace(': ', ':')}={shown[0]}",) if x else (),
         )
 
