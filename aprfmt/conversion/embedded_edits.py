@@ -83,9 +83,9 @@ class EmbeddedEdits:
         records = {record for _, record in self._changed.values()}
         if FILES_KEY in records:
             whole = {**self._model.embedded_files, **self._files.texts()}
-            made[FILES_KEY] = self._text(whole)
+            made[FILES_KEY] = self._as_metadata(whole)
         if FOREIGN in records:
-            made[FOREIGN] = self._text(self._record)
+            made[FOREIGN] = self._as_metadata(self._record)
         return made
 
     def changes(self, written: "Model") -> list[KeyChange]:
@@ -124,8 +124,8 @@ class EmbeddedEdits:
             raise UsageError(f"{place}: is named twice; give one change of a key")
         self._changed[place] = old, record
 
-    def _text(self, value: Mapping[str, Any]) -> Value | TypedValue:
-        """Return an object as the text that a metadata key of this format holds."""
+    def _as_metadata(self, value: Mapping[str, Any]) -> Value | TypedValue:
+        """Return an object as JSON text, with its type where the format's metadata have types."""
         text = json.dumps(value, ensure_ascii=False)
         return TypedValue(text, "string") if FORMATS[self._model.format].values.types else text
 

@@ -267,11 +267,14 @@ class _LedgerBuilder:
             self._read_embedded_keys,
             self.model.key_style,
             self.refused,
-            self._states_what_it_is(),
+            self._states_architecture_or_kind(),
         )
 
-    def _states_what_it_is(self) -> bool:
-        """Return whether the file says what its tensors are of; else they are arrays alone."""
+    def _states_architecture_or_kind(self) -> bool:
+        """Return whether the file states an architecture or kind; else it holds arrays alone.
+
+        True where what it states cannot be read.
+        """
         from aprfmt.model.resolve import architecture_names
 
         try:

@@ -19,7 +19,7 @@ from aprfmt.causes.training.step_case import (
     Fit,
     StepCase,
     StepGuess,
-    digits_from,
+    number_text_apart,
 )
 from aprfmt.causes.training.step_size import SLACK, measured_factor, simple_factor
 from aprfmt.causes.training.table import GRADIENTS, UPDATES
@@ -293,7 +293,7 @@ def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
         for bound in bounds:
             if abs(factor - clip_factor(bound, norm)) <= SLACK * factor:
                 return Judgement("agrees", whole=True, clipped=("norm", bound))
-    times = simple_factor(factor, SLACK * abs(factor)) or f"{digits_from(factor, 1.0)} times"
+    times = simple_factor(factor, SLACK * abs(factor)) or f"{number_text_apart(factor, 1.0)} times"
     says = f"the optimizer had {times} the gradient that was given"
     return Judgement("differs", says, (StepGuess("gradient_scaled", says),), whole=True)
 

@@ -50,7 +50,7 @@ class ScaleReading(NamedTuple):
 
 
 def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that a side's values are the other's codes under misread scales."""
+    """Yield at most one finding: a side's values are the other's codes under misread scales."""
     if case.numbers is not None or case.a.shape != case.b.shape or case.a.columns < 2:
         return
     if case.before.relative < FAR:
@@ -101,7 +101,7 @@ def _readings(case: DifferingPair, coded: RowReader) -> Iterator[ScaleReading]:
             with np.errstate(all="ignore"):
                 table = np.where(kind.values > 0, numbers / kind.values.astype(np.float64), 0.0)
             yield ScaleReading(says, _looked_up(table, held), either)
-    yield from _whole_readings(case, side)
+    yield from _misread_tensor_scales(case, side)
     scale = side.scale if side.table is not None and side.zero is side.offset is None else None
     if scale is not None:
 
@@ -119,8 +119,11 @@ def _looked_up(table: "Array", held: "Callable[[Array], Array]") -> Factors:
     return lambda rows: np.asarray(table[held(rows)])
 
 
-def _whole_readings(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReading]:
-    """Yield the readings of the scale of a whole tensor, above scales that are small floats."""
+def _misread_tensor_scales(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReading]:
+    """Yield the ways to misread the one scale of a tensor that multiplies its FP8 group scales.
+
+    It is left out, inverted, or that of a weight which engines fuse with this one.
+    """
     wholes = _wholes_of(side)
     if not wholes:
         return

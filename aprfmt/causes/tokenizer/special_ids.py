@@ -312,7 +312,7 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
         (x, place), (y, own_place) = (configured_ids(config or {}, key) for config in configs)
         if x == y:
             continue
-        others = [_ids_of_other_files(side, role) for side in (a, b)]
+        others = [_ids_outside_config(side, role) for side in (a, b)]
         alone = not x or not y
         shown = [_listed_text(ids) for ids in (x, y)]
         says = f"{key} of config.json is {shown[0]} in A, {shown[1]} in B"
@@ -345,8 +345,11 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
         )
 
 
-def _ids_of_other_files(side: StatedTokenizer, role: str) -> dict[str, frozenset[int]]:
-    """Return {file: ids} of the files of a folder that state a role, config.json left out."""
+def _ids_outside_config(side: StatedTokenizer, role: str) -> dict[str, frozenset[int]]:
+    """Return {file: ids} that files other than config.json state for a special token.
+
+    `role` is what the token is for, such as "bos".
+    """
     said = id_list(side.carried.parse_file(FILE).get(f"{role}_token_id"))
     found = {FILE: frozenset(said)} if said else {}
     text, place = token_statements(side.carried).get(role, (None, ""))

@@ -542,10 +542,10 @@ def held_in(moved: int, due: float, other: int, far: int) -> str:
     return "finer" if other <= due / 8 else "stored"
 
 
-def digits_from(value: float, stated: float) -> str:
-    """Return a number with three digits, or as many more as tell it from the stated one.
+def number_text_apart(value: float, stated: float) -> str:
+    """Return a number as text with three digits, or more where the stated one has the same text.
 
-    "" where they are one number.
+    "" where no digits tell them apart.
     """
     for digits in range(3, 18):
         if (text := f"{value:.{digits}g}") != f"{stated:.{digits}g}":

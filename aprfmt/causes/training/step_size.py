@@ -6,7 +6,7 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.optimizers import Recipe, changed
-from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis, digits_from
+from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis, number_text_apart
 
 CAUSE_ROWS = (
     Cause(
@@ -72,10 +72,11 @@ def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         return
     slack = max(SLACK * factor, 6 * off)
     near, value = simple_factor(factor, slack), simple_value(factor, slack) or factor
-    number = digits_from(value, 1.0)
+    number = number_text_apart(value, 1.0)
     if not number or abs(value - 1) <= 6 * off:
         return  # no other one than the stated
-    rate = f": the rate is {digits_from(recipe.lr * value, recipe.lr)}, stated is {recipe.lr:g}"
+    lr = number_text_apart(recipe.lr * value, recipe.lr)
+    rate = f": the rate is {lr}, stated is {recipe.lr:g}"
     times = near or f"{number} times"
     one = changed(recipe, factor=value * recipe.factor)
     says = f"the step is {times} the expected one" + (rate if case.signs else "")

@@ -12,8 +12,8 @@ from aprfmt.causes.training.step_case import (
     StepCase,
     StepGuess,
     StepHypothesis,
-    digits_from,
     is_one,
+    number_text_apart,
 )
 
 CAUSE_ROWS = (
@@ -216,9 +216,8 @@ def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     share, stated = recipe.lr * wanted.wd * factor, recipe.lr * recipe.wd
     if recipe.wd and is_one(factor, off):
         return  # what is stated, on what should not decay
-    says = (
-        f"the weight decays by {digits_from(share, stated)}; {stated:.3g} is stated (lr times wd)"
-    )
+    decays = number_text_apart(share, stated)
+    says = f"the weight decays by {decays}; {stated:.3g} is stated (lr times wd)"
     if not recipe.wd:
         says = f"the weight decays by {share:.3g}, a decay of {factor:.3g}; none is stated"
     for value, what in _usual_shares(recipe.lr).items() if recipe.wd else ():
