@@ -1,10 +1,11 @@
 """What `python -m tests` takes of large families of parametrized tests, and what it leaves out.
 
-A family is one file, or one function, whose tests try every combination. The whole of each runs in
-`python -m tests --everything` and whenever pytest is called by itself; `python -m tests` takes the
-first of each function, every test that a requirement names, and one in so many of the rest, chosen
-by the hash of its name, so that the same tests run everywhere: other architectures in one function
-than in the next. Those in which each has its row are listed. What is left out is counted.
+A family is a folder, a file, or one function, whose tests try many combinations. The whole of each
+runs in `python -m tests --everything` and whenever pytest is called by itself; `python -m tests`
+takes the first of each function, every test that a requirement names, and one in so many of the
+rest, chosen by the hash of its name, so that the same tests run everywhere: other architectures in
+one function than in the next. Those in which each has its row are listed. What is left out is
+counted.
 """
 
 import hashlib
@@ -128,7 +129,8 @@ FAMILIES: Mapping[str, Family] = {
     "tests/conversion/test_round_trips.py": Family(8),
     "tests/diagnosis/test_agreement.py": Family(3),
     "tests/diagnosis/test_coverage.py": Family(3),
-    "tests/diagnosis/test_exit_codes.py": Family(3),
+    "tests/diagnosis/test_detours.py": Family(8),
+    "tests/diagnosis/test_exit_codes.py": Family(12),
     "tests/diagnosis/test_faults.py": Family(64, cause),
     "tests/diagnosis/test_hypotheses.py::test_what_an_engine_did_otherwise_is_named": Family(3),
     "tests/diagnosis/test_later_passes.py": Family(4),
@@ -193,7 +195,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/quantizing/test_imatrix.py": Family(4),
     "tests/quantizing/test_requant.py": Family(3),
     "tests/quantizing/test_types.py::test_bytes_and_numbers_of_the_libraries": Family(3),
-    "tests/model/relations/test_keys.py": Family(4),
+    "tests/model/relations/test_keys.py": Family(8),
     "tests/model/relations/test_tensor_names.py": Family(4),
     "tests/remote/test_commands.py": Family(3),
     "tests/remote/test_identity.py::test_a_mixture_is_an_error": Family(8, last_word),
@@ -222,6 +224,21 @@ FAMILIES: Mapping[str, Family] = {
     "tests/training/test_points.py::"
     "test_every_point_of_a_pass_has_a_gradient_but_those_of_a_choice": Family(8),
 }
+# Folders whose functions try many cases: what has no family of its own there.
+FOLDERS: Mapping[str, Family] = dict.fromkeys(
+    (
+        "tests/causes",
+        "tests/checks",
+        "tests/cli",
+        "tests/compare",
+        "tests/diagnosis",
+        "tests/measure",
+        "tests/model",
+        "tests/tokenizer",
+        "tests/training",
+    ),
+    Family(3),
+)
 # Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({
     "tests/arch/test_required.py::test_which_losses_a_pass_survives",
@@ -265,8 +282,9 @@ _PARTS = re.compile(r"^(?P<file>[^:]+)::(?P<test>[^\[]+)\[(?P<name>.*)\]$", re.S
 
 
 def family_of(file: str, test: str) -> Family | None:
-    """Return the family of a function, else that of its file."""
-    return FAMILIES.get(f"{file}::{test}", FAMILIES.get(file))
+    """Return the family of a function, else that of its file, else that of its folder."""
+    folder = "/".join(file.split("/")[:2])
+    return FAMILIES.get(f"{file}::{test}", FAMILIES.get(file, FOLDERS.get(folder)))
 
 
 def left_out(ids: Sequence[str], named: frozenset[str] = frozenset()) -> set[str]:

@@ -13,7 +13,16 @@ import pytest
 from tests.balance import FIRST, scheduler, unit
 from tests.conftest import not_run
 from tests.requirements import PAGE, ROOT, rows
-from tests.scope import FAMILIES, LONG, architecture, chosen, family_of, left_out, without_group
+from tests.scope import (
+    FAMILIES,
+    FOLDERS,
+    LONG,
+    architecture,
+    chosen,
+    family_of,
+    left_out,
+    without_group,
+)
 
 FORWARD = "tests/inference/test_forward.py"
 NAMED = frozenset(test for row in rows(PAGE.read_text()) for test in row.tests)
@@ -73,6 +82,15 @@ def test_a_functions_own_row_is_its_familys() -> None:
     assert family_of(file, function) is FAMILIES[own]
     assert family_of(file, "test_x") is FAMILIES[file]
     assert family_of("tests/x.py", function) is None
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folders_family_is_that_of_what_has_none(folder: str) -> None:
+    assert (ROOT / folder).is_dir()
+    for file in (f"{folder}/test_x.py", f"{folder}/inner/test_x.py"):
+        assert family_of(file, "test_y") is FOLDERS[folder]
+        ids = [f"{file}::test_y[{n}]" for n in range(240)]
+        assert ids[0] not in left_out(ids) and 120 < len(left_out(ids)) < 200
 
 
 def test_the_first_of_each_function_and_what_a_requirement_names_are_taken() -> None:
