@@ -349,7 +349,7 @@ class _Step:
         if updates:
             rows = self._judge_as_first(rows, judged, norm)
         rows = self._mark_lost_decay(rows, judged)
-        rows = self._mark_finer_copies(rows, judged)
+        rows = self._accept_rounded_away_steps(rows, judged)
         self._share_guesses(judged, norm)
         rows = self._open_unnumbered(rows, judged) if updates else rows
         stored = {row.key: row.names for row in self.parameters}
@@ -386,7 +386,7 @@ class _Step:
         common = found.most_common(1)[0][1]
         return common <= (wrong + sum(found.values())) / 2
 
-    def _mark_finer_copies(
+    def _accept_rounded_away_steps(
         self, rows: list[TensorStep], judged: dict[str, Judgement]
     ) -> list[TensorStep]:
         """Return the rows, with "agrees" for steps that a checkpoint in few bits does not show.
