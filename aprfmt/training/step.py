@@ -798,7 +798,34 @@ class _Step:
             if other.verdict == "agrees" or (other.guesses and not found.guesses):
                 self.used.add(parameter.key)
                 found = other
+        found = self._by_unseen(parameter, recipe, held, found)
         return self._without_inputs(parameter, held, self._by_other_rule(parameter, found))
+
+    def _by_unseen(
+        self, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
+    ) -> Judgement:
+        """Return "differs" for a parameter that has a gradient and that the optimizer never saw.
+
+        It did not move, and the state has moments of others and none of it. Its next step would be
+        its first, which has to be seen. Else `found`.
+        """
+        state = self.state
+        if found.verdict != "not compared" or state is None or self.given is None:
+            return found
+        unknown = state.indexed and state.left
+        coded = parameter.names[0] in self._names_in_8_bits()
+        moments = held.first is not None or held.second is not None
+        if unknown or coded or moments or held.gradient is None or not recipe.keeps_moments:
+            return found
+        gradient = self.gradients.get(parameter.key)
+        if not state.first.placed or gradient is None or not gradient.largest:
+            return found
+        first = judge_update(parameter, changed(recipe, step=1), held)
+        frozen = next((each for each in first.guesses if each.cause == "frozen"), None)
+        if not isinstance(frozen, StepGuess):
+            return found
+        says = "did not move, and the optimizer's state has nothing of it: it is in no group"
+        return replace(first, why=says, guesses=(replace(frozen, says=says),))
 
     def _by_other_rule(self, parameter: Parameter, found: Judgement) -> Judgement:
         """Return "not compared" for a step that differs, where the state has more than the rule.
