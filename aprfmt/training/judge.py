@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aprfmt.base.shapes import matrix_shape
-from aprfmt.causes.training.clipping import CLIPS, VALUES, clip_factor
+from aprfmt.causes.training.clipping import CLIPS, OTHER_NORMS, VALUES, clip_factor
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import CHANCE, decay_counts, is_swallowed, share_arrived
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
@@ -87,7 +87,7 @@ class Judgement:
     of the expected update that is there. `shows` says whether the step was compared: the stored
     type is fine enough for its size, or the weights are to the bit what rounding the expected step
     gives (`exact`). `decays_all` says that a vector decays where that was not said, `clipped` what
-    the gradients were clipped to where that was not said: ("norm" or "value", the bound).
+    the gradients were clipped to where that was not said: (by what, as of Clipping, the bound).
     `decay_counts`: see `lost_updates.decay_counts`. `held_counts`: see `Fit.held_counts`.
     `nonfinite` says that moments of the optimizer's state are NaN or infinite.
     """
@@ -154,15 +154,11 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judg
     # A recipe that fits the sample is then tried on all elements.
     right = [(one, fit) for one, fit in fits if fit.right]
     tried = [] if right else [each for one, _ in fits for each in _fit_clippings(one, held, sample)]
-    for one, fit in (*right, *tried):
+    for one, fit, clipped in (*((*each, None) for each in right), *tried):
         if is_swallowed(sample, fit.update.whole):
             return _explain_difference(parameter, one, held, sample, fit)
         found = _judge_all(parameter, one, held, signs, fit)
         every = _decays_all(recipe, one, fits)
-        clipped = None
-        if tried:
-            by_value = one.clip_value is not None and recipe.clip_value is None
-            clipped = ("value", one.clip_value) if by_value else ("norm", one.clip)
         return replace(found, decays_all=every, clipped=clipped, signs=signs)
     found = _explain_difference(parameter, fits[0][0], held, sample, fits[0][1])
     for one, fit in fits[1:]:  # another meaning of what was stated
@@ -287,12 +283,12 @@ def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
         return Judgement("differs", why, whole=True)
     if abs(factor - 1) <= SLACK + held.noise:
         return Judgement("agrees", whole=True)
-    norm = held.others.get("norm")
-    if norm is not None and 0 < factor < 1:
-        bounds = (*CLIPS, *(() if recipe.clip is None else (recipe.clip,)))
+    bounds = (*CLIPS, *(() if recipe.clip is None else (recipe.clip,)))
+    for by in ("norm", *OTHER_NORMS) if 0 < factor < 1 else ():
+        size = held.others.get(by, 0.0)
         for bound in bounds:
-            if abs(factor - clip_factor(bound, norm)) <= SLACK * factor:
-                return Judgement("agrees", whole=True, clipped=("norm", bound))
+            if size and abs(factor - clip_factor(bound, size)) <= SLACK * factor:
+                return Judgement("agrees", whole=True, clipped=(by, bound))
     times = simple_factor(factor, SLACK * abs(factor)) or f"{number_text_apart(factor, 1.0)} times"
     says = f"the optimizer had {times} the gradient that was given"
     return Judgement("differs", says, (StepGuess("gradient_scaled", says),), whole=True)
@@ -363,28 +359,36 @@ def _with_clipping(recipe: Recipe, held: StepInputs) -> Recipe:
     return changed(recipe, scale=recipe.scale * clip_factor(recipe.clip, norm))
 
 
-def _fit_clippings(recipe: Recipe, held: StepInputs, case: StepCase) -> list[tuple[Recipe, Fit]]:
-    """Return (recipe, fit) for each usual clipping, by norm or by value, that gives the step.
+def _fit_clippings(
+    recipe: Recipe, held: StepInputs, case: StepCase
+) -> list[tuple[Recipe, Fit, tuple[str, float]]]:
+    """Return (recipe, fit, (by what, bound)) for each usual clipping that gives the step.
 
-    [] if a norm was stated, no gradient is known, or the whole step is known to have none.
+    That is by the norm, by another number of all gradients, or by value. [] if a norm was stated,
+    no gradient is known, or the whole step is known to have none.
     """
     norm = held.others.get("norm")
     stated = recipe.clip is not None or "unclipped" in held.others
     if stated or norm is None or held.gradient is None:
         return []
-    tried = [
-        changed(recipe, clip=bound, scale=recipe.scale * clip_factor(bound, norm))
-        for bound in CLIPS
-        if bound < norm
-    ]
+    tried = []
+    for by in ("norm", *OTHER_NORMS):
+        size = held.others.get(by, 0.0)
+        for bound in CLIPS:
+            if bound < size:
+                scale = recipe.scale * clip_factor(bound, size)
+                tried.append(((by, bound), changed(recipe, clip=bound, scale=scale)))
     largest = 0.0 if case.gradient is None else float(np.abs(case.gradient).max(initial=0.0))
     if recipe.clip_value is None and not recipe.row.sizes:
         # The bound is the longest step over the rate, if it is one that somebody wrote.
         longest = float(np.abs(case.change).max(initial=0.0)) / recipe.lr if recipe.lr else 0.0
         written = float(f"{longest:.2g}")
         bounds = dict.fromkeys((written, *VALUES))
-        tried += [changed(recipe, clip_value=bound) for bound in bounds if 0 < bound < largest]
-    return [(one, fit) for one in tried if (fit := case.fit(one)) is not None and fit.right]
+        for bound in bounds:
+            if 0 < bound < largest:
+                tried.append((("value", bound), changed(recipe, clip_value=bound)))
+    fits = ((one, case.fit(one), clipped) for clipped, one in tried)
+    return [(one, fit, clipped) for one, fit, clipped in fits if fit is not None and fit.right]
 
 
 def _possible_recipes(recipe: Recipe, case: StepCase) -> list[Recipe]:

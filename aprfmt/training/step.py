@@ -15,10 +15,14 @@ from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
 from aprfmt.causes.training.clipping import (
+    CLIPPED_BY,
     CLIPS,
     Clipping,
+    OtherNorm,
     clip_factor,
+    other_norm_clipping,
     scaled_bound,
+    tensor_clipping,
     value_clipping,
 )
 from aprfmt.causes.training.gradient_case import PART, GradientCase, GradientGuess
@@ -42,7 +46,7 @@ from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, short_keys
 from aprfmt.measure.proofs import Proof, cap_proof
-from aprfmt.measure.verdicts import Level
+from aprfmt.measure.verdicts import Certainty, Level
 from aprfmt.model import Model, open_model
 from aprfmt.model.kinds import peft_config
 from aprfmt.model.ledger import NotCompared, array_items
@@ -282,6 +286,8 @@ class _Step:
         self.left: list[NotCompared] = []
         self.gradients: dict[str, ArrayFacts] = {}
         self.compared: dict[str, _Compared] = {}
+        # The sums of the sizes of all elements of given gradients, by key.
+        self.sums: dict[str, float] = {}
         # Keys whose gradient made the step, or was compared with the moments of after it.
         self.used: set[str] = set()
         # What the rates that groups began with are multiplied by; None: the state's are taken.
@@ -343,7 +349,7 @@ class _Step:
         if updates:
             rows = self._judge_as_first(rows, judged, norm)
         rows = self._mark_lost_decay(rows, judged)
-        rows = self._mark_finer_copies(rows, judged)
+        rows = self._accept_rounded_away_steps(rows, judged)
         self._share_guesses(judged, norm)
         rows = self._open_unnumbered(rows, judged) if updates else rows
         stored = {row.key: row.names for row in self.parameters}
@@ -380,7 +386,7 @@ class _Step:
         common = found.most_common(1)[0][1]
         return common <= (wrong + sum(found.values())) / 2
 
-    def _mark_finer_copies(
+    def _accept_rounded_away_steps(
         self, rows: list[TensorStep], judged: dict[str, Judgement]
     ) -> list[TensorStep]:
         """Return the rows, with "agrees" for steps that a checkpoint in few bits does not show.
@@ -700,6 +706,7 @@ class _Step:
             facts = self.compared[parameter.key].facts
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
+            others.update((str(by), size) for by, size in self._other_norms.items())
             if (kind := self._kind_norms.get(parameter.vector)) is not None:
                 others["kind_norm"] = kind
         if self.unclipped:
@@ -723,6 +730,14 @@ class _Step:
         if first is None and second is None:
             return replace(bare, idle=self._is_idle(parameter.key))
         return replace(bare, first=first, second=second, step=steps, after=after)
+
+    @cached_property
+    def _other_norms(self) -> dict[OtherNorm, float]:
+        """What gradients may be clipped by besides their norm, of all given ones; {} for none."""
+        if not self.sums:
+            return {}
+        largest = max(each.largest for each in self.gradients.values())
+        return {"largest": largest, "sum": sum(self.sums.values())}
 
     @cached_property
     def _kind_norms(self) -> dict[bool, float]:
@@ -783,7 +798,34 @@ class _Step:
             if other.verdict == "agrees" or (other.guesses and not found.guesses):
                 self.used.add(parameter.key)
                 found = other
+        found = self._by_unseen(parameter, recipe, held, found)
         return self._without_inputs(parameter, held, self._by_other_rule(parameter, found))
+
+    def _by_unseen(
+        self, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
+    ) -> Judgement:
+        """Return "differs" for a parameter that has a gradient and that the optimizer never saw.
+
+        It did not move, and the state has moments of others and none of it. Its next step would be
+        its first, which has to be seen. Else `found`.
+        """
+        state = self.state
+        if found.verdict != "not compared" or state is None or self.given is None:
+            return found
+        unknown = state.indexed and state.left
+        coded = parameter.names[0] in self._names_in_8_bits()
+        moments = held.first is not None or held.second is not None
+        if unknown or coded or moments or held.gradient is None or not recipe.keeps_moments:
+            return found
+        gradient = self.gradients.get(parameter.key)
+        if not state.first.placed or gradient is None or not gradient.largest:
+            return found
+        first = judge_update(parameter, changed(recipe, step=1), held)
+        frozen = next((each for each in first.guesses if each.cause == "frozen"), None)
+        if not isinstance(frozen, StepGuess):
+            return found
+        says = "did not move, and the optimizer's state has nothing of it: it is in no group"
+        return replace(first, why=says, guesses=(replace(frozen, says=says),))
 
     def _by_other_rule(self, parameter: Parameter, found: Judgement) -> Judgement:
         """Return "not compared" for a step that differs, where the state has more than the rule.
@@ -904,7 +946,9 @@ class _Step:
         for parameter in self.parameters:
             place = None if self.given is None else self.given.placed.get(parameter.key)
             if self.given is not None and place is not None:
-                self.gradients[parameter.key] = array_facts(self.given.values(parameter, place))
+                values = self.given.values(parameter, place)
+                self.gradients[parameter.key] = array_facts(values)
+                self.sums[parameter.key] = float(np.abs(values).sum(dtype=np.float64))
         for parameter in self.parameters:
             if self.computed is not None:
                 self.compared[parameter.key] = self._compare_computed(parameter, self.computed)
@@ -1065,16 +1109,20 @@ class _Step:
         return unlike | case.missing if left <= PART**2 * there else frozenset()
 
     def _accept_mistake(
-        self, guess: BackwardGuess, keys: Collection[str], right: Collection[str]
+        self,
+        guess: BackwardGuess,
+        keys: Collection[str],
+        right: Collection[str],
+        most: Certainty = "confirmed",
     ) -> None:
         """Set a mistake as what the gradients of `keys` differ by, in place of all others.
 
-        `right` are the keys of the gradients that agree.
+        `right` are the keys of the gradients that agree, `most` the most that is said of it.
         """
         says = guess.says
         if guess.change is not None and guess.change.operation is not None:
             says += f"; backward from the loss it begins {first_place(keys, right)}"
-        one = BackwardFound(guess.cause, says, lambda case: case.given)
+        one = BackwardFound(guess.cause, says, lambda case: case.given, most=most)
         for key in keys:
             judged = Judgement("differs", says, (one,), whole=True)
             self.compared[key] = replace(self.compared[key], found=judged, why="")
@@ -1098,6 +1146,9 @@ class _Step:
             if clipping is not None:
                 self._accept_clipped(clipping, max(abs(x.computed).max() for x in cases.values()))
                 return
+            if (each := tensor_clipping(cases)) is not None:
+                self._accept_own_norms(*each)
+                return
         bounds = (
             *CLIPS,
             *(() if self.recipe is None or not self.recipe.clip else (self.recipe.clip,)),
@@ -1114,17 +1165,41 @@ class _Step:
         if bound is not None:
             self._accept_clipped(Clipping("norm", bound), before)
             return
+        other = other_norm_clipping(self._other_norms, norm / before, bounds)
+        if other is not None:
+            size = next(value for by, value in self._other_norms.items() if by == other.by)
+            self._accept_clipped(other, size * before / norm)
+            return
         # A factor that is a power of two by itself is a loss scale or ranks.
         scaled = scaled_bound(norm, bounds)
         if scaled is not None and simple_value(norm / before, SLACK * norm / before) is None:
             self._accept_clipped(Clipping("norm", *scaled), before)
 
-    def _accept_clipped(self, clipping: Clipping, before: float) -> None:
-        """Set all compared gradients to "agrees", or to the mistake of a clipping under a scale.
+    def _accept_own_norms(self, says: str, keys: Collection[str]) -> None:
+        """Set the gradients of `keys` to the mistake that each was scaled by its own norm.
 
-        `before` is the norm, or the largest element, that was clipped.
+        `says` says how. It is confirmed where a clipping by the norm of all is stated. Returns
+        nothing.
+        """
+        stated = self.recipe is not None and self.recipe.clip is not None
+        if not stated:
+            says += ", which some trainers do on purpose, and no clip=BOUND states otherwise"
+        guess = BackwardGuess("clip_by_tensor", says)
+        self._accept_mistake(guess, keys, (), "confirmed" if stated else "explained")
+
+    def _accept_clipped(self, clipping: Clipping, before: float) -> None:
+        """Set all compared gradients to "agrees", or to a mistake of clipping.
+
+        That is one under a loss scale, or by another number than the norm that is stated. `before`
+        is the norm, the largest element or the sum, that was clipped.
         """
         keys = [key for key, one in self.compared.items() if one.found is not None]
+        recipe = self.recipe
+        if clipping.by != "norm" and recipe is not None and recipe.clip and not recipe.clip_value:
+            cause = "clip_by_value" if clipping.by == "value" else "clip_other_norm"
+            says = f"{clipping.says}, from {before:.4g}, and not the norm of all"
+            self._accept_mistake(BackwardGuess(cause, says), keys, ())
+            return
         if clipping.scale != 1.0:
             says = f"{clipping.says}: it was {before:.4g} without the scale"
             guess = BackwardGuess("clip_before_unscale", says)
@@ -1135,6 +1210,10 @@ class _Step:
             self.compared[key] = replace(self.compared[key], found=agreed)
         if clipping.by == "norm":
             text = f"clipping to the norm {clipping.bound:g}; it was {before:.4g}"
+        elif clipping.by in CLIPPED_BY:
+            text = (
+                f"clipping by {CLIPPED_BY[clipping.by]} to {clipping.bound:g}; it was {before:.4g}"
+            )
         else:
             text = f"clipping each element to {clipping.bound:g}; the largest was {before:.4g}"
         self.notes.append(f"the gradients are those of after {text}")
@@ -1302,13 +1381,15 @@ class _Step:
         """
         known = {row.key: row for row in self.parameters}
         at = {row.key: number for number, row in enumerate(rows)}
-        for one, also in _fewest_mistakes(judged):
+        mistakes = _fewest_mistakes(judged)
+        told = {one for one, _ in mistakes if self._clipped_group(one, judged) is not None}
+        for one, also in _join_factor_causes(mistakes, told):
             given = every = 0.0
             for key in one.keys:
                 guess = next(
                     each
                     for each in judged[key].guesses
-                    if (each.cause, each.says) == (one.cause, one.says)
+                    if each.cause == one.cause and each.says in (one.parts or (one.says,))
                 )
                 share, size = 1.0, float(np.prod(known[key].before.shape))
                 if isinstance(guess, StepGuess) and not judged[key].whole:
@@ -1316,12 +1397,14 @@ class _Step:
                     share = share_reproduced(known[key], guess, held, judged[key].signs)
                     known[key].drop()
                 given, every = given + share * size, every + size
-                rows[at[key]] = replace(rows[at[key]], why=one.says)
+                rows[at[key]] = replace(rows[at[key]], why=guess.says)
             share = given / max(1.0, every)
             # An element says one digit at least: whether it moved as the mistake would move it.
             proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
             if isinstance(guess, GradientGuess) and proof is not None:
                 proof = cap_proof(proof, guess.most)
+            if one.parts and proof is not None:
+                proof = cap_proof(proof, "explained")  # what gives the factors is not known
             cause = one.cause
             if (said := self._clipped_group(one, judged)) is not None:
                 cause, one = said[0], replace(one, says=said[1])
@@ -1513,8 +1596,10 @@ class _Step:
             )
         bounds = {one.clipped for one in judged.values() if one.clipped is not None}
         for by, bound in sorted(bounds):
-            what = "the gradients given were clipped to the norm"
-            if by == "value":
+            what = f"the gradients given were clipped by {CLIPPED_BY.get(by)} to"
+            if by == "norm":
+                what = "the gradients given were clipped to the norm"
+            elif by == "value":
                 what = "each element of the gradients given was clipped to"
             self.notes.append(f"{what} {bound:g} in the step")
 
@@ -1712,6 +1797,11 @@ class _Statement:
     says: str
     free: int
     keys: tuple[str, ...]
+    parts: tuple[str, ...] = ()  # the sentences of the factors that it joins
+
+
+FACTORS = ("gradient_factor", "step_factor")
+MOST_FACTORS = 3  # that are causes of their own
 
 
 def _fewest_mistakes(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple[str, ...]]]:
@@ -1739,6 +1829,33 @@ def _fewest_mistakes(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, 
         found.append((best, tuple(dict.fromkeys(also))))
         left = {key: one for key, one in left.items() if key not in best.keys}
     return found
+
+
+def _join_factor_causes(
+    found: Sequence[tuple[_Statement, tuple[str, ...]]], told: Collection[_Statement]
+) -> list[tuple[_Statement, tuple[str, ...]]]:
+    """Return the mistakes, with many factors of one kind as one: no factor holds for all of them.
+
+    So many are what one rule leaves that is not known, such as a clipping by units. Those in `told`
+    are known to come of a clipping, and stay.
+    """
+    made = list(found)
+    for cause in FACTORS:
+        many = [one for one, _ in made if one.cause == cause and one not in told]
+        if len(many) <= MOST_FACTORS:
+            continue
+        first, second = (f"{short_keys(one.keys)}: {one.says}" for one in many[:2])
+        joined = _Statement(
+            cause,
+            f"{len(many)} factors, and what gives them is not known; {first}; {second}; ...",
+            sum(one.free for one in many),
+            tuple(key for one in many for key in one.keys),
+            tuple(one.says for one in many),
+        )
+        at = next(i for i, (one, _) in enumerate(made) if one == many[0])
+        left = [each for each in made[at:] if each[0] not in many]
+        made = [*made[:at], (joined, ()), *left]
+    return made
 
 
 def _unknown_cause(

@@ -74,6 +74,16 @@ def own_norm(name: str) -> float:
     return float(np.linalg.norm(gradients(1)[name].astype(np.float64)))
 
 
+def largest() -> float:
+    """Return the largest element of all gradients of the first step."""
+    return max(float(np.abs(g).max()) for g in gradients(1).values())
+
+
+def sizes() -> float:
+    """Return the sum of the sizes of all elements of the first step's gradients."""
+    return float(sum(np.abs(g).sum(dtype=np.float64) for g in gradients(1).values()))
+
+
 CLIP = 0.005
 
 
@@ -246,6 +256,13 @@ FAULTS = (
               lambda: by_sgd(lambda name: (CLIP / (norm() + 1e-6)) ** 2, CLIP)),
     StepFault("clipped by tensor", "clip_by_tensor",
               lambda: by_sgd(lambda name: min(1.0, CLIP / (own_norm(name) + 1e-6)), CLIP)),
+    StepFault("clipped by the largest element", "clip_other_norm",
+              lambda: by_sgd(lambda name: 0.25 * largest() / (largest() + 1e-6), largest() / 4)),
+    StepFault("clipped by the sum of sizes", "clip_other_norm",
+              lambda: by_sgd(lambda name: CLIP / (sizes() + 1e-6), CLIP)),
+    StepFault("another factor for each", "step_factor",
+              lambda: by_sgd(lambda name: 1 + 0.1 * (1 + list(weights()).index(name)), CLIP * 1e4),
+              level="explained"),
     StepFault("a gradient of 8 times the size", "gradient_scaled",
               lambda: given(torch_steps(adamw, scale=8.0)[0][0])),
     StepFault("a gradient of 1/1024", "gradient_scaled",
@@ -374,6 +391,12 @@ INNOCENTS: dict[str, Callable[[], Made]] = {
     "SGD": lambda: Made(torch_steps(sgd)[0][0], SGD, grads=gradients(1)),
     "SGD, clipped": lambda: Made(
         torch_steps(sgd, clip=CLIP)[0][0], f"{SGD},clip={CLIP}", grads=gradients(1)),
+    "SGD, clipped by the largest element, and not said": lambda: Made(
+        by_sgd(lambda name: 0.1 / (largest() + 1e-8)).after, SGD,
+        grads={name: g * np.float32(100) for name, g in gradients(1).items()}),
+    "SGD, clipped by the sum of sizes, and not said": lambda: Made(
+        by_sgd(lambda name: 10 / (sizes() + 1e-8)).after, SGD,
+        grads={name: g * np.float32(100) for name, g in gradients(1).items()}),
     "SGD with momentum": lambda: momentum({"momentum": 0.9}, f"{SGD},momentum=0.9"),
     "SGD, a state before that counts no steps": lambda: uncounted({"momentum": 0.9}),
     "SGD, Nesterov, a state before that counts no steps": lambda: uncounted(

@@ -115,6 +115,29 @@ def with_one(
     return lambda g: g | {name: np.ascontiguousarray(change(g[name].copy()))}
 
 
+def to_norm(bound: float, up: bool = False) -> Callable[[Values], Values]:
+    """Return what scales each gradient down to a norm, by its own; smaller ones up to it, too."""
+
+    def scale(g: Values) -> Values:
+        norms = {n: float(np.linalg.norm(v.astype(np.float64))) for n, v in g.items()}
+        return {n: v * np.float32(bound / norms[n] if up else min(1.0, bound / norms[n]))
+                for n, v in g.items()}  # fmt: skip
+
+    return scale
+
+
+def by_order(g: Values) -> Values:
+    """Return gradients that each have a factor of their own."""
+    return {n: v * np.float32(1 + 0.1 * (1 + at)) for at, (n, v) in enumerate(g.items())}
+
+
+def clipped_to(bound: float, size: Callable[[NDArray[Any]], float]) -> Callable[[Values], Values]:
+    """Return what clips all gradients by a number of all their elements, [n]."""
+    return lambda g: times(
+        bound / size(np.concatenate([v.reshape(-1).astype(np.float64) for v in g.values()]))
+    )(g)
+
+
 def without_head(values: NDArray[Any]) -> NDArray[Any]:
     """Return a gradient whose third head has none."""
     values[32:48] = 0
@@ -158,6 +181,19 @@ GRADIENT_FAULTS = (
     ),
     GradientFault("one layer", "gradient_factor", times(0.5, K0, DOWN), 2, says="1/2"),
     GradientFault("a factor near one", "gradient_factor", times(1.0005), says="1.0005 times"),
+    GradientFault(
+        "clipped by own norms", "clip_by_tensor", to_norm(1.0), 15, "explained", "norm to 1,"
+    ),
+    GradientFault(
+        "scaled by own norms",
+        "clip_by_tensor",
+        to_norm(1.0, True),
+        level="explained",
+        says="scaled to the norm 1",
+    ),
+    GradientFault(
+        "a factor for each", "gradient_factor", by_order, level="explained", says="21 factors"
+    ),
     GradientFault("transposed", "gradient_transposed", with_one(DOWN, lambda g: g.T), 1),
     GradientFault("a head", "gradient_part", with_one(Q1, without_head), 1, says="head 2: none"),
     GradientFault("a head of the output", "gradient_part", with_one(O1, without_columns), 1),
@@ -169,7 +205,9 @@ GRADIENT_INNOCENTS: dict[str, tuple[Callable[[Values], Values], str]] = {
     "float32": (noisy(1e-5), "F32"),
     "bfloat16": (noisy(1e-2), "BF16"),
     "saved in bfloat16": (lambda g: {n: rounded(v) for n, v in g.items()}, "F32"),
-    "after clipping to 1": (
-        lambda g: times(1.0 / float(np.sqrt(sum(np.square(v.astype(np.float64)).sum()
-                                                for v in g.values()))))(g), "F32"),
+    "after clipping to 1": (clipped_to(1.0, lambda x: float(np.linalg.norm(x))), "F32"),
+    "after clipping by the largest element": (
+        clipped_to(0.05, lambda x: float(np.abs(x).max())), "F32"),
+    "after clipping by the sum of sizes": (
+        clipped_to(10.0, lambda x: float(np.abs(x).sum())), "F32"),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from tests.training.steps import (
     adam_all,
     adamw,
     gradients,
+    right,
     rounded,
     sgd,
     torch_steps,
@@ -208,3 +209,28 @@ def test_a_checkpoint_of_other_weights_is_said(tmp_path: Path) -> None:
     one = dict(step_of("adamw", 1).after) | {Q1: after[Q1]}
     report = Made(one, f"{ADAMW},step=1", grads=gradients(1)).report(tmp_path / "one")
     assert "of another checkpoint" not in report.causes[0].says
+
+
+@pytest.mark.parametrize("of", ["after", "before"])
+@pytest.mark.parametrize("kind", ["unseen", "no gradient", "new", "no step"])
+def test_a_parameter_with_a_gradient_that_no_state_has_is_frozen(
+    kind: str, of: str, tmp_path: Path
+) -> None:
+    """One that no gradient was saved of, that moved, or whose gradient is zero is not accused."""
+    steps, _ = torch_steps(adamw, 3)
+    _, state = torch_steps(adamw, 3 if of == "after" else 2)
+    before, after = steps[1], dict(steps[2])
+    grads = dict(gradients(3))
+    state = {name: each for name, each in state.items() if Q1 not in name}
+    after[Q1] = before[Q1]
+    if kind == "no gradient":
+        del grads[Q1]
+    elif kind == "new":
+        after[Q1] = (before[Q1] + right(before[Q1], grads[Q1])).astype(np.float32)
+    elif kind == "no step":
+        grads[Q1] = np.zeros_like(grads[Q1])
+    made = Made(after, f"{ADAMW},step=3", before=before, grads=grads, state=state)
+    found = made.report(tmp_path)
+    named = [(cause.cause, cause.level, len(cause.roles)) for cause in found.causes]
+    assert named == ([("frozen", "confirmed", 1)] if kind == "unseen" else [])
+    assert ("no group" in found.causes[0].says) if named else found.exit_code == 2

@@ -7,10 +7,13 @@ from typing import Literal
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.gradient_case import GradientCase
+from aprfmt.causes.training.gradient_case import SIDES, SIGMAS, GradientCase
 from aprfmt.causes.training.optimizers import Recipe, changed, round_to
 from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.step_size import SLACK, measured_factor
+from aprfmt.tensors.norms import exact_norm
+
+OtherNorm = Literal["largest", "sum"]
 
 CAUSE_ROWS = (
     Cause(
@@ -28,7 +31,7 @@ CAUSE_ROWS = (
         "The gradient of each tensor, or those of each shard, were clipped by their own norm, not "
         "by the norm of all.",
         "The factor of each tensor or shard is the bound over its own norm.",
-        "The step clipped by that norm gives every weight.",
+        "The step clipped by that norm gives every weight, or the computed gradient every element.",
     ),
     Cause(
         "clip_twice",
@@ -47,6 +50,15 @@ CAUSE_ROWS = (
         "The step of the elements clipped to the bound gives every weight.",
     ),
     Cause(
+        "clip_other_norm",
+        "update",
+        "bug",
+        "The gradients were clipped by their largest element, or by the sum of the sizes of all "
+        "elements, and not by the L2 norm that the bound is of.",
+        "The factor of all gradients is the bound over that number.",
+        "The step of the gradients clipped so, or the computed gradients, give every element.",
+    ),
+    Cause(
         "clip_before_unscale",
         "gradient",
         "bug",
@@ -61,24 +73,32 @@ CLIPS = (0.1, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)  # norms that trainers clip t
 VALUES = (1e-3, 3e-3, 5e-3, 0.01, 0.03, 0.05, *CLIPS)  # and values of elements
 SCALES = tuple(float(1 << power) for power in range(7, 25))  # of a loss, in float16
 SAME = 1e-5  # how far a bound over a loss scale may be off
+# The numbers, besides the L2 norm, by which torch's clip_grad_norm_ clips: norm types inf and 1.
+OTHER_NORMS: tuple[OtherNorm, ...] = "largest", "sum"
+CLIPPED_BY: Mapping[str, str] = {
+    "norm": "the norm of all gradients",
+    "largest": "the largest element",
+    "sum": "the sum of the sizes of all elements",
+}
+OWN_NORMS = 3  # gradients at least that have one norm, where each was clipped by its own
 AT_BOUND = 8  # elements at least that have to be at the bound of a clipping by value
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """How gradients were clipped after they were right: `by` the norm of all, or each element.
+    """How gradients were clipped after they were right: `by` a number of all, or each element.
 
     `bound` is what it was clipped to, and `scale` the loss scale that was on then, 1.0 for none.
     """
 
-    by: Literal["norm", "value"]
+    by: Literal["norm", "value"] | OtherNorm
     bound: float
     scale: float = 1.0
 
     @property
     def says(self) -> str:
         """What was clipped, and to what."""
-        what = "the norm of all gradients" if self.by == "norm" else "each element"
+        what = CLIPPED_BY.get(self.by, "each element")
         over = f" while a loss scale of {self.scale:g} was on" if self.scale != 1 else ""
         return f"{what} was clipped to {self.bound:g}{over}"
 
@@ -121,6 +141,51 @@ def value_clipping(cases: Mapping[str, GradientCase]) -> Clipping | None:
     return None if found is None else Clipping("value", *found)
 
 
+def other_norm_clipping(
+    sizes: Mapping[OtherNorm, float], factor: float, bounds: Collection[float]
+) -> Clipping | None:
+    """Return the clipping by another number than the L2 norm that gradients show; None for none.
+
+    `sizes` are those numbers of the given gradients, `factor` what these are of the right ones, and
+    `bounds` the usual bounds. Any number of one digit is a bound, too: somebody wrote it.
+    """
+    for by, size in sizes.items():
+        room = SAME + 1e-6 * factor / size if size else 0.0  # what clip_factor adds to the norm
+        for bound in (*bounds, float(f"{size:.1g}")):
+            if size and abs(size - bound) <= room * bound:
+                return Clipping(by, bound)
+    return None
+
+
+def tensor_clipping(cases: Mapping[str, GradientCase]) -> tuple[str, tuple[str, ...]] | None:
+    """Return (a sentence, keys) of gradients that were scaled each by its own norm; None if not.
+
+    `cases` are all pairs by key. All whose computed norm is above the bound have to be the computed
+    ones scaled down to it, and all others those, or scaled up to it.
+    """
+    given = {key: exact_norm(each.given) for key, each in cases.items()}
+    right = {key: exact_norm(each.computed) for key, each in cases.items()}
+    off = {key for key, each in cases.items() if not each.right}
+    bound = max(given.values(), default=0.0)
+    if not bound or not np.isfinite(bound) or len(off) < OWN_NORMS:
+        return None
+    scaled_up = any(given[key] > right[key] for key in off)
+    for key, each in cases.items():
+        if not right[key]:
+            factor = 1.0
+        else:
+            factor = bound / right[key] if scaled_up else clip_factor(bound, right[key])
+        room = SIDES[True] if each.coarse else SLACK / 10
+        if key in off and abs(given[key] - bound) > room * bound:
+            return None
+        if not each.near(each.given, factor * each.computed):
+            return None
+    says = f"each gradient was clipped by its own norm to {bound:.4g}"
+    if scaled_up:
+        says = f"each gradient was scaled to the norm {bound:.4g} by its own, smaller ones too"
+    return says, tuple(key for key in cases if key in off)
+
+
 def clip_factor(bound: float, norm: float) -> float:
     """Return the factor, at most 1.0, that torch's clip_grad_norm_ multiplies all gradients by.
 
@@ -132,7 +197,8 @@ def clip_factor(bound: float, norm: float) -> float:
 def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that gradients were not clipped, clipped twice, or not by the norm of all.
 
-    That is each by its own, or matrices and vectors each by that of their kind. Nothing where the
+    That is each by its own, matrices and vectors each by that of their kind, or all by another
+    number than the L2 norm. Nothing where the
     recipe does not clip, a norm is not known, or the step does not depend on the size of the
     gradient. Adam's does beside moments of before it.
     """
@@ -166,17 +232,25 @@ def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         f"the gradients of {what} were clipped by the norm {kind:.4g} that they have together to "
         f"{recipe.clip:g}, not by that of all, {norm:.4g}"
     )
-    factor = None if recipe.row.sizes else measured_factor(case, changed(recipe, scale=1.0))[0]
-    for size, text in ((own, says), (kind, together)):
+    factor, off = None, 0.0
+    if not recipe.row.sizes:
+        factor, off = measured_factor(case, changed(recipe, scale=1.0))
+    ways = [("clip_by_tensor", own, says), ("clip_by_tensor", kind, together)]
+    for name in OTHER_NORMS:
+        size = case.others.get(name, 0.0)
+        if size > recipe.clip:
+            text = f"{CLIPPED_BY[name]}, {size:.4g}, was clipped to {recipe.clip:g}, not "
+            ways.append(("clip_other_norm", size, f"{text}the norm of all, {norm:.4g}"))
+    for cause, size, text in ways:
         alone = clip_factor(recipe.clip, size)
-        measured = factor is None or abs(factor - alone) <= SLACK * alone
+        measured = factor is None or abs(factor - alone) <= max(SLACK * alone, SIGMAS * off)
         if measured and abs(alone - right) > SLACK * right:
-            yield StepGuess("clip_by_tensor", text, changed(recipe, scale=alone))
+            yield StepGuess(cause, text, changed(recipe, scale=alone))
 
 
 HYPOTHESES = (
     StepHypothesis(
-        ("clip_missing", "clip_by_tensor", "clip_twice", "clip_by_value"),
+        ("clip_missing", "clip_by_tensor", "clip_twice", "clip_by_value", "clip_other_norm"),
         guess_clipping,
         40,
         "factors that follow from norms, before a fitted one",
