@@ -163,15 +163,20 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     error = np.where(np.isfinite(error), error, np.inf)
     # Values beyond the ends of their group were clipped: they do not count.
     reach = CLIPPED * np.maximum(np.abs(low), np.abs(high))
-    clipped = ((y >= high - step / 4) & (delta < 0)) | ((y <= low + step / 4) & (delta > 0))
+    above, below = y >= high - step / 4, y <= low + step / 4
+    clipped = (above & (delta < 0)) | (below & (delta > 0))
     error[clipped & (np.abs(x) <= reach)] = 0.0
     # Shares and moments of what is left, and the systematic part (slope).
     inner = ~clipped & np.isfinite(error)
     size, many = np.abs(error), max(int(inner.sum()), 1)
     finite = np.where(np.isfinite(error), error, 1e6)
-    norm, copied = float((x * x).sum()), float((y * y)[inner].sum())
-    apart = np.where(inner, delta, 0.0)
-    usual = min(float((apart**2).sum()), 0.25 * float((step[inner] ** 2).sum()))
+    # At an end only values that were rounded outwards are left: alone they are a slope.
+    inside = inner & ~above & ~below
+    if not clipped.any() or 2 * int(inside.sum()) < inner.size:
+        inside = inner
+    norm, copied = float((x * x).sum()), float((y * y)[inside].sum())
+    apart = np.where(inside, delta, 0.0)
+    usual = min(float((apart**2).sum()), 0.25 * float((step[inside] ** 2).sum()))
     # Of what is not an end of its group: in small groups the ends hold most of the norm.
     relative = usual / copied if copied else 0.0
     mean, rms = _worst_runs(finite)

@@ -156,6 +156,54 @@ def test_a_factor_of_each_group_is_no_other_float(
     assert found is None or found.cause != "fp8_variant", found
 
 
+def mxfp8(x: Array) -> tuple[Array, Array]:
+    """Return the codes of MXFP8, float64 [groups, 32], and their exponents, [groups, 1]."""
+    groups = x.reshape(-1, 32)
+    right = np.floor(np.log2(np.abs(groups).max(-1, keepdims=True))) - 8
+    scaled = np.clip(groups / 2.0**right, -448, 448)
+    return scaled.astype(ml_dtypes.float8_e4m3fn).astype(float), right
+
+
+@pytest.mark.parametrize("side", ["decoded", "original"])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("reading", ["number", "signed", "share", "float"])
+def test_exponents_read_as_other_numbers_between_floats(
+    reading: str, swapped: bool, side: str, values: Array, source: Path, tmp_path: Path
+) -> None:
+    read, says, _ = EXPONENTS[reading]
+    original = values * 2.0**18 if reading == "signed" else values  # bytes on both sides of 128
+    codes, right = mxfp8(original)
+    wrong = codes * read(right + BIAS)
+    x = codes * 2.0**right if side == "decoded" else original
+    a = copied(source, tmp_path / "a", plain(np.asarray(x).reshape(FFN, HIDDEN)))
+    b = copied(source, tmp_path / "b", plain(wrong.reshape(FFN, HIDDEN)))
+    found = judged(*((b, a) if swapped else (a, b))).explanation
+    assert found is not None and (found.cause, found.certainty) == ("quant_scale", "confirmed")
+    assert found.says.startswith("A's" if swapped else "B's") and says in found.says
+    assert "wrong: both" not in found.says
+
+
+@pytest.mark.parametrize("kind", ["other scales", "rounded", "powers", "no bias"])
+def test_no_exponent_is_misread(kind: str, values: Array, source: Path, tmp_path: Path) -> None:
+    codes, right = mxfp8(values)
+    made = codes * 2.0**right
+    rng = np.random.default_rng(5)
+    factor = {
+        "other scales": rng.uniform(0.3, 0.8, right.shape),
+        "rounded": np.ones(right.shape),
+        "powers": 2.0 ** rng.integers(-3, 3, right.shape),
+        "no bias": np.full(right.shape, 2.0**BIAS),  # one factor on all, and huge numbers
+    }[kind]
+    x = values if kind == "rounded" else made
+    a = copied(source, tmp_path / "a", plain(np.asarray(x).reshape(FFN, HIDDEN)))
+    b = copied(source, tmp_path / "b", plain((made * factor).reshape(FFN, HIDDEN)))
+    found = judged(a, b).explanation
+    assert found is None or "bytes read as" not in found.says, found
+    if kind == "rounded":
+        assert found is not None and found.cause == "quantisation", found
+        assert "E4M3 codes, one scale for every 32" in str(found.evidence)
+
+
 def test_the_scale_of_the_weight_that_it_is_fused_with(
     values: Array, source: Path, tmp_path: Path
 ) -> None:

@@ -364,11 +364,12 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
     """
     size = norms.exact_norm(delta)
     limit = int(min(MOST_RANK, SHARE * min(delta.shape)))
-    if limit < 1 or not size > 0:
+    if limit < 1 or not 0 < size < np.inf:
         return 0
-    allowed = max(2 * rounding, 1e-5 * size)
-    if allowed > 0.2 * size:
+    allowed = max(2 * rounding / size, 1e-5)
+    if allowed > 0.2:
         return 0  # rounding hides the rank
+    delta = delta / np.float32(size)  # products of the largest numbers are not finite
     # Sketch the range of the difference with random probes.
     for tried in dict.fromkeys((min(FIRST, limit), limit)):
         rng = np.random.default_rng(12)
@@ -376,7 +377,7 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
         basis, _ = np.linalg.qr(delta @ probes)
         inside = basis.T @ delta
         missed = norms.exact_norm(delta - basis @ inside)
-        if missed <= allowed or missed > FULL * size:
+        if missed <= allowed or missed > FULL:
             break
     if missed > allowed:
         return 0

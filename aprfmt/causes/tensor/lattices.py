@@ -333,6 +333,12 @@ def _measure_improbability(
     return found
 
 
+def are_powers_of_two(scales: "Array") -> bool:
+    """Return whether all numbers but zeros are powers of two, by size; False without any."""
+    exponents = np.log2(np.abs(scales[scales != 0]))
+    return exponents.size > 0 and bool((exponents == np.rint(exponents)).all())
+
+
 # --- cells ----------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.misread_codes import FAR, ROUNDED, CodedSide, nearly_equal
 from aprfmt.causes.tensor.packed_copies import is_plain_float
 from aprfmt.causes.tensor.proof import either_side_text, make_finding, prove_values
-from aprfmt.codecs import CODECS, fp8
+from aprfmt.codecs import CODECS, f4, fp8
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
@@ -36,6 +36,11 @@ FUSED = (  # roles that engines join to one weight
     ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
 )
 BIAS = 127  # of F8_E8M0
+EXPONENT_OF = 32  # values that share an exponent
+USUAL = slice(64, 160)  # bytes that exponents of weights have
+TWO = 2  # bytes: of a single one every reading is one factor on all
+LOOSE = 0.04  # relative: how well the factor of a group is known by rounded values
+NEARLY_ALL = 0.9  # share of the groups that a reading explains
 
 # Factors of values, float64 [n, columns], for the numbers of n rows.
 Factors = Callable[["Array"], "Array"]
@@ -69,6 +74,110 @@ def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
             before = case.before.relative
             yield make_finding("quant_scale", (case.key,), (says,), before, 0.0, proof)
             return
+
+
+def explain_misread_exponents(case: DifferingPair) -> Iterator[Finding]:
+    """Yield the finding that a side's floats are the other's codes under misread exponents.
+
+    Both sides are plain. The factor of a group tells the byte of its scale, for no other byte has
+    it; the values of the right side over that power of two must then be numbers of a code.
+    """
+    if case.numbers is not None or case.a.shape != case.b.shape or case.before.relative < FAR:
+        return
+    if not (is_plain_float(case.a) and is_plain_float(case.b)) or case.a.columns % EXPONENT_OF:
+        return
+    slack = ROUNDED * max(UNIT[case.a.encoding], UNIT[case.b.encoding])
+    for right, wrong, one, other in ((case.a, case.b, "B", "A"), (case.b, case.a, "A", "B")):
+        for says, numbers, either in _byte_readings(fp8.E8M0):
+            if either or not _told_apart(numbers):
+                continue
+            seen: set[int] = set()
+            for rows in (case.sample, *case.windows(np.arange(right.rows))):
+                x, y = (to_float64(side.take(rows)) for side in (right, wrong))
+                held = _exponents_of(x, y, numbers, slack)
+                if held is None:
+                    break
+                seen.update(np.unique(held).tolist())
+            else:
+                if len(seen) < TWO:
+                    continue
+                said = f"{one}'s values are the codes of {other} with {says}"
+                proof = prove_values(
+                    to_float64(wrong.take(case.sample)),
+                    wrong.size,
+                    wrong.size // EXPONENT_OF,
+                    ROUNDED * UNIT[wrong.encoding],
+                )
+                before = case.before.relative
+                yield make_finding("quant_scale", (case.key,), (said,), before, 0.0, proof)
+                return
+
+
+def _exponents_of(x: "Array", y: "Array", numbers: "Array", slack: float) -> "Array | None":
+    """Return the exponent's byte of each group of which y is a misreading of x; else None.
+
+    `x` and `y` are values [n, columns], `numbers` what bytes were read as [256]; values may be
+    off by `slack`, relative. Groups of zeros have none.
+    """
+    x, y = (v.reshape(-1, EXPONENT_OF) for v in (x, y))
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return None
+    at = np.abs(x).argmax(axis=1)[:, None]
+    top, made = (np.take_along_axis(v, at, axis=1)[:, 0] for v in (x, y))
+    held, near = _bytes_of(top, made, numbers, slack)
+    full = x.any(axis=1)
+    if y[~full].any() or not near[full].all():
+        return None
+    made = x * np.where(full, _misreadings(numbers)[held], 1.0)[:, None]
+    if not nearly_equal(made, y, slack):
+        return None
+    codes = np.unique(np.abs(x[full] * 2.0 ** (BIAS - held[full, None].astype(np.float64))))
+    books = (fp8.E4M3, fp8.E5M2, f4.CODEC)
+    return held[full] if any(np.isin(codes, book.values).all() for book in books) else None
+
+
+def _misreadings(numbers: "Array") -> "Array":
+    """Return what a reading of exponents makes of 1, by the byte, float64 [256]; NaN for 255."""
+    return numbers / fp8.E8M0.values.astype(np.float64)
+
+
+def _told_apart(numbers: "Array") -> bool:
+    """Return whether a reading has another factor for each byte that scales have."""
+    usual = _misreadings(numbers)[USUAL]
+    usual = usual[np.isfinite(usual) & (usual != 0)]
+    return len(usual) > TWO and len(np.unique(usual)) > len(usual) // 2
+
+
+def _bytes_of(x: "Array", y: "Array", numbers: "Array", slack: float) -> "tuple[Array, Array]":
+    """Return (byte, whether it is one) whose misreading makes the number y of x, both [n]."""
+    factors = _misreadings(numbers)
+    usable = np.flatnonzero(np.isfinite(factors) & (factors != 0))
+    usable = usable[np.argsort(factors[usable], kind="stable")]
+    with np.errstate(all="ignore"):
+        found = np.where(x != 0, y / x, 0.0)
+    after = np.clip(np.searchsorted(factors[usable], found), 1, len(usable) - 1)
+    low, high = usable[after - 1], usable[after]
+    nearer = np.abs(factors[low] - found) <= np.abs(factors[high] - found)
+    held = np.where(nearer, low, high)
+    return held, np.abs(factors[held] - found) <= slack * np.abs(found)
+
+
+def describe_misread_exponents(stored: "Array", factor: "Array") -> str:
+    """Return in words how exponents were misread where `stored` scales times `factor` are right.
+
+    Both are [cells]. A stored scale may be the number that was read times a power of two, as the
+    values of a float code do not tell these apart. "" where no reading makes most of the scales.
+    """
+    for says, numbers, either in _byte_readings(fp8.E8M0):
+        if either or not _told_apart(numbers):
+            continue
+        held, near = _bytes_of(factor, np.ones_like(factor), numbers, LOOSE)
+        with np.errstate(all="ignore"):
+            power = np.log2(np.abs(stored / numbers[held]))
+        near &= np.abs(power - np.rint(power)) < LOOSE
+        if near.mean() >= NEARLY_ALL and len(np.unique(held[near])) >= TWO:
+            return says
+    return ""
 
 
 def _gives_values(
@@ -227,5 +336,11 @@ HYPOTHESES = (
         87,
         "stored bytes give every factor, before a factor is fitted to each group",
         facts=("two encodings",),
+    ),
+    PairHypothesis(
+        ("quant_scale",),
+        explain_misread_exponents,
+        88,
+        "bytes that each group's factor tells, before a factor is fitted to each group",
     ),
 )

@@ -273,8 +273,29 @@ def _scheme_of_one_side(
     unit = lattices.StorageUnit.of_encoding(source.encoding if is_plain_float(source) else "F32")
     if lattices.share_of_fitting_cells(x, made.code, made.grouping, unit) > SAME_SCHEME:
         return None
+    made = _own_grouping(x, y, made, lattices.StorageUnit.of_encoding(stored))
     if (made.code, made.grouping) not in known:
         seen.found.append((made.code, made.grouping))
+    return made
+
+
+def _own_grouping(
+    x: "Array", y: "Array", made: lattices.FoundScheme, unit: lattices.StorageUnit
+) -> lattices.FoundScheme:
+    """Return the scheme with the groups in which the errors against the source are usual.
+
+    Small floats times a power of two are small floats again: where scales are such powers, larger
+    groups fit as well, and what was clipped at the end of its own group is no end of these.
+    """
+    if not made.code.full or not lattices.are_powers_of_two(made.scales):
+        return made
+    if fit_errors(x, y, made.lattice).how:
+        return made
+    every = list(lattices.possible_groupings(*y.shape))
+    for grouping in every[every.index(made.grouping) + 1 :] if made.grouping in every else ():
+        finer = lattices.fit_scheme(y, made.code, grouping, unit)
+        if finer is not None and fit_errors(x, y, finer.lattice).how:
+            return finer
     return made
 
 

@@ -15,6 +15,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.arithmetic import fits_scaling, is_scaling
 from aprfmt.causes.tensor.lattices import Grouping
+from aprfmt.causes.tensor.misread_scales import describe_misread_exponents
 from aprfmt.causes.tensor.packed_copies import (
     PackedCopy,
     copy_cells,
@@ -24,7 +25,7 @@ from aprfmt.causes.tensor.packed_copies import (
     spread_over_copy,
 )
 from aprfmt.codecs import decode, fp8
-from aprfmt.measure.bounds import fit_errors
+from aprfmt.measure.bounds import Fit, fit_errors
 from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
@@ -100,13 +101,10 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
         seen.append(grouping)
         finer = replace(copy, grouping=grouping, scales=_scales_of_cells(copy, grouping))
         # Repair every cell by its least-squares factor, and see whether errors become usual.
-        factor = cell_factors(finer, finer.y)
-        if not (np.isfinite(factor).all() and factor.all()):
+        repair = _repair_cells(finer)
+        if repair is None:
             continue
-        wide = spread_over_copy(finer, factor)
-        after = fit_errors(copy.x, copy.y * wide, scale_lattice(copy.lattice, wide))
-        if not copy.is_repaired(after):
-            continue
+        factor, after = repair
         wrong = np.abs(factor - 1) > NEAR
         if not wrong.any():
             return  # the scales are right: what is left are values of another source
@@ -140,6 +138,27 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
         return
 
 
+def _repair_cells(copy: PackedCopy) -> "tuple[Array, Fit] | None":
+    """Return (factor [cells], errors left) of cells put right one by one; None if that fails.
+
+    What was clipped at the end of its group does not say what the group's scale is: a second fit
+    leaves it out.
+    """
+    factor, y = cell_factors(copy, copy.y), copy.y
+    for _ in range(2):
+        if not (np.isfinite(factor).all() and factor.all()):
+            return None
+        wide = spread_over_copy(copy, factor)
+        after = fit_errors(copy.x, copy.y * wide, scale_lattice(copy.lattice, wide))
+        if copy.is_repaired(after):
+            return factor, after
+        top = np.nanmax(np.abs(copy_cells(copy, copy.y)), axis=1)
+        ends = np.abs(copy.y) >= spread_over_copy(copy, top)
+        y = np.where(ends & (np.abs(copy.x) > np.abs(copy.y * wide)), 0.0, copy.y)
+        factor = cell_factors(copy, y)
+    return None
+
+
 def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
     """Return the finding that every scale is the right one times the same number; else None.
 
@@ -147,8 +166,7 @@ def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
     times one factor are the others within their rounding, that is said of the values (`scale`) and
     is no fault of the scales by itself, but where these are powers of two, as exponents are.
     """
-    exponents = np.log2(np.abs(copy.scales[copy.scales != 0]))
-    powers = exponents.size > 0 and bool((exponents == np.rint(exponents)).all())
+    powers = lattices.are_powers_of_two(copy.scales)
     one = float(np.median(factor))
     slack = copy.case.slack(moved=False)
     if one <= 0 or (
@@ -238,6 +256,10 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         return "they are ignored, as if each were 1"
     if np.abs(stored - 1).max() < LEAST:
         return "they are ignored, as if each were 1"
+    # Bytes of scales that were read as other numbers.
+    misread = describe_misread_exponents(stored, right / stored)
+    if misread:
+        return misread
     # Scales that were rounded once the codes were made.
     rounded = _describe_scale_rounding(stored, right, limit)
     if rounded:
