@@ -251,5 +251,6 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
         misread_codes.explain_whole_bytes,
         misread_codes.explain_words_as_values,
     }
-    tried.add(misread_scales.explain_misread_scales)  # by tests/causes/test_misread_scales.py
+    # by tests/causes/test_misread_scales.py
+    tried |= {misread_scales.explain_misread_scales, misread_scales.explain_misread_exponents}
     assert tried == {load_function(row.find) for row in table.TABLE}

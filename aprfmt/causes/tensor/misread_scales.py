@@ -18,6 +18,14 @@ from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.misread_codes import FAR, ROUNDED, CodedSide, nearly_equal
 from aprfmt.causes.tensor.packed_copies import is_plain_float
 from aprfmt.causes.tensor.proof import either_side_text, make_finding, prove_values
+from aprfmt.causes.tensor.scale_bytes import (
+    BIAS,
+    TWO,
+    byte_readings,
+    bytes_of_factors,
+    misread_factors,
+    tells_bytes_apart,
+)
 from aprfmt.codecs import CODECS, f4, fp8
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
@@ -35,12 +43,7 @@ FUSED = (  # roles that engines join to one weight
     ("ffn_gate.weight", "ffn_up.weight"),
     ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
 )
-BIAS = 127  # of F8_E8M0
 EXPONENT_OF = 32  # values that share an exponent
-USUAL = slice(64, 160)  # bytes that exponents of weights have
-TWO = 2  # bytes: of a single one every reading is one factor on all
-LOOSE = 0.04  # relative: how well the factor of a group is known by rounded values
-NEARLY_ALL = 0.9  # share of the groups that a reading explains
 
 # Factors of values, float64 [n, columns], for the numbers of n rows.
 Factors = Callable[["Array"], "Array"]
@@ -88,8 +91,8 @@ def explain_misread_exponents(case: DifferingPair) -> Iterator[Finding]:
         return
     slack = ROUNDED * max(UNIT[case.a.encoding], UNIT[case.b.encoding])
     for right, wrong, one, other in ((case.a, case.b, "B", "A"), (case.b, case.a, "A", "B")):
-        for says, numbers, either in _byte_readings(fp8.E8M0):
-            if either or not _told_apart(numbers):
+        for says, numbers, either in byte_readings(fp8.E8M0):
+            if either or not tells_bytes_apart(numbers):
                 continue
             seen: set[int] = set()
             for rows in (case.sample, *case.windows(np.arange(right.rows))):
@@ -124,60 +127,16 @@ def _exponents_of(x: "Array", y: "Array", numbers: "Array", slack: float) -> "Ar
         return None
     at = np.abs(x).argmax(axis=1)[:, None]
     top, made = (np.take_along_axis(v, at, axis=1)[:, 0] for v in (x, y))
-    held, near = _bytes_of(top, made, numbers, slack)
+    held, near = bytes_of_factors(top, made, numbers, slack)
     full = x.any(axis=1)
     if y[~full].any() or not near[full].all():
         return None
-    made = x * np.where(full, _misreadings(numbers)[held], 1.0)[:, None]
+    made = x * np.where(full, misread_factors(numbers)[held], 1.0)[:, None]
     if not nearly_equal(made, y, slack):
         return None
     codes = np.unique(np.abs(x[full] * 2.0 ** (BIAS - held[full, None].astype(np.float64))))
     books = (fp8.E4M3, fp8.E5M2, f4.CODEC)
     return held[full] if any(np.isin(codes, book.values).all() for book in books) else None
-
-
-def _misreadings(numbers: "Array") -> "Array":
-    """Return what a reading of exponents makes of 1, by the byte, float64 [256]; NaN for 255."""
-    return numbers / fp8.E8M0.values.astype(np.float64)
-
-
-def _told_apart(numbers: "Array") -> bool:
-    """Return whether a reading has another factor for each byte that scales have."""
-    usual = _misreadings(numbers)[USUAL]
-    usual = usual[np.isfinite(usual) & (usual != 0)]
-    return len(usual) > TWO and len(np.unique(usual)) > len(usual) // 2
-
-
-def _bytes_of(x: "Array", y: "Array", numbers: "Array", slack: float) -> "tuple[Array, Array]":
-    """Return (byte, whether it is one) whose misreading makes the number y of x, both [n]."""
-    factors = _misreadings(numbers)
-    usable = np.flatnonzero(np.isfinite(factors) & (factors != 0))
-    usable = usable[np.argsort(factors[usable], kind="stable")]
-    with np.errstate(all="ignore"):
-        found = np.where(x != 0, y / x, 0.0)
-    after = np.clip(np.searchsorted(factors[usable], found), 1, len(usable) - 1)
-    low, high = usable[after - 1], usable[after]
-    nearer = np.abs(factors[low] - found) <= np.abs(factors[high] - found)
-    held = np.where(nearer, low, high)
-    return held, np.abs(factors[held] - found) <= slack * np.abs(found)
-
-
-def describe_misread_exponents(stored: "Array", factor: "Array") -> str:
-    """Return in words how exponents were misread where `stored` scales times `factor` are right.
-
-    Both are [cells]. A stored scale may be the number that was read times a power of two, as the
-    values of a float code do not tell these apart. "" where no reading makes most of the scales.
-    """
-    for says, numbers, either in _byte_readings(fp8.E8M0):
-        if either or not _told_apart(numbers):
-            continue
-        held, near = _bytes_of(factor, np.ones_like(factor), numbers, LOOSE)
-        with np.errstate(all="ignore"):
-            power = np.log2(np.abs(stored / numbers[held]))
-        near &= np.abs(power - np.rint(power)) < LOOSE
-        if near.mean() >= NEARLY_ALL and len(np.unique(held[near])) >= TWO:
-            return says
-    return ""
 
 
 def _gives_values(
@@ -206,7 +165,7 @@ def _readings(case: DifferingPair, coded: RowReader) -> Iterator[ScaleReading]:
     found = _scale_bytes(coded, side)
     if found is not None:
         held, kind = found
-        for says, numbers, either in _byte_readings(kind):
+        for says, numbers, either in byte_readings(kind):
             with np.errstate(all="ignore"):
                 table = np.where(kind.values > 0, numbers / kind.values.astype(np.float64), 0.0)
             yield ScaleReading(says, _looked_up(table, held), either)
@@ -263,31 +222,6 @@ def _wholes_of(side: CodedSide) -> "list[Array]":
     return wholes if len(wholes) == len(side.weights) else []
 
 
-def _byte_readings(kind: "MinifloatCodec") -> Iterator[tuple[str, "Array", bool]]:
-    """Yield (words, numbers of the 256 bytes float64, whether either side may err) of scale bytes.
-
-    `kind` is what the bytes are.
-    """
-    plain = np.arange(256, dtype=np.float64)
-    exponent = kind is fp8.E8M0
-    meant = "each is the exponent of a power of two" if exponent else f"each is of {kind.name}"
-
-    def said(how: str) -> str:
-        """Return the words for bytes that are read in a way."""
-        return f"their scale bytes read as {how}, where {meant}"
-
-    yield said("whole numbers"), plain, False
-    yield said("signed whole numbers"), np.where(plain < 128, plain, plain - 256), False
-    yield said("whole numbers over 255"), plain / 255, False
-    for float8 in (*fp8.OF_TWO_SIGNS, fp8.E8M0):
-        if float8 is not kind:
-            yield said(f"{float8.name} numbers"), float8.values.astype(np.float64), False
-    if exponent:
-        yield said("exponents without their bias of 127"), 2.0**plain, False
-        for bias in (BIAS - 1, BIAS + 1):
-            yield said(f"exponents with a bias of {bias}, not 127"), 2.0 ** (plain - bias), True
-
-
 def _scale_bytes(
     coded: RowReader, side: CodedSide
 ) -> "tuple[Callable[[Array], Array], MinifloatCodec] | None":
@@ -340,7 +274,7 @@ HYPOTHESES = (
     PairHypothesis(
         ("quant_scale",),
         explain_misread_exponents,
-        88,
+        84,
         "bytes that each group's factor tells, before a factor is fitted to each group",
     ),
 )

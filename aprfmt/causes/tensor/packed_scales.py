@@ -15,7 +15,6 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.arithmetic import fits_scaling, is_scaling
 from aprfmt.causes.tensor.lattices import Grouping
-from aprfmt.causes.tensor.misread_scales import describe_misread_exponents
 from aprfmt.causes.tensor.packed_copies import (
     PackedCopy,
     copy_cells,
@@ -24,6 +23,7 @@ from aprfmt.causes.tensor.packed_copies import (
     scale_lattice,
     spread_over_copy,
 )
+from aprfmt.causes.tensor.scale_bytes import describe_misread_exponents
 from aprfmt.codecs import decode, fp8
 from aprfmt.measure.bounds import Fit, fit_errors
 from aprfmt.measure.findings import Finding
