@@ -140,7 +140,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/diagnosis/test_remedies.py": Family(12),
     "tests/diagnosis/test_search.py": Family(4),
     "tests/diagnosis/test_walk.py": Family(6),
-    "tests/docs/test_examples.py": Family(12, unit=page, always=frozenset(PAGES)),
+    "tests/docs/test_examples.py": Family(24, unit=page, always=frozenset(PAGES)),
     "tests/docs/test_tasks.py": Family(3),
     "tests/field/test_answers.py": Family(12),
     "tests/field/test_field.py": Family(8),
@@ -237,7 +237,7 @@ FOLDERS: Mapping[str, Family] = dict.fromkeys(
         "tests/tokenizer",
         "tests/training",
     ),
-    Family(3),
+    Family(6),
 )
 # Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({
