@@ -21,6 +21,7 @@ from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text
+from aprfmt.model.config_paths import path_of_name, value_at_path
 from aprfmt.model.draft import draft_head
 from aprfmt.model.kinds import drop_stray_command, peft_config
 from aprfmt.model.ledger import OF_TENSORS, Surplus
@@ -242,7 +243,8 @@ def check_hyperparameters(ctx: CheckContext) -> Result:
         Finding(one.where, one.text, "one value from every source", level="warning")
         for one in find_disagreements(ctx.model, ctx.where)
     ]
-    return Result(found, [*findings, *_misleading_keys(ctx), *_unused_head(ctx)])
+    more = (*_misleading_keys(ctx), *_unused_head(ctx), *_lists_of_other_lengths(ctx))
+    return Result(found, [*findings, *more])
 
 
 def _misleading_keys(ctx: CheckContext) -> Iterator[Finding]:
@@ -278,6 +280,39 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
         "a key that says what is stored",
         command_line("set", opening_path(ctx.model.path), f"config.json:{key}=false", "--in-place"),
     )
+
+
+LISTS_OF_LAYERS = ("layer_types", "mlp_layer_types")  # of config.json, an entry for each layer
+DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+
+
+def _lists_of_other_lengths(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield a failure for each list of layers in config.json that has more entries than layers.
+
+    transformers refuses such a model (`validate_layer_type`); other readers take the first entries,
+    which are wrong where layers in the middle were removed. Layers of a draft head may be listed.
+    """
+    report, config = ctx.resolution.report, ctx.model.config
+    stated = next((k for k, name in report.read.items() if name == "n_layers"), "")
+    if config is None or not stated:
+        return
+    *outer, own = path_of_name(config, stated)
+    section = value_at_path(config, tuple(outer)) if outer else config
+    layers = section.get(own)
+    drafts = [value for key in DRAFT_LAYERS if isinstance(value := section.get(key), int)]
+    for key in LISTS_OF_LAYERS:
+        listed = section.get(key)
+        if not isinstance(listed, list | tuple) or not isinstance(layers, int):
+            continue
+        if len(listed) <= layers or len(listed) - layers in drafts:
+            continue
+        yield Finding(
+            ctx.where,
+            f"{'.'.join((*outer, key))} lists {len(listed)} layers, {stated} is {layers}: "
+            "transformers refuses the model, other readers take the first entries",
+            f"a list of {layers}",
+            f"in {key}, keep the entries of the layers that are stored",
+        )
 
 
 FAR = 100.0  # beyond a bound by this factor it is no matter of training any more
