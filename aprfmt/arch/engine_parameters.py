@@ -337,9 +337,11 @@ class _Table:
                 )
 
     def relaid(self) -> Iterator[EngineParameter]:
-        """Yield a parameter for each joined tensor whose rows an engine puts in another order.
+        """Yield a parameter for each stored tensor that an engine holds with its rows reordered.
 
-        gpt_neox stores q, k and v head by head, and an engine has all of q before all of k.
+        gpt_neox stores q, k and v joined head by head, and an engine has all of q before all of k.
+        The positions of a compressor (deepseek_v4) whose windows overlap are two halves side by
+        side as published, and one below the other in an engine.
         """
         for group in self._groups:
             moves = any(step.permutes for step in group.binding.steps)

@@ -129,7 +129,11 @@ def _shared_experts_rule() -> HyperRule:
 
 
 def _check_norm_min(value: Value, facts: Facts, hp: Params) -> str:
-    """Return ""; ArchError where the lower bound of the weights' divisor could have an effect."""
+    """Refuse a `moe_norm_min` that could change how experts are weighted; return "", no remark.
+
+    The weights of the chosen experts are divided by their sum, or by this number where it is more.
+    Raises ArchError for one that a sum could fall below.
+    """
     found = facts.first("moe_norm_min")
     if found is not None and finite_number(*found) > _SMALL:
         raise ArchError(

@@ -209,9 +209,9 @@ def _needs_keys(model: Model | None) -> bool:
 
 
 def _stored_key(model: Model | None, name: str, key: str) -> str:
-    """Return what a model's file calls `key` of the scaling `name`; `key` where that is the same.
+    """Return the GGUF key or tensor of a sub-key of hyperparameter `name`, as of `rope_scaling`.
 
-    A nested key of config.json is said without the keys above it.
+    It is `key` itself for other formats, without a model, and where GGUF has no place for it.
     """
     if model is None or not _needs_keys(model):
         return key

@@ -98,9 +98,10 @@ class Finding:
 
     @property
     def reached(self) -> Certainty | None:
-        """The certainty by the proof alone, if it is not what `confirmed` suggests; else None.
+        """The proof's certainty where JSON's `confirmed` alone would mislead; else None.
 
-        It is "explained", or "located" although `confirmed` is True.
+        True is read as "confirmed" and False as "located". So it is "explained" for either, and
+        "located" for True; a proof of "confirmed" needs no word.
         """
         found = certainty_of(self.proof)
         bare = found == "located" and not self.confirmed
