@@ -19,7 +19,7 @@ LISTS = {"gemma3": "layer_types", "qwen3_next": "layer_types", "llama": "mlp_lay
 
 def changed(arch: str, tmp_path: Path, more: int, **others: Any) -> list[str]:
     """Return what `validate` fails of a model whose list has so many entries more than layers."""
-    folder = hf.copy(tiny_folder(arch), tmp_path / "model")
+    folder = hf.copy(tiny_folder(arch), str(tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     layers = config["num_hidden_layers"]
     listed = config.get(LISTS[arch]) or ["dense"] * layers
