@@ -291,6 +291,7 @@ def _lists_of_other_lengths(ctx: CheckContext) -> Iterator[Finding]:
 
     transformers refuses such a model (`validate_layer_type`); other readers take the first entries,
     which are wrong where layers in the middle were removed. Layers of a draft head may be listed.
+    Where the tensors contradict the number that config.json states, their number counts.
     """
     report, config = ctx.resolution.report, ctx.model.config
     stated = next((k for k, name in report.read.items() if name == "n_layers"), "")
@@ -298,13 +299,13 @@ def _lists_of_other_lengths(ctx: CheckContext) -> Iterator[Finding]:
         return
     *outer, own = path_of_name(config, stated)
     section = value_at_path(config, tuple(outer)) if outer else config
-    layers = section.get(own)
+    layers, there = section.get(own), int(ctx.resolution.hyper["n_layers"])
     drafts = [value for key in DRAFT_LAYERS if isinstance(value := section.get(key), int)]
     for key in LISTS_OF_LAYERS:
         listed = section.get(key)
         if not isinstance(listed, list | tuple) or not isinstance(layers, int):
             continue
-        if len(listed) <= layers or len(listed) - layers in drafts:
+        if len(listed) <= max(layers, there) or len(listed) - layers in drafts:
             continue
         yield Finding(
             ctx.where,

@@ -42,3 +42,9 @@ def test_a_list_of_the_layers_is_none(arch: str, tmp_path: Path) -> None:
 
 def test_layers_of_a_draft_head_may_be_listed(tmp_path: Path) -> None:
     assert changed("gemma3", tmp_path, 1, num_nextn_predict_layers=1) == []
+
+
+def test_the_layers_that_are_stored_count_where_the_number_is_wrong(tmp_path: Path) -> None:
+    """One key is wrong, and the list agrees with the tensors: the key alone is accused."""
+    (found,) = changed("gemma3", tmp_path, 0, num_hidden_layers=1)
+    assert "layer_types" not in found
