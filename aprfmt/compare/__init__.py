@@ -439,7 +439,8 @@ def _differing_settings(a: Model, b: Model) -> Iterator[NotCompared]:
         if not (name in model.hyper and name in other.hyper):
             continue
         mine, theirs = model.hyper.of(name), other.hyper.of(name)
-        if mine.origin == "config" and theirs.origin == "shape":
+        contradicted = name in other.resolution.report.overruled  # stated too, and said there
+        if mine.origin == "config" and theirs.origin == "shape" and not contradicted:
             why = f"{name}: read from the tensors here; other readers take a default"
             yield NotCompared("config key", mine.key, state, why)
     twice: dict[str, NotCompared] = {}

@@ -262,11 +262,23 @@ class Carried:
         return found, where
 
     def vocab_size(self) -> int | None:
-        """Return the vocabulary size that the configuration gives; None if it gives none."""
+        """Return the vocabulary size that the configuration gives; None if it gives none.
+
+        Where the tensors contradict the key they are believed, as in every hyperparameter.
+        """
         config = self.model.config or {}
         text_config = config.get("text_config")
         for source in (config, text_config, self.model.metadata):
             value = source.get("vocab_size") if isinstance(source, Mapping) else None
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_TOKENS:
-                return value
+                return self._believed_size(value)
         return None
+
+    def _believed_size(self, stated: int) -> int:
+        """Return the vocabulary size of the tensors if they contradict `stated`, else `stated`."""
+        try:
+            resolution = self.model.resolution
+        except AprfmtError:
+            return stated
+        overruled = "vocab_size" in resolution.report.overruled
+        return int(resolution.hyper["vocab_size"]) if overruled else stated

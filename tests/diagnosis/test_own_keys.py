@@ -163,3 +163,16 @@ def test_a_flag_of_a_head_of_its_own_names_the_head(head: str, turned: bool) -> 
     (finding,) = found.findings
     assert (found.exit_code, finding.cause) == (1, "tied_embedding")
     assert finding.where[-1] == "output.weight" and len(finding.where) == 2
+
+
+def test_a_vocabulary_smaller_than_its_table_is_one_key(demo_model: Path, tmp_path: Path) -> None:
+    """The tokenizer is not cut at a key that the tensors contradict: nothing of it is lost."""
+    b = copied(demo_model, tmp_path / "b")
+    config = json.loads((b / "config.json").read_text())
+    rows = config["vocab_size"]
+    (b / "config.json").write_text(json.dumps({**config, "vocab_size": rows - 36}))
+    done = command("diagnose", demo_model, b, "--json")
+    (cause,) = done.json["causes"]
+    assert (done.code, cause["cause"], cause["where"]) == (1, "config_sizes", ["vocab_size"])
+    assert not done.json["not_compared"]
+    assert f"vocab_size={rows}" in cause["remedy"]["command"]

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Never, cast
 
 from aprfmt.base.protocols import TypedValue
+from aprfmt.errors import ArchError
 from aprfmt.model import Model
 from aprfmt.model.carried_files import parse_embedded_files
 from aprfmt.model.hf_folder import read_folder
@@ -15,6 +16,11 @@ from aprfmt.tokenizer.stored_parts import Carried
 
 class _Fake(SimpleNamespace):
     """Reads its parts anew at every access: tests change them."""
+
+    @property
+    def resolution(self) -> Never:
+        """Raise ArchError: there are no tensors."""
+        raise ArchError(f"{self.path}: no tensors")
 
     @property
     def carried(self) -> Carried:
