@@ -85,8 +85,7 @@ def compare_by_name(
     if any(broken.values()):
         lets = "they need every file of both whole"
     reason = report.other_model
-    kept = [row for row in report.not_compared if row.kind != "file" or not any(broken.values())]
-    if not reason and not findings and not any(row.state in APART for row in kept):
+    if not reason and not findings and not any(row.state in APART for row in report.not_compared):
         reason = _damage_sentence(report, broken, unread)
         if not reason and report.exit_code():
             reason = _comparison_limits_text(report)
