@@ -135,8 +135,16 @@ def wrong_index(model: "Model") -> Relation | None:
     says = "; ".join(fault.says for fault in faults)
     where = tuple(name for fault in faults for name in fault.where)
     pairs = tuple(pair for fault in faults for pair in fault.examples)
-    mended = all(fault.mended for fault in faults)
-    remedy = command_line("repair", "--index", opening_path(model.path)) if mended else ""
+    # Files get their listed names first; an index that fits them is made anew then.
+    moves = [
+        shlex.join(("mv", str(model.path.with_name(stored)), str(model.path.with_name(listed))))
+        for fault in faults
+        for stored, listed in fault.examples
+        if fault.renamed
+    ]
+    rest = [fault for fault in faults if not fault.renamed]
+    anew = [command_line("repair", "--index", opening_path(model.path))] if rest else []
+    remedy = " && ".join((*moves, *anew)) if all(fault.mended for fault in rest) else ""
     if all(fault.by_index for fault in faults):
         folder = opening_path(model.path)
         out = f"{folder.name}-fixed"

@@ -32,7 +32,7 @@ class IndexFault:
     """One kind of fault: the sentence, all tensors or files concerned, examples (listed, found).
 
     `mended`: an index that is made anew from the shards is right. `by_index`: shards that are
-    written anew by the index are.
+    written anew by the index are. `renamed`: the files that are found are, under the listed names.
     """
 
     says: str
@@ -40,6 +40,7 @@ class IndexFault:
     examples: tuple[tuple[str, str], ...] = ()
     mended: bool = True
     by_index: bool = False
+    renamed: bool = False
 
 
 def index_repair_text(path: Path) -> str:
@@ -160,6 +161,46 @@ def complete_set(path: Path) -> dict[str, Path]:
             sets.setdefault(match["count"], {})[one.name] = one
     whole = [held for count, held in sets.items() if len(held) == int(count)]
     return whole[0] if len(whole) == 1 else {}
+
+
+def find_renamed_shards(
+    path: Path,
+    weight_map: Mapping[str, str],
+    homes: Mapping[str, Path],
+    faults: list[IndexFault] | None,
+) -> dict[str, Path]:
+    """Return {name in the index: path} of missing shards that are in the folder under other names.
+
+    It is the one file that no index names and that holds all tensors of the missing shard and none
+    of another. Without `faults` FormatError is raised instead.
+    """
+    if is_remote(path):
+        return {}
+    lost = {name: set[str]() for name, home in homes.items() if not home.exists()}
+    if not lost:
+        return {}
+    for name, home in weight_map.items():
+        lost.get(home, set()).add(name)
+    others = [
+        (one, {*_stored_names(one)})
+        for one in sorted(path.parent.glob("*.safetensors"))
+        if one.name not in homes and not one.name.startswith(".")
+    ]
+    found = {}
+    for home, names in lost.items():
+        foreign = weight_map.keys() - names
+        held = [one for one, stored in others if names <= stored and foreign.isdisjoint(stored)]
+        if len(held) == 1:
+            found[home] = held[0]
+    if not found:
+        return {}
+    pairs = tuple((one.name, home) for home, one in found.items())
+    says = f"{len(found)} of the {len(homes)} shards that the index names have another file name"
+    if faults is None:
+        todo = f"rename {pairs[0][0]} to {pairs[0][1]}"
+        raise FormatError(f"{path}: {says} ({pairs[0][0]} for {pairs[0][1]}); {todo}")
+    faults.append(IndexFault(says, tuple(found), pairs, mended=False, renamed=True))
+    return found
 
 
 def unlisted_files(path: Path, stored: Mapping[str, set[str]]) -> Iterator[IndexFault]:

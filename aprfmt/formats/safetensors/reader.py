@@ -11,6 +11,7 @@ from aprfmt.formats.safetensors.index_check import (
     IndexFault,
     check_weight_map,
     complete_set,
+    find_renamed_shards,
     find_replacement_shards,
     unlisted_files,
 )
@@ -124,8 +125,11 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
         homes = others
     elif faults is not None and not is_remote(path) and {*homes} < {*complete_set(path)}:
         homes = complete_set(path)  # a part of a whole set is named: the rest is its, too
-    elif partial:
-        homes, notes = existing_files(path, homes, "shards")
+    else:
+        if damaged or not partial:
+            homes = {**homes, **find_renamed_shards(path, weight_map, homes, faults)}
+        if partial:
+            homes, notes = existing_files(path, homes, "shards")
 
     unreadable: dict[Path, FormatError] = {}
 

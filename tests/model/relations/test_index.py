@@ -5,7 +5,9 @@ passed over, a shard of a set missing while the index is made.
 """
 
 import json
+import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,47 @@ def test_a_wrong_index_is_one_finding_and_is_made_anew(
     assert aprfmt.diff(good, bad).equal
     made = json.loads((bad / INDEX).read_text())
     assert made == json.loads((good / INDEX).read_text())
+
+
+@pytest.mark.parametrize("edit", [None, forgotten], ids=["files", "files and index"])
+@pytest.mark.parametrize("numbers", [(2,), (1, 2, 3)], ids=["one", "all"])
+def test_shards_of_other_names_are_told_by_what_they_hold(
+    numbers: tuple[int, ...], edit: Edit | None, good: Path, tmp_path: Path
+) -> None:
+    """Seen red: `diff` said "only in B" with exit 1, `diagnose` "get the file again" with 2."""
+    bad = written(good, tmp_path / "bad", edit or (lambda folder, homes: None))
+    for number in numbers:  # a browser's second download
+        (bad / shard(number)).rename(bad / f"{number} (1).safetensors")
+    for asked in ("diff", "diagnose"):
+        found = command(asked, good, bad, "--json").json
+        assert (found["exit"], [one["cause"] for one in found["causes"]]) == (1, ["tensor_names"])
+        assert not found["not_compared"]
+        assert {shard(number) for number in numbers} <= set(found["causes"][0]["where"])
+    refused = command("convert", bad, tmp_path / "x")
+    assert refused.code == 2 and f"rename {numbers[0]} (1).safetensors" in refused.err
+    moves = [shlex.split(one) for one in found["causes"][0]["remedy"]["command"].split(" && ")]
+    for words in moves[: len(numbers)]:
+        subprocess.run(words, check=True)
+    assert len(moves) == len(numbers) + (edit is not None)
+    assert edit is None or command(*moves[-1][1:]).code == 0
+    assert aprfmt.diff(good, bad).equal and command("validate", bad).code == 0
+
+
+def test_a_file_that_may_be_another_shard_is_not_taken(good: Path, tmp_path: Path) -> None:
+    """Neither one of other tensors, nor one of two copies: which is right is not known."""
+    bad = tmp_path / "bad"
+    shutil.copytree(good, bad)
+    (bad / shard(2)).unlink()
+    for names in (["x"], ["y", "z"]):
+        for name in names:
+            part = load_file(good / shard(2))
+            held = dict(list(part.items())[1:]) if name == "x" else part
+            save_file(held, bad / f"{name}.safetensors")
+        for asked in ("diff", "diagnose"):
+            found = command(asked, good, bad, "--json").json
+            assert (found["exit"], found["causes"]) == (1, [])
+            left = {one["name"] for one in found["not_compared"] if one["kind"] == "file"}
+            assert {f"{name}.safetensors" for name in names} <= left
 
 
 @pytest.mark.parametrize("number", [1, 3])
