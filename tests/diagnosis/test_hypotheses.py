@@ -320,3 +320,37 @@ def test_values_are_rounded_as_the_shorter_types_round() -> None:
     quarters = np.arange(4096, dtype=np.float32)
     made = round_to_type(2 + quarters / 2048, "tf32")
     np.testing.assert_array_equal(made, 2 + np.rint(quarters / 4) / 512)
+
+
+@pytest.mark.parametrize(
+    ("attention", "mlp", "said"),
+    [
+        (1.0, 1.0, ["residual_scale is 1; the model says 0.6"]),
+        (0.3, 0.3, ["residual_scale is 0.3; the model says 0.6"]),
+        (1.0, 0.6, ["what attention computed is multiplied by 1; the model says 0.6"]),
+        (
+            1.0,
+            0.3,
+            [
+                "what attention computed is multiplied by 1; the model says 0.6",
+                "what the MLP computed is multiplied by 0.3; the model says 0.6",
+            ],
+        ),
+    ],
+)
+def test_a_residual_factor_of_one_layer_is_said_once(
+    attention: float, mlp: float, said: list[str]
+) -> None:
+    """Of both parts where they have one; no cause says what another one denies."""
+    factors = {"attn_out": attention / 0.6, "ffn_out": mlp / 0.6}
+
+    def add(here: Any, op: Any, a: Any, b: Any) -> Any:
+        factor = factors.get(here.point.replace("contrib", "out"), 1.0) if here.layer == 1 else 1.0
+        return op(a, b * np.float32(factor) if b.ndim == 2 else b)
+
+    folder = tiny_folder("granite")
+    run = trace(folder, f"factors-{attention}-{mlp}", points=COARSE, **broken_here(add=add))
+    found = diagnose(str(folder), str(run))
+    assert found.confidence == "confirmed"
+    assert [one.says for one in found.findings] == said
+    assert {one.where for one in found.findings} == {("L1.residual_scale",)}

@@ -1,6 +1,7 @@
 """Hypotheses about the embedding, the residual stream, the factors on it and the logits."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -238,12 +239,22 @@ PRINTED = 5e-5  # how far a factor of five digits is off, relative to it
 def factor_change(name: str, value: float, configured: float) -> Change:
     """Return the change of the multiplier `name` from the `configured` value to `value`.
 
-    A factor of the logits may as well be a sampler's: both readings are named.
+    A factor of the logits may as well be a sampler's: both readings are named. What is added to the
+    stream may have another factor in some layers only.
     """
     says = f"{name} is {value:.9g}; the model says {configured:.9g}"
     if name == "logit_scale" and value > 0 and configured and value != 1:
         says += f"; or {temperature_text(value / configured)}"
-    return hyper_change("multiplier", says, **{name: value})
+    change = hyper_change("multiplier", says, **{name: value})
+    if name != "residual_scale" or not configured:
+        return change
+    in_layers = _scale_sublayers(tuple(BEHIND), value / configured)
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with the factor in `layers`: its own value where that is all."""
+        return (change.make if layers is None else in_layers)(patched, layers)
+
+    return replace(change, make=make, scoped=True)
 
 
 def temperature_text(factor: float) -> str:
@@ -376,12 +387,11 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
 def sublayer_factor_change(patched: PatchedModel, sublayer: str, value: float) -> Change:
     """Return the change of residual_scale to `value` for one `sublayer` (attn or ffn)."""
     configured = float(patched.hp["residual_scale"])
-    names = {"attn": "attention", "ffn": "the MLP"}
-    other = next(name for key, name in names.items() if key != sublayer)
+    name = {"attn": "attention", "ffn": "the MLP"}[sublayer]
     return Change(
-        "multiplier", f"what {names[sublayer]} computed is multiplied by {value:g}, what {other} "
-        f"computed by {configured:g} as the model says", ("residual_scale",),
-        _scale_sublayer(sublayer, value / configured), {"residual_scale": {names[sublayer]: value}},
+        "multiplier", f"what {name} computed is multiplied by {value:g}; the model says "
+        f"{configured:g}", ("residual_scale",),
+        _scale_sublayers((sublayer,), value / configured), {"residual_scale": {name: value}},
     )  # fmt: skip
 
 
@@ -392,12 +402,13 @@ def usual_sublayer_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
             yield sublayer_factor_change(patched, sublayer, 1.0)
 
 
-def _scale_sublayer(sublayer: str, factor: float) -> Patch:
-    """Return a patch: what one `sublayer` (attn or ffn) adds to the stream is times `factor`."""
+def _scale_sublayers(sublayers: tuple[str, ...], factor: float) -> Patch:
+    """Return a patch: what these `sublayers` (attn, ffn) add to the stream is times `factor`."""
+    behind = frozenset(point for sublayer in sublayers for point in BEHIND[sublayer])
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return a + factor * b for this sublayer's residual sum, else a + b."""
-        inside = at.point in BEHIND[sublayer] and b.ndim > 1
+        """Return a + factor * b for these sublayers' residual sums, else a + b."""
+        inside = at.point in behind and b.ndim > 1
         return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
     return lambda patched, layers: patched.with_op("add", override, layers)
