@@ -20,7 +20,7 @@ from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic
 from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, run_shadow_pass
-from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.distances import exact_16_bit_type, rel_l2
 from aprfmt.measure.tolerances import MOE_FACTOR, ROUNDOFF, operation_tolerance
 from aprfmt.tensors.norms import exact_norm
 
@@ -174,18 +174,10 @@ def with_recorded_arithmetic(
 
 
 def _exact_16_bit_type(view: ShadowPoint) -> str:
-    """Return the 16-bit type that holds all values of a point exactly; "" for none."""
+    """Return the 16-bit type that holds all values of a point exactly; "" for none or too few."""
     assert view.recorded is not None
-    values = np.asarray(view.recorded.values, np.float32)
-    if values.size < FEWEST or not np.isfinite(values).all():
-        return ""
-    with np.errstate(over="ignore"):
-        fits = (
-            dtype
-            for dtype in ("bfloat16", "float16")
-            if np.array_equal(round_to_type(values, dtype), values)
-        )
-        return next(fits, "")
+    values = np.asarray(view.recorded.values)
+    return "" if values.size < FEWEST else exact_16_bit_type(values)
 
 
 def with_16_bit_points(recorded: RecordedTrace, found: ShadowPass) -> RecordedTrace:

@@ -194,6 +194,20 @@ def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
     return relative_share(norms.exact_norm(np.where(same, 0.0, x) - np.where(same, 0.0, y)), norm)
 
 
+def exact_16_bit_type(values: ArrayLike) -> str:
+    """Return the 16-bit float type that holds all values exactly; "" for none.
+
+    None, too, where a value is not finite.
+    """
+    held = np.ascontiguousarray(values, np.float32)
+    if not np.isfinite(held).all() or not np.array_equal(held, values):
+        return ""
+    if not (held.view(np.uint32) & 0xFFFF).any():
+        return "bfloat16"
+    with np.errstate(over="ignore"):
+        return "float16" if np.array_equal(held.astype(np.float16), held) else ""
+
+
 def relative_share(distance: float, norm: float) -> float:
     """Return distance / norm; 0 for no distance, infinite for a norm of zero or infinity."""
     if distance == 0:

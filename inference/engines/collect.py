@@ -24,8 +24,8 @@ from aprfmt.inference.engines.tiles import MeasuredTiles
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.trace import KeptValues, Positions, Record, Trace, ValueStore, order_slots
-from aprfmt.measure.distances import measure_blocks, rel_l2
-from aprfmt.measure.tolerances import BASE, DISCRETE, weights_class
+from aprfmt.measure.distances import exact_16_bit_type, measure_blocks, rel_l2
+from aprfmt.measure.tolerances import BASE, DISCRETE, ONE_OPERATION, weights_class
 from aprfmt.model import Model
 from aprfmt.tensors.digest import decoded_sha256
 from aprfmt.tensors.stats import Stats, compute_stats
@@ -319,6 +319,11 @@ class Collector:
                     continue
                 values = kept = np.zeros(0)
             if not (rel_l2(values, kept) if apart is None else apart) <= bound:
+                made = self._made_of(values, kept, key)
+                if made:
+                    point = parse_key(key)[0]
+                    self.unknown[name] = f"another array is {point}; this is {made}"
+                    continue
                 self.lost.add(name)
                 why = (
                     "one of the two was written over after it was captured, or is of another run; "
@@ -331,6 +336,32 @@ class Collector:
                     f"another array of the same point ({parse_key(key)[0]}) has other values, and "
                     f"was taken: {why}"
                 )
+
+    def _made_of(self, values: Numbers, kept: Numbers, key: str) -> str:
+        """Return in words what a layer makes of `kept`, the values of `key`, to get `values`.
+
+        It is the value of a later point, or `kept` times a factor of the model or plus a stream:
+        modules of some models return that. "" for anything else.
+        """
+        point, layer = parse_key(key)
+        dtypes = (self._dtype, exact_16_bit_type(values))
+        bound = max(ONE_OPERATION[dtype].rel_l2 for dtype in dtypes if dtype in ONE_OPERATION)
+        for name, factor in (self.hp or {}).items():
+            scales = name.endswith("_scale") and isinstance(factor, float) and factor != 1
+            if scales and rel_l2(values, kept * values.dtype.type(factor)) <= bound:
+                return f"{point} times {name}"
+        near = (f"L{layer}.", f"L{layer - 1}.out", "embd")
+        for other, record in self.records.items():
+            if other == key or record.shape != kept.shape or not other.startswith(near):
+                continue
+            stream = self._fetch(other)
+            if stream is None:
+                continue
+            if rel_l2(values, stream) <= bound:
+                return other
+            if rel_l2(values, kept + stream) <= bound:
+                return f"{point} plus {other}"
+        return ""
 
     def for_reading_again(
         self, key: str, store: ValueStore, origin: Origin | None = None

@@ -353,7 +353,7 @@ class ModuleReader:
         point, shape, collector = reading.point.name, (tiles.rows, tiles.width), self._collector
         if self._compressed or reading.name.part not in ("", "scaled"):
             return None
-        if point == "expert_w" or POINTS[point].rows == "scores":
+        if point in ("router", "expert_w") or POINTS[point].rows == "scores":
             return None
         if has_vocabulary_axis(point) and collector.hp is not None:
             return shape if tiles.width == int(collector.hp["vocab_size"]) else None
@@ -396,6 +396,9 @@ class ModuleReader:
         collector = self._collector
         if point in ("embd", "embd_scaled") and (name.part == "scaled") != bool(self._scaled):
             return False
+        beside = collector.known and collector.record_key(key_name("ssm_out", layer))
+        if name.text == "mamba.out_proj" and beside:  # next to attention, whose result is attn_out
+            return point == "ssm_out"
         mixture = self.modules.is_mixture(layer)
         if name.text == "mlp" and not collector.known and (point == "moe_out") != mixture:
             return False
@@ -430,8 +433,32 @@ class ModuleReader:
             values = values.reshape(len(values), -1)
         elif values.ndim == 3 and POINTS[point].rows != "scores" and point != "k_pe":
             raise ValueError(f"shape {list(values.shape)}; expected one sequence [tokens, width]")
+        if point == "router" and self._has_chosen_alone(values):
+            self._add_chosen(layer, values, rows)
+            return True
         collector.add(point, layer, values, rows=rows, rank=reading.rank)
         return True
+
+    def _has_chosen_alone(self, values: Numbers) -> bool:
+        """Return whether a router's result [tokens, experts] is the weights of the chosen experts.
+
+        Those of all others are 0 then; llama4's router gives that before the logits.
+        """
+        hp = self._collector.hp
+        if hp is None or values.ndim != 2 or not values.size:
+            return False
+        used = int(hp["n_experts_used"])
+        counts = np.count_nonzero(values, axis=1)
+        return used < values.shape[1] and bool((counts == used).all() and (values >= 0).all())
+
+    def _add_chosen(self, layer: int, values: Numbers, rows: Sequence[int] | None) -> None:
+        """Record the chosen experts and their weights of weights [tokens, experts] with zeros."""
+        assert self._collector.hp is not None
+        used = int(self._collector.hp["n_experts_used"])
+        ids = np.argsort(-values, axis=1, kind="stable")[:, :used]
+        weights = np.take_along_axis(values, ids, axis=1)
+        for point, found in (("experts", ids), ("expert_w", weights)):
+            self._collector.add(point, layer, found, rows=rows, rank=BESIDE_MODULES)
 
     def _point_columns(self, point: str, layer: int, part: str, values: Numbers) -> Numbers | None:
         """Return a point's part of a joined result; None if its size is not known.

@@ -26,6 +26,7 @@ from aprfmt.inference.engines.modules import ModuleReader
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
 from aprfmt.inference.weights import model_weights
+from aprfmt.measure.distances import exact_16_bit_type
 from aprfmt.model import Model
 
 Numbers = NDArray[Any]
@@ -315,9 +316,10 @@ def arithmetic_of_arrays(dtypes: Mapping[str, str], read: Callable[[str], Number
         return "float64"
     # numpy has no bfloat16, so such a run is stored as float32 with zeros in the low 16 bits.
     sample = [key for key, name in dtypes.items() if name == "float32" and "norm" in key][:4]
-    arrays = [np.ascontiguousarray(read(key)) for key in sample]
+    arrays = [read(key) for key in sample]
     if arrays and all(
-        array.size and not (array.view(np.uint32) & 0xFFFF).any() for array in arrays
+        array.size and exact_16_bit_type(array[np.isfinite(array)]) == "bfloat16"
+        for array in arrays
     ):
         return "bfloat16"
     return "float32"

@@ -46,7 +46,7 @@ def outputs(base: str, sizes: Mapping[str, Any], wrong: Break | None) -> dict[st
     def hook(name: str) -> Callable[..., None]:
         def seen(module: Any, given: Any, result: Any) -> None:
             result = result[0] if isinstance(result, tuple) else result
-            if torch.is_tensor(result):
+            if torch.is_tensor(result) and not result.is_complex():
                 found[name] = in_float(result.detach()).numpy()
 
         return seen

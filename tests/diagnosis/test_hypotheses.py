@@ -354,3 +354,16 @@ def test_a_residual_factor_of_one_layer_is_said_once(
     assert found.confidence == "confirmed"
     assert [one.says for one in found.findings] == said
     assert {one.where for one in found.findings} == {("L1.residual_scale",)}
+
+
+@pytest.mark.parametrize("base", ["falcon_h1", "bloom", "llama4"])
+def test_a_module_that_returns_more_than_its_product_is_no_array_written_over(base: str) -> None:
+    """falcon_h1's MLP multiplies, bloom's adds the stream, llama4's router gives the weights."""
+    values = dumps.outputs(base, {}, None)
+    found = diagnose(str(tiny_folder(base)), str(dumps.as_npz(values, f"more-{base}")))
+    assert found.kind == "precision", found.sentence
+    # Any other values of such an array are still said.
+    name = next(key for key in values if key.endswith(("1.feed_forward", "1.mlp", "1.self_attn")))
+    values[name] = values[name] + values[name].mean(1, keepdims=True)
+    found = diagnose(str(tiny_folder(base)), str(dumps.as_npz(values, f"other-{base}")))
+    assert found.kind == "not_comparable", found.sentence
