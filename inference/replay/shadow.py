@@ -333,6 +333,8 @@ class _ShadowRecorder(CallRecorder):
         calls, goes_on = () if value is None else self.take_calls(x), x
         if point in _APART:
             goes_on = self._compare_routing(key, mine, value, calls, x)
+            if point == "experts":  # their weights follow from the same operations
+                self.calls.extend(calls)
         else:
             view = self._compare_point(key, mine, value, calls, x=x)
             if value is not None:
@@ -461,7 +463,18 @@ class _ShadowRecorder(CallRecorder):
             )
             self._found.add(
                 ShadowPoint(
-                    key, point, layer, mine, value, wrong / len(mine), bound, whole, calls, "", note
+                    key,
+                    point,
+                    layer,
+                    mine,
+                    value,
+                    wrong / len(mine),
+                    bound,
+                    whole,
+                    calls,
+                    "",
+                    note,
+                    self._sources(calls, x),
                 )
             )
             return theirs if f"L{layer}.expert_w" in self._recorded.trace.records else x
@@ -489,6 +502,7 @@ class _ShadowRecorder(CallRecorder):
                 bound,
                 whole,
                 calls,
+                after=self._sources(calls, x),
             )
         )
         return _like_array(x, theirs, self._patched)

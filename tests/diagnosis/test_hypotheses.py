@@ -367,3 +367,17 @@ def test_a_module_that_returns_more_than_its_product_is_no_array_written_over(ba
     values[name] = values[name] + values[name].mean(1, keepdims=True)
     found = diagnose(str(tiny_folder(base)), str(dumps.as_npz(values, f"other-{base}")))
     assert found.kind == "not_comparable", found.sentence
+
+
+def test_a_router_that_gives_weights_is_held_to_what_the_model_gives() -> None:
+    """Sigmoids of other logits are another fault than none."""
+
+    def softer(model: Any, stack: Any) -> None:
+        for name, module in model.named_modules():
+            if name.endswith("router"):
+                module.weight.data *= 0.5
+
+    values = dumps.outputs("llama4", {}, softer)
+    found = diagnose(str(tiny_folder("llama4")), str(dumps.as_npz(values, "softer")))
+    assert found.lead is not None and found.lead.says.startswith("L1.expert_w is not what router")
+    assert found.verdict == "bug" and "L1.ffn_gate_inp.weight" in found.lead.where
