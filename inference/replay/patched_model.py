@@ -81,7 +81,8 @@ class OperationCall:
 class PatchedModel:
     """Everything a pass needs: a model, and what is replaced in it.
 
-    `original` are the weights before any was replaced, `replaced` the keys of those that were.
+    `original` are the weights before any was replaced, `replaced` the keys of those that were;
+    `stated` are the hyperparameters before any was replaced.
     """
 
     spec: ArchSpec
@@ -94,6 +95,7 @@ class PatchedModel:
     original: Weights | None = None
     taps: Mapping[str, tuple[Tap, ...]] = field(default_factory=dict)
     replaced: tuple[str, ...] = ()
+    stated: HyperParams | None = None
     _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -129,7 +131,7 @@ class PatchedModel:
 
     def with_hyper(self, **values: Any) -> "PatchedModel":
         """Return a copy of the model with hyperparameters replaced."""
-        return replace(self, hp=self.hp.with_values(**values))
+        return replace(self, hp=self.hp.with_values(**values), stated=self.stated or self.hp)
 
     def with_block(self, **fields: Any) -> "PatchedModel":
         """Return a copy of the model with fields of the block's description replaced."""

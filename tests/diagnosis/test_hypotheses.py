@@ -381,3 +381,23 @@ def test_a_router_that_gives_weights_is_held_to_what_the_model_gives() -> None:
     found = diagnose(str(tiny_folder("llama4")), str(dumps.as_npz(values, "softer")))
     assert found.lead is not None and found.lead.says.startswith("L1.expert_w is not what router")
     assert found.verdict == "bug" and "L1.ffn_gate_inp.weight" in found.lead.where
+
+
+@pytest.mark.parametrize(("factor", "behind"), [(0.7, "multiplier"), (0.9, "scale")])
+def test_a_factor_in_another_place_accuses_no_weight(factor: float, behind: str) -> None:
+    """A weight is multiplied only by a number that no lost factor is."""
+
+    def scaled(held: Any) -> dict[str, Any]:
+        key = "L0.ffn_down.weight"
+        return {key: held[key].numpy() * np.float32(factor)}
+
+    folder = tiny_folder("falcon_h1")
+    points = frozenset({"ffn_norm", "ffn_gate", "ffn_act", "ffn_mul", "ffn_out"})
+    lost = {"ffn_gate_scale": 1.0}
+    run = trace(folder, f"moved-{factor}", points=points, hp=lost, weights=scaled)
+    found = diagnose(str(folder), str(run))
+    assert found.confidence == "confirmed"
+    assert [one.cause for one in found.findings] == ["multiplier", behind], found.sentence
+    assert found.findings[1].where == (
+        ("L0.ffn_down.weight",) if behind == "scale" else ("ffn_gate_scale",)
+    )

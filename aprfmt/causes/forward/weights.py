@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.norm import norm_key
 from aprfmt.causes.forward.product import product_of, replace_weights, weight_values
@@ -39,8 +40,17 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
     if factor and rel_l2(ours * factor, theirs) <= 3 * case.view.tolerance:
         if case.view.point == "logits" and found.bias is None and factor > 0:
             return  # of all logits: a sampler's temperature or the model's factor as well
+        scaled = w * np.float32(factor)
+        lost = _lost_factor(case.patched, factor)
+        if lost is not None:
+            (name, value), (_, role) = lost, split_key(found.key)
+            yield Change(
+                "multiplier", f"the {value:g} of {name} multiplies what {role} gives",
+                (name,), replace_weights({found.key: scaled}), {name: value}, scoped=False,
+            )  # fmt: skip
+            return
         says = f"{found.key} is multiplied by {factor:.6g}"
-        yield found.weight_change(case, "scale", says, w * np.float32(factor), {"factor": factor})
+        yield found.weight_change(case, "scale", says, scaled, {"factor": factor})
         return
     # One factor for each column, if there are rows enough to judge them.
     columns = np.sum(ours * theirs, 0) / np.maximum(np.sum(ours * ours, 0), 1e-300)
@@ -54,6 +64,18 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
         values = {"rows": changed.tolist()[:16]}
         scales = columns[:, None].astype(np.float32)
         yield found.weight_change(case, "scale", says, w * scales, values, general=True)
+
+
+def _lost_factor(patched: PatchedModel, factor: float) -> tuple[str, float] | None:
+    """Return (name, value) of a factor of the model that an earlier answer took away; or None.
+
+    It is `factor` itself: the run has it in another place, where it accuses no weight.
+    """
+    for name, value in (patched.stated or {}).items():
+        own = patched.hp[name] if name.endswith("_scale") else value
+        if own != value and own and abs(factor * own / value - 1) <= 1e-4:
+            return name, value
+    return None
 
 
 def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
