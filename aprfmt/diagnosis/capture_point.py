@@ -7,7 +7,7 @@ engine computed what the model says and recorded it at another place.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,15 +19,18 @@ from aprfmt.causes.forward.cut_points import (
     cut_keys,
     is_computed_from,
     keys_after,
+    may_be_mistaken,
     recorded_values_are_used,
 )
 from aprfmt.causes.forward.mismatch import Change, Mismatch
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
-from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass
+from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass, run_shadow_point
 
 UNKNOWN = "other values"  # that nothing relates to the reference's
+NEARER = 0.25  # of the distance from a point's own values, where they are another point's
+SHOWN = 4  # points that one sentence names
 
 
 def find_other_capture_point(case: Mismatch) -> Change | None:
@@ -36,6 +39,9 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     The values were recorded elsewhere if a later point that is computed from them agrees.
     """
     key = case.view.key
+    elsewhere = _equal_to_other_points(case)
+    if elsewhere is not None:
+        return elsewhere
     if case.view.point in STREAM:
         return _stream_taken_elsewhere(case)
     # A later point that depends on this one must agree once this one is left out.
@@ -78,6 +84,70 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         scoped=False,
         most=certainty_of_relations(known),
     )
+
+
+def _equal_to_other_points(case: Mismatch) -> Change | None:
+    """Return a Change that drops points whose values the reference has at other points, or None.
+
+    The others are the same point in other layers and, of the residual stream, all of its points.
+    None where the first point equals no other, where the run went on with these values, and where
+    an earlier point's values are as well those of a run that left out what is between.
+    """
+    key = case.view.key
+    other = _equal_point(case, key)
+    if not other or recorded_values_are_used(case):
+        return None
+    moved = {key: other}
+    for name, view in case.found.views.items():
+        if name != key and view.recorded is not None and (equal := _equal_point(case, name)):
+            moved[name] = equal
+    order = list(case.plain)
+    if order.index(other) < order.index(key) and not _next_agrees_without(case, moved):
+        return None
+    names = [f"{name} is what belongs to {at}" for name, at in moved.items()]
+    if len(names) > SHOWN:
+        names[SHOWN - 1 : -1] = [f"{len(names) - SHOWN} more"]
+    return Change(
+        "capture_point",
+        f"{_begin(True)}: {'; '.join(names)}",
+        tuple(moved),
+        drop=frozenset(moved),
+        values={"recorded_as": case.view.point, "is": f"what belongs to {other}"},
+        scoped=False,
+    )
+
+
+def _next_agrees_without(case: Mismatch, moved: Collection[str]) -> bool:
+    """Return whether the next recorded point after the first agrees if the pass lacks `moved`."""
+    keys = (key for key in keys_after(case) if key not in moved and case.recorded.has_record(key))
+    cut = next(keys, "")
+    found = run_shadow_point(case.patched, case.without(moved), cut) if cut else None
+    return found is not None and found.residual is not None and not found.flagged
+
+
+def _equal_point(case: Mismatch, key: str) -> str:
+    """Return the other point at which the reference has the recorded values of `key`; "" if none.
+
+    They are further from what the reference has at `key` than whole runs are apart, and NEARER to
+    the other point's, which whole runs may be apart.
+    """
+    view = case.found.views[key]
+    own = case.plain.get(key)
+    if view.recorded is None or own is None or np.ptp(view.recorded.values) == 0:
+        return ""
+    off = view.distance(own)
+    if not off > view.whole_tolerance:
+        return ""
+    bound = min(view.whole_tolerance, NEARER * off)
+    places = {name: place for place, name in enumerate(case.plain)}
+    near = sorted(case.plain, key=lambda name: abs(places[name] - places[key]))
+    best = ""
+    for name in near:
+        if not may_be_mistaken(key, name) or case.plain[name].size != own.size:
+            continue
+        if (distance := view.distance(case.plain[name].reshape(own.shape))) <= bound:
+            best, bound = name, np.nextafter(distance, -1)
+    return best
 
 
 def _stream_taken_elsewhere(case: Mismatch) -> Change | None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.cut_points import cut_keys, stream_keys_after
+from aprfmt.causes.forward.cut_points import cut_keys, may_be_mistaken, stream_keys_after
+from aprfmt.diagnosis.capture_point import NEARER
 from aprfmt.diagnosis.records import Evidence, PointRow
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.errors import UsageError
@@ -197,7 +198,8 @@ def no_common_row_sentence(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLik
 def equal_neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
     """Return the point of A whose value equals B's value of `key`; "" if there is none.
 
-    The value plus or minus the residual stream counts too. `bound` is relative L2.
+    The value plus or minus the residual stream counts too. `bound` is relative L2; the values of
+    another layer are NEARER than those of the point itself, too.
     """
     theirs = b.recorded_values(key)
     if theirs is None:
@@ -208,7 +210,16 @@ def equal_neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
     for name, value in _neighbour_values(key, a):
         if value.size == theirs.size and rel_l2(value, theirs) <= bound:
             return name
-    return ""
+    own = a.recorded_values(key)
+    if own is None or np.size(own) != theirs.size:
+        return ""
+    # A recorder that counts wrong takes points of other layers.
+    bound, best = min(bound, NEARER * rel_l2(np.asarray(own), theirs)), ""
+    for other in a.records:
+        if may_be_mistaken(key, other) and (held := a.recorded_values(other)) is not None:
+            if np.size(held) == theirs.size and (off := rel_l2(np.asarray(held), theirs)) <= bound:
+                bound, best = off, other
+    return best
 
 
 def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:

@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.causes.forward.mismatch import Mismatch
 from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis.capture_point import find_other_capture_point
 from aprfmt.diagnosis.trace_pair import equal_neighbour
 from aprfmt.inference.engines.modules import hidden_state_index, hidden_state_points
 from aprfmt.inference.engines.opening import open_trace
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import record_points, run_shadow_pass, value_at
+from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import load_trace
 from aprfmt.model import open_model
 from tests.diagnosis.engines import tiny_folder, trace
@@ -161,6 +167,58 @@ def test_the_last_layers_output_taken_behind_the_norm_is_a_capture_point(
     if with_model:
         assert found.lead is not None and found.lead.where == (f"L{len(made) - 2}.out",)
         assert "final_norm" in found.sentence
+
+
+# Array -> the point whose values it holds, of "embd", "L0.out", ... and "final_norm".
+ELSEWHERE: Mapping[str, Mapping[str, str]] = {
+    "one early": {"embd": "L0.out", "L0.out": "L1.out", "L1.out": "L2.out", "L2.out": "final_norm"},
+    "one late": {"L0.out": "embd", "L1.out": "L0.out", "L2.out": "L1.out"},
+    "two exchanged": {"L0.out": "L1.out", "L1.out": "L0.out"},
+    "behind the norm": {"final_norm": "L2.out"},
+}
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+@pytest.mark.parametrize("kind", [*ELSEWHERE])
+def test_points_with_the_values_of_other_points_are_named(
+    kind: str, with_model: bool, tmp_path: Path
+) -> None:
+    """Seen red: "stale_tensor" of a sound embedding, "other values" of the last norm."""
+    names = {"embd": "model.embed_tokens", "final_norm": "model.norm", "logits": "logits"}
+    names |= {f"L{n}.out": f"model.layers.{n}" for n in range(3)}
+    with load_trace(trace(tiny_folder("llama"), "hidden-last")) as own:
+        right = {key: np.asarray(own.recorded_values(key)) for key in names}
+    wrong = right | {key: right[other] for key, other in ELSEWHERE[kind].items()}
+    a, b = (
+        saved(tmp_path / file, {names[key]: value for key, value in rows.items()})
+        for file, rows in (("a.npz", right), ("b.npz", wrong))
+    )
+    found = diagnose(str(tiny_folder("llama")) if with_model else str(a), str(b))
+    assert (found.cause, found.exit_code) == ("capture_point", 0), found.sentence
+    assert found.lead is not None and found.lead.certainty == "confirmed"
+    assert {*found.lead.where} == {*ELSEWHERE[kind]}
+    assert ELSEWHERE[kind][found.lead.first] in found.sentence
+
+
+def test_a_layer_that_was_really_left_out_is_no_other_point() -> None:
+    """The engine computed on with the output of the layer before: what follows says so."""
+    with (
+        open_model(tiny_folder("llama")) as model,
+        load_trace(trace(tiny_folder("llama"), "hidden-last")) as own,
+    ):
+        patched = PatchedModel.unpatched(model, IDS, "float32", None)
+        plain = record_points(patched)
+        kept = {"L1.out": plain["L0.out"]}
+        made = kept | {key: value_at(patched, kept, key) for key in ("L2.out", "logits")}
+        records = {key: own.records[key] for key in ("embd", "L0.out", *made)}
+        values = plain | made
+        shapes = {key: value.shape for key, value in plain.items()}
+        recorded = RecordedTrace(Trace(own.run, records, {}, values.get), IDS, shapes)
+        found = run_shadow_pass(patched, recorded)
+        assert [view.key for view in found.flagged] == ["L1.out"]
+        case = Mismatch(patched, recorded, found.flagged[0], found, plain)
+        assert find_other_capture_point(case) is None
+        patched.weights.close()
 
 
 def test_a_norm_that_was_really_applied_twice_is_a_bug(tmp_path: Path) -> None:

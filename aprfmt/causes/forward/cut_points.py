@@ -22,6 +22,18 @@ BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
 )
 
 
+def may_be_mistaken(key: str, other: str) -> bool:
+    """Return whether a recorder that counts wrong may take point `other` for point `key`.
+
+    They are the same point in two layers, or two points of the residual stream. Whole numbers may
+    be equal by chance.
+    """
+    point, its = parse_key(key)[0], parse_key(other)[0]
+    if key == other or point in DISCRETE:
+        return False
+    return point == its or {point, its} <= {*STREAM}
+
+
 def cut_keys(key: str) -> Iterator[str]:
     """Yield the trace keys, nearest first, through which a point reaches everything after it.
 
