@@ -437,7 +437,7 @@ def may_act(case: Mismatch, change: Change, layers: Layers) -> bool:
         after = change.make(before, layers)
     except (AprfmtError, ValueError, KeyError):
         return False
-    if after.hp is not before.hp or after.spec is not before.spec:
+    if after.hp is not before.hp or after.spec is not before.spec or after.own is not before.own:
         return True
     ops = {call.op for call in case.view.calls if call.op not in MOVES}
     if any(

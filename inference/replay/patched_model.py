@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.spec import ArchSpec, HyperParams
+from aprfmt.errors import ArchError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Backend
-from aprfmt.inference.capture import POINTS, WHOLE, PointInstance, point_instances
-from aprfmt.inference.forward import LogitRows, Span
+from aprfmt.inference.capture import POINTS, WHOLE, PointInstance, parse_key, point_instances
+from aprfmt.inference.forward import WHOLE_PASS, LogitRows, Span
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weight, Weights, model_weights
 from aprfmt.model import Model
@@ -82,7 +83,8 @@ class PatchedModel:
     """Everything a pass needs: a model, and what is replaced in it.
 
     `original` are the weights before any was replaced, `replaced` the keys of those that were;
-    `stated` are the hyperparameters before any was replaced.
+    `stated` are the hyperparameters before any was replaced. `own` has what single layers run with
+    in place of `hp` and `spec`.
     """
 
     spec: ArchSpec
@@ -96,6 +98,7 @@ class PatchedModel:
     taps: Mapping[str, tuple[Tap, ...]] = field(default_factory=dict)
     replaced: tuple[str, ...] = ()
     stated: HyperParams | None = None
+    own: Mapping[int, tuple[HyperParams, ArchSpec]] = field(default_factory=dict)
     _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -117,10 +120,30 @@ class PatchedModel:
     @property
     def points(self) -> dict[str, PointInstance]:
         """{key: capture point} in execution order; cached for all patches with these numbers."""
-        about = (id(self.hp), self.spec.block, frozenset(self.weights))
+        points = self._points_with(self.hp, self.spec)
+        if not self.own:
+            return points
+        # A layer with numbers of its own has their points, in its place.
+        parts: dict[int, list[str]] = {}
+        for key in points:
+            parts.setdefault(parse_key(key)[1], []).append(key)
+        last = {keys[-1]: layer for layer, keys in parts.items()}
+        found: dict[str, PointInstance] = {}
+        for key, instance in points.items():
+            if parse_key(key)[1] not in self.own:
+                found[key] = instance
+            elif key in last:
+                layer = last[key]
+                theirs = self._points_with(*self.own[layer])
+                found |= {k: point for k, point in theirs.items() if parse_key(k)[1] == layer}
+        return found
+
+    def _points_with(self, hp: HyperParams, spec: ArchSpec) -> dict[str, PointInstance]:
+        """Return {key: capture point} of a pass with these numbers, in execution order."""
+        about = (id(hp), spec.block, frozenset(self.weights))
         if about not in self._known:
-            found = point_instances(self.spec.block, self.hp, self.weights)
-            self._known[about] = (self.hp, found)  # with the numbers held, their id stays theirs
+            found = point_instances(spec.block, hp, self.weights)
+            self._known[about] = (hp, found)  # with the numbers held, their id stays theirs
         points: dict[str, PointInstance] = self._known[about][1]
         return points
 
@@ -129,14 +152,45 @@ class PatchedModel:
         """The number of decoder blocks."""
         return int(self.hp["n_layers"])
 
-    def with_hyper(self, **values: Any) -> "PatchedModel":
-        """Return a copy of the model with hyperparameters replaced."""
-        return replace(self, hp=self.hp.with_values(**values), stated=self.stated or self.hp)
+    def with_hyper(self, layers: frozenset[int] | None = None, /, **values: Any) -> "PatchedModel":
+        """Return a copy of the model with hyperparameters replaced, in these layers (None: all).
 
-    def with_block(self, **fields: Any) -> "PatchedModel":
-        """Return a copy of the model with fields of the block's description replaced."""
-        block = replace(self.spec.block, **fields)
-        return replace(self, spec=replace(self.spec, block=block))
+        Raises ArchError for some layers of an architecture with a forward pass of its own.
+        """
+        return self._with_settings(layers, lambda hp, spec: (hp.with_values(**values), spec))
+
+    def with_block(self, layers: frozenset[int] | None = None, /, **fields: Any) -> "PatchedModel":
+        """Return a copy of the model with fields of the block's description replaced.
+
+        They are replaced in these layers (None: all), as hyperparameters are.
+        """
+        return self._with_settings(
+            layers, lambda hp, spec: (hp, replace(spec, block=replace(spec.block, **fields)))
+        )
+
+    def _with_settings(
+        self,
+        layers: frozenset[int] | None,
+        change: Callable[[HyperParams, ArchSpec], tuple[HyperParams, ArchSpec]],
+    ) -> "PatchedModel":
+        """Return a copy of the model whose numbers and block are changed in `layers` (None: all).
+
+        Layers that had the same ones have the same ones afterwards.
+        """
+        if layers is not None and self.spec.forward:
+            raise ArchError(f"{self.spec.name}: single layers cannot run with other numbers")
+        made: dict[tuple[int, int], tuple[HyperParams, ArchSpec]] = {}
+        own, stated = dict(self.own), self.stated or self.hp
+        for layer in own if layers is None else layers:
+            hp, spec = own.get(layer, (self.hp, self.spec))
+            about = (id(hp), id(spec))
+            if about not in made:
+                made[about] = change(hp, spec)
+            own[layer] = made[about]
+        if layers is not None:
+            return replace(self, own=own, stated=stated)
+        hp, spec = change(self.hp, self.spec)
+        return replace(self, hp=hp, spec=spec, own=own, stated=stated)
 
     def with_weights(self, arrays: Mapping[str, Any]) -> "PatchedModel":
         """Return a copy of the model with weights replaced by arrays, by role key."""
@@ -225,22 +279,45 @@ class PatchedModel:
 
         The logits are of `rows`, by default of all.
         """
-        part = {} if span is None or self.spec.forward else {"span": span}
-        backend = self.backend
+        backend, x = self.backend, None
         if self.overrides or recorder.records_calls:
             backend = PatchedBackend(backend, self.overrides, recorder)
-        with np.errstate(all="ignore"):  # a wrong hypothesis may overflow
-            return load_forward(self.spec)(
-                backend,
-                self.spec,
-                self.hp,
-                self.weights,
-                self.ids,
-                recorder=_Tapped(self, recorder, self.taps) if self.taps else recorder,
-                positions=self.positions,
-                logits_rows=rows,
-                **part,
-            )
+        reader = _Tapped(self, recorder, self.taps) if self.taps else recorder
+        for part, hp, spec in self._spans(span):
+            given = {"span": part if x is None else replace(part, stream=x)} if part else {}
+            with np.errstate(all="ignore"):  # a wrong hypothesis may overflow
+                x = load_forward(spec)(
+                    backend,
+                    spec,
+                    hp,
+                    self.weights,
+                    self.ids,
+                    recorder=reader,
+                    positions=self.positions,
+                    logits_rows=rows,
+                    **given,
+                )
+        return x
+
+    def _spans(self, span: Span | None) -> list[tuple[Span | None, HyperParams, ArchSpec]]:
+        """Return the parts of a pass, or of its span, with what each runs with.
+
+        Neighbouring layers with the same numbers are one part.
+        """
+        if not self.own:
+            return [(None if self.spec.forward else span, self.hp, self.spec)]
+        whole = span or WHOLE_PASS
+        stop = self.n_layers + 2 if whole.stop is None else whole.stop
+        found: list[tuple[Span | None, HyperParams, ArchSpec]] = []
+        start = whole.start
+        for stage in range(whole.start, stop):  # stage i is layer i - 1
+            here = self.own.get(stage - 1, (self.hp, self.spec))
+            after = self.own.get(stage, (self.hp, self.spec))
+            if stage == stop - 1 or here[0] is not after[0] or here[1] is not after[1]:
+                first = whole if start == whole.start else WHOLE_PASS
+                found.append((replace(first, start=start, stop=stage + 1), *here))
+                start = stage + 1
+        return found
 
 
 class StopPass(Exception):

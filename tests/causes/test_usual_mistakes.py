@@ -22,6 +22,7 @@ from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import added_window_mistake, usual_mistakes
 from aprfmt.diagnosis.search import Search
 from aprfmt.errors import AprfmtError
+from aprfmt.inference.capture import parse_key
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import record_points
 from aprfmt.inference.rope import compute_frequencies
@@ -261,6 +262,36 @@ def test_a_usual_mistake_changes_the_pass_and_no_other_one_does_the_same(base: s
     alike = [frozenset(each) for each in results.values() if len(each) > 1]
     assert sorted(idle) == sorted(IDLE[base])
     assert [each for each in alike if each not in ALIKE] == []
+
+
+# What no single layer reads, or what lists the layers itself.
+OF_THE_PASS = {
+    "embedding_scale", "logit_scale", "final_softcap", "positions", "output.weight",
+    "token_embd.weight", "window_layers", "rope_layers", "output_norm.bias",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("base", ["gpt_neox", "mixtral", "falcon_h1"])
+def test_a_mistake_can_be_made_in_the_last_layer_alone(base: str) -> None:
+    """Earlier layers are as they were then, whatever is changed: a number, an operation, a weight.
+
+    Seen red: hyperparameters that were changed in all layers at once.
+    """
+    with patched_model(base) as patched:
+        plain, last = record_points(patched), patched.n_layers - 1
+        ways: dict[Any, UsualMistake] = {}
+        for usual in usual_mistakes(patched):
+            make = getattr(usual.change.make, "__code__", usual.change.make)
+            ways.setdefault((usual.change.cause, make, usual.change.scoped), usual)
+        for usual in ways.values():
+            if not usual.change.scoped:
+                assert OF_THE_PASS & {*usual.change.where}, usual.change.says
+            elif usual.layers is None:
+                values = record_points(usual.change.make(patched, frozenset({last})))
+                for key, value in plain.items():
+                    layer = parse_key(key)[1]
+                    if 0 <= layer < last or key.startswith("embd"):
+                        assert np.array_equal(value, values[key]), (usual.change.says, key)
 
 
 @pytest.mark.parametrize("base", ["llama", "gemma2"])

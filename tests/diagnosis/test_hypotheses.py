@@ -14,6 +14,7 @@ from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.diagnosis import Diagnosis, diagnose
 from aprfmt.diagnosis.rowwise import FAR
 from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.shadow import record_points
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import load_trace, save_trace
 from aprfmt.model import open_model
@@ -106,6 +107,33 @@ def test_queries_that_miss_their_own_token_are_named() -> None:
     )
     found = confirmed(folder, run)
     assert found.cause == "mask" and "queries do not see their own token" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("base", "values", "cause"),
+    [
+        ("mixtral", {"norm_topk": False}, "moe_routing"),
+        ("gpt_neox", {"parallel_residual": False}, "residual"),
+        ("falcon_h1", {"ssm_out_scale": 1.0}, "multiplier"),
+        ("granite", {"residual_scale": 1.0}, "multiplier"),
+    ],
+)
+def test_a_number_of_one_layer_is_said_of_this_layer(
+    base: str, values: dict[str, Any], cause: str
+) -> None:
+    folder = tiny_folder(base)
+    with open_model(folder) as model:
+        patched = PatchedModel.unpatched(model, IDS, "float32")
+        made = record_points(patched.with_hyper(frozenset({1}), **values))
+    run = trace(
+        folder,
+        f"{base}-one-layer",
+        points=COARSE,
+        rename=lambda own: {key: made[key] for key in own},
+    )
+    found = confirmed(folder, run)
+    assert found.cause == cause
+    assert found.findings[0].where == tuple(f"L1.{name}" for name in values)
 
 
 def at_norm(point: str, change: Any) -> dict[str, Any]:

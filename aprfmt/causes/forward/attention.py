@@ -412,9 +412,8 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
             "sliding_window",
             f"attention reaches {reach}{says}",
             ("sliding_window",),
-            lambda patched, layers: patched.with_hyper(sliding_window=size),
+            lambda patched, layers: patched.with_hyper(layers, sliding_window=size),
             {"sliding_window": size},
-            scoped=False,
         )
 
     yield resize_chunks(None, "all earlier tokens")
@@ -422,9 +421,8 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
         "sliding_window",
         f"attention reaches {configured} tokens{says}",
         ("sliding_window",),
-        lambda patched, layers: patched.with_block(window="sliding"),
+        lambda patched, layers: patched.with_block(layers, window="sliding"),
         {"window": "sliding"},
-        scoped=False,
     )
     differ = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
     wide = case.attempt(resize_chunks(None, ""))

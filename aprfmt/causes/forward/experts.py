@@ -31,9 +31,8 @@ def weight_side_change(patched: PatchedModel) -> Change:
         "moe_routing",
         f"an expert's weight multiplies its {other}; the model says its {own}",
         ("expert_weights",),
-        lambda patched, layers: patched.with_block(expert_weights=other),
+        lambda patched, layers: patched.with_block(layers, expert_weights=other),
         {"expert_weights": other},
-        scoped=False,
     )
 
 

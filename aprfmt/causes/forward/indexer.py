@@ -140,9 +140,8 @@ def usual_key_choice_mistakes(patched: PatchedModel) -> Iterator[Change]:
         CAUSE,
         f"an indexer rotates pairs as {other}; the model's are {kind}",
         ("indexer",),
-        lambda patched, layers: patched.with_block(indexer=other),
+        lambda patched, layers: patched.with_block(layers, indexer=other),
         {"indexer": other},
-        scoped=False,
     )
 
 

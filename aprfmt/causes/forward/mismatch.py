@@ -60,11 +60,19 @@ class Change:
     gives: Array | None = None
 
 
+# Hyperparameters that no single layer reads.
+OF_THE_PASS = ("embedding_scale", "logit_scale", "final_softcap", "position_offset")
+
+
 def hyper_change(cause: str, says: str, **values: Any) -> Change:
-    """Return the change of model hyperparameters to `values`; `says` is the sentence about it."""
+    """Return the change of model hyperparameters to `values`; `says` is the sentence about it.
+
+    It can be made in single layers, but for numbers of the whole pass and lists of all layers.
+    """
+    whole = any(name in OF_THE_PASS or name.endswith("_layers") for name in values)
     return Change(
-        cause, says, tuple(values), lambda patched, layers: patched.with_hyper(**values), values,
-        scoped=False,
+        cause, says, tuple(values), lambda patched, layers: patched.with_hyper(layers, **values),
+        values, scoped=not whole,
     )  # fmt: skip
 
 

@@ -1,13 +1,13 @@
 """The matrix product that gave a trace's value, and the weights that may have been used in it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import role_key, split_key
-from aprfmt.causes.forward.mismatch import Array, Change, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Layers, Mismatch, Patch
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.measure.distances import rel_l2
 
@@ -133,8 +133,26 @@ def remember_product(role: str, held: dict[str, Any]) -> Callable[..., Any]:
 
 
 def replace_weights(arrays: Mapping[str, Array]) -> Patch:
-    """Return a patch function that replaces weights by arrays, {tensor key: array}."""
-    return lambda patched, layers: patched.with_weights(arrays)
+    """Return a patch function that replaces weights by arrays, {tensor key: array}.
+
+    In some layers it replaces those of these layers.
+    """
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with the replaced weights of `layers`."""
+        if layers is None:
+            return patched.with_weights(arrays)
+        return patched.with_weights(
+            {key: array for key, array in arrays.items() if split_key(key)[0] in layers}
+        )
+
+    return make
+
+
+def _are_of_layers(keys: Iterable[str]) -> bool:
+    """Return whether tensors lie in several layers, and none outside the layers."""
+    layers = {split_key(key)[0] for key in keys}
+    return len(layers) > 1 and None not in layers
 
 
 def zero_weights_change(
@@ -142,7 +160,7 @@ def zero_weights_change(
 ) -> Change:
     """Return the change to zeros in place of the weights `keys`."""
     arrays = {key: np.zeros(patched.weights[key].shape, np.float32) for key in keys}
-    return Change(cause, says, tuple(keys), replace_weights(arrays), scoped=False)
+    return Change(cause, says, tuple(keys), replace_weights(arrays), scoped=_are_of_layers(keys))
 
 
 def scale_weights_change(
@@ -154,7 +172,12 @@ def scale_weights_change(
         for key in keys
     }
     return Change(
-        cause, says, tuple(keys), replace_weights(arrays), {"times": factor}, scoped=False
+        cause,
+        says,
+        tuple(keys),
+        replace_weights(arrays),
+        {"times": factor},
+        scoped=_are_of_layers(keys),
     )
 
 

@@ -54,18 +54,16 @@ def try_query_key_norms(case: Mismatch) -> Iterator[Change]:
         "qk_norm",
         "q and k are not normalised",
         ("qk_norm",),
-        lambda patched, layers: patched.with_hyper(qk_norm=False),
+        lambda patched, layers: patched.with_hyper(layers, qk_norm=False),
         {"qk_norm": False},
-        scoped=False,
     )
     other, says = PLACES[block.qk_norm_place]
     yield Change(
         "qk_norm",
         says,
         ("qk_norm",),
-        lambda patched, layers: patched.with_block(qk_norm_place=other),
+        lambda patched, layers: patched.with_block(layers, qk_norm_place=other),
         {"qk_norm_place": other},
-        scoped=False,
     )
 
 
@@ -80,9 +78,8 @@ def find_query_temperature(case: Mismatch) -> Iterator[Change]:
         "attention_scale",
         "queries have no factor that grows with the position",
         ("temperature_scale",),
-        lambda patched, layers: patched.with_hyper(temperature_scale=0.0),
+        lambda patched, layers: patched.with_hyper(layers, temperature_scale=0.0),
         {"temperature_scale": None},
-        scoped=False,
     )
     if case.view.point == "q_attn":
         yield from _solve_temperature(case)
@@ -129,9 +126,8 @@ def _temperature_change(patched: PatchedModel, length: int, scale: float) -> Cha
         f"queries grow by {scale:g} times a logarithm of the position over {length}; the model "
         f"says {configured[1]:g} and {configured[0]}",
         tuple(name for name, old in zip(values, configured, strict=True) if values[name] != old),
-        lambda patched, layers: patched.with_hyper(**values),
+        lambda patched, layers: patched.with_hyper(layers, **values),
         values,
-        scoped=False,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.experts import usual_expert_mistakes
 from aprfmt.causes.forward.mismatch import Change, Layers, Patch, hyper_change
 from aprfmt.causes.forward.moe import (
@@ -295,22 +296,22 @@ def _weight_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
             yield UsualMistake(
                 Change(
                     "swapped_tensors",
-                    f"{first} and {second} are exchanged in every layer",
+                    f"{first} and {second} are exchanged",
                     tuple(key for pair in pairs for key in pair),
                     _exchange_weights(pairs),
-                    scoped=False,
                 )
             )
 
 
 def _exchange_weights(pairs: list[tuple[str, str]]) -> Patch:
-    """Return a patch: the weights of each pair of tensor keys are exchanged."""
+    """Return a patch: the weights of each pair of tensor keys, both of one layer, are exchanged."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with the exchanged weights; `layers` is not used."""
+        """Return the model with the exchanged weights of `layers`."""
         arrays: dict[str, Any] = {}
         for a, b in pairs:
-            arrays |= {a: patched.stored[b].numpy(), b: patched.stored[a].numpy()}
+            if layers is None or split_key(a)[0] in layers:
+                arrays |= {a: patched.stored[b].numpy(), b: patched.stored[a].numpy()}
         return patched.with_weights(arrays)
 
     return make
