@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.attention import hide_keys, show_keys
+from aprfmt.causes.forward.attention import (
+    forgotten_starts_change,
+    hide_keys,
+    mask_change,
+    show_keys,
+)
 from aprfmt.causes.forward.kv_cache import cache_change
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.causes.forward.residual_stream import token_ids_change
 from aprfmt.causes.forward.rope import positions_change
 from aprfmt.causes.forward.rotations import token_positions
@@ -35,7 +40,7 @@ Tries = Callable[[int, int], Iterator[int]]  # of a token, and the step of the o
 
 @dataclass(frozen=True)
 class Solver:
-    """What is solved for each token: a cached row, a position or a token id.
+    """What is solved for each token: a cached row, the start of its pass, a position or an id.
 
     `make` builds the change from all tokens' values, `tries` yields a token's values. `right` are
     the right ones, `highest` is the largest there is (None: no bound). `single`: a token's value
@@ -52,11 +57,12 @@ class Solver:
 def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
     """Yield (operation, Solver) of each quantity that can be solved token by token.
 
-    The quantities are the rows read from the KV cache, positions and token ids. The operation must
-    be one of those before the divergence.
+    The quantities are the starts of passes whose mask forgot them, the rows read from the KV cache,
+    positions and token ids. The operation must be one of those before the divergence.
     """
     n = case.tokens
     own = np.arange(n)
+    yield "probs", Solver(0 * own, forgotten_starts_change, None, _starts_to_try)
     for name, keys, values in (("mix", True, True), ("scores", True, False), ("mix", False, True)):
         yield name, Solver(own, _cache_solver(keys, values), n - 1, _rows_to_try(n))
     where = token_positions(case.patched)
@@ -73,6 +79,14 @@ def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
                 ids, lambda read: token_ids_change(ids, read), None, _ids_to_try(vocabulary), True
             ),
         )
+
+
+def _starts_to_try(token: int, shift: int) -> Iterator[int]:
+    """Yield what a token's mask may have left out of its position: the tokens before it, or none.
+
+    `shift` is not used: a pass that begins here forgot the same for each of its tokens.
+    """
+    yield from (token, 0) if token else ()
 
 
 def _cache_solver(keys: bool, values: bool) -> Make:
@@ -186,34 +200,27 @@ def solve_masks(late: Array, n: int) -> Iterator[Change]:
     alone = last < n - 1 and len(late) == last + 1  # after a single layer later rows agree
     for size in (last + 2,) if alone else range(2, min(n, WIDEST)) if not first else ():
         says = f"the first {size} tokens all see each other"
-        yield _mask_change(says, show_keys((query < size) & (key < size)))
+        yield mask_change(says, show_keys((query < size) & (key < size)))
     if first > 1:
-        yield _mask_change(
+        yield mask_change(
             f"tokens from {first} on do not see those before",
             hide_keys((query < first) | (key >= first)),
         )
-        yield _mask_change(
+        yield mask_change(
             f"attention reaches back within chunks of {first} tokens only",
             hide_keys(query // first == key // first),
         )
     for hidden in range(1, min(first, 9)):  # evicted once later tokens came
         what = "key is" if hidden == 1 else f"{hidden} keys are"
         says = f"the first {what} gone from token {first} on"
-        yield _mask_change(says, hide_keys((key >= hidden) | (query < first)))
+        yield mask_change(says, hide_keys((key >= hidden) | (query < first)))
     for hidden in range(1, min(first, 9)):  # a cache that is taken for a shorter one
         what = "key" if hidden == 1 else f"{hidden} keys"
         says = f"tokens from {first} on do not see the last {what} before them"
-        yield _mask_change(
+        yield mask_change(
             says, hide_keys((key < first - hidden) | (key >= first) | (query < first))
         )
     for hidden in range(1, min(first + 1, 9)):
         what = "token is" if hidden == 1 else f"{hidden} tokens are"
         says = f"the first {what} hidden from later ones"
-        yield _mask_change(says, hide_keys((key >= hidden) | (query == key)))
-
-
-def _mask_change(says: str, make: Patch) -> Change:
-    """Return the change that `make` makes to the mask, described by `says`."""
-    return Change(
-        "mask", f"attention's mask is another one: {says}", ("mask",), make, {"mask": says}
-    )
+        yield mask_change(says, hide_keys((key >= hidden) | (query == key)))

@@ -136,6 +136,28 @@ def test_a_number_of_one_layer_is_said_of_this_layer(
     assert found.findings[0].where == tuple(f"L1.{name}" for name in values)
 
 
+@pytest.mark.parametrize("passes", [(20,), (9, 15)])
+def test_masks_that_count_a_later_passs_tokens_from_0(passes: tuple[int, ...]) -> None:
+    """A causal mask without the tokens in the cache, and single steps that have the right one."""
+    at = np.arange(len(LONG))
+    begun = np.searchsorted(passes, at, side="right")
+    starts = np.array([0, *passes])[begun] * (at < 30)
+
+    def early(own: Any) -> Any:
+        return own.mask & (at[None] <= (at - starts)[:, None])
+
+    folder = tiny_folder("llama")
+    run = trace(
+        folder,
+        f"passes-{len(passes)}",
+        ids=LONG,
+        points=COARSE,
+        backend=lambda: broken("probs", heads(mask=early, causal=None)),
+    )
+    found = confirmed(folder, run)
+    assert found.cause == "mask" and found.findings[0].values == {"passes": [*passes]}
+
+
 def at_norm(point: str, change: Any) -> dict[str, Any]:
     """Return how a run is made whose norms after a point of layer 1 are `change(op, x, ...)`."""
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -301,6 +302,28 @@ def show_keys(seen: Array) -> Patch:
     )
 
 
+def mask_change(says: str, make: Patch) -> Change:
+    """Return the change that `make` makes to the mask, described by `says`."""
+    return Change(
+        "mask", f"attention's mask is another one: {says}", ("mask",), make, {"mask": says}
+    )
+
+
+def forgotten_starts_change(starts: Array) -> Change:
+    """Return the change to masks that count a pass's tokens from 0, as with an empty cache.
+
+    `starts` [tokens] is where a token's pass begins, 0 where its mask is the model's own.
+    """
+    at = np.arange(len(starts))
+    begun = np.unique(starts[starts > 0]).tolist()
+    passes = f"the pass{'es' * (len(begun) > 1)} from token {', '.join(map(str, begun[:8]))}"
+    says = (
+        f"queries of {passes} see keys as if they were the first tokens (aligned at the top left)"
+    )
+    found = mask_change(says, hide_keys(at[None] <= (at - starts)[:, None]))
+    return replace(found, values={"passes": begun})
+
+
 def _causal_mask(case: Mismatch) -> Array:
     """Return the causal bool mask [tokens, keys] of the pass's tokens."""
     query = np.arange(case.tokens)[:, None]
@@ -486,6 +509,10 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
         yield Change("mask", says, ("mask",), attend_with_mask(pattern))
         return
     yield from usual_masks(n)
+    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    if len(late) and late[0] > 0:
+        at = np.arange(n)
+        yield forgotten_starts_change(np.where(at >= late[0], late[0], 0))
 
 
 HYPOTHESES = (
