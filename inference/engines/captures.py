@@ -10,7 +10,8 @@ import math
 import os
 import struct
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from aprfmt.inference.engines.stored_arrays import (
     region_of,
 )
 from aprfmt.inference.engines.tiles import Tiles
+from aprfmt.model.hf_folder import captured_files
 from aprfmt.model.sidecar_files import file_row
 
 Numbers = NDArray[Any]
@@ -47,8 +49,10 @@ MAX_JSON = 16 << 20
 PICKLED = (".pt", ".pth")  # files of torch.save
 _SEVERAL = (*PICKLED, ".npz")  # files that may hold several arrays
 ARRAYS = (".npy", ".bin", *_SEVERAL)
+STORED = ".safetensors"  # may hold captures, or parameters
 # Files that a model's folder has, and a folder of captures has not.
 _OF_MODELS = ("config.json", "params.json", "model_index.json")
+_OF_WEIGHTS = (".gguf", ".apr", ".index.json")
 RAW = ("float32", "float16", "float64", "int32", "int64", "bfloat16")  # dtypes of a .bin
 
 
@@ -140,9 +144,10 @@ def open_captures(path: Path) -> Iterator[Captures]:
 
 
 def is_folder_of_arrays(path: Path) -> bool:
-    """Return whether a path is a folder with .npy or .pt files, or .bin files and their shapes.
+    """Return whether a path is a folder of arrays: .npy, .pt, .bin with shapes, or .safetensors.
 
-    A folder with a model's configuration is a model, whatever its weights are saved as.
+    A folder with a model's configuration is a model, whatever its weights are saved as. Its
+    .safetensors are arrays where all of them were captured.
     """
     if not path.is_dir():
         return False
@@ -150,7 +155,41 @@ def is_folder_of_arrays(path: Path) -> bool:
     if SHAPES_FILE in names or any(name.endswith(".npy") for name in names):
         return True
     model = any(name in _OF_MODELS or name.endswith(".index.json") for name in names)
-    return not model and any(name.endswith(PICKLED) for name in names)
+    if not model and any(name.endswith(PICKLED) for name in names):
+        return True
+    return bool(stored_capture_files(path)) or _are_parts_of_one_run(captured_files(path))
+
+
+def _are_parts_of_one_run(files: Sequence[Path]) -> bool:
+    """Return whether there are several .npz files, of which at most one has token ids."""
+    if len(files) < 2:
+        return False
+    try:
+        with ExitStack() as stack:
+            return sum(IDS in NpzFile(path, stack).arrays for path in files) <= 1
+    except AprfmtError:
+        return False
+
+
+def stored_capture_files(folder: Path) -> list[str]:
+    """Return the names of a folder's .safetensors if they together hold outputs of modules.
+
+    [] where one holds parameters, or where other files of the folder are a model's weights.
+    """
+    names = [name for name in _sorted_names(folder) if not name.startswith(".")]
+    files = [name for name in names if name.endswith(STORED)]
+    if not files or any(name.endswith(_OF_WEIGHTS) for name in names) or len(files) > MAX_MEMBERS:
+        return []
+    held: list[tuple[str, Sequence[int]]] = []
+    try:
+        for name in files:
+            with open_source(folder / name) as source:
+                held += [(own, tensor.info.shape) for own, tensor in source.tensors.items()]
+            if any(own.endswith(_PARAMETERS) for own, _ in held):
+                return []
+    except AprfmtError:
+        return []
+    return files if _are_outputs(held) else []
 
 
 def is_pickled_captures(path: Path) -> bool:
@@ -158,7 +197,7 @@ def is_pickled_captures(path: Path) -> bool:
     try:
         with open_source(path) as source:
             known = IDS in source.tensors or _token_ids(source.metadata) is not None
-            return known or _are_outputs(source)
+            return known or _are_outputs(_shapes(source))
     except AprfmtError:
         return False
 
@@ -167,7 +206,7 @@ def is_stored_captures(path: Path) -> bool:
     """Return whether a .safetensors file has outputs of modules, and no parameters."""
     try:
         with open_source(path) as source:
-            return _are_outputs(source)
+            return _are_outputs(_shapes(source))
     except AprfmtError:
         return False  # opening it as a model raises the reason
 
@@ -175,7 +214,12 @@ def is_stored_captures(path: Path) -> bool:
 _PARAMETERS = (".weight", ".bias")
 
 
-def _are_outputs(source: Source) -> bool:
+def _shapes(source: Source) -> list[tuple[str, Sequence[int]]]:
+    """Return (name, shape) of every tensor of a file."""
+    return [(name, tensor.info.shape) for name, tensor in source.tensors.items()]
+
+
+def _are_outputs(arrays: Sequence[tuple[str, Sequence[int]]]) -> bool:
     """Return whether arrays, by their names and shapes, were captured and are no parameters.
 
     Some have the name of a point, or of a module whose output is one; a head's alone needs the
@@ -183,14 +227,14 @@ def _are_outputs(source: Source) -> bool:
     equally many; a head has as many, or one. Parameters under such names have not: a norm's have
     one axis, and the rows of a matrix are its outputs. Three axes say nothing.
     """
-    if any(name.endswith(_PARAMETERS) for name in source.tensors):
+    if any(name.endswith(_PARAMETERS) for name, _ in arrays):
         return False
     rows: set[int] = set()
     head_rows: set[int] = set()
-    per_token = IDS in source.tensors
-    for name, tensor in source.tensors.items():
+    per_token = any(name == IDS for name, _ in arrays)
+    for name, shape in arrays:
         kinds = {point.rows for point in points_named(name)}
-        held = _without_leading_ones(tensor.info.shape)
+        held = _without_leading_ones(shape)
         count = held[0] if len(held) == 2 else 1
         if "logits" in kinds:
             head_rows.add(count)
@@ -203,7 +247,7 @@ def _are_outputs(source: Source) -> bool:
     return per_token and len(rows) <= 1 and (not rows or head_rows <= {1, *rows})
 
 
-def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _without_leading_ones(shape: Sequence[int]) -> Sequence[int]:
     """Return a shape without the axes of size 1 before its last two: a batch of one sequence."""
     while len(shape) > 2 and shape[0] == 1:
         shape = shape[1:]
@@ -267,9 +311,11 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
 def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     """Return the arrays of a folder by file name; FormatError for too many or a double name.
 
-    An array of a file that holds several is called FILE.NAME; in the only file, NAME.
+    An array of a file that holds several is called FILE.NAME; in the only file, NAME. So it is
+    where it names a point only then, and no other file has it.
     """
-    files = [name for name in _sorted_names(folder) if name.endswith(ARRAYS)]
+    stored = stored_capture_files(folder)
+    files = [name for name in _sorted_names(folder) if name.endswith(ARRAYS) or name in stored]
     if not files:
         raise FormatError(
             f"{folder}: no .npy or .bin file in it, and no .pt; expected one dumped array a file"
@@ -281,23 +327,31 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     ids: tuple[int, ...] | None = None
     stated = raw_shapes(folder)
     # Open every file; a .pt may hold several arrays.
+    opened = {
+        file: _open_several(folder / file, stack)
+        for file in files
+        if file.endswith((*_SEVERAL, STORED))
+    }
+    counts = Counter(name for inside in opened.values() for name in inside.shapes)
+
+    def is_point(stem: str, name: str) -> bool:
+        """Return whether a name that no other file has names a point, and not with its file's."""
+        return counts[name] == 1 and bool(points_named(name)) > bool(points_named(f"{stem}.{name}"))
+
     for file in files:
         stem, path = file.rpartition(".")[0], folder / file
-        if file.endswith(_SEVERAL):
-            inside = (
-                read_array_file(path, stack)
-                if file.endswith(".npz")
-                else _open_tensors(path, stack)
-            )
+        if file in opened:
+            inside = opened[file]
             ids = ids or inside.listed
             alone = list(inside.shapes) == [stem] or len(files) == 1
             names = {
-                each if alone or each == IDS else f"{stem}.{each}": each for each in inside.shapes
+                each if alone or each == IDS or is_point(stem, each) else f"{stem}.{each}": each
+                for each in inside.shapes
             }
         else:
             names = {stem: stem}
         for name, own in names.items():
-            if name == IDS and IDS in held and file.endswith(_SEVERAL):
+            if name == IDS and IDS in held and file in opened:
                 raise FormatError(
                     f"{folder}: {held[IDS][0].path.name} and {file} each hold the token ids of a "
                     "pass; give the path of one of them, or a folder for each request"
@@ -307,7 +361,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
                     f"{folder}: {name!r} is there in two files, the second is {file}; keep one of "
                     "them"
                 )
-            if file.endswith(_SEVERAL):
+            if file in opened:
                 held[name] = inside, own
             else:
                 found[name] = (
@@ -341,6 +395,11 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
 
     others = _other_files(folder, files)
     return Captures(folder, shapes, dtypes, read, others, ids, tiles=tiles)
+
+
+def _open_several(path: Path, stack: ExitStack) -> Captures:
+    """Open a file that may hold several arrays; `stack` closes it."""
+    return read_array_file(path, stack) if path.suffix == ".npz" else _open_tensors(path, stack)
 
 
 def _other_files(folder: Path, files: Collection[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from aprfmt.formats.pytorch.layout import is_zip, recognise
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import is_trace_file, load_trace
 from aprfmt.model import Model
-from aprfmt.model.hf_folder import captured_files
+from aprfmt.model.hf_folder import INDEX, WEIGHTS, captured_files
 
 Opener = Callable[[Path, "Sequence[int] | None", "Model | None"], AbstractContextManager[Trace]]
 _HEAD = 512  # bytes of a file that show what it is
@@ -102,6 +102,11 @@ def _is_model_folder(path: Path) -> bool:
         names = [each.name for each in path.iterdir()]
     except OSError:
         return False  # who reads it says why it cannot be listed
+    if not {INDEX, WEIGHTS} & {*names} and any(name.endswith(".safetensors") for name in names):
+        from aprfmt.inference.engines.captures import stored_capture_files
+
+        if stored_capture_files(path):
+            return False
     return not any(name in (MAPPING_FILE, SHAPES_FILE) or name.endswith(".npy") for name in names)
 
 

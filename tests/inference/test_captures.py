@@ -595,7 +595,8 @@ def test_arrays_of_torch_save_are_mapped(kind: str, zipped: bool, tmp_path: Path
     torch.save(torch.tensor(IDS), folder / "input_ids.pt")
     with open_captures(folder) as captures:
         assert captures.ids == list(IDS)
-        assert captures.names == [f"run.{name}" for name in names]
+        points = ("L0.q", "lm_head")  # say more without the file's name
+        assert captures.names == [n if n in points else f"run.{n}" for n in names]
 
 
 def test_files_of_torch_save_are_captures_where_they_have_ids(tmp_path: Path) -> None:
@@ -673,6 +674,34 @@ def test_a_file_of_outputs_is_known_by_names_and_shapes(
     else:
         save_file({name: values.numpy() for name, values in arrays.items()}, path)
     assert trace_kind(path) == (kind if captured else None)
+    if kind == "safetensors":
+        for beside in ("", "config.json"):
+            (tmp_path / (beside or "log.txt")).write_text("{}")
+            assert trace_kind(tmp_path) == ("captures" if captured else None)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz", "pt"])
+def test_a_folder_of_one_or_of_several_files_is_what_they_hold(kind: str, tmp_path: Path) -> None:
+    """Seen red: of .safetensors a model, of several .npz nothing."""
+    arrays: dict[str, Any] = {
+        "model.layers.0": np.ones((3, 4), np.float32),
+        "logits": np.ones((3, 9), np.float32),
+        "input_ids": np.arange(3),
+    }
+    writers: Mapping[str, Any] = {
+        "safetensors": save_file,
+        "npz": lambda held, path: np.savez(path, **held),
+        "pt": lambda held, path: torch.save({k: torch.tensor(v) for k, v in held.items()}, path),
+    }
+    names = [*arrays]
+    for parts in ([names], [names[:1], names[1:]], [[names[0], names[2]], names[1:2]]):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        for n, part in enumerate(parts):
+            writers[kind]({name: arrays[name] for name in part}, folder / f"part{n}.{kind}")
+        assert trace_kind(folder) is not None
+        with open_trace(folder) as found:
+            assert {*found.records} == {"L0.out", "logits"} and found.run["ids"] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["transformer.wpe", "model.decoder.embed_positions"])
