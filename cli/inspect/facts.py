@@ -15,7 +15,10 @@ from aprfmt.model import Model
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect.records import ArchFacts, InspectBody
+    from aprfmt.model.ledger import Kind
     from aprfmt.model.resolve import Resolution
+
+MAX_TOKENIZER = 1 << 21  # characters of a tokenizer.json that are parsed for this: 0.1 s
 
 
 def inspect_facts(opened: Model, full: bool = False) -> "InspectBody":
@@ -30,7 +33,7 @@ def inspect_facts(opened: Model, full: bool = False) -> "InspectBody":
     body["relations"] = [relation.to_json() for relation in opened.relations]
     body["notes"] += [asdict(relation.as_note(opened.path)) for relation in opened.relations]
     body["tokenizer"] = _tokenizer_row(opened)
-    body["unread"] = _unread_items(opened)
+    body["unread"], body["unreadable"] = _unread_items(opened)
     body["summary"] = summarize(opened, body)
     return body
 
@@ -77,15 +80,29 @@ def _file_facts(opened: Model, full: bool) -> "InspectBody":
     }
 
 
-def _unread_items(opened: Model) -> list[str]:
+def _unread_items(opened: Model) -> tuple[list[str], list[str]]:
     """Return "KIND NAME" of each file, index entry and metadata key that no table lists.
 
-    Other kinds of items, such as those of the tokenizer, are listed by --account only.
+    And "NAME (why)" of each part that cannot be read. Other kinds of items are listed by --account
+    only, which reads a tokenizer of more than MAX_TOKENIZER characters, too.
     """
     from aprfmt.model.ledger import make_ledger
 
     found = make_ledger(opened, ("file", "index entry", "metadata key"))
-    return [f"{item.kind} {item.name}" + f" ({item.of})" * bool(item.of) for item in found.unread]
+    small: tuple[Kind, ...] = () if _is_long(opened) else ("tokenizer part",)
+    parts = make_ledger(opened, ("generation setting", *small))
+    return (
+        [f"{item.kind} {item.name}" + f" ({item.of})" * bool(item.of) for item in found.unread],
+        [f"{row.name} ({row.why})" for row in (*found.unreadable, *parts.unreadable)],
+    )
+
+
+def _is_long(opened: Model) -> bool:
+    """Return whether the model's tokenizer.json is too long to be parsed for `inspect`."""
+    try:
+        return len(opened.carried.tokenizer_json() or "") > MAX_TOKENIZER
+    except AprfmtError:
+        return False  # which is said where it is read
 
 
 def pickle_imports(opened: Model) -> list[str]:
@@ -156,6 +173,8 @@ def _tokenizer_row(opened: Model) -> dict[str, object]:
     try:
         found = dict(tokenizer_facts(opened, quick=True))
         doubts = list(quick_warnings(opened.carried)) if found else []
+        if found and _is_long(opened):
+            found["read"] = "in part"
         return {**found, "doubts": "; ".join(doubts)} if doubts else found
     except AprfmtError as error:
         return {"error": str(error)}

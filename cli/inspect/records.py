@@ -96,6 +96,7 @@ class InspectBody(ArchFacts, total=False):
     tokenizer: dict[str, object]
     relations: list[dict[str, object]]
     unread: list[str]
+    unreadable: list[str]
     summary: InspectSummary
     damage: list[dict[str, object]]
     account: dict[str, Any]

@@ -150,7 +150,8 @@ def _tokenizer_text(facts: dict[str, object]) -> str:
         return "no tokenizer"
     model = facts.get("model")
     kind = f"{TOKENIZERS.get(str(model), str(model))} tokenizer" if model else "tokenizer.json"
-    return kind + (f" of {facts['entries']}" if "entries" in facts else "")
+    kind += f" of {facts['entries']}" if "entries" in facts else ""
+    return kind + (f" (read {facts['read']})" if "read" in facts else "")
 
 
 def _find_licence(metadata: dict[str, object]) -> str:
@@ -230,7 +231,8 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
         ):
             if rows:
                 found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
-    # Files that nothing reads, and doubts about the tokenizer.
+    # Files that cannot be read, or that nothing reads, and doubts about the tokenizer.
+    found += [f"{one.partition(' (')[0]} cannot be read" for one in body["unreadable"]]
     files = [one for one in body["unread"] if one.startswith("file ")]
     if files:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""

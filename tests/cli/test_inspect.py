@@ -5,6 +5,7 @@ a contradiction between name and tensors that the first line leaves out.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import gguf
@@ -59,6 +60,26 @@ def test_the_first_line_of_a_real_file_answers(smollm2: Path) -> None:
         assert part in first
     assert not done.err
     assert aprfmt("inspect", smollm2, "--json").json["summary"]["line"] == first
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_the_first_line_names_what_cannot_be_read(
+    name: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: "unusual: nothing"; a tokenizer too long to be parsed was called read."""
+    folder = tmp_path / "b"
+    shutil.copytree(demo_model, folder)
+    sound = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+    (folder / name).write_text('{"a": [1,')
+    body = aprfmt("inspect", folder, "--json").json
+    assert f"{name} cannot be read" in body["summary"]["unusual"]
+    (why,) = body["unreadable"]
+    assert why.startswith(f"{name} (") and "not JSON" in why
+    (folder / name).write_text(json.dumps({**sound, "filler": "x" * (1 << 21)}))
+    body = aprfmt("inspect", folder, "--json").json
+    assert not body["unreadable"]
+    in_part = "(read in part)" in body["summary"]["line"]
+    assert in_part is (name == "tokenizer.json")
 
 
 def test_the_first_line_names_what_is_unusual(q4: Path, tmp_path: Path, demo_model: Path) -> None:
