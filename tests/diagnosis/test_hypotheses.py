@@ -451,3 +451,24 @@ def test_a_factor_in_another_place_accuses_no_weight(factor: float, behind: str)
     assert found.findings[1].where == (
         ("L0.ffn_down.weight",) if behind == "scale" else ("ffn_gate_scale",)
     )
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_scores_divided_by_the_layers_number_are_told_from_one_factor(divides: bool) -> None:
+    """The key says it, and the model's own factor of that layer; a layer's half is a factor."""
+    options = {"scale_attn_by_inverse_layer_idx": True} if divides else {}
+    folder = tiny_folder("gpt2", **options)
+    points = frozenset({"q", "k", "v", "attn_out"})
+    run = trace(folder, f"by-layer-{divides}", points=points,
+                hp={"attn_scale_by_layer": not divides})  # fmt: skip
+    found = confirmed(folder, run)
+    assert found.lead is not None and found.lead.where == ("attn_scale_by_layer",)
+    own = float(open_model(folder).hyper["attn_scale"]) / (1 + divides)
+    assert f"{own:.9g} in layer 1" in found.sentence
+
+    def halved(here: Any, op: Any, q: Any, k: Any, own: Any, *rest: Any) -> Any:
+        return op(q, k, replace(own, scale=own.scale / (1 + (here.layer == 1))), *rest)
+
+    run = trace(folder, f"halved-{divides}", points=points, **broken_here(scores=halved))
+    found = confirmed(folder, run)
+    assert found.lead is not None and found.lead.where == ("L1.attn_scale",), found.sentence

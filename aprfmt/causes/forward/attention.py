@@ -81,14 +81,41 @@ def known_entries(case: Mismatch) -> Array:
 
 def score_scale_change(patched: PatchedModel, value: float) -> Change:
     """Return the change that multiplies scores by `value` in place of the model's factor."""
-    configured = float(patched.hp["attn_scale"])
+    configured = f"{float(patched.hp['attn_scale']):.9g}"
+    if patched.hp["attn_scale_by_layer"]:
+        configured += " divided by the layer's number from 1"
     return Change(
         "attention_scale",
-        f"scores are multiplied by {value:.9g}; the model says {configured:.9g}",
+        f"scores are multiplied by {value:.9g}; the model says {configured}",
         ("attn_scale",),
         lambda patched, layers: change_head_fields(patched, layers, scale=value),
         {"attn_scale": value},
     )
+
+
+def layer_scale_change(patched: PatchedModel, layer: int) -> Change:
+    """Return the change that leaves out the division of scores by a layer's number from 1.
+
+    Where the model has none, scores are divided so, in all layers: in one it is any factor. The
+    sentence has the model's factor in `layer`.
+    """
+    divides, own = bool(patched.hp["attn_scale_by_layer"]), float(patched.hp["attn_scale"])
+    how = "not " * divides + "divided by a layer's number from 1"
+    says = own / (layer + 1) if divides else own
+
+    def override(op: Any, at: Any, *args: Any) -> Any:
+        """Return the operation on the same operands with the layer's other factor."""
+        *first, heads = args
+        number = at.layer + 1
+        scale = heads.scale * number if divides else heads.scale / number
+        return op(*first, replace(heads, scale=scale))
+
+    return Change(
+        "attention_scale", f"scores are {how}; the model multiplies them by {says:.9g} in layer "
+        f"{layer}", ("attn_scale_by_layer",),
+        lambda patched, layers: patched.with_ops(("scores", "probs"), override, layers),
+        {"attn_scale_by_layer": not divides}, scoped=divides,
+    )  # fmt: skip
 
 
 def find_score_scale(case: Mismatch) -> Iterator[Change]:
@@ -107,6 +134,9 @@ def find_score_scale(case: Mismatch) -> Iterator[Change]:
              configured * 2, float(case.patched.hp["hidden_size"]) ** -0.5}  # fmt: skip
     if case.patched.hp["attn_scale_by_layer"] or case.layer > 0:
         usual |= {configured * (case.layer + 1), configured / (case.layer + 1)}
+    by_layer = layer_scale_change(case.patched, case.layer)
+    if case.layer > 0 and case.trial(by_layer) <= case.view.tolerance:
+        yield by_layer
     theirs = case.recorded_result(call)
     # Without recorded scores, try these.
     if theirs is None:
