@@ -583,6 +583,46 @@ def whole_parameter(name: str, shape: Shape) -> EngineParameter:
     )
 
 
+def companion_parameter(
+    parameter: EngineParameter, leaves: tuple[str, str], shapes: Mapping[str, Shape]
+) -> EngineParameter | None:
+    """Return the parameter that holds a companion (a scale, a zero point) of `parameter`'s codes.
+
+    `leaves` are the last part of the published names, of codes and of companions; `shapes` are
+    those of the published companions, by the name of their codes. Their rows are divided as those
+    of the codes; a scalar stands for all of them. None where a tensor has no such companion.
+    """
+    made = []
+    for part in parameter.parts:
+        if not part.stored or len(part.shapes) != 1 or any(n not in shapes for n in part.stored):
+            return None
+        stack = (len(part.stored),) * (len(part.stored) > 1)
+        own = shapes[part.stored[0]] or (1,)
+        shape = (*stack, *own)
+        rows = shape[parameter.axis] if parameter.axis < len(shape) else 1
+        before = sum(one.rows for one in part.sections[0])
+        whole = rows == 1 or any(one.rows * rows % before for one in part.sections[0])
+        sections = tuple(
+            Section(one.rows * rows // before, max(1, one.unit * rows // before), one.divided)
+            for one in part.sections[0]
+        )
+        divided = part.divided
+        if divided is not None and (divided >= len(shape) or shape[divided] == 1):
+            divided = None
+        names = tuple(name.removesuffix(leaves[0]) + leaves[1] for name in part.stored)
+        made.append(
+            Part(
+                names,
+                part.steps,
+                part.keys,
+                (shape,),
+                ((Section(rows, 1, False),) if whole else sections,),
+                divided,
+            )
+        )
+    return replace(parameter, names=(), parts=tuple(made), vocabulary=False)
+
+
 def role_base(key: str) -> str:
     """Return the role of a key without layer and without `.weight` or `.bias`.
 

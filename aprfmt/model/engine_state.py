@@ -25,6 +25,7 @@ from aprfmt.arch.engine_parameters import (
     EngineParameter,
     Part,
     RankLayout,
+    companion_parameter,
     find_layout,
     list_parameters,
     may_share_keys,
@@ -56,6 +57,7 @@ COMPUTED = (
 NO_WEIGHTS = ("optimizer.", "opt_param_scheduler.", "rng_state.", "args.")
 # Scales of vLLM's attention (vllm/attention/layer.py), which are 1 where no checkpoint sets them.
 UNIT_SCALES = ("._k_scale", "._v_scale", "._q_scale", "._prob_scale")
+_DECODED = ("F64", "F32", "F16", "BF16")  # what an engine may have of packed weights' values
 _OF_KEYS = ("attn_k", "attn_v", "attn_k_norm", "attn_v_norm")  # roles of keys and values
 # A layer's number in a name, and what is after it.
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.(.+)$")
@@ -607,14 +609,88 @@ class _StateReader:
         self._lock = Lock()
         self._readings: dict[str, list[tuple[EngineReading, Part]]] = {}
         self._misfits: dict[str, tuple[EngineParameter, RankTensor]] = {}
-        self._collect_readings()
+        self._published: dict[str, LazyTensor] = dict(published.source.tensors)
+        self._collect_readings(self._published)
+        self._packed = {
+            name: tensor
+            for name, tensor in ((one, published[one].whole) for one in published)
+            if tensor is not None and tensor.parts
+        }
+        self._collect_companions()
+        self._collect_decoded()
 
-    def _collect_readings(self) -> None:
-        """Fill `_readings` and `_misfits`: the state's tensors that may hold each published one."""
-        tensors = self._model.source.tensors
+    def _collect_companions(self) -> None:
+        """Find the scales and other companions of codes that the state joins or stacks.
+
+        An engine has them next to the joined codes: `w13_weight_scale` next to `w13_weight`.
+        """
+        done: set[str] = set()
+        for tensor in self._packed.values():
+            main = tensor.parts[""].info.name
+            for reading, _ in self._readings.get(main, [])[:1]:
+                whole, leaf = reading.tensor, main.rpartition(".")[2]
+                if whole.name in done or not whole.name.endswith(leaf):
+                    continue
+                done.add(whole.name)
+                above = whole.name.removesuffix(leaf)
+                for part in tensor.parts.values():
+                    own = part.info.name.rpartition(".")[2]
+                    held = self._held.get(f"{above}{own}")
+                    if held is not None and part.info.name not in self._readings:
+                        shapes = {
+                            name: self._published[other].info.shape
+                            for name in (n for one in reading.parameter.parts for n in one.stored)
+                            if (other := name.removesuffix(leaf) + own) in self._published
+                        }
+                        found = companion_parameter(reading.parameter, (leaf, own), shapes)
+                        if found is not None:
+                            self._record_readings(found, held)
+
+    def _collect_decoded(self) -> None:
+        """Find the packed weights whose values, not their codes, the state holds.
+
+        These stand in `_published` under the weight's name, with the shape of the decoded weight.
+        """
+        packed, stored = self._packed, self._readings
+        wanted = {
+            name: tensor
+            for name, tensor in packed.items()
+            if (main := tensor.parts[""].info).name not in stored
+            or (main.encoding not in _DECODED and _is_decoded(stored[main.name]))
+        }
+        if not wanted:
+            return
+        parts = {one.info.name for each in packed.values() for one in each.parts.values()}
+        plain = {name: one for name, one in self._published.items() if name not in parts}
+        misfits, self._readings, self._misfits = self._misfits, {}, {}
+        self._collect_readings({**plain, **packed}, wanted)
+        found, self._readings, self._misfits = self._readings, stored, misfits
+        for name, tensor in wanted.items():
+            if name not in found or not _is_decoded(found[name]):
+                continue
+            names = [part.info.name for part in tensor.parts.values()]
+            for one in (tensor.parts[""].info.name, *(n for n in names if n not in stored)):
+                self._published.pop(one, None)
+            for one in (name, *names):
+                self._misfits.pop(one, None)
+            self._readings[name] = found[name]
+            self._published[name] = _decoded(tensor, found[name][0][0].tensor)
+
+    def _collect_readings(
+        self, tensors: Mapping[str, LazyTensor], wanted: Collection[str] | None = None
+    ) -> None:
+        """Fill `_readings` and `_misfits`: the state's tensors that may hold each published one.
+
+        `tensors` are the published ones by name. With `wanted`, only parameters with one of these
+        names are looked for.
+        """
         shapes = {name: tensor.info.shape for name, tensor in tensors.items()}
         bound = bind_names(self._model.spec, "hf", tensors)
-        listed = list_parameters(self._model.spec, bound.groups, shapes, self._hyper)
+        listed = [
+            one
+            for one in list_parameters(self._model.spec, bound.groups, shapes, self._hyper)
+            if wanted is None or any(name in wanted for part in one.parts for name in part.stored)
+        ]
         names = StateNames(self._held)
         exact = [names.find_exactly(one.names) for one in listed]
         names.claim(one.name for one in exact if one is not None)
@@ -633,7 +709,8 @@ class _StateReader:
                         self._record_readings(parameter, whole)
                         found.add(whole.name)
             names.forget(found)
-        for name in sorted({*bound.unbound, *bound.buffers, *bound.derived} & set(self._held)):
+        others = {*bound.unbound, *bound.buffers, *bound.derived} & set(self._held)
+        for name in sorted(others if wanted is None else others.intersection(wanted)):
             self._record_readings(whole_parameter(name, shapes[name]), self._held[name])
 
     def _record_readings(self, parameter: EngineParameter, whole: RankTensor) -> None:
@@ -654,7 +731,7 @@ class _StateReader:
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         """Yield (published name, tensor) for each published tensor that the state has."""
-        for name, tensor in self._model.source.tensors.items():
+        for name, tensor in self._published.items():
             found = self._find_tensor(name, tensor)
             if found is not None:
                 yield name, found
@@ -941,9 +1018,7 @@ class _StateReader:
             for name, readings in self._readings.items()
             if name in tensors and role_base(readings[0][1].keys[0]).endswith(_NORMS)
         ]
-        if norms and all(
-            _is_one_more(tensors[name], self._model.source.tensors[name]) for name in norms
-        ):
+        if norms and all(_is_one_more(tensors[name], self._published[name]) for name in norms):
             text = (
                 f"{len(norms)} norms hold 1 + the published weight: as SGLang loads them, and one "
                 "too many for vLLM"
@@ -1018,6 +1093,26 @@ def _with_unit_axis(shape: tuple[int, ...], published: tuple[int, ...]) -> tuple
 def _lacks_bytes(whole: RankTensor, published: LazyTensor) -> bool:
     """Return whether a rank's part has no bytes where the published tensor has some."""
     return bool(published.info.nbytes) and any(not one.info.nbytes for one in whole.parts)
+
+
+def _is_decoded(readings: Sequence[tuple[EngineReading, Part]]) -> bool:
+    """Return whether a state holds plain numbers where these readings are read."""
+    return readings[0][0].tensor.parts[0].info.encoding in _DECODED
+
+
+def _decoded(packed: LazyTensor, whole: RankTensor) -> LazyTensor:
+    """Return a packed published weight with its values, rounded to the encoding of `whole`."""
+    from aprfmt.codecs import encode
+    from aprfmt.tensors.view import decode_tensor
+
+    encoding = whole.parts[0].info.encoding
+
+    def make() -> Cells:
+        """Return the weight's elements as the engine would hold them."""
+        made = encode(encoding, decode_tensor(packed))[""]
+        return np.frombuffer(made, f"V{len(made) // math.prod(packed.info.shape)}")
+
+    return _engine_tensor(packed.info.name, packed.info.shape, whole, make, None)
 
 
 def _engine_tensor(
