@@ -10,10 +10,13 @@ measured in its own steps. Rounding to the nearest gives half a step at most. GP
 the error of each column in those after it, so that values end up further away; measured on
 normal and heavy tails, 2 to 8 bits, with and without order of activation: root mean square 0.28
 to 0.42 steps, up to 2.3 % beyond one step, mean within 0.02, any 32 neighbours within 0.4 in
-the mean. AWQ and searches for the mean square clip: what lies beyond the ends of its group may
-be any distance away. A zero point off by one is 1 in the mean; a wrong scale is a slope.
+the mean. Where inputs depend on each other more, errors grow, up to a step and more, but the
+volume that they fill does not (`_are_made_up_for`). AWQ and searches for the mean square clip:
+what lies beyond the ends of its group may be any distance away. A zero point off by one is 1 in
+the mean; a wrong scale is a slope.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -73,6 +76,11 @@ def quantization_steps(
 NEAR = 0.6  # steps: half of one, and the rounding of scales
 NEARLY_ALL = 0.985  # with this share near, a copy was rounded to the nearest: nothing is far
 FED_BACK_SHARE, FED_BACK_RMS = 0.05, 0.55  # about twice, and 1.3 times, the largest measured
+MADE_UP_RMS = 1.0  # steps: as large when the inputs of a calibration depend on each other
+MADE_UP_RUN = 3.0  # times the root mean square of all errors: of RUN neighbours
+MADE_UP = 0.25  # nats a column: measured 0.13 and less, and 0.7 of values changed by a tenth
+CALIBRATED = 512  # columns at most of which this is computed
+FEWEST_ROWS = 32
 NEAREST_RMS = 0.5  # steps: 0.29 of rounding to the nearest, 0.58 of cutting off low bits
 MEAN = 0.15  # of all errors, in steps
 RUN, RUN_MEAN, RUN_RMS = 32, 0.75, 1.2  # neighbours in a row, and their errors
@@ -97,6 +105,7 @@ class Fit:
     `relative` is the relative L2 distance, `ends` the share of clipped values, `far` of those that
     lay further out than their group is wide. `multiple`: in WIDE_RUN values of a row the errors are
     a multiple of the copy, as of a wrong scale. `likeness` is the least correlation of such a run.
+    `made_up`: large errors depend on each other as those do that were made up for.
     """
 
     count: int
@@ -114,6 +123,7 @@ class Fit:
     far: float = 0.0
     multiple: bool = False
     likeness: float = 1.0
+    made_up: bool = False
 
     @property
     def how(self) -> str:
@@ -129,11 +139,13 @@ class Fit:
             return ""
         if self.largest <= 1.0 and self.rms <= NEAREST_RMS:
             return "rounded to the nearest"
-        if self.near >= NEARLY_ALL or self.run_mean > RUN_MEAN or self.run_rms > RUN_RMS:
+        most = max(RUN_RMS, MADE_UP_RUN * self.rms) if self.made_up else RUN_RMS
+        if self.near >= NEARLY_ALL or self.run_mean > RUN_MEAN or self.run_rms > most:
             return ""
         if self.likeness < UNLIKE:
             return ""  # values of three levels are hardly more than a step from any others
         few = self.beyond <= FED_BACK_SHARE and self.rms <= FED_BACK_RMS
+        few = few or (self.made_up and self.rms <= MADE_UP_RMS)
         return "rounded with the errors made up for, as GPTQ does" if few else ""
 
     def text(self) -> str:
@@ -153,6 +165,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     no error, unless it lay far beyond them.
     """
     # Errors in steps; without a step only equal values have none.
+    matrices = math.prod(x.shape[:-2])
     columns = x.shape[-1] if x.ndim > 1 else x.size
     x, y = (np.asarray(v, np.float64).reshape(-1, columns) for v in (x, y))
     step, low, high = (np.asarray(v, np.float64).reshape(x.shape) for v in lattice)
@@ -182,13 +195,17 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     mean, rms = _worst_runs(finite)
     multiple, likeness = _worst_wide_runs(x, y)
     far = clipped & (np.abs(delta) > high - low)
+    beyond = float((size > 1).mean())
+    spread = float((finite[inner] ** 2).mean() ** 0.5) if inner.any() else 0.0
+    large = beyond > FED_BACK_SHARE or spread > FED_BACK_RMS or rms > RUN_RMS
+    made_up = large and spread <= MADE_UP_RMS and _are_made_up_for(delta, step, matrices)
     return Fit(
         x.size,
         float((size <= NEAR).mean()),
-        float((size > 1).mean()),
+        beyond,
         float(size.max(initial=0.0)),
         float(finite.mean()),
-        float((finite[inner] ** 2).mean() ** 0.5) if inner.any() else 0.0,
+        spread,
         mean,
         rms,
         float((apart * y).sum()) / copied if copied else 0.0,
@@ -198,7 +215,46 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         float(far.mean()) if x.size else 0.0,
         multiple,
         likeness,
+        made_up,
     )
+
+
+def _are_made_up_for(delta: "Array", step: "Array", matrices: int) -> bool:
+    """Return whether errors are those of a rounding that later columns made up for.
+
+    Each column's own rounding is up to half a step, and the columns after it take their share of
+    it: the errors are these roundings times one triangular matrix of ones on the diagonal. So the
+    determinant of their covariance is that of the roundings, in whatever order the columns were
+    rounded, while any other change makes it larger. `delta` are errors and `step` their steps,
+    [rows of all matrices, columns]; each matrix had its own inputs.
+    """
+    if not matrices or not np.isfinite(delta).all():
+        return False
+    each = zip(np.split(delta, matrices), np.split(step, matrices), strict=True)
+    return all(_excess_of_errors(*one) <= MADE_UP for one in each)
+
+
+def _excess_of_errors(delta: "Array", step: "Array") -> float:
+    """Return how far the determinant of the errors' covariance is above that of roundings.
+
+    It is the logarithm, a column. Where rows are few it is of the columns with the smallest errors,
+    which were rounded first. Infinite where it cannot be said.
+    """
+    unit = np.median(step, axis=1)
+    rows = np.isfinite(unit) & (unit > 0)
+    count = int(rows.sum())
+    few = min(delta.shape[1], count // 2, CALIBRATED)
+    if count < FEWEST_ROWS or few < FEWEST_ROWS // 2:
+        return math.inf
+    errors, steps = (part[rows] / unit[rows, None] for part in (delta, step))
+    usual = np.sqrt((steps**2).mean(0) / 12)  # of a rounding to the nearest
+    if not (np.isfinite(usual).all() and usual.all()):
+        return math.inf
+    errors = errors / usual
+    errors = errors[:, np.argsort((errors**2).mean(0), kind="stable")[:few]]
+    sign, volume = np.linalg.slogdet(errors.T @ errors / count)
+    biased = float(np.log1p(-np.arange(few) / count).sum())  # of so many rows
+    return (float(volume) - biased) / few if sign > 0 else math.inf
 
 
 def _worst_wide_runs(x: "Array", y: "Array") -> tuple[bool, float]:

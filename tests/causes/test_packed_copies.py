@@ -200,6 +200,31 @@ def test_error_feedback_is_within_and_its_faults_are_not(
         assert not fit_errors(values, wrong, lattice(p)).how
 
 
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("bits, size", [(3, 32), (4, 16), (4, 32), (4, 96)])
+def test_large_errors_of_dependent_inputs_are_within_and_faults_are_not(
+    bits: int, size: int, act_order: bool, values: Array
+) -> None:
+    """Seen red: what a calibration makes up for was another tensor, or had wrong scales."""
+
+    def fit(source: Array, factor: float | Array = 1.0) -> bounds.Fit:
+        """Return the errors of a copy of `source`, its scales multiplied by `factor`."""
+        p = packing.fed_back(source, bits, size, act_order=act_order, dependent=True)
+        p = replace(p, scales=p.scales * factor)
+        return fit_errors(values, p.values(), lattice(p))
+
+    sound = fit(values)
+    assert "GPTQ" in sound.how and sound.made_up and sound.rms > bounds.FED_BACK_RMS / 1.2
+    other = np.random.default_rng(7).standard_normal(values.shape) * values.std()
+    assert not fit(np.asarray(values + other / 6, np.float32)).how  # trained further
+    assert not fit(np.asarray(values[::-1])).how  # rows of another place
+    assert not fit(values, 1.3).how
+    groups = values.shape[1] // size
+    lost = np.ones((len(values), groups))
+    lost[11, groups // 2] = 4
+    assert not fit(values, lost).how  # one group alone
+
+
 @pytest.mark.parametrize("clip", [1.0, 0.8])
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_rounding_to_the_nearest_is_within_and_one_value_more_is_not(

@@ -105,12 +105,19 @@ def fed_back(
     *,
     symmetric: bool = False,
     act_order: bool = False,
+    dependent: bool = False,
     dtype: Any = np.float16,
 ) -> Packed:
-    """GPTQ: the error of every column is made up for by the columns after it."""
+    """GPTQ: the error of every column is made up for by the columns after it.
+
+    `dependent` inputs are sums of others and of unlike size, so that errors grow.
+    """
     rng = np.random.default_rng(x.shape[1])
     inputs = rng.standard_normal((256, x.shape[1])) @ rng.standard_normal((x.shape[1],) * 2)
-    inputs = inputs / np.sqrt(x.shape[1]) + rng.standard_normal(inputs.shape)
+    if dependent:
+        inputs = inputs * (1 + 2 * rng.uniform(size=x.shape[1]))
+    else:
+        inputs = inputs / np.sqrt(x.shape[1]) + rng.standard_normal(inputs.shape)
     hessian = inputs.T @ inputs
     hessian += 0.01 * np.diag(hessian).mean() * np.eye(len(hessian))
     order = np.argsort(-np.diag(hessian)) if act_order else np.arange(len(hessian))

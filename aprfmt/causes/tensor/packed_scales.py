@@ -64,6 +64,7 @@ MOST_COUNTED = 0.5  # share of wrong groups up to which it is said which these a
 EXACT = 1e-6  # relative: a stored scale is a value of a type
 MOST_TURNED = 0.8  # share of the scales that vary whose inverse has to stand there
 TURNED = 0.25  # share of scales at least that the type cannot hold
+LEAST_IN_CELL = 4.0  # values: a factor for fewer of them makes good any error
 FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
 
 
@@ -99,6 +100,8 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
         if grouping in seen or not _cells_fit_inside(grouping, copy):
             continue
         seen.append(grouping)
+        if _values_in_cell(grouping, copy) < LEAST_IN_CELL:
+            continue
         finer = replace(copy, grouping=grouping, scales=_scales_of_cells(copy, grouping))
         # Repair every cell by its least-squares factor, and see whether errors become usual.
         repair = _repair_cells(finer)
@@ -220,6 +223,11 @@ def _cells_fit_inside(grouping: Grouping, copy: PackedCopy) -> bool:
     tall, wide = own.rows or copy.y.shape[0], own.columns or copy.y.shape[1]
     rows, columns = grouping.rows or copy.y.shape[0], grouping.columns or copy.y.shape[1]
     return rows <= tall and columns <= wide and holds_scale(copy.reader, columns)
+
+
+def _values_in_cell(grouping: Grouping, copy: PackedCopy) -> int:
+    """Return how many of the copy's values a cell of this grouping has."""
+    return (grouping.rows or copy.y.shape[0]) * (grouping.columns or copy.y.shape[1])
 
 
 def _scales_of_cells(copy: PackedCopy, grouping: Grouping) -> "Array":
