@@ -178,7 +178,7 @@ class _Reader:
         """
         kept, stated = self._read_aprfmt_key(rule), self._read_style_keys(rule)
         if rule.present or rule.absent:
-            self._record_demand(rule, kept or stated)
+            self._record_stated_presence(rule, kept or stated)
         found = self._reconcile_with_tensors(rule, kept or stated)
         if found is None:
             found = self._default_value(rule)
@@ -190,10 +190,11 @@ class _Reader:
             self.read.setdefault(key, rule.name)
         return found
 
-    def _record_demand(self, rule: HyperRule, value: HyperParam | None) -> None:
-        """Record whether keys or defaults require a part whose presence the tensors show.
+    def _record_stated_presence(self, rule: HyperRule, value: HyperParam | None) -> None:
+        """Store in `demanded` what the keys say of a part: whether the model has it.
 
-        `value` is that of the keys, or None.
+        It is held against the tensors later, which show it. `value` is that of the keys; without
+        one the default is stored, but where in this style the tensors alone say it.
         """
         if value is None and self.facts.style not in rule.shown_in:
             value = self._default_value(rule)

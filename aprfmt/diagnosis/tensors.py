@@ -94,7 +94,11 @@ def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: L
     Returns the keys of the weights that they explain: of one side, as the other is the reference.
     """
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
-        broken = [row for row in rows if row.verdict == "UNREADABLE" or _is_misread(bad, row)]
+        broken = [
+            row
+            for row in rows
+            if row.verdict == "UNREADABLE" or _is_packed_of_other_shape(bad, row)
+        ]
         names = [row.name_b if label == "B" else row.name_a for row in broken]
         fault = examine_packed(good, bad, label, names) if broken else None
         if fault is None:
@@ -109,10 +113,10 @@ def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: L
     return set()
 
 
-def _is_misread(model: Model, row: TensorDiff) -> bool:
-    """Return whether a weight of two shapes is a packed one of this model.
+def _is_packed_of_other_shape(model: Model, row: TensorDiff) -> bool:
+    """Return whether a weight has another shape in each model and is stored packed in this one.
 
-    Its shape is what the configuration makes of its codes.
+    A packed weight's shape is computed from its codes by the configuration, which may be wrong.
     """
     view = model.find(row.key) if row.verdict == "SHAPE_DIFFERS" else None
     return view is not None and any(one.packed is not None for one in view.stored)

@@ -20,12 +20,12 @@ CAUSE_ROWS = (
 
 
 def _without_gate(op: Any, at: Any, x: Any, gate: Any) -> Any:
-    """Return attention's result `x` as it is, else x * gate."""
+    """Stand in for `mul`: attention's result `x` without its gate, any other product x * gate."""
     return x if at.point == "attn_mixed" else op(x, gate)
 
 
 def _without_sigmoid(op: Any, at: Any, x: Any) -> Any:
-    """Return the product of attention's gate as it is, else the sigmoid of `x`."""
+    """Stand in for `sigmoid`: attention's gate `x` as it is, the sigmoid of any other `x`."""
     return x if at.point == "attn_mixed" else op(x)
 
 

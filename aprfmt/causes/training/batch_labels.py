@@ -65,7 +65,7 @@ def guess_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
     found: list[tuple[float, _LabelFactors]] = []
     seen: set[bytes] = set()
     for way in (
-        *_cut_rows(parts),
+        *_rows_cut_short(parts),
         *_first_or_last(parts),
         *_unscored(parts),
         *_means_of_parts(case, parts),
@@ -96,8 +96,11 @@ def _kept_only(
     )
 
 
-def _cut_rows(parts: LabelParts) -> Iterator[_LabelFactors]:
-    """Yield the ways in which rows are cut after a number of tokens."""
+def _rows_cut_short(parts: LabelParts) -> Iterator[_LabelFactors]:
+    """Yield the factors of the labels where rows were cut after a number of tokens, for each one.
+
+    Labels behind the cut do not count.
+    """
     columns = np.unique(parts.columns)
     for before, after in pairwise(columns):
         # Between two columns with labels nothing says where the row was cut.
