@@ -41,6 +41,7 @@ from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats import open_source
 from aprfmt.formats.pytorch.tensor import AbsentTensor
 from aprfmt.model import Model
+from aprfmt.tensors.view import decode_tensor
 
 Cells = NDArray[np.void]
 # Ends of names that an engine computes and nobody publishes.
@@ -1103,7 +1104,6 @@ def _is_decoded(readings: Sequence[tuple[EngineReading, Part]]) -> bool:
 def _decoded(packed: LazyTensor, whole: RankTensor) -> LazyTensor:
     """Return a packed published weight with its values, rounded to the encoding of `whole`."""
     from aprfmt.codecs import encode
-    from aprfmt.tensors.view import decode_tensor
 
     encoding = whole.parts[0].info.encoding
 
