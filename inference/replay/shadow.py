@@ -11,7 +11,7 @@ runs one operation that was cut out of a model.
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -318,6 +318,7 @@ class _ShadowRecorder(CallRecorder):
         self._engine = backend_name(recorded.trace)
         self._logits: Array | None = None
         self._experts: tuple[Array, Array] | None = None
+        self._tied: tuple[int, Array] | None = None  # layer, whether each row's choice is a tie
         self._held: dict[str, Array] = {}  # values the pass continued with, of the last two layers
         self._found = found
 
@@ -336,9 +337,11 @@ class _ShadowRecorder(CallRecorder):
             if point == "experts":  # their weights follow from the same operations
                 self.calls.extend(calls)
         else:
-            view = self._compare_point(key, mine, value, calls, x=x)
+            judged = None if value is None else self._without_ties(key, value)
+            view = self._compare_point(key, mine, judged, calls, x=x)
             if value is not None:
-                mine = view.theirs
+                own = judged is value
+                mine = view.theirs if own else value.fill_into(mine, token_axis(key))
                 goes_on = _like_array(x, mine, self._patched)
             for extra in self._extras.get(key, ()):
                 goes_on, mine = self._compare_equal_point(extra, key, mine, goes_on)
@@ -352,6 +355,22 @@ class _ShadowRecorder(CallRecorder):
         if key == self._until:
             raise StopPass
         return goes_on
+
+    def _without_ties(self, key: str, value: RecordedValue) -> RecordedValue:
+        """Return the value of the point behind a choice of experts without rows that have a tie.
+
+        Of experts with one score, as logits of 16 bits have it, another run may take another.
+        """
+        layer, tied = self._tied or (-1, np.zeros(0, np.bool_))
+        self._tied = None
+        rows = tied if value.rows is None or not len(tied) else tied[value.rows]
+        if parse_key(key)[1] != layer or len(rows) != len(value.values) or rows.all():
+            return value
+        if not rows.any():
+            return value
+        mask = np.zeros(value.values.shape, np.bool_)
+        mask[~rows] = True if value.mask is None else value.mask[~rows]
+        return replace(value, mask=mask)
 
     def _operation_bound(self, key: str, dtype: str, calls: Sequence[OperationCall] = ()) -> float:
         """Return the relative L2 tolerance of the operations `calls` that made a point.
@@ -446,6 +465,9 @@ class _ShadowRecorder(CallRecorder):
         """
         # A choice that was recorded for some rows only is not compared.
         point, layer = parse_key(key)
+        if point == "router_margin":
+            weighted = f"L{layer}.expert_w" in self._recorded.trace.records
+            self._tied = None if weighted else (layer, mine.reshape(-1) == 0)
         partial = value is None or value.rows is not None or value.values.shape != mine.shape
         if value is None or partial or point == "router_margin":
             if point == "experts":

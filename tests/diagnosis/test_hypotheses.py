@@ -472,3 +472,28 @@ def test_scores_divided_by_the_layers_number_are_told_from_one_factor(divides: b
     run = trace(folder, f"halved-{divides}", points=points, **broken_here(scores=halved))
     found = confirmed(folder, run)
     assert found.lead is not None and found.lead.where == ("L1.attn_scale",), found.sentence
+
+
+def test_of_experts_with_one_score_another_may_be_chosen() -> None:
+    """Two rows of the router are equal; which of their experts is taken says nothing."""
+
+    def doubled(x: Any) -> Any:
+        return np.concatenate([x[:1], x[:1], x[2:]])
+
+    def second(here: Any, op: Any, *args: Any, **how: Any) -> Any:
+        y = op(*args, **how)
+        return np.where(np.arange(y.shape[1]) == 1, y + np.float32(1e-6), y)
+
+    def recorded(values: dict[str, Any]) -> dict[str, Any]:
+        alike = {key: doubled(x.T).T for key, x in values.items() if key == "L0.router"}
+        return {**values, **alike}
+
+    folder = files.copy(
+        tiny_folder("qwen3_moe"), "one-score",
+        tensors=files.edit("model.layers.0.mlp.gate.weight", doubled),
+    )  # fmt: skip
+    kept = frozenset({"ffn_norm", "router", "moe_out"})
+    run = trace(folder, "one-score", points=kept, rename=recorded, **broken_here(router=second))
+    found = diagnose(str(folder), str(run))
+    assert found.verdict == "precision", found.sentence
+    assert ((found.lead and found.lead.residual_before) or 0) > 1e-3  # other experts were chosen
