@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.norm_order import round_rope_table, round_to_type
+from aprfmt.causes.forward.norm_order import (
+    NORMS,
+    round_before_weight,
+    round_norm_steps,
+    round_rope_table,
+    round_to_type,
+)
 from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic
 from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
@@ -33,6 +39,7 @@ FEW_VALUES, FEW_SHARE, MOST_OF_ALL, ROUNDINGS = 4, 0.01, 0.5, 6.0
 ROUNDED = 8.0  # roundings of one operation: times the unit roundoff, of the value or its row's size
 LIKE = 0.3  # and this near at least, or its arithmetic is finer
 ROWS = 5.0  # single rows scatter by this factor; a fault leaves some rows as they were
+SAME = 0.99  # share of a point's values that are equal where rounding gives it
 FEWEST = 64  # values that have to be short before they say what computed them
 CUT = 0.8  # rounding is like no mistake: no usual one takes away more of it than to this share
 # Rounding has no direction: of what a run is off by, small changes of all kinds of operations
@@ -200,6 +207,69 @@ def with_16_bit_points(recorded: RecordedTrace, found: ShadowPass) -> RecordedTr
         if (np.abs(np.float64(theirs) - mine) <= most).all():
             bounds[view.key] = operation_tolerance(dtype, dtype).rel_l2
     return recorded if bounds == recorded.bounds else recorded.with_bounds(bounds)
+
+
+def points_in_16_bits(
+    patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
+) -> Mapping[str, str]:
+    """Return {key: dtype} of the points that a finer run has in a 16-bit type, in pass order.
+
+    The reference's value rounded to that type is the recorded one, number by number; or what the
+    operation before it makes of rounded inputs and weights is, so rounded.
+    """
+    short = {
+        key: (view, dtype)
+        for key, view in found.views.items()
+        if key in recorded.bounds and view.calls and not needs_measured_rounding(view)
+        if (dtype := _exact_16_bit_type(view)) not in ("", _dtype_of(view))
+    }
+    named = {key: dtype for key, (view, dtype) in short.items() if _is_rounded(view, view, dtype)}
+    for dtype in {dtype for key, (_, dtype) in short.items() if key not in named}:
+        ops = {view.calls[-1].op for view, held in short.values() if held == dtype} - {*MOVES}
+        ways = (round_before_weight(dtype), round_norm_steps(dtype), lambda same, layers: same)
+        for inside in ways[0 if ops & {*NORMS} else -1 :]:
+            made = _with_short_operands(inside(_round_weights(patched, dtype), None), ops, dtype)
+            tried = run_shadow_pass(made, recorded).views
+            named |= {
+                key: dtype
+                for key, (view, held) in short.items()
+                if held == dtype and key in tried and _is_rounded(tried[key], view, dtype)
+            }
+    return {key: named[key] for key in short if key in named}
+
+
+def _dtype_of(view: ShadowPoint) -> str:
+    """Return the dtype that the trace says of a point; "" where it has no such point."""
+    return "" if view.recorded is None else view.recorded.dtype
+
+
+def _is_rounded(made: ShadowPoint, view: ShadowPoint, dtype: str) -> bool:
+    """Return whether the value `made`, rounded to `dtype`, is what the trace has at `view`.
+
+    A sum in another order rounds a few of the values the other way.
+    """
+    assert view.recorded is not None
+    mine, theirs = view.recorded.comparable_values(made.mine, view.axis)
+    if mine.shape != theirs.shape:
+        return False
+    return bool(np.mean(round_to_type(mine, dtype) == theirs) >= SAME)
+
+
+def _with_short_operands(patched: PatchedModel, ops: set[str], dtype: str) -> PatchedModel:
+    """Return the model whose operations `ops` read arrays rounded to `dtype`, and give such."""
+
+    def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the rounded result of the operation on rounded arrays."""
+        short = [
+            round_to_type(x, dtype).astype(x.dtype)
+            if isinstance(x, np.ndarray) and x.dtype.kind == "f"
+            else x
+            for x in args
+        ]
+        y = op(*short, **kwargs)
+        return y if isinstance(y, tuple) else round_to_type(y, dtype).astype(y.dtype)
+
+    return patched.with_ops(ops, override, None)
 
 
 def explain_by_arithmetic(

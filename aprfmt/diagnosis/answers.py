@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,8 @@ class Examined:
     """The result of examining a trace: divergences in order, the first pass and the last one.
 
     `unfinished`: more divergences than LIMIT. `supposed` is an arithmetic of the run that nothing
-    but the size of its differences shows.
+    but the size of its differences shows. `short` are points in a 16-bit type, {key: dtype}, where
+    the run is finer.
     """
 
     divergences: tuple[Divergence, ...]
@@ -141,6 +142,7 @@ class Examined:
     after: ShadowPass
     unfinished: bool = False
     supposed: str = ""
+    short: Mapping[str, str] = field(default_factory=dict)
 
 
 def weights_inside(case: Mismatch) -> tuple[str, ...]:

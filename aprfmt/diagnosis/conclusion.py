@@ -1,7 +1,7 @@
 """The conclusion where no cause was found: equal, or different by rounding only."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.diagnosis.records import Evidence, PointRow
 from aprfmt.inference.replay.shadow import OperationResiduals
@@ -18,6 +18,7 @@ def rounding_finding(
     evidence: Sequence[Evidence],
     residuals: OperationResiduals,
     supposed: str = "",
+    short: Mapping[str, str] | None = None,
 ) -> Finding | None:
     """Return the finding on differences that no cause explains: rounding, or not known to be that.
 
@@ -25,6 +26,7 @@ def rounding_finding(
     verdict is "bug" for NaN or infinity on one side only, and for a difference beyond the tolerance
     of whole runs where no operation was judged on the run's own input; else "precision".
     `supposed` is an arithmetic that only the size of the differences shows: never confirmed.
+    `short` are the points that are in a 16-bit type though the run is finer: the finding is there.
     A point that only one side recorded is as far apart as its operation makes it on the run's own
     input.
     """
@@ -63,12 +65,17 @@ def rounding_finding(
     says = f"runs differ by {_relative_difference(worst):.3g} at most, at {worst.key}"
     if beyond:
         says += f"; {beyond[0].key} is beyond the tolerance of whole runs, " + (
-            "yet every operation gives the run's own values on its own inputs: rounding, amplified"
+            f"and {_short_text(short)}: rounding, amplified"
+            if explained and short
+            else "yet every operation gives the run's own values on its own inputs: rounding, "
+            "amplified"
             if explained
             else f"and the operation that makes {residuals.wrong_keys[0]} is wrong on its own input"
             if residuals.wrong_keys
             else "and no operation was judged on the run's own input: not known to be rounding"
         )
+    elif short:
+        says += f"; {_short_text(short)}"
     if any("margin inside the rounding" in row.says for row in evidence):
         says += "; experts were chosen otherwise by margins inside the rounding"
     if supposed:
@@ -81,7 +88,7 @@ def rounding_finding(
         says,
         "forward",
         "precision" if explained else "bug",
-        (worst.key,),
+        tuple(short or (worst.key,)),
         explained and not supposed,
         beyond[0].key if beyond else "",
         _relative_difference(worst),
@@ -89,6 +96,15 @@ def rounding_finding(
         "the worst point; after: one operation at a time",
         proof=unfitted_proof(len(shadows)) if shadows and explained else None,
     )
+
+
+def _short_text(short: Mapping[str, str]) -> str:
+    """Return in words which points are computed in which types, as {key: dtype} says."""
+    first, types = next(iter(short)), " and ".join(dict.fromkeys(short.values()))
+    if len(short) == 1:
+        return f"{first} is computed in {types}"
+    more = f"{len(short) - 1} more point" + "s" * (len(short) > 2)
+    return f"{first} and {more} are computed in {types}"
 
 
 def _relative_difference(row: PointRow) -> float | None:

@@ -13,6 +13,7 @@ from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.accumulated_rounding import (
     explain_by_arithmetic,
     first_directed_point,
+    points_in_16_bits,
     with_16_bit_points,
     with_recorded_arithmetic,
 )
@@ -136,7 +137,8 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
     if not divergences and not guessed:
         divergences = find_directed_mistake(patched, recorded, found, values)
     divergences = recheck_answers(divergences, *start, found)
-    return Examined(tuple(divergences), before, found, view is not None, guessed)
+    short = {} if divergences or guessed else points_in_16_bits(patched, recorded, found)
+    return Examined(tuple(divergences), before, found, view is not None, guessed, short)
 
 
 def _read_in_its_arithmetic(

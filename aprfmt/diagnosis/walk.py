@@ -767,12 +767,14 @@ class Walk:
             return
         # Without any bug or precision finding, judge whether the rest is rounding.
         guess = next((made.examined.supposed for made in self.judged.values()), "")
+        short: dict[str, str] = {}
         residuals = OperationResiduals()
         for judged in self.judged.values():
+            short |= judged.examined.short
             for view in judged.examined.after.views.values():
                 residuals.add(view)
         rounded = conclusion.rounding_finding(
-            self.points, levels.findings, levels.evidence, residuals, guess
+            self.points, levels.findings, levels.evidence, residuals, guess, short
         )
         if rounded is not None:
             levels.findings.append(rounded)

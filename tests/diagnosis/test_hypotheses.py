@@ -474,6 +474,44 @@ def test_scores_divided_by_the_layers_number_are_told_from_one_factor(divides: b
     assert found.lead is not None and found.lead.where == ("L1.attn_scale",), found.sentence
 
 
+def rounded_here(points: tuple[str, ...], dtype: str, *ops: str) -> dict[str, Any]:
+    """Return how a run is made whose operations after some points read and give a short type."""
+
+    def short(here: Any, op: Any, *args: Any, **how: Any) -> Any:
+        if here.point not in points:
+            return op(*args, **how)
+        given = [round_to_type(x, dtype) if isinstance(x, np.ndarray) else x for x in args]
+        return round_to_type(op(*given, **how), dtype)
+
+    return dict(broken_here(**dict.fromkeys(ops, short)))
+
+
+@pytest.mark.parametrize(
+    ("base", "points", "dtype", "op", "where"),
+    [
+        ("llama", ("ffn_out",), "float16", "add", "L0.out"),
+        ("llama", ("embd", "out"), "bfloat16", "rms_norm", "L0.attn_norm"),
+        ("gpt2", ("mid",), "bfloat16", "layer_norm", "L0.ffn_norm"),
+        ("qwen3_moe", ("ffn_norm",), "bfloat16", "router", "L0.router"),
+    ],
+)
+def test_points_of_a_run_in_another_type_are_named(
+    base: str, points: tuple[str, ...], dtype: str, op: str, where: str
+) -> None:
+    """Where rounding to it gives what was recorded; equal scores of experts are no fault."""
+    folder = tiny_folder(base)
+
+    def gates(held: Any) -> dict[str, Any]:
+        keys = [key for key in held if key.endswith("ffn_gate_inp.weight")]
+        return {key: round_to_type(held[key].numpy(), dtype) for key in keys}
+
+    how = rounded_here(points, dtype, op)
+    run = trace(folder, f"short-{base}-{op}", weights=gates, **how)
+    found = diagnose(str(folder), str(run))
+    assert found.kind == "precision" and found.lead is not None, found.sentence
+    assert found.lead.where[0] == where and f"computed in {dtype}" in found.sentence
+
+
 def test_of_experts_with_one_score_another_may_be_chosen() -> None:
     """Two rows of the router are equal; which of their experts is taken says nothing."""
 

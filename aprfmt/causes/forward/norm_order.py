@@ -118,6 +118,23 @@ def round_before_weight(dtype: str) -> Patch:
     return lambda patched, layers: patched.with_ops(NORMS, override, layers)
 
 
+def round_norm_steps(dtype: str) -> Patch:
+    """Return a patch: every step of RMS norms is rounded to `dtype`, from the square on."""
+
+    def override(op: Any, at: Any, x: Any, w: Any, *, eps: float, offset: float = 0.0,
+                 **kwargs: Any) -> Any:  # fmt: skip
+        """Return the norm of `x` in these steps; how the operation casts is not used."""
+
+        def short(values: Any) -> Any:
+            return round_to_type(values, dtype).astype(x.dtype)
+
+        square = short(np.mean(short(np.square(x)), axis=-1, keepdims=True))
+        root = short(1 / np.sqrt(short(square + x.dtype.type(eps))))
+        return short(short(x * root) * short(w + w.dtype.type(offset)))
+
+    return lambda patched, layers: patched.with_op("rms_norm", override, layers)
+
+
 def exchange_norm_kind(points: Collection[str] = ()) -> Patch:
     """Return a patch: RMS norms subtract the mean first, and layer norms no longer do.
 
