@@ -111,8 +111,12 @@ def _refuse_lone_rank(path: Path, found: AlignedArrays, widths: PointWidths) -> 
 
     `widths` are by the arrays' names as the engine has them.
     """
-    shapes = {name: one.shape for name, one in found.arrays.items()}
-    shares = lone_shares(shapes, widths, len(found.positions))
+    shapes = {
+        name: (one.shape[0], int(np.prod(one.shape[1:], dtype=np.int64)))
+        for name, one in found.arrays.items()
+        if len(one.shape) > 1
+    }
+    shares = lone_shares(shapes, widths, None)
     if not shares:
         return
     name, (own, whole, ranks) = next(iter(shares.items()))

@@ -495,11 +495,14 @@ def _rows_of(
     """
     taken: list[_Taken] = []
     kinds: set[tuple[int, ...]] = set()
+    held = [passes[part.place] for part in chosen.segments if name in passes[part.place].arrays]
+    turned = _has_heads_first([(one.arrays[name].shape, _pass_tokens(one)) for one in held])
     # Find the row of every position in the arrays of its pass.
     for part in chosen.segments:
         one = passes[part.place].arrays.get(name)
         if one is None:
             continue
+        one = _with_tokens_first(one) if turned else one
         tokens = _pass_tokens(passes[part.place])
         count = _flat_length(one.shape, tokens)
         positions, rows = part.positions, part.rows
@@ -570,6 +573,27 @@ def _rows_of(
         ),
         tuple(positions_of[order].tolist()),
     )
+
+
+def _has_heads_first(shapes: Sequence[tuple[tuple[int, ...], int]]) -> bool:
+    """Return whether arrays are [1, heads, tokens, width] by their (shape, tokens) in each pass.
+
+    Shapes that fit [1, tokens, heads, width] in all passes are that.
+    """
+    if not all(len(shape) == 4 and shape[0] == 1 and shape[2] == n for shape, n in shapes):
+        return False
+    return any(shape[1] != n for shape, n in shapes)
+
+
+def _with_tokens_first(array: JoinedArray) -> JoinedArray:
+    """Return an array [1, heads, tokens, width] as [1, tokens, heads, width]."""
+    one, heads, tokens, width = array.shape
+
+    def read() -> Numbers:
+        """Return the values with both axes exchanged."""
+        return array.read().swapaxes(1, 2)
+
+    return JoinedArray(array.name, (one, tokens, heads, width), array.dtype, read, array.how)
 
 
 @dataclass(frozen=True)

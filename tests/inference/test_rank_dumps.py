@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -1435,3 +1436,24 @@ def test_the_stream_behind_a_layer_is_found_where_a_norm_wrote_over_it(
     assert len(found.arrays) == 5 and found.rows == {"model.layers.1": (2, 3)}
     said = [f"{len(overwritten)} layers' hidden values"] if overwritten else []
     assert [note[: len(text)] for note, text in zip(found.notes, said, strict=True)] == said
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_passes_that_put_heads_before_tokens_are_aligned(first: int, tmp_path: Path) -> None:
+    """As hooks on the norms of q and k give them; of as many tokens as heads, too."""
+    held = own_of("qwen3")
+    heads = held["L0.q_norm"].shape[1]
+    edges = [0, heads, len(IDS) - 2, len(IDS) - 1, len(IDS)]
+    for number, (start, stop) in enumerate(pairwise(edges)):
+        found = {"input_ids": np.array(IDS[start:stop]), "positions": np.arange(start, stop)}
+        found["model.layers.0"] = held["L0.out"][None, start:stop]
+        if number >= first:  # the passes in which the harness kept them
+            for name in "qk":
+                turned = held[f"L0.{name}_norm"][None, start:stop].swapaxes(1, 2)
+                found[f"model.layers.0.self_attn.{name}_norm"] = turned
+        (tmp_path / "d").mkdir(exist_ok=True)
+        npy(tmp_path / "d" / f"step_{number}", found)
+    with opened(tmp_path / "d", "qwen3", len(IDS)) as trace:
+        assert equal_points(trace, held, len(IDS)) == {"q_norm", "k_norm", "out"}
+        record = trace.find_record("L0.q_norm")
+        assert record is not None and record.positions == tuple(ALL[edges[first] :])
