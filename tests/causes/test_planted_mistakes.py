@@ -161,6 +161,7 @@ OTHERS: Mapping[str, Mapping[str, Plant]] = {
     "falcon_h1": {
         "taps": weight("L0.ssm_conv1d.weight", lambda w: w[..., ::-1].copy()),
         "a factor": hyper(embedding_scale=0.7),
+        "two factors": hyper(ssm_scales=(0.8, 1.2, 1.3, 0.7, 0.6)),
     },
 }  # fmt: skip
 
@@ -261,10 +262,12 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "no state is carried: every token sees itself only": OWN,
         "the gate before the convolution is left out": OWN,
         "the gate after the convolution is left out": OWN,
+        "the gates before and after the convolution are exchanged": OWN,
     },
     "falcon_h1": {
         "the activation is gelu; the model says silu": OWN,
-        "no bias is added": ALONE,
+        "no bias is added": "the bias of the convolution is not",
+        "the bias of the convolution is added twice": OWN,
         "the head is the embedding; the model has a head of its own": OWN,
         "attention and MLP read one input and are added together": OWN,
         "no dt_bias is added before the time step's softplus": OWN,
@@ -276,6 +279,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "no state is carried: every token sees itself only": OWN,
         "taps": "the kernels are reversed: the",
         "a factor": "embedding_scale is 0.7; the model",
+        "two factors": "ssm_scales of B and C are",
     },
     "qwen3_next": {
         "no bias is added": "no dt_bias is added before the",

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.placing import mixer_of_layer
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -13,8 +14,8 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 CAUSE_ROWS = (
     Cause(
         "convolution", "forward", "bug",
-        "A short convolution has its taps at other positions or in another order, or one of the "
-        "gates next to it is left out.",
+        "A short convolution has its taps at other positions or in another order, or a gate next "
+        "to it is left out or is another part of the product before it.",
         "What the layer mixes differs in every token, and its input product is equal.",
         "Convolving with the named taps, or without the named gate, is equal.",
     ),
@@ -67,6 +68,12 @@ GATES: Mapping[str, str] = {
     "conv_in": "the gate before the convolution is left out",
     "conv": "the gate after the convolution is left out",
 }
+# Third of the product before a convolution that multiplies last -> what is said of it.
+LAST_GATES: Mapping[int, str] = {
+    0: "the gates before and after the convolution are exchanged",
+    2: "what should be convolved gates after the convolution, and that gate is convolved",
+}
+BIASES = (".ssm_conv1d.bias", ".shortconv.conv.bias")
 
 
 def mixer_kinds(patched: PatchedModel) -> set[str]:
@@ -84,10 +91,17 @@ def usual_convolution_mistakes(patched: PatchedModel) -> Iterator[Change]:
     where = _kernel_names(patched)
     for says, (cause, taken) in TAKEN.items():
         yield Change(cause, says, where, _patch_kernel(taken), {"convolution": says})
+    biases = [key for key in patched.weights if key.endswith(BIASES)]
+    if biases:
+        says = "the bias of the convolution is"
+        yield zero_weights_change("missing_bias", f"{says} not added", biases, patched)
+        yield scale_weights_change("missing_bias", f"{says} added twice", biases, patched, 2.0)
     if not short:
         return
     for point, says in GATES.items():
         yield Change("convolution", says, WHERE, _without_gate(point), {"gate": point})
+    for part, says in LAST_GATES.items():
+        yield Change("convolution", says, WHERE, _gate_last_with(part), {"gate": part})
 
 
 def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
@@ -145,6 +159,27 @@ def _without_gate(point: str) -> Patch:
         return b if at.point == point else op(a, b)
 
     return lambda patched, layers: patched.with_op("mul", override, layers)
+
+
+def _gate_last_with(part: int) -> Patch:
+    """Return a patch function: third `part` of the first product gates last, the others before."""
+
+    def thirds(held: Mapping[str, Any]) -> list[Any]:
+        """Return the three parts of what enters the convolution's layer."""
+        return list(np.split(np.asarray(held["conv_in"]), 3, axis=-1))
+
+    def before(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return the product of the two parts that are not `part`."""
+        first, second = (each for i, each in enumerate(thirds(held)) if i != part)
+        return first * second
+
+    def after(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return what was convolved times `part`."""
+        return thirds(held)[part] * np.asarray(held["conv"])
+
+    return lambda patched, layers: patched.with_tap("conv_x", before, layers).with_tap(
+        "conv_gated", after, layers
+    )
 
 
 def _restart_convolution_at(first: int) -> Patch:

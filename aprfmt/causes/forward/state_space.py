@@ -1,6 +1,7 @@
 """Hypotheses about state space mixers: decays, time steps, operands, the state, the gate."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,9 @@ FACTORS = (
     "attn_in_scale", "attn_out_scale", "key_scale", "ssm_in_scale", "ssm_out_scale",
     "ffn_gate_scale", "ffn_down_scale",
 )  # fmt: skip
+# Parts of the product that ssm_scales multiply, and the points that hold them.
+PARTS = ("the gate", "x", "B", "C", "time steps")
+MULTIPLIED = ("ssm_gate", "ssm_conv_in", "ssm_dt")
 # The operands of `scan`, in order: x, step, rate, b, c, skip, state.
 Operands = tuple[Any, ...]
 
@@ -246,10 +250,35 @@ def try_multipliers(case: Mismatch) -> Iterator[Change]:
         if configured not in (0.0, 1.0):
             yield factor_change(name, 1.0, configured)
             yield factor_change(name, 1 / configured, configured)
-    listed = tuple(float(factor) for factor in hp["ssm_scales"])
-    if any(factor != 1 for factor in listed):
-        says = f"ssm_scales are left out; the model says {list(listed)}"
-        yield hyper_change("multiplier", says, ssm_scales=(1.0,) * len(listed))
+    # A dump's product has the model's factors, whatever the run had: without it they are free.
+    held = {
+        f"L{layer}.{point}" for layer in range(case.patched.n_layers) for point in MULTIPLIED
+    } & {key for key, view in case.found.views.items() if view.recorded is not None}
+    for says, listed in _other_factor_lists(tuple(float(one) for one in hp["ssm_scales"])):
+        change = hyper_change("multiplier", says, ssm_scales=listed)
+        if held and case.view.point not in MULTIPLIED:
+            change = replace(change, drop=frozenset(held))
+            if not case.trial(change) <= case.view.tolerance:
+                continue
+        yield change
+
+
+def _other_factor_lists(own: tuple[float, ...]) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """Yield (sentence, list) of usual wrong factors on a mixer's parts; `own` are the model's.
+
+    They are all left out, one left out, or two exchanged.
+    """
+    if any(factor != 1 for factor in own):
+        yield f"ssm_scales are left out; the model says {list(own)}", (1.0,) * len(own)
+    for one, name in enumerate(PARTS):
+        if own[one] != 1:
+            says = f"ssm_scales has no factor on {name}; the model says {own[one]:g}"
+            yield says, (*own[:one], 1.0, *own[one + 1 :])
+        for other in range(one + 1, len(PARTS)):
+            if own[one] != own[other]:
+                turned = list(own)
+                turned[one], turned[other] = own[other], own[one]
+                yield f"ssm_scales of {name} and {PARTS[other]} are exchanged", tuple(turned)
 
 
 def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
