@@ -35,6 +35,7 @@ from aprfmt.diagnosis.recorded_ids import (
     hidden_padding,
     id_mismatch_sentence,
     ids_of_embedding,
+    seen_padding,
     without_leading_rows,
 )
 from aprfmt.diagnosis.records import ABSENT_POINTS, Diagnosis, Evidence, PointRow
@@ -267,6 +268,8 @@ class Walk:
         if self._judge_other_sequences():
             return self.make_diagnosis()
         self._judge_recorded_ids()
+        if self._find_seen_padding():
+            return self.make_diagnosis()
         try:
             if self._has_budget():
                 self._compare_passes()
@@ -527,6 +530,20 @@ class Walk:
             wrong = frame_finding(self.model_of(side), side.label, self.ids, chosen=chosen)
             if wrong is not None:
                 self.levels.stated.append(wrong)
+
+    def _find_seen_padding(self) -> bool:
+        """Return whether a trace's rows see the padding before them; if so, add the finding."""
+        for side in (self.a, self.b):
+            trace, model = self.traces.get(side.label), self.model_of(side)
+            if trace is None or self.ids is None:
+                continue
+            found = seen_padding(model, trace, side.label, self.ids, self._pass_dtype())
+            if found is not None:
+                self.levels.findings.append(found)
+                self.levels.checked.append(f"{side.label}: the pass that sees the padding")
+                self.levels.complete, self.levels.remainder = True, 0.0
+                return True
+        return False
 
     def _compare_without_ids(self) -> Diagnosis:
         """Return the diagnosis of traces without token ids: compared point by point only."""

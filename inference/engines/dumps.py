@@ -244,7 +244,8 @@ def _captures_of_sequence(
 def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[str, Any]:
     """Return what a trace says of a dump: ranks, how they were joined, the pass of each token.
 
-    Of the other sequences it has the ids, of at most _LISTED of them.
+    `masked` are the ids before the first token that an attention mask hides. Of the other
+    sequences it has the ids, of at most _LISTED of them.
     """
     return {
         "ranks": dict(dump.axes),
@@ -263,6 +264,7 @@ def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mappi
         "passes": len(dump.passes),
         "steps": list(found.steps),
         "positions": list(found.positions),
+        "masked": list(found.masked),
         "notes": [*found.notes, *notes],
         "sequences": len(found.sequences),
         "sequence": found.chosen,

@@ -32,7 +32,8 @@ class Segment:
 
     `number` is the request's place in the batch of `count`, `rows` index the pass's tokens.
     `padding` is the number of hidden rows before the first token that the pass gave positions;
-    `positions` are without them.
+    `positions` are without them. `masked` are the ids before the first token that the attention
+    mask of the pass hides.
     """
 
     step: int
@@ -44,6 +45,7 @@ class Segment:
     ids: tuple[int, ...] | None
     request: str = ""
     padding: int = 0
+    masked: tuple[int, ...] = ()
 
 
 @dataclass
@@ -91,7 +93,8 @@ class AlignedArrays:
 
     `steps` say for each token which pass computed it. `left` maps names that could not be aligned
     to the reason; `again` are those of the passes in it that hold tokens of the sequence once more.
-    `notes` say what was left out. `sequences` are the ids of all sequences of the dump, None where
+    `notes` say what was left out. `masked` are ids before the first token that a mask hides.
+    `sequences` are the ids of all sequences of the dump, None where
     they are not known, and `chosen` is the place of this one among them.
     """
 
@@ -103,6 +106,7 @@ class AlignedArrays:
     left: Mapping[str, str]
     notes: tuple[str, ...]
     again: frozenset[str] = frozenset()
+    masked: tuple[int, ...] = ()
     sequences: tuple[tuple[int, ...] | None, ...] = ()
     chosen: int = 0
 
@@ -252,7 +256,9 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
     tokens = _count_tokens(one, flat, positions)
     bounds = list(_request_bounds(one, tokens, shape, positions))
     names = _request_names(one)
-    # Each request has the rows that its attention mask leaves.
+    # Each request has the rows that its attention mask leaves; positions that begin anew with
+    # each hidden row look like requests of their own.
+    one_row, hidden_from = len(shape) < 2 or shape[0] == 1, 0
     for number, (first, stop) in enumerate(bounds):
         rows = np.arange(first, stop)
         mask = one.batch.get("mask")
@@ -260,6 +266,8 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
             rows = rows[np.asarray(mask.read()).reshape(-1)[first:stop] != 0]
         if not rows.size:
             continue
+        masked = range(hidden_from if one_row else first, int(rows[0]))
+        hidden_from = int(rows[-1]) + 1
         padding = 0
         if positions is not None and rows[-1] < positions.size:
             own = positions[rows]
@@ -281,6 +289,7 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
             tuple(own.tolist()),
             None if flat is None else tuple(flat[rows].tolist()),
             str(names[number]) if number < len(names) else "",
+            masked=() if flat is None else tuple(flat[list(masked)].tolist()),
         )
         yield _without_padding(part, padding)
 
@@ -482,6 +491,7 @@ def _align_sequence(
         tuple(chosen.steps[:limit]),
         left,
         tuple(notes),
+        masked=chosen.segments[0].masked,
     )
 
 

@@ -57,10 +57,13 @@ def text_ids() -> list[int]:
         return model.tokenizer.encode(TEXT, add_special=False)
 
 
-def recorded(folder: Path, ids: Sequence[int], name: str, hidden: int = 0) -> Path:
+def recorded(
+    folder: Path, ids: Sequence[int], name: str, hidden: int = 0, said: int | None = None
+) -> Path:
     """Return a .npz of transformers' pass: ids, outputs of layers, logits.
 
-    The attention mask hides the first `hidden` tokens, and positions begin behind them.
+    The attention mask hides the first `hidden` tokens, and positions begin behind them. The mask
+    that is recorded hides `said` of them; None: none is recorded.
     """
     import torch
 
@@ -75,6 +78,8 @@ def recorded(folder: Path, ids: Sequence[int], name: str, hidden: int = 0) -> Pa
     arrays = {"input_ids": np.array([ids]), "logits": made.logits.numpy()}
     for layer, values in enumerate(made.hidden_states[1:-1]):
         arrays[f"model.layers.{layer}"] = values.numpy()
+    if said is not None:
+        arrays["attention_mask"] = (np.arange(len(ids)) >= said)[None].astype(np.int64)
     path = place(f"ids-{name}.npz")
     np.savez(path, **arrays)
     return path
@@ -131,6 +136,18 @@ def test_padding_that_is_hidden_is_no_difference(count: int) -> None:
     assert (found.kind, found.exit_code) == ("precision", 0), found.sentence
     (one,) = [one for one in found.findings if one.cause == "capture_rows"]
     assert f"{len(ids) - count} rows are those of a pass without it" in one.says
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_padding_that_a_recorded_mask_hides_is_seen_or_not(seen: bool) -> None:
+    folder, ids = framed(), [PAD] * 3 + [BOS, *text_ids()]
+    run = recorded(folder, ids, f"said-{seen}", 0 if seen else 3, said=3)
+    found = diagnose(str(folder), str(run))
+    if not seen:
+        assert (found.kind, found.exit_code) == ("precision", 0), found.sentence
+        return
+    assert (found.cause, found.confidence, found.exit_code) == ("visible_padding", "confirmed", 1)
+    assert found.complete and "see the 3 tokens of padding" in found.sentence
 
 
 def test_ids_given_to_a_trace_of_ours_lack_nothing(tmp_path: Path) -> None:
