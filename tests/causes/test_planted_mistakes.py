@@ -196,6 +196,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "the stream is added to itself instead of what the MLP computed": (ALONE, ""),
         "a token takes 1 experts; the model says 2": OWN,
         "values are rotated as the keys": (ALONE, ""),
+        "heads and tokens are not exchanged back before attention's result is reshaped": OWN,
         "attention and MLP read one stream, each by its own norm, and are added together": OWN,
         "a window": "attention reaches 5 tokens; the",
         "a base": ("rope's base is 777; the model", ""),

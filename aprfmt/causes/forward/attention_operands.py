@@ -1,7 +1,10 @@
 """Hypotheses about what attention mixes and what its result is multiplied by."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from aprfmt.arch.role_vocabulary import role_key
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch
@@ -47,6 +50,34 @@ def try_gates(case: Mismatch) -> Iterator[Change]:
 def override_operation(op: str, how: Callable[..., Any]) -> Patch:
     """Return a patch: the operation `op` is overridden by `how`."""
     return lambda patched, layers: patched.with_op(op, how, layers)
+
+
+# What is said of a result [tokens, heads, d] -> its axes, as it was reshaped to rows.
+ORDERS: Mapping[str, tuple[int, int, int]] = {
+    "heads and tokens are not exchanged back before attention's result is reshaped": (1, 0, 2),
+    "a row has each element of all heads together, not the elements of each head": (0, 2, 1),
+}
+
+
+def result_order_changes(patched: PatchedModel) -> Iterator[Change]:
+    """Yield changes to attention's result reshaped in another order; none for a single head."""
+    if int(patched.hp["n_heads"]) < 2:
+        return
+    for says, axes in ORDERS.items():
+        make = override_operation("mix", partial(_in_another_order, axes))
+        yield Change("head_order", says, ("attn",), make, {"reshaped": says})
+
+
+def _in_another_order(axes: tuple[int, int, int], op: Any, at: Any, probs: Any, v: Any) -> Any:
+    """Return the mixed values [tokens, heads, d] with their axes in another order, reshaped."""
+    mixed = np.asarray(op(probs, v))
+    return np.ascontiguousarray(mixed.transpose(axes)).reshape(mixed.shape)
+
+
+def try_result_orders(case: Mismatch) -> Iterator[Change]:
+    """Yield changes to attention's result reshaped in another order, for points behind it."""
+    if case.call("mix") is not None:
+        yield from result_order_changes(case.patched)
 
 
 def try_exchanged_keys_and_values(case: Mismatch) -> Iterator[Change]:
@@ -99,4 +130,5 @@ HYPOTHESES = (
         "swapped_tensors", try_exchanged_keys_and_values, 285, "what is read, before any number"
     ),
     Hypothesis("attention_gate", try_gates, 328, "what multiplies attention, after attention"),
+    Hypothesis("head_order", try_result_orders, 329, "known orders of what attention gives"),
 )

@@ -661,13 +661,26 @@ def position_divisor_change(patched: PatchedModel, kind: RopeKind, factor: float
         if kind.scaled
         else (", which the model does not say")
     )
+    how = f"divided by {factor:g}" if factor >= 1 else f"multiplied by {1 / factor:g}"
     return Change(
         "rope_scaling",
-        f"positions are divided by {factor:g}{model}",
+        f"positions are {how}{model}",
         ("rope_scaling",),
         rotate_with(plain.inv_freq / np.float32(factor), 1.0),
         {"rope_scaling": {"type": "linear", "factor": factor}},
     )
+
+
+def usual_divisors(patched: PatchedModel, kind: RopeKind) -> tuple[float, ...]:
+    """Return what positions are divided by by mistake, usual factors first.
+
+    A scaling's own factor may be applied the wrong way, or twice.
+    """
+    found = dict.fromkeys((2.0, 4.0, 8.0, 16.0, 32.0))
+    factor = (patched.hp["rope_scaling"] or {}).get("factor") if kind.scaled else None
+    if isinstance(factor, int | float) and factor not in (0, 1):
+        found |= dict.fromkeys((1 / float(factor), float(factor) ** 2))
+    return tuple(found)
 
 
 def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
@@ -688,7 +701,8 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
 
     if found is None:
         if hides_rope_angles(case):
-            yield from case.best_number(divide_positions, (2.0, 3.0, 4.0, 8.0, 16.0, 32.0))
+            tried = (3.0, *usual_divisors(case.patched, kind))
+            yield from case.best_number(divide_positions, tried)
         return
     if found.still or len(found.rows) < 2:
         return

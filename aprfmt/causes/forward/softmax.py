@@ -1,6 +1,7 @@
 """Hypotheses about a softmax that does not sum over all keys: over tiles, or without the sinks."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,14 @@ SUMS: dict[str, Any] = {
 }
 
 
+# What is said of the sinks -> those of a layer's heads, as the engine took them.
+SINKS: dict[str, Any] = {
+    "are multiplied by the factor on scores, too": lambda heads: heads.sinks * heads.scale,
+    "are divided by the factor on scores": lambda heads: heads.sinks / heads.scale,
+    "are zeros": lambda heads: heads.sinks * 0,
+}
+
+
 def try_softmax_sums(case: Mismatch) -> Iterator[Change]:
     """Yield changes of the softmax: sums over tiles, and without the sinks."""
     if case.call("probs") is not None:
@@ -104,7 +113,7 @@ def try_softmax_sums(case: Mismatch) -> Iterator[Change]:
 
 
 def usual_softmax_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes to a softmax without the attention sinks, and to sums over tiles of keys."""
+    """Yield changes to a softmax without the attention sinks or with others, and over tiles."""
     where = ("softmax",)
     if patched.spec.block.sinks:
         yield Change(
@@ -114,6 +123,14 @@ def usual_softmax_mistakes(patched: PatchedModel) -> Iterator[Change]:
             lambda patched, layers: change_head_fields(patched, layers, sinks=None),
             {"sinks": False},
         )
+        for says, changed in SINKS.items():
+            yield Change(
+                "softmax_reduction",
+                f"the attention sinks {says}",
+                where,
+                partial(change_head_fields, sinks=changed),
+                {"sinks": says},
+            )
     for tile in TILES:
         for name in SUMS if tile < len(patched.ids) else ():
             says = f"the softmax sums over {name.format(tile)}"

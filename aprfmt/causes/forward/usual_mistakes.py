@@ -12,6 +12,7 @@ import numpy as np
 
 from aprfmt.causes.forward import softmax
 from aprfmt.causes.forward.attention import head_mapping_changes, score_scale_change, usual_masks
+from aprfmt.causes.forward.attention_operands import result_order_changes
 from aprfmt.causes.forward.kv_cache import cache_change
 from aprfmt.causes.forward.mismatch import Change, Layers
 from aprfmt.causes.forward.mlp import activation_changes
@@ -25,6 +26,7 @@ from aprfmt.causes.forward.rope import (
     rotated_count_change,
     scaling_value_changes,
     theta_change,
+    usual_divisors,
     usual_positions,
     without_scaling_changes,
 )
@@ -39,8 +41,6 @@ from aprfmt.causes.forward.usual_blocks import (
 from aprfmt.causes.forward.usual_steps import STEPS
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeKind, compute_frequencies, rotation_of_layer
-
-FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # tried of a scaling, where the model states none
 
 
 def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
@@ -71,7 +71,11 @@ def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         yield from with_layers(without_scaling_changes(patched, kind), layers)
         yield from with_layers(scaling_value_changes(patched, kind), layers)
         yield from with_layers(
-            (position_divisor_change(patched, kind, factor) for factor in FACTORS), layers
+            (
+                position_divisor_change(patched, kind, factor)
+                for factor in usual_divisors(patched, kind)
+            ),
+            layers,
         )
 
 
@@ -251,13 +255,14 @@ def _softmax_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _head_mapping_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Return an iterator of the mistakes of mapping query heads to other key heads."""
-    return with_layers(
+    """Yield the mistakes of mapping query heads to other key heads, and of reshaped results."""
+    yield from with_layers(
         head_mapping_changes(
             patched,
             lambda own, n_kv: [np.arange(len(own)) % n_kv, own[::-1].copy(), np.zeros_like(own)],
         )
     )
+    yield from with_layers(result_order_changes(patched))
 
 
 def _cache_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
