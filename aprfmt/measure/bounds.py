@@ -81,6 +81,8 @@ MADE_UP_RUN = 3.0  # times the root mean square of all errors: of RUN neighbours
 MADE_UP = 0.25  # nats a column: measured 0.13 and less, and 0.7 of values changed by a tenth
 CALIBRATED = 512  # columns at most of which this is computed
 FEWEST_ROWS = 32
+ON_STEPS = 0.15  # steps: half of what rounding to the nearest makes, of values that are codes
+CUT, FEWEST_CUT = 0.6, 3  # steps that codes are off which were cut, and how many at least
 NEAREST_RMS = 0.5  # steps: 0.29 of rounding to the nearest, 0.58 of cutting off low bits
 MEAN = 0.15  # of all errors, in steps
 RUN, RUN_MEAN, RUN_RMS = 32, 0.75, 1.2  # neighbours in a row, and their errors
@@ -105,6 +107,7 @@ class Fit:
     `relative` is the relative L2 distance, `ends` the share of clipped values, `far` of those that
     lay further out than their group is wide. `multiple`: in WIDE_RUN values of a row the errors are
     a multiple of the copy, as of a wrong scale. `likeness` is the least correlation of such a run.
+    `cut` counts the values beyond the ends where all others are codes already: nothing was rounded.
     `made_up`: large errors depend on each other as those do that were made up for.
     """
 
@@ -124,6 +127,7 @@ class Fit:
     multiple: bool = False
     likeness: float = 1.0
     made_up: bool = False
+    cut: int = 0
 
     @property
     def how(self) -> str:
@@ -131,7 +135,7 @@ class Fit:
 
         "" for errors that no quantizer makes.
         """
-        if self.ends > MOST_ENDS or self.far > MOST_FAR or self.multiple:
+        if self.ends > MOST_ENDS or self.far > MOST_FAR or self.multiple or self.cut:
             return ""  # a copy whose codes are lost has ends alone, and ends bound any error
         steady = abs(self.slope) <= self.slope_limit
         centred = abs(self.mean) <= MEAN + SURE * self.rms / max(self.count, 1) ** 0.5
@@ -216,7 +220,21 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         multiple,
         likeness,
         made_up,
+        _count_cut_codes(x, error, clipped, np.abs(delta) > CUT * step),
     )
+
+
+def _count_cut_codes(x: "Array", error: "Array", clipped: "Array", off: "Array") -> int:
+    """Return how many values were cut at the ends of their group, where none was rounded; else 0.
+
+    `clipped` are the values at the ends and `off` those that are more than CUT steps away. Zeros
+    tell nothing.
+    """
+    cut = int((clipped & off).sum())
+    told = ~clipped & (x != 0)
+    if cut < FEWEST_CUT or 2 * int(told.sum()) < x.size - int((x == 0).sum()):
+        return 0
+    return cut if float((error[told] ** 2).mean()) <= ON_STEPS**2 else 0
 
 
 def _are_made_up_for(delta: "Array", step: "Array", matrices: int) -> bool:

@@ -334,6 +334,51 @@ def test_zeros_betray_no_scheme(values: Array) -> None:
     assert lattices.find_scheme(clipped, "BF16") is None
 
 
+# --- codes cut at the ends of a smaller type ---
+
+
+def folded(p: packing.Packed) -> packing.Packed:
+    """Take zero points away from the codes, which signed codes of as many bits hold in part."""
+    half = 1 << p.bits - 1
+    codes = np.clip(p.codes - p.zeros[:, p.group], -half, half - 1) + half
+    return replace(p, codes=codes, zeros=np.full_like(p.zeros, half))
+
+
+def again(p: packing.Packed, **how: Any) -> packing.Packed:
+    """Quantize the decoded values once more, with zero points in the middle."""
+    return packing.nearest(p.values(), symmetric=True, **how)
+
+
+AWQ, GPTQ = packing.awq_section(), packing.gptq_section()
+CARRIED: dict[str, tuple[Callable[[packing.Packed], packing.Packed], bool, str]] = {
+    "folded": (folded, True, "clipped_codes"),
+    "folded, from its decoded values": (folded, False, "clipped_codes"),
+    "quantized again": (again, True, "quantisation"),
+    "quantized again and clipped": (lambda p: again(p, clip=0.95), False, "quantisation"),
+    "carried over": (lambda p: p, True, ""),
+}
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_codes_that_a_type_cannot_hold_are_cut_and_no_rounding(
+    name: str, values: Array, source: Path, tmp_path: Path
+) -> None:
+    """Seen red: zero points folded into signed codes were the same computation, rounded."""
+    change, packed, cause = CARRIED[name]
+    p = packing.nearest(np.asarray(values + 0.05, np.float32))
+    rows, section = (packing.awq(UP, p), AWQ) if packed else (plain(p.values()), None)
+    a = copied(source, tmp_path / "a", rows, section)
+    row = judged(a, copied(source, tmp_path / "b", packing.gptq(UP, change(p)), GPTQ))
+    if cause != "clipped_codes":
+        assert row.verdict in ("WITHIN", "SAME_VALUES") or row.explanation is not None
+        assert row.explanation is None or row.explanation.cause == cause
+        return
+    assert row.verdict == "DIFFERENT" and row.explanation is not None
+    assert (row.explanation.cause, row.explanation.confirmed) == (cause, True)
+    cut = int((folded(p).values() != p.values()).sum())
+    assert f"{cut} of {values.size} values" in str(row.explanation.evidence)
+
+
 # --- requantizing the base ------------------------------------------------------------------------
 
 Write = Callable[[str, Array], packing.Rows]

@@ -12,6 +12,7 @@ from aprfmt.causes.tensor.packed_copies import (
     GONE,
     PackedCopy,
     copy_cells,
+    explain_copy,
     reorder_lattice,
     scale_lattice,
     spread_over_copy,
@@ -20,7 +21,7 @@ from aprfmt.causes.tensor.packed_scales import cell_factors, cell_factors_and_of
 from aprfmt.codecs import fp8
 from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
 from aprfmt.codecs.lattice import Lattice
-from aprfmt.measure.bounds import fit_errors
+from aprfmt.measure.bounds import ON_STEPS, fit_errors
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 
@@ -48,6 +49,14 @@ CAUSE_ROWS = (
         "groups.",
         "Columns, each as a whole, have the scales of another group.",
         "With a group found for every input the errors are usual for the encoding.",
+    ),
+    Cause(
+        "clipped_codes", "tensor", "bug",
+        "Codes were carried over to a type that holds fewer, in the same steps, and cut at its "
+        "ends: zero points folded into signed codes of as many bits.",
+        "Values at one end of their group lie further off than a rounding, and all others are "
+        "equal.",
+        "The other side's values cut at these ends are this side's.",
     ),
     Cause(
         "fp8_variant", "tensor", "bug",
@@ -146,6 +155,23 @@ def explain_signs(copy: PackedCopy) -> Iterator[Finding]:
             found = copy.explain_repaired("zero_point", (says,), copy.y - off, wide)
             if found is not None:
                 yield found
+
+
+def explain_cut_codes(copy: PackedCopy) -> Iterator[Finding]:
+    """Yield the finding of codes that were cut at the ends of their type, all others equal."""
+    fit = fit_errors(copy.x, copy.y, copy.lattice)
+    if not fit.cut:
+        return
+    low, high = copy.lattice.low, copy.lattice.high
+    held = np.clip(copy.x, np.minimum(low, high), np.maximum(low, high))
+    after = fit_errors(held, copy.y, copy.lattice)
+    if not after.how or after.rms > ON_STEPS:
+        return
+    off = np.abs(_errors_in_steps(copy))
+    says = f"{copy.whose} codes are {copy.other} in the same steps, cut at the ends of their type"
+    many = f"{fit.cut} of {fit.count} values, by up to {off.max():.0f} steps"
+    said = says, many, copy.scheme
+    yield explain_copy(copy, "clipped_codes", said, after, 0, float(fit.cut))
 
 
 # --- other 8-bit floats ---------------------------------------------------------------------------

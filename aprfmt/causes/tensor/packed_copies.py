@@ -22,7 +22,7 @@ from aprfmt.causes.tensor.proof import either_side_text, make_finding
 from aprfmt.codecs import decode
 from aprfmt.codecs.dialect import CodeTable
 from aprfmt.codecs.lattice import Lattice
-from aprfmt.measure.bounds import Fit, fit_errors
+from aprfmt.measure.bounds import ON_STEPS, Fit, fit_errors
 from aprfmt.measure.coarse_steps import cell_size
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
@@ -38,7 +38,6 @@ FLAT = 64  # elements of a block of bitsandbytes, which rows do not end
 FAILED = 4  # searches for a scheme without result, after which no more are made
 CODES_OF_BYTE = 8  # most values that a byte of codes has
 DECODED = 2.0**-6  # relative L2 within which values are decoded codes, both rounded to 16 bits
-ON_STEPS = 0.15  # steps, root mean square: half of what rounding to the nearest makes
 GONE = 0.8  # of the distance at most is left when the cause is put right
 SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its groups
 

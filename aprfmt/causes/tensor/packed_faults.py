@@ -37,6 +37,7 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
             ()
             if not copy.finite
             else (
+                packed_codes.explain_cut_codes,
                 packed_codes.explain_zero_points,
                 packed_codes.explain_signs,
                 packed_scales.explain_scales,
@@ -79,6 +80,7 @@ HYPOTHESES = (
             "zero_point",
             "packing_order",
             "group_index",
+            "clipped_codes",
             "fp8_variant",
             "quant_scale",
             "quant_min",
