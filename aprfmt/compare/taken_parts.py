@@ -4,7 +4,7 @@ Layers were removed, repeated or put in another order (depth pruning and up-scal
 of the MLP were cut (width pruning). All values that are left are the other model's, to the bit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from aprfmt.base.number_ranges import number_ranges
 from aprfmt.causes.tensor.context import sample_line
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
+from aprfmt.model.config_paths import path_of_name, value_at_path
 from aprfmt.tensors.view import View
 
 SIZES = ("n_layers", "ffn_size")  # those that differ when layers or channels were taken
@@ -78,7 +79,46 @@ def taken_parts_text(a: Model, b: Model, labels: tuple[str, str] = ("A", "B")) -
         said.append(
             f"{some} of {whole}'s {wide} channels of each MLP were kept, such as of {shown}"
         )
-    return "; ".join(said) + f"; all values are {whole}'s" if said else ""
+    if not said:
+        return ""
+    said.append(f"all values are {whole}'s")
+    return "; ".join([*said, *_other_kinds(a, b, origins, labels)])
+
+
+def _other_kinds(
+    a: Model, b: Model, origins: Sequence[int], labels: tuple[str, str]
+) -> Iterator[str]:
+    """Yield a clause for each hyperparameter of layers that taken layers have other values of.
+
+    `origins` are A's layers that B's are. A list of the configuration that still has an entry for
+    each of A's layers is read from its begin: of the layers that are left it has other entries.
+    """
+    whole, part = labels
+    for name, mine in b.hyper.items():
+        theirs = a.hyper.get(name)
+        if not (isinstance(mine, tuple) and isinstance(theirs, tuple)):
+            continue
+        if len(mine) != len(origins) or len(theirs) != a.hyper["n_layers"] or mine == theirs:
+            continue
+        other = [at for at, origin in enumerate(origins) if mine[at] != theirs[origin]]
+        if other:
+            at = other[0]
+            read = b.resolution.report.read
+            keys = [key for key in read if read[key] == name and _is_list(b, key)]
+            stated = f" ({', '.join(keys)})" if keys else ""
+            many = "are" if len(other) > 1 else "is"
+            yield (
+                f"but {part}'s {_layers_text(other)} {many} of another kind: {name}{stated} is "
+                f"{mine[at]!r} for layer {at}, and {theirs[origins[at]]!r} for {whole}'s layer "
+                f"{origins[at]}"
+            )
+
+
+def _is_list(model: Model, key: str) -> bool:
+    """Return whether a key of config.json, or of the metadata, has a list as its value."""
+    config = model.config or {}
+    value = value_at_path(config, path_of_name(config, key))
+    return isinstance(model.metadata.get(key) if value is None else value, list | tuple)
 
 
 def _layers_text(layers: list[int]) -> str:

@@ -142,7 +142,7 @@ def layer(seed: int, channels: Sequence[int] = range(WIDE)) -> Matrices:
     return made
 
 
-def made_of(layers: Sequence[Matrices], norm: float = 1.0, **sizes: int) -> Any:
+def made_of(layers: Sequence[Matrices], norm: float = 1.0, **sizes: Any) -> Any:
     roles = {"output_norm.weight": view("n", np.full(HIDDEN, norm))} | {
         f"L{at}.{role}": view(role, values)
         for at, each in enumerate(layers)
@@ -167,6 +167,28 @@ def test_layers_of_another_model_are_named(order: tuple[int, ...]) -> None:
     assert taken_parts_text(made_of(WHOLE), part) == TAKEN[order]
     swapped = taken_parts_text(made_of(WHOLE), part, ("B", "A"))
     assert swapped == TAKEN[order].translate(str.maketrans("AB", "BA"))
+
+
+KINDS: Mapping[str, tuple[Any, Any, str]] = {
+    "of the first layers": ((1, 0, 1, 1), (1, 0, 1), "layer 1 is of another kind: kinds (types) is "
+                            "0 for layer 1, and 1 for A's layer 2"),
+    "of the taken layers": ((1, 0, 1, 1), (1, 1, 1), ""),
+    "of one kind": ((1, 1, 1, 1), (1, 1, 1), ""),
+    "no list of layers": ((1, 2), (2, 1), ""),
+    "no list": (0, 1, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_layers_that_are_read_as_another_kind_are_named(name: str) -> None:
+    """Seen red: the first entries of the other model's list were taken without a word."""
+    theirs, mine, says = KINDS[name]
+    a, b = made_of(WHOLE, kinds=theirs), made_of([WHOLE[at] for at in (0, 2, 3)], kinds=mine)
+    b.config = {"types": list(theirs) if isinstance(theirs, tuple) else theirs}
+    b.resolution = SimpleNamespace(report=SimpleNamespace(read={"types": "kinds", "on": "kinds"}))
+    b.metadata = {}
+    tail = f"; but B's {says}" if says else ""
+    assert taken_parts_text(a, b) == f"{TAKEN[0, 2, 3]}{tail}"
 
 
 def changed(role: str) -> Matrices:
