@@ -42,6 +42,10 @@ class ComputedGradients(Protocol):
         """Return dL/dW of a parameter, float64 in the role's shape; KeyError for none."""
         ...
 
+    def gradient_near(self, key: str, given: "NDArray[Any]") -> "NDArray[Any]":
+        """Return `gradient`, of the padding token's row as the trainer of `given` computes it."""
+        ...
+
     def rounding(self, key: str) -> float | None:
         """Return the L2 distance that the trainer's arithmetic alone makes of a gradient.
 

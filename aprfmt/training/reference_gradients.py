@@ -87,6 +87,10 @@ class Computed:
         """
         return self.exact.gradient(key)
 
+    def gradient_near(self, key: str, given: "NDArray[Any]") -> "NDArray[Any]":
+        """Return `gradient`, of the padding token's row as the trainer of `given` computes it."""
+        return self.exact.gradient_near(key, given)
+
     def rounding(self, key: str) -> float | None:
         """Return the L2 distance that the trainer's arithmetic alone makes of a gradient.
 

@@ -1099,7 +1099,11 @@ class _Step:
         left = there = 0.0
         for key in unlike if guess.alone else unlike | case.right:
             pair = case.case(key)
-            values = made.gradient(key) if key in made.keys else np.zeros_like(pair.computed)
+            values = (
+                made.gradient_near(key, pair.given)
+                if key in made.keys
+                else np.zeros_like(pair.computed)
+            )
             other = replace(pair, computed=values.astype(np.float64).reshape(pair.given.shape))
             if judge_gradient(other, computed.rounding(key)).verdict != "agrees":
                 return frozenset()
@@ -1292,6 +1296,7 @@ class _Step:
         if self.given is None or place is None:
             return found
         case = self._gradient_case(parameter, computed)
+        found = replace(found, facts=array_facts(case.computed))
         if not np.isfinite(case.given).all():
             return replace(found, why="")
         judged = judge_gradient(
@@ -1316,10 +1321,11 @@ class _Step:
         assert self.given is not None
         rows = matrix_shape(parameter.before.shape)
         given = self.given.values(parameter, self.given.placed[parameter.key])
-        values = computed.gradient(parameter.key)
+        given = given.astype(np.float64).reshape(rows)
+        values = computed.gradient_near(parameter.key, given)
         return GradientCase(
             parameter.key,
-            given.astype(np.float64).reshape(rows),
+            given,
             values.astype(np.float64).reshape(rows),
             self._is_gradient_coarse(parameter, self.given),
             self._cut_sizes(),
@@ -1640,7 +1646,7 @@ class _Step:
         """Return whether a given gradient is the computed one, rounded to its stored type."""
         assert self.given is not None
         given = self.given.values(parameter, self.given.placed[parameter.key])
-        values = computed.gradient(parameter.key).reshape(given.shape)
+        values = computed.gradient_near(parameter.key, given).reshape(given.shape)
         return bool(np.array_equal(given, values.astype(given.dtype)))
 
 

@@ -15,6 +15,8 @@ from aprfmt.inference.backends.torch_maths import TORCH
 from aprfmt.inference.gradients.documents import Document
 from aprfmt.inference.weights import Weight
 
+TABLE = "token_embd.weight"
+
 
 @dataclass(frozen=True)
 class PlacedPair:
@@ -36,8 +38,10 @@ class GradientBackend(TorchBackend):
     """TorchBackend on the CPU or on one GPU, differentiable in every operation of a pass.
 
     Routers are computed in torch, so that the experts' weights carry gradients. `pairs` are the
-    LoRA pairs of a frozen base by role key, `document` is the sequence that is run. On torch's
-    `meta` device nothing is computed and every shape is right (memory.py).
+    LoRA pairs of a frozen base by role key, `document` is the sequence that is run. `padding_id` is
+    the padding token's id, None without one; `padding` [width] is the part of the gradient of its
+    row in the embedding table that comes of reading the row, None for none. On torch's `meta`
+    device nothing is computed and every shape is right (memory.py).
     """
 
     maths = TORCH
@@ -50,6 +54,8 @@ class GradientBackend(TorchBackend):
         self.device = str(self._device)
         self.pairs: Mapping[str, PlacedPair] = {}
         self.document: Document | None = None
+        self.padding_id: int | None = None
+        self.padding: torch.Tensor | None = None
 
     def facts(self) -> Mapping[str, Any]:
         """Return the backend's facts for a report, with the name of its device."""
@@ -67,6 +73,19 @@ class GradientBackend(TorchBackend):
         return super().to_numpy(x.detach())
 
     # products
+
+    def embed(self, table: Weight, ids: Numbers) -> Array:
+        """Return rows of a table; what reading the padding token's gives is kept in `padding`."""
+        x: torch.Tensor = super().embed(table, ids)
+        read = np.flatnonzero(ids == self.padding_id) if self.padding_id is not None else ()
+        if table.key == TABLE and len(read) and x.requires_grad:
+            keep: Any = x.register_hook
+            keep(lambda grad: self._add_padding(grad[self._index(read)].sum(0)))
+        return x
+
+    def _add_padding(self, part: torch.Tensor) -> None:
+        """Add to the padding token's part of the gradient."""
+        self.padding = part if self.padding is None else self.padding + part
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
         """Return the product with the weight, plus what its LoRA pair adds."""

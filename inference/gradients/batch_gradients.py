@@ -16,7 +16,7 @@ from aprfmt.inference.capture import key_name
 from aprfmt.inference.context import PassFacts, PassState, Recorder
 from aprfmt.inference.forward import Span, StageOutput
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
-from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.gradients.backend import TABLE, GradientBackend
 from aprfmt.inference.gradients.changed_backend import ChangedBackend
 from aprfmt.inference.gradients.changes import RIGHT, BackwardChange
 from aprfmt.inference.gradients.documents import (
@@ -48,7 +48,8 @@ class BatchGradients:
     `.lora_a` or `.lora_b` after it. `unreached` are keys whose parameter trains and that the loss
     does not depend on: their gradient is zero, and in no mapping. `points` are dL/d(point) by key,
     and `values` the points themselves, the rows of all documents one after the other. `dtype` and
-    `device` are the pass's, `scored` the labels.
+    `device` are the pass's, `scored` the labels. `padding` is (row of the padding token in the
+    embedding table, the part [width] of its gradient that comes of reading the row), None without.
     """
 
     loss: float
@@ -62,6 +63,7 @@ class BatchGradients:
     dtype: str
     device: str
     views: Mapping[str, View]
+    padding: tuple[int, Array] | None = None
 
     @cached_property
     def parameters(self) -> Mapping[str, Array]:
@@ -94,6 +96,25 @@ class BatchGradients:
     def gradient(self, key: str) -> Array:
         """Return dL/dW of a parameter, float64 in the role's shape; KeyError for an unknown key."""
         return self.adapter[self.factors[key]] if key in self.factors else self.by_role[key]
+
+    def gradient_near(self, key: str, given: Array) -> Array:
+        """Return dL/dW of a parameter as the trainer of a `given` gradient [any shape] computes it.
+
+        torch's embedding with a `padding_idx`, as most models of transformers have it, passes no
+        gradient to the row that it reads for the padding token. Both ways are right: that row is
+        taken as the given one is nearer to it. KeyError for an unknown key.
+        """
+        found = self.gradient(key)
+        if key != TABLE or self.padding is None:
+            return found
+        row, part = self.padding
+        without = found[row] - part
+        theirs = given.reshape(found.shape)[row]
+        if not np.linalg.norm(theirs - without) < np.linalg.norm(theirs - found[row]):
+            return found
+        made = found.copy()
+        made[row] = without
+        return made
 
 
 class PointGradients:
@@ -343,6 +364,7 @@ def batch_gradients(
         right = right and not change.hides_padding
         backend = GradientBackend(device, dtype) if right else ChangedBackend(device, dtype, change)
     made, leaves, factors = prepare(model, backend, trained, pairs)
+    backend.padding_id, backend.padding = padding_id(model), None
     made.change = change
     if points is None or points:
         made.recorder = PointGradients(points, backend)
@@ -377,7 +399,17 @@ def batch_gradients(
         backend.dtype,
         backend.device,
         dict(model.roles),
+        None
+        if backend.padding is None or backend.padding_id is None
+        else (backend.padding_id, _to_host(backend.padding)),
     )
+
+
+def padding_id(model: Model) -> int | None:
+    """Return the id of the padding token that a model's configuration states; None for none."""
+    config = model.config or {}
+    found = config.get("pad_token_id")
+    return found if type(found) is int and found >= 0 else None
 
 
 def _router_counts(made: Pass, parts: Sequence[Document]) -> RouterCounts:

@@ -7,11 +7,9 @@ import numpy as np
 import torch
 
 from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast, Style
-from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.gradients.backend import TABLE, GradientBackend
 from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.inference.weights import Weight
-
-TABLE = "token_embd.weight"
 
 
 def with_gradient_of(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -46,9 +46,11 @@ def write_batch(path: Path, padded: bool) -> tuple[np.ndarray, np.ndarray, np.nd
     return ids, mask, labels
 
 
-def judged_gradients(name: str, folder: Path, *, padded: bool = False) -> JudgedGradients:
+def judged_gradients(
+    name: str, folder: Path, *, padded: bool = False, **config: Any
+) -> JudgedGradients:
     """Return what transformers computes of a tiny model's batch, all in float64."""
-    model: Any = save_tiny(name, folder / "model").double()
+    model: Any = save_tiny(name, folder / "model", **config).double()
     ids, mask, labels = write_batch(folder / "batch.npz", padded)
     given = {"attention_mask": torch.tensor(mask)} if padded else {}
     with torch.no_grad():

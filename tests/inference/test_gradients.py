@@ -20,7 +20,7 @@ from aprfmt.inference.gradients.batch_gradients import BatchGradients, batch_gra
 from aprfmt.model import open_model
 from aprfmt.tensors.view import decode_tensor
 from tests.inference.gradient_judge import JudgedGradients, judged_gradients
-from tests.models import EVERY
+from tests.models import EVERY, IDS
 
 # Between our float64 and transformers', its norms and rope put to float64.
 LOSS, GRADIENT = 1e-12, 1e-9
@@ -68,6 +68,23 @@ def test_one_layer_at_a_time_gives_the_same(name: str, tmp_path: Path) -> None:
     assert whole.points.keys() == mine.points.keys() and len(mine.points) > 20
     for key, gradient in whole.points.items():
         assert apart(mine.points[key], gradient) < GRADIENT, key
+
+
+@pytest.mark.parametrize("activations", ["all", "layer"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_padding_token_that_is_read_has_one_of_two_gradients(
+    name: str, activations: str, tmp_path: Path
+) -> None:
+    """transformers' embedding passes none to its row. Seen red: a sound trainer differed."""
+    table = "token_embd.weight"
+    judge = judged_gradients(name, tmp_path, pad_token_id=IDS[4])
+    theirs = judge.gradients["model.embed_tokens.weight"]
+    mine = computed(judge, activations=activations)
+    own = mine.gradient(table)
+    assert apart(own, theirs) > 1e-3
+    assert apart(mine.gradient_near(table, theirs), theirs) < GRADIENT
+    assert np.array_equal(mine.gradient_near(table, own), own)
+    assert [*np.flatnonzero((own != mine.gradient_near(table, theirs)).any(1))] == [IDS[4]]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2_moe", "gpt2", "lfm2", "qwen3_5"])

@@ -27,7 +27,7 @@ from aprfmt.training.step import explain_step
 from tests.adapters.test_trained_pairs import written
 from tests.cli.run import aprfmt
 from tests.inference.gradient_judge import write_batch
-from tests.models import save_tiny
+from tests.models import IDS, save_tiny
 from tests.schemas.validation import faults
 from tests.training.steps import save_arrays
 
@@ -52,6 +52,31 @@ def explained(name: str, change: Any, folder: Path) -> StepReport:
     model, batch, grads = made(name)
     save_file({key: change(key, g) for key, g in grads.items()}, folder / "grads.safetensors")
     return explain_step(model, grads=[folder / "grads.safetensors"], batch=batch)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_row_of_documents_that_end_with_the_padding_token(joined: bool, tmp_path: Path) -> None:
+    """Seen red: "not known" of documents that see each other, as their token has two gradients."""
+    end = IDS[3]
+    model: Any = save_tiny("llama", tmp_path / "model", pad_token_id=end, tie_word_embeddings=True)
+    documents = [*IDS[4:9], end], [*IDS[9:16], end]
+    positions = torch.tensor([[i for each in documents for i in range(len(each))]])
+    ids = torch.tensor([[token for each in documents for token in each]])
+    labels = ids.clone()
+    labels[0, len(documents[0])] = -100
+    rows = {"input_ids": ids, "position_ids": positions, "labels": labels}
+    seen = {"attention_mask": torch.ones_like(ids)} if joined else {}
+    model(**rows, **seen, use_cache=False).loss.backward()
+    save_file({k: v.numpy() for k, v in rows.items()}, tmp_path / "batch.safetensors")
+    grads = {key: p.grad.numpy() for key, p in model.named_parameters()}
+    save_file(grads, tmp_path / "grads.safetensors")
+    report = explain_step(
+        tmp_path / "model",
+        grads=[tmp_path / "grads.safetensors"],
+        batch=tmp_path / "batch.safetensors",
+    )
+    named = [(one.cause, one.certainty_text) for one in report.causes]
+    assert named == ([("packed_attention", "confirmed")] if joined else []), report.notes
 
 
 @pytest.mark.parametrize("name", ["qwen2", "phi3", "gpt2"])

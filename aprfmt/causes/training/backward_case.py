@@ -47,6 +47,10 @@ class ChangedGradients(Protocol):
         """Return dL/dW of a parameter, float64 in the role's shape; KeyError for none."""
         ...
 
+    def gradient_near(self, key: str, given: F64) -> F64:
+        """Return `gradient`, of the padding token's row as the trainer of `given` computes it."""
+        ...
+
 
 class LabelParts(Protocol):
     """What each label of a batch adds to one gradient, and where the labels are.
