@@ -175,7 +175,7 @@ def test_one_bit_of_a_block_is_found(encoding: str, source: Path, tmp_path: Path
     assert row.explanation is not None and row.explanation.cause == "bit_rot"
     with aprfmt.open(clean) as model:
         at = model["blk.1.ffn_up.weight"].offset + 1
-    where = f"the {encoding} block (byte {at} of the file, in blk.1.ffn_up.weight)"
+    where = f"the {encoding} block at [0, 0] (byte {at} of the file, in blk.1.ffn_up.weight)"
     assert f"flipping bit 6 of byte 1 of {where} of B brings its block back" in said(row)
 
 

@@ -92,7 +92,9 @@ def test_a_bit_of_the_finer_side_is_named_through_the_coarser(
     assert (row.cause, explanation.confirmed) == ("bit_rot", True)
     raw = (tmp_path / "b.safetensors").read_bytes()
     at = 8 + int.from_bytes(raw[:8], "little") + place * values.itemsize + values.itemsize - 1
-    where = f"byte {values.itemsize - 1} of the {fine} value (byte {at} of the file, in w)"
+    where = (
+        f"byte {values.itemsize - 1} of the {fine} value at [5, 9] (byte {at} of the file, in w)"
+    )
     said = f"flipping bit 5 of {where} of B brings it back within the bound"
     assert said in explanation.evidence
 

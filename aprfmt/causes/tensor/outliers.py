@@ -118,8 +118,9 @@ def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | 
         line * side.row_bytes + column // row.block_size * row.type_size + best // 8
     )
     what = "value" if row.block_size == 1 else "block"
+    place = [int(i) for i in np.unravel_index(flat, side.shape or (1,))]
     return (
-        f"bit {best % 8} of byte {best // 8} of the {side.encoding} {what} "
+        f"bit {best % 8} of byte {best // 8} of the {side.encoding} {what} at {place} "
         f"(byte {tensor.info.offset + offset} of the file, in {tensor.info.name})"
     )
 

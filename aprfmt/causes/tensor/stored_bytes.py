@@ -13,7 +13,7 @@ from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.proof import fitted_proof, make_finding
 from aprfmt.codecs import CODECS, decode, encode
-from aprfmt.measure.byte_ranges import range_text
+from aprfmt.measure.byte_ranges import range_text, units_text
 from aprfmt.measure.encoding_noise import UNIT, pair_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.row_reader import RowReader
@@ -254,10 +254,11 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
             return None
         if _is_whole_experts(case, first, last + 1):
             return None  # damage.py says so
-        where = (range_text(case.b, first, last + 1),) if a is case.a.bytes else ()
-        return _damage_explanation(
-            case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", where, True
-        )
+        text = f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)"
+        if a is not case.a.bytes:
+            return _damage_explanation(case, text, (), True)
+        text += units_text(case.b, first, last + 1)
+        return _damage_explanation(case, text, (range_text(case.b, first, last + 1),), True)
     # Few bytes: changes that have a name come before damaged bits.
     if _elements_exchanged(case, places):
         text = f"values are exchanged, each is as it was: {_elements_text(case, places)}"
@@ -280,7 +281,7 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
     if _may_be_rounding(case):
         return None
     if len(flips) <= FEW_BITS and len(flips) <= 2 * len(places):
-        text = f"{len(flips)} bits in {count} bytes differ"
+        text = f"{len(flips)} bits in {count} bytes differ, in {_elements_text(case, places)}"
         return _damage_explanation(case, text, lines, True)
     text = f"{count} bytes differ, in {_elements_text(case, places)}"
     return _damage_explanation(case, text, (), False)
@@ -479,9 +480,8 @@ def _explain_float_bits(case: DifferingPair) -> Finding | None:
     if len(flips) == 1:
         return _damage_explanation(case, f"one bit differs: {lines[0]}", (), True)
     few = len(flips) <= FEW_BITS and len(flips) <= 2 * case.before.changed
-    return _damage_explanation(
-        case, f"{len(flips)} bits in {case.before.changed} values differ", lines if few else (), few
-    )
+    text = f"{len(flips)} bits in {case.before.changed} values differ, the first at {flips[0][0]}"
+    return _damage_explanation(case, text, lines if few else (), few)
 
 
 # --- bytes of both sides in one order ------------------------------------------------------
