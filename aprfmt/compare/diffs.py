@@ -127,7 +127,7 @@ class DiffReport(Tabular):
                 or self._own_key_command(one.cause)
                 or (self.rewriting_command if mends else "")
             )
-            rows.append(replace(one, where=one.keys, next=command).to_named_cause(self.stored))
+            rows.append(replace(one, next=command).to_named_cause(self.stored))
         return tuple(rows)
 
     def _own_key_command(self, cause: str) -> str:

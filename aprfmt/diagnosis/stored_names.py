@@ -189,7 +189,7 @@ def stored_names_of_places(
     found: dict[str, tuple[str, ...]] = {}
     for finding in findings:
         sides = [side for side in ((a, b) if finding.side == "A" else (b, a)) if side is not None]
-        for place in finding.where:
+        for place in (*finding.where, *finding.keys):
             names = next(filter(None, (_stored_names_of(side, place) for side in sides)), ())
             if names and place not in found:
                 found[place] = tuple(names)

@@ -128,7 +128,6 @@ def _key_finding(
     away, bound = _logit_distance(good, made)
     # The finding names the key, and the other side's value.
     key = ".".join(path)
-    name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
     other = "A" if label == "B" else "B"
     value, given = (value_at_path(values, path) for values in (good.config, bad.config))
     stated = "not given" if value is None else repr(value)
@@ -142,7 +141,7 @@ def _key_finding(
         * equal,
         "config",
         "bug",
-        (cause, name, key),
+        (key,),
         away <= bound,
         "",
         1.0,

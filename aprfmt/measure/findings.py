@@ -108,12 +108,15 @@ class Finding:
         return None if found == "confirmed" or bare else found
 
     def to_named_cause(self, stored: Mapping[str, tuple[str, ...]]) -> NamedCause:
-        """Return the finding as a NamedCause; `stored` are the file's names of its places."""
+        """Return the finding as a NamedCause; `stored` are the file's names of its places.
+
+        Tensors that it was only confused with, the sound ones, are no places of it.
+        """
         effect = Effect(None if self.counted else self.residual_before, self.kl_before)
         return name_cause(
             self.cause,
             self.says.removeprefix(f"{self.cause}: "),
-            self.where,
+            self.keys or self.where,
             stored,
             level=self.certainty,
             share=self.share,

@@ -125,6 +125,42 @@ def test_both_commands_end_alike_and_lead_on(name: str, pair: Pair) -> None:
             assert f"next: {begin}" in turned.out.replace(f"{a.parent}/", "")
 
 
+def copied_layer(rows: dict[str, Any]) -> None:
+    for name in rows:
+        if ".layers.0." in name:
+            rows[name.replace(".0.", ".1.")] = rows[name]
+
+
+def damaged_value(rows: dict[str, Any]) -> None:
+    rows[UP].view(np.uint32)[5, 7] ^= 3 << 22
+
+
+def zeroed_rows(rows: dict[str, Any]) -> None:
+    rows[UP][3:5] = 0
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+# What is done to B's tensors, the cause, how the name of each place begins, what is said of it.
+PLACES: dict[str, tuple[Callable[[dict[str, Any]], None], str, str, str]] = {
+    "layer": (copied_layer, "layer_order", "model.layers.1.", "layer 1 of B is a copy of layer 0"),
+    "value": (damaged_value, "bit_rot", UP, "at [5, 7] ("),
+    "rows": (zeroed_rows, "bit_rot", UP, ": rows 3-4"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_are_the_damaged_ones_down_to_the_row(name: str, pair: Pair) -> None:
+    """Seen red: the sound layer of a copy among the places, and damage without row or element."""
+    harm, cause, begin, says = PLACES[name]
+    rows = {key: row.copy() for key, row in load_file(pair[1] / WEIGHTS).items()}
+    harm(rows)
+    save_file(rows, pair[1] / WEIGHTS)
+    for asked in ("diff", "diagnose"):
+        (found,) = command(asked, *pair, "--json").json["causes"]
+        assert found["cause"] == cause and says in found["says"]
+        assert found["where"] and all(place.startswith(begin) for place in found["where"])
+
+
 def test_zeros_are_said(pair: Pair) -> None:
     zeros(*pair)
     assert "all values of A and B are zero" in command("diagnose", *pair).out
