@@ -60,7 +60,8 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
         if repaired is not None:
             return _compare_with_repaired(good, repaired, label, budget)
     # Where one side is all zeros, that is the cause, and the same file needs no comparison.
-    zeros = {label: zero_tensors_of_model(model) for label, model in (("A", a), ("B", b))}
+    sides = (("A", a), ("B", b))
+    zeros = {label: zero_tensors_of_model(model, budget) for label, model in sides}
     empty = [label for label, count in zeros.items() if count]
     if len(empty) > 1:
         found.evidence.append(Evidence("tensor", ALL_ZERO))
@@ -73,7 +74,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
             Finding("stale_tensor", says, "tensor", "bug", keys, False, side=empty[0])
         )
         return found
-    for label, model in (("A", a), ("B", b)):
+    for label, model in sides:
         found.evidence += _missing_required(label, model)
     if _is_same_file(a, b):
         found.evidence.append(Evidence("identity", f"A and B are the same file, {a.path.name}"))

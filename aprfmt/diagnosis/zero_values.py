@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from aprfmt.base.budget import Budget
 from aprfmt.diagnosis.trace_pair import NO_POINT, execution_order
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.row_reader import RowReader
@@ -29,12 +30,17 @@ def zero_points_of_trace(trace: TraceLike) -> int:
     return count
 
 
-def zero_tensors_of_model(model: Model) -> int:
+def zero_tensors_of_model(model: Model, budget: Budget | None = None) -> int:
     """Return the number of tensors of a model if all their values are zero, else 0.
 
-    0 too if a tensor cannot be read.
+    0 too if a tensor cannot be read, or `budget`, of which nothing is used, ends before the last.
     """
+    budget = budget or Budget()
+    size = 0
     for tensor in model.values():
+        size += tensor.nbytes
+        if not budget.has_time() or (budget.nbytes is not None and size > budget.nbytes):
+            return 0
         try:
             if _has_nonzero(RowReader(tensor)):
                 return 0

@@ -169,6 +169,15 @@ def test_zeros_are_said(pair: Pair) -> None:
         assert command(asked, *pair).code == 1
 
 
+def test_a_budget_holds_for_zeros(pair: Pair) -> None:
+    """Seen red: all of a file of zeros was read, whatever the budget."""
+    rows = load_file(pair[1] / WEIGHTS)
+    save_file({name: np.zeros_like(row) for name, row in rows.items()}, pair[1] / WEIGHTS)
+    whole, part = (command("diagnose", *pair, *more) for more in ((), ("--budget", "10K")))
+    assert whole.code == 1 and "all values of B are zero" in whole.out
+    assert "all values" not in part.out and "left by the budget" in part.out
+
+
 def test_a_cut_file_is_completed_from_the_good_one(pair: Pair) -> None:
     cut(*pair)
     for asked in ("diff", "diagnose"):
