@@ -44,7 +44,8 @@ Override = Callable[..., Any]
 # Called as tap(patched, layer, x, held), it returns what the pass continues with in place of x.
 # `held` are the values of the layer's earlier points, by name, as the pass continued with them.
 Tap = Callable[["PatchedModel", int, Any, Mapping[str, Any]], Any]
-ENTERED = ("altup_embd", "embd_scaled", "embd")  # what enters the first layer, the last one first
+# What enters the first layer, the last one first.
+ENTERED = ("altup_embd", "embd_norm", "embd_scaled", "embd")
 STREAM = "stream"  # the name under which `held` has what enters the layer
 
 

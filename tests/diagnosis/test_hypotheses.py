@@ -1,5 +1,6 @@
 """Hypotheses at work where the table's faults do not lead: large means, far positions, masks."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,56 @@ def test_a_number_of_one_layer_is_said_of_this_layer(
     found = confirmed(folder, run)
     assert found.cause == cause
     assert found.findings[0].where == tuple(f"L1.{name}" for name in values)
+
+
+def reading(names: tuple[str, ...], chosen: int | None, after: bool, weighed: bool) -> Any:
+    """Return what makes modules read a layer's stream, normed with attention's weight or none."""
+
+    def wrong(model: Any, stack: ExitStack) -> None:
+        import torch
+
+        for layer, one in enumerate(model.model.layers):
+            held: dict[str, Any] = {}
+
+            def stream(module: Any, given: Any, held: dict[str, Any] = held) -> None:
+                held["x"] = given[0]
+
+            def attention(module: Any, given: Any, made: Any, held: Any = held) -> None:
+                held["x"] = held["x"] + made[0] if after else held["x"]
+
+            def read(module: Any, given: Any, one: Any = one, held: Any = held) -> Any:
+                norm, x = one.input_layernorm, held["x"]
+                if weighed:
+                    return (torch.nn.functional.layer_norm(
+                        x, x.shape[-1:], norm.weight, norm.bias, norm.eps),)  # fmt: skip
+                return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon),)
+
+            one.register_forward_pre_hook(stream)
+            one.self_attn.register_forward_hook(attention)
+            for name in names if chosen in (None, layer) else ():
+                one.get_submodule(name).register_forward_pre_hook(read)
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("base", "wrong", "cause", "says"),
+    [
+        ("phi2", reading(("mlp",), None, True, True), "residual", "the MLP reads the stream after"),
+        (
+            "llama",
+            reading(tuple(f"self_attn.{x}_proj" for x in "qkv"), 1, False, False),
+            "norm_skipped",
+            "attention reads the layer's input, normed without a weight",
+        ),
+    ],
+)
+def test_no_weight_is_accused_where_its_product_is_of_another_input(
+    base: str, wrong: Any, cause: str, says: str
+) -> None:
+    folder, run = dumps.dump(base, f"{base}-reads", {}, wrong, dumps.everything, dumps.as_npz)
+    found = confirmed(folder, run)
+    assert found.cause == cause and says in found.sentence
 
 
 @pytest.mark.parametrize("passes", [(20,), (9, 15)])
