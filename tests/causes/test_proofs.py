@@ -13,6 +13,7 @@ import aprfmt
 from aprfmt.compare import diff
 from aprfmt.measure import findings
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import share_text
 from aprfmt.measure.proofs import BITS, MOST, Proof, certainty_of, unfitted_proof
 from aprfmt.measure.verdicts import CERTAINTIES
 from aprfmt.model import open_model
@@ -31,6 +32,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("proofs") / "source", "BF16", hidden=faults.HIDDEN,
         layers=faults.LAYERS, vocab=faults.VOCAB, heads=faults.HEADS, kv_heads=faults.KV,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("share", "percent"),
+    [(None, ""), (1.0, ""), (0.999999, "99.9 %"), (0.99951, "99.9 %"), (0.9, "90 %")],
+)
+def test_a_share_is_whole_only_where_all_values_come_out(share: float | None, percent: str) -> None:
+    """Seen red: rounded to the nearest, so that 999,999 of a million were 100 %."""
+    said = share_text(share)
+    assert said.startswith(f", {percent} of") if percent else said == ""
 
 
 def test_no_cause_is_confirmed_but_by_its_proof(
