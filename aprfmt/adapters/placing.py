@@ -93,7 +93,11 @@ def place_pairs(
             tied = name.endswith(HEADS) and base.hyper["tied_embeddings"]
             raise ConversionError(
                 f"{adapter.path}: {module} is changed by a pair, and {base.path} has "
-                + (f"one tensor for head and table: {_UNTIE}" if tied else f"no {name}")
+                + (
+                    f"one tensor for head and table: {_UNTIE}"
+                    if tied
+                    else f"no {name}{_same_end_text(name, base)}"
+                )
             )
         shape = whole[name].shape if name in whole else base[name].shape
         if shape != change.shape:
@@ -125,6 +129,22 @@ def place_pairs(
     for name, pair, change in parameter_changes(adapter, base, order):
         add_change(pair.module, name, LowRank(change.right, change.left, change.scale))
     return found
+
+
+def _same_end_text(name: str, base: Model) -> str:
+    """Return a clause that names the one tensor of the base that ends like `name`; "" if none does.
+
+    A wrapper's names have another prefix. The end has a layer's number, or is the whole name.
+    """
+    parts = name.split(".")
+    for at in range(len(parts) - 2):
+        end = parts[at:]
+        if at and not any(part.isdigit() for part in end):
+            break
+        near = [other for other in base if f".{other}".endswith(f".{'.'.join(end)}")]
+        if near:
+            return f"; {near[0]} is there" if len(near) == 1 else ""
+    return ""
 
 
 def _names_of_stacked(adapter: Adapter, base: Model) -> frozenset[str]:

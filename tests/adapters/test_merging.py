@@ -294,6 +294,17 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     write_mixed(tmp_path / "odd" / "model.safetensors", rows)
     with pytest.raises(ConversionError, match="it belongs to another base"):
         _merge(tmp_path / "odd", tmp_path / "out", adapter)
+    # a wrapper's prefix before the layers, as of a model that sees images
+    wrapped = {
+        name.replace("model.layers.", "model.language_model.layers."): row
+        for name, row in tensors_of(base).items()
+    }
+    shutil.copytree(base, tmp_path / "wrapped")
+    write_mixed(tmp_path / "wrapped" / "model.safetensors", wrapped)
+    there = r"has no (model\.)(layers\.0\.\S+); \1language_model\.\2 is there$"
+    with aprfmt.open(tmp_path / "wrapped") as model:
+        with pytest.raises(ConversionError, match=there):
+            place_pairs(read_adapter(adapter)[1], model)
     pairs = {name.replace("q_proj", "s_proj"): row for name, row in tensors_of(adapter).items()}
     shutil.copytree(adapter, tmp_path / "unplaced")
     write_mixed(tmp_path / "unplaced" / "adapter_model.safetensors", pairs)
