@@ -92,6 +92,7 @@ SURE = 4.0  # standard errors
 MOST_ENDS = 0.75  # share of values that may be clipped: of one sign and a size, half of them are
 MOST_FAR = 0.1  # share that may lie further beyond an end than its group is wide
 WIDE_RUN = 256  # values of a row among which errors are no multiple of the copy
+LITTLE = 0.25  # of the squared errors of a matrix that are no multiple of it
 FOLLOWS = 0.7  # share of the errors that such a multiple is
 MULTIPLE = 0.35  # share of the copy that it is: scales that are powers of two clip 0.33 of a run
 UNLIKE = 0.4  # correlation below which such a run of the copy is no run of the source
@@ -185,17 +186,15 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     error[clipped & (np.abs(x) <= reach)] = 0.0
     # Shares and moments of what is left, and the systematic part (slope).
     inner = ~clipped & np.isfinite(error)
-    size, many = np.abs(error), max(int(inner.sum()), 1)
+    size = np.abs(error)
     finite = np.where(np.isfinite(error), error, 1e6)
     # At an end only values that were rounded outwards are left: alone they are a slope.
     inside = inner & ~above & ~below
     if not clipped.any() or 2 * int(inside.sum()) < inner.size:
         inside = inner
-    norm, copied = float((x * x).sum()), float((y * y)[inside].sum())
+    norm = float((x * x).sum())
     apart = np.where(inside, delta, 0.0)
-    usual = min(float((apart**2).sum()), 0.25 * float((step[inside] ** 2).sum()))
-    # Of what is not an end of its group: in small groups the ends hold most of the norm.
-    relative = usual / copied if copied else 0.0
+    slope, limit = _steepest(apart, y, step, inside, max(matrices, 1))
     mean, rms = _worst_runs(finite)
     multiple, likeness = _worst_wide_runs(x, y)
     far = clipped & (np.abs(delta) > high - low)
@@ -212,8 +211,8 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         spread,
         mean,
         rms,
-        float((apart * y).sum()) / copied if copied else 0.0,
-        2 * relative + SLOPE + SURE * (relative / many) ** 0.5,
+        slope,
+        limit,
         float((delta**2).sum() / norm) ** 0.5 if norm else 0.0,
         float((clipped & (delta != 0)).mean()) if x.size else 0.0,
         float(far.mean()) if x.size else 0.0,
@@ -222,6 +221,35 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         made_up,
         _count_cut_codes(x, error, clipped, np.abs(delta) > CUT * step),
     )
+
+
+def _steepest(
+    apart: "Array", y: "Array", step: "Array", inside: "Array", matrices: int
+) -> tuple[float, float]:
+    """Return (share of the copy that the errors are, what rounding may make of it) of a matrix.
+
+    It is the matrix of [rows of all matrices, columns] where that is furthest beyond its limit.
+    `apart` are the errors, 0 but at the values `inside`, which are counted.
+    """
+    steepest = 0.0, SLOPE
+    for errors, copy, steps, those in zip(
+        *(np.split(one, matrices) for one in (apart, y, step, inside)), strict=True
+    ):
+        copied = float((copy * copy)[those].sum())
+        if not copied:
+            continue
+        slope = float((errors * copy).sum()) / copied
+        # Where the same codes have another scale, the errors are a multiple of the copy.
+        whole = float((errors**2).sum())
+        rest = max(whole - slope**2 * copied, 0.0)
+        size = whole if rest > LITTLE * whole else rest
+        usual = min(size, 0.25 * float((steps[those] ** 2).sum()))
+        # Of what is not an end of its group: in small groups the ends hold most of the norm.
+        relative, many = usual / copied, max(int(those.sum()), 1)
+        limit = 2 * relative + SLOPE + SURE * (relative / many) ** 0.5
+        if abs(slope) * steepest[1] > abs(steepest[0]) * limit or matrices == 1:
+            steepest = slope, limit
+    return steepest
 
 
 def _count_cut_codes(x: "Array", error: "Array", clipped: "Array", off: "Array") -> int:

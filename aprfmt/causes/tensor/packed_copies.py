@@ -72,6 +72,19 @@ class PackedCopy:
         """Genitive of the other side, "A's" or "B's"."""
         return "A's" if self.whose == "B's" else "B's"
 
+    @property
+    def tall(self) -> int:
+        """The rows of one matrix of a stack, if all rows are looked at; else all rows."""
+        shape = self.reader.side.shape
+        stacked = len(shape) > 2 and self.y.shape == (self.reader.rows, self.reader.columns)
+        return int(shape[-2]) if stacked else self.y.shape[0]
+
+    def fit(self) -> Fit:
+        """Return the errors of the values as they are; each matrix of a stack has a scale."""
+        every = (self.x, self.y, *self.lattice)
+        x, y, *lattice = (part.reshape(-1, self.tall, part.shape[-1]) for part in every)
+        return fit_errors(x, y, Lattice(*lattice))
+
     def explain_repaired(
         self, cause: str, says: tuple[str, ...], y: "Array", lattice: Lattice, free: int = 0
     ) -> Finding | None:

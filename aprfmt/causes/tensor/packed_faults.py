@@ -6,7 +6,6 @@ from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.packed_copies import explain_copy, packed_copies
 from aprfmt.errors import AprfmtError
-from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.findings import Finding
 
 
@@ -15,7 +14,7 @@ def explain_quantization(case: DifferingPair) -> Iterator[Finding]:
     for copy in packed_copies(case):
         if not copy.finite:
             continue
-        after = fit_errors(copy.x, copy.y, copy.lattice)
+        after = copy.fit()
         if after.how:
             again = " and decoded again" if copy.again else ""
             says = f"{copy.whose} values are {copy.other}, quantized{again}"
@@ -25,7 +24,7 @@ def explain_quantization(case: DifferingPair) -> Iterator[Finding]:
 def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
     """Yield findings of what is wrong with each side that is a wrong packed copy of the other."""
     for copy in packed_copies(case):
-        if copy.finite and fit_errors(copy.x, copy.y, copy.lattice).how:
+        if copy.finite and copy.fit().how:
             continue
         from aprfmt.causes.tensor import packed_codes, packed_parts, packed_scales
 
@@ -55,7 +54,7 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
 def explain_unrelated_scales(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding of a copy's wrong scales that relate to the right ones in no known way."""
     for copy in packed_copies(case):
-        if copy.finite and not fit_errors(copy.x, copy.y, copy.lattice).how:
+        if copy.finite and not copy.fit().how:
             from aprfmt.causes.tensor.packed_scales import explain_scales
 
             yield from explain_scales(copy, related=False)
@@ -64,7 +63,7 @@ def explain_unrelated_scales(case: DifferingPair) -> Iterator[Finding]:
 def explain_output_order(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding of a wrong packed copy whose codes are reordered along the outputs."""
     for copy in packed_copies(case):
-        if copy.finite and not fit_errors(copy.x, copy.y, copy.lattice).how:
+        if copy.finite and not copy.fit().how:
             from aprfmt.causes.tensor.packed_codes import explain_output_order as explain_order
 
             yield from explain_order(copy)

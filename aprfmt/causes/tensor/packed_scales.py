@@ -112,7 +112,7 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
         if not wrong.any():
             return  # the scales are right: what is left are values of another source
         # One factor for all has fewer parts than any relation of the scales.
-        found = _one_factor(finer, factor) if related else None
+        found = (_one_factor(finer, factor) or _factor_of_matrices(finer)) if related else None
         if found is not None:
             yield found
             return
@@ -191,6 +191,32 @@ def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
     numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
     said = (says, f"in all {factor.size} groups", numbers, copy.scheme)
     return explain_copy(copy, "quant_scale", said, after, 1, float(copy.y.size))
+
+
+def _factor_of_matrices(copy: PackedCopy) -> Finding | None:
+    """Return the finding that the scales of each matrix of a stack lack a factor of their own.
+
+    None where it is no stack, or one factor for each matrix leaves more than rounding.
+    """
+    tall = copy.tall
+    count = copy.y.shape[0] // tall
+    if count < 2:
+        return None
+    x, y = (np.nan_to_num(part).reshape(count, -1) for part in (copy.x, copy.y))
+    square = (y * y).sum(1)
+    factor = np.where(square > 0, (x * y).sum(1) / np.where(square > 0, square, 1.0), 1.0)
+    if not (factor > 0).all() or np.abs(factor - 1).max() <= LEAST:
+        return None
+    wide = np.repeat(factor, tall)[:, None]
+    after = fit_errors(copy.x, copy.y * wide, scale_lattice(copy.lattice, wide))
+    if not copy.is_repaired(after):
+        return None
+    wrong = int((np.abs(factor - 1) > LEAST).sum())
+    says = f"{copy.whose} scales of each expert are off by one factor"
+    numbers = f"{1 / factor.max():.4g} to {1 / factor.min():.4g} times what they should be"
+    said = says, f"{numbers}, in {wrong} of {count} experts", copy.scheme
+    moved = float(copy.y.size * wrong // count)
+    return explain_copy(copy, "quant_scale", said, after, count, moved)
 
 
 def _order_of_scales(copy: PackedCopy) -> str:
