@@ -34,6 +34,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
+def test_what_two_causes_explain_alike_confirms_neither() -> None:
+    """Seen red: confirmed, though another cause gives the same values."""
+    one = Finding("scale", "", "tensor", "bug", ("w",), True, proof=unfitted_proof())
+    assert one.certainty == "confirmed"
+    assert replace(one, also=("norm_offset",)).certainty == "explained"
+    assert replace(one, confirmed=False).certainty == "located"
+
+
 @pytest.mark.parametrize(
     ("share", "percent"),
     [(None, ""), (1.0, ""), (0.999999, "99.9 %"), (0.99951, "99.9 %"), (0.9, "90 %")],
