@@ -108,9 +108,11 @@ def test_tables_name_causes_of_the_one_table() -> None:
 # Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps) and
 # of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered); others have a
 # file of tests of their name, or stand in test_batch_sequences, test_shared_ranges,
-# test_misread_codes, test_adapter_deltas and model/test_older_packing_files.
+# test_misread_codes, test_packed_copies, test_adapter_deltas and
+# model/test_older_packing_files.
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "architecture_key",
+    "clipped_codes",
     "code_type",
     "delta_change",
     "delta_scale",
