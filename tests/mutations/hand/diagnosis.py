@@ -120,7 +120,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "shadow-fed-its-own", "inference/replay/shadow.py",
-        "                mine = view.theirs\n", "                pass\n",
+        "                mine = view.theirs if own else value.fill_into(mine, token_axis(key))\n",
+        "                pass\n",
         "the pass goes on with its own values, so every later point is blamed",
     ),
     Row(
