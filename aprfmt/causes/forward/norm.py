@@ -1,12 +1,13 @@
 """Hypotheses about a norm: its epsilon, the 1 added to its weight, the weight itself."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.causes.forward.norm_order import (
     NORMS,
     exchange_norm_kind,
@@ -327,12 +328,55 @@ def norm_key(case: Mismatch) -> str | None:
     return key if key in case.patched.weights else None
 
 
+# What is said of weights [heads, d] -> those that the engine took.
+HEAD_WEIGHTS: Mapping[str, Callable[[Any], Any]] = {
+    "every head has the first one's norm weight": lambda w: np.repeat(w[:1], len(w), 0),
+    "the norm's weights are read with heads and elements exchanged": lambda w: np.ascontiguousarray(
+        w.reshape(w.shape[::-1]).T
+    ),
+}
+SIDES: Mapping[str, tuple[str, ...]] = {"q and k": ("v", "q_norm"), "q": ("v",), "k": ("q_norm",)}
+
+
+def head_weight_changes() -> Iterator[Change]:
+    """Yield changes of norm weights that each head has its own of: the first one's, or transposed.
+
+    They do nothing where all heads have one weight.
+    """
+    for says, used in HEAD_WEIGHTS.items():
+        for side, points in SIDES.items():
+            yield Change(
+                "qk_norm", f"of {side} {says}", ("qk_norm",),
+                partial(_use_head_weights, used, points), {"weights": says, "of": side},
+            )  # fmt: skip
+
+
+def _use_head_weights(
+    used: Callable[[Any], Any], points: Collection[str], patched: PatchedModel, layers: Layers
+) -> PatchedModel:
+    """Return the model whose norms after `points` have the weights used([heads, d]) in `layers`."""
+
+    def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the norm of `x`, by other weights where they are by head."""
+        own = getattr(w, "ndim", 1) > 1 and point_before_norm(patched, at) in points
+        return op(x, used(np.asarray(w)) if own else w, *args, **kwargs)
+
+    return patched.with_ops(NORMS, override, layers)
+
+
+def try_head_weights(case: Mismatch) -> Iterator[Change]:
+    """Yield changes of norm weights by head, where a norm before the point has them."""
+    if any(getattr(call.args[1], "ndim", 1) > 1 for call in case.calls(*NORMS)):
+        yield from head_weight_changes()
+
+
 HYPOTHESES = (
     Hypothesis("norm_eps", find_eps, 50, "one number for all rows, before weights"),
     Hypothesis("norm_eps", try_eps_outside, 52, "another rule of it, after its number"),
     Hypothesis("norm_kind", try_norm_kinds, 54, "the rule, once its number is right"),
     Hypothesis("norm_skipped", try_repeated_norm, 56, "the right rule, too often"),
     Hypothesis("rounding", try_rounded_norms, 58, "the right rule, rounded"),
+    Hypothesis("qk_norm", try_head_weights, 59, "the right weights, of other heads"),
     Hypothesis("norm_offset", try_norm_offsets, 60, "one constant, before weights of other values"),
     Hypothesis(
         "stale_tensor", find_norm_weight, 70, "a vector that is solved fits more than a number"

@@ -14,6 +14,7 @@ from aprfmt.causes.forward.moe import (
 )
 from aprfmt.causes.forward.norm import (
     eps_change,
+    head_weight_changes,
     norm_kind_change,
     norm_offset_changes,
     norm_offset_changes_by_place,
@@ -153,6 +154,8 @@ def _query_key_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
             {"after_rope": True},
         )
     )
+    if patched.spec.block.qk_norm == "head_layer":
+        yield from with_layers(head_weight_changes())
     wide = patched.spec.block.qk_norm == "width"
     says = "each head" if wide else "all heads together"
     yield UsualMistake(
