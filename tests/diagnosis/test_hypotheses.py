@@ -187,6 +187,26 @@ def test_no_weight_is_accused_where_its_product_is_of_another_input(
     assert found.cause == cause and says in found.sentence
 
 
+def test_a_query_and_its_gate_that_are_cut_from_halves_of_their_rows() -> None:
+    """The product is recorded as it is, so that the points of its parts are read by the model."""
+    order: list[Any] = []
+
+    def wrong(model: Any, stack: ExitStack) -> None:
+        for name, module in model.named_modules():
+            if name.endswith("self_attn.q_proj"):
+                rows = np.arange(module.weight.shape[0])
+                heads = model.config.num_attention_heads
+                order[:] = [rows.reshape(2, heads, -1).transpose(1, 0, 2).reshape(-1)]
+                module.weight.data = module.weight.data[order[0]].clone()
+
+    values = dumps.outputs("qwen3_next", {}, wrong)
+    for key in values:
+        if key.endswith("self_attn.q_proj"):
+            values[key] = values[key][..., np.argsort(order[0])]
+    found = confirmed(tiny_folder("qwen3_next"), dumps.as_npz(values, "halves"))
+    assert found.cause == "fused_order" and "in halves, not head by head" in found.sentence
+
+
 @pytest.mark.parametrize("passes", [(20,), (9, 15)])
 def test_masks_that_count_a_later_passs_tokens_from_0(passes: tuple[int, ...]) -> None:
     """A causal mask without the tokens in the cache, and single steps that have the right one."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import role_key
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, Patch
-from aprfmt.causes.forward.product import remember_product
+from aprfmt.causes.forward.product import remember_product, replace_weights
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -80,6 +80,38 @@ def try_result_orders(case: Mismatch) -> Iterator[Change]:
         yield from result_order_changes(case.patched)
 
 
+def try_split_gates(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that cuts the joined rows of q and its gate in halves, not head by head.
+
+    A dump's product is read as the model cuts it. So the two points are made anew.
+    """
+    if case.layer < 0 or case.patched.spec.block.attention_gate != "sigmoid":
+        return
+    heads = int(case.patched.hp["n_heads"])
+    arrays: dict[str, Any] = {}
+    for layer in range(case.patched.n_layers):
+        keys = [role_key(layer, f"{role}.weight") for role in ("attn_q", "attn_q_gate")]
+        if not all(key in case.patched.stored for key in keys):
+            continue
+        pair = [np.asarray(case.patched.stored[key].numpy()) for key in keys]
+        if pair[0].shape != pair[1].shape:
+            return
+        rows = np.stack([x.reshape(heads, -1, x.shape[-1]) for x in pair], axis=1)
+        halves = np.split(rows.reshape(-1, pair[0].shape[-1]), 2)
+        arrays |= {key: np.ascontiguousarray(x) for key, x in zip(keys, halves, strict=True)}
+    held = {
+        key
+        for key, view in case.found.views.items()
+        if view.point in ("q", "attn_gate") and view.recorded is not None
+    }
+    change = Change(
+        "fused_order", "q and its gate are cut from their joined rows in halves, not head by head",
+        tuple(arrays), replace_weights(arrays), {"rows": "halves"}, drop=frozenset(held),
+    )  # fmt: skip
+    if arrays and case.view.key not in held and case.trial(change) <= case.view.tolerance:
+        yield change
+
+
 def try_exchanged_keys_and_values(case: Mismatch) -> Iterator[Change]:
     """Yield the change that exchanges keys and values, where both have one shape."""
     scores, mix = case.call("scores"), case.call("mix")
@@ -129,6 +161,7 @@ HYPOTHESES = (
     Hypothesis(
         "swapped_tensors", try_exchanged_keys_and_values, 285, "what is read, before any number"
     ),
+    Hypothesis("fused_order", try_split_gates, 165, "which rows are read, before a norm of them"),
     Hypothesis("attention_gate", try_gates, 328, "what multiplies attention, after attention"),
     Hypothesis("head_order", try_result_orders, 329, "known orders of what attention gives"),
 )

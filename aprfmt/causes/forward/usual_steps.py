@@ -145,9 +145,24 @@ def _rope_side_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
             )
         )
     yield from with_layers(rotated_element_changes(patched))
+    if patched.spec.block.attention == "mla":
+        says = "keys have their rotated part first, queries have it last"
+        yield UsualMistake(Change("fused_order", says, ("k_pe",), _rotated_keys_first,
+                                  {"first": "rotated"}))  # fmt: skip
     if patched.spec.block.attention == "gqa":
         yield UsualMistake(Change("rope_layers", "values are rotated as the keys", ("rope_layers",),
                            rotate_values, {"values": 1}))  # fmt: skip
+
+
+def _rotated_keys_first(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose queries meet keys with the rotated part first, in `layers`."""
+    nope = int(patched.hp["qk_nope_head_dim"])
+
+    def override(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
+        """Return the scores of `q` with the two parts of `k` exchanged."""
+        return op(q, np.concatenate([k[..., nope:], k[..., :nope]], axis=-1), heads)
+
+    return patched.with_op("scores", override, layers)
 
 
 def _mask_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
