@@ -84,6 +84,12 @@ def embedded(token: int, other: int) -> Plant:
     return lambda patched: patched.with_op("embed", read, None)
 
 
+def tied_backwards(op: Any, at: Any, x: Array, w: Any, *rest: Any) -> Array:
+    """Return a product; that of a tied head has its columns in the other order."""
+    made = np.array(op(x, w, *rest))
+    return made[..., ::-1].copy() if w.key == "token_embd.weight" else made
+
+
 def scores_times(factor: float) -> Plant:
     return lambda patched: patched.with_op(
         "scores", lambda op, at, *args: op(*args) * np.float32(factor), None
@@ -143,6 +149,8 @@ OTHERS: Mapping[str, Mapping[str, Plant]] = {
         "no positions": weight("position_embd.weight", np.zeros_like),
         "no bias": weight("L0.attn_q.bias", np.zeros_like),
         "a bias twice": weight("L0.ffn_up.bias", lambda b: 2 * b),
+        "rows of a tied head": lambda patched: patched.with_op("linear", tied_backwards, None),
+        "half twice": weight("L0.ffn_up.weight", lambda w: np.tile(w[: len(w) // 2], (2, 1))),
         "an offset": hyper(position_offset=1),
     },
     "llama4": {
@@ -245,6 +253,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "no bias is added": ALONE,
         "attention and MLP read one input and are added together": OWN,
         "4 elements of each head are rotated; the model says 8": OWN,
+        "keys have their rotated part first, queries have it last": ALONE,
         "nothing is rotated": "layer 0 does not rotate; it should",
         "every token has position 0": OWN,
         "keys are not rotated": "layer 0 does not rotate; it should",
@@ -304,6 +313,8 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "no positions": ("no position is added to the", "what the sublayer computed is not"),
         "no bias": "L0.attn_q.bias is not added",
         "a bias twice": "L0.ffn_up.bias is added twice",
+        "rows of a tied head": ("token_embd.weight: rows are in", ""),
+        "half twice": ("L0.ffn_up.weight: the rows are those of shards 0, 0 of 2", ""),
         "an offset": "positions are counted from 1",
     },
     "llama4": {
@@ -313,6 +324,10 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "a temperature": "queries grow by 0.3 times a",
         "no temperature": "queries have no factor that grows",
         "a base": ("rope's base is 700; the model", ""),
+    },
+    "cohere-qk-norm": {
+        "of q and k every head has the first one's norm weight": OWN,
+        "of k the norm's weights are read with heads and elements exchanged": OWN,
     },
     "qwen3": {
         "norms": "L0.attn_q_norm.weight and",

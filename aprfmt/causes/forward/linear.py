@@ -206,6 +206,16 @@ def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, M
                 f"rows were permuted for {many} heads{words}; the tensor has {count // d}",
                 {"heads": many},
             )
+    # One device's rows in another's place.
+    for ranks in (n for n in (2, 3, 4, 8) if count % n == 0):
+        blocks = order.reshape(ranks, -1)
+        shares = blocks[:, 0] // blocks.shape[1]
+        whole = (blocks == shares[:, None] * blocks.shape[1] + np.arange(blocks.shape[1])).all()
+        if whole and len({*shares.tolist()}) < ranks:
+            found = shares.tolist()
+            listed = ", ".join(map(str, found))
+            says = f"the rows are those of shards {listed} of {ranks}, one behind the other"
+            return "tensor_parallel", says, {"shards": found}
     # Any other order: a shift, or no known one.
     shift = np.unique((order - np.arange(count)) % count)
     if len(shift) == 1:

@@ -49,10 +49,10 @@ class Product:
         `values` are numbers to report. `general`: `w` was solved from the trace, so that it would
         fit any.
         """
-        arrays = {self.key: w.reshape(case.patched.weights[self.key].shape)}
-        return Change(
-            cause, says, (self.key,), replace_weights(arrays), values, scoped=False, general=general
-        )
+        make = replace_weights({self.key: w.reshape(case.patched.weights[self.key].shape)})
+        if self.key == "token_embd.weight":
+            make = replace_head(w)
+        return Change(cause, says, (self.key,), make, values, scoped=False, general=general)
 
     def explains_output(self, case: Mismatch, w: Array, slack: float = 10.0) -> bool:
         """Return whether the input times the weight `w` is the trace's output.
@@ -147,6 +147,19 @@ def replace_weights(arrays: Mapping[str, Array]) -> Patch:
         )
 
     return make
+
+
+def replace_head(w: Array) -> Patch:
+    """Return a patch function: a tied head is `w` [rows, columns]; the embedding stays as it is."""
+
+    def override(op: Any, at: Any, x: Any, own: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Return the product with `w` in place of the embedding; others as they are."""
+        if own.key.partition("[")[0] != "token_embd.weight":
+            return op(x, own, *rest, **kwargs)
+        bias = rest[0] if rest else None
+        return (x @ w.T + (0 if bias is None else bias)).astype(x.dtype)
+
+    return lambda patched, layers: patched.with_op("linear", override, None)
 
 
 def _are_of_layers(keys: Iterable[str]) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.norm import norm_key
-from aprfmt.causes.forward.product import product_of, replace_weights, weight_values
+from aprfmt.causes.forward.product import product_of, replace_head, replace_weights, weight_values
 from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.errors import CodecError
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -218,17 +217,9 @@ def _other_head(case: Mismatch, solved: NDArray[np.float32], tokens: int) -> Ite
     alike = abs(float(np.sum(solved * own))) / (norms.exact_norm(solved) * norms.exact_norm(own))
     cause = "tied_embedding" if alike < UNLIKE else "stale_tensor"
     what = "is no copy of the embedding, which" if alike < UNLIKE else "is not the embedding, which"
-
-    def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
-        """Return the product with the solved head; others as they are."""
-        if w.key.partition("[")[0] != "token_embd.weight":
-            return op(x, w, *rest, **kwargs)
-        return (x @ solved.T).astype(x.dtype)
-
     yield Change(
         cause, f"the head {what} the model has as head (solved from {tokens} tokens)",
-        ("output.weight",), lambda patched, layers: patched.with_op("linear", override, None),
-        scoped=False, general=True,
+        ("output.weight",), replace_head(solved), scoped=False, general=True,
     )  # fmt: skip
 
 
