@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aprfmt.inference.batch import Batch, ScoredSample, other_packings, score_batch
 from aprfmt.inference.loss import BITS
+from aprfmt.inference.micro_batches import micro_batches
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.measure.tolerances import REPORTED, REPORTED_SURELY
 
@@ -453,22 +454,6 @@ def _guess_reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
         yield LossGuess(("loss_scale",), mean * 2.0**power, f"2^{power} = {2**power}")
 
 
-def _micro_batches(samples: int) -> Iterator[tuple[str, list[Sequence[int]]]]:
-    """Yield (description, sample numbers of each group) for micro-batches and ranks of a batch.
-
-    Micro-batches are of samples that follow each other, the last may be shorter. Ranks get
-    samples in turn, as torch's DistributedSampler deals them.
-    """
-    every = range(samples)
-    sizes = {size for size in every[2:] if samples % size == 0} | {2**k for k in range(1, 12)}
-    for size in sorted(size for size in sizes if size < samples):
-        parts: list[Sequence[int]] = [every[at : at + size] for at in range(0, samples, size)]
-        yield f"micro-batches of {size} samples", parts
-    for ranks in every[2:]:
-        if samples % ranks == 0:
-            yield f"{ranks} ranks that get samples in turn", [every[i::ranks] for i in range(ranks)]
-
-
 def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:
     """Yield a guess for every wrong way to join the losses of micro-batches or ranks.
 
@@ -481,7 +466,7 @@ def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:
         for says, at in (("the first sample", 0), ("the last sample", -1)):
             if picked[at].size:
                 yield LossGuess(("one_group",), float(picked[at].mean()), says)
-    for says, groups in _micro_batches(len(picked)):
+    for says, groups in micro_batches(len(picked)):
         parts = [[picked[i] for i in group] for group in groups]
         means = [mean for each in parts if not math.isnan(mean := _mean_loss(each))]
         if len(means) < 2:

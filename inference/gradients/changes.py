@@ -62,7 +62,8 @@ class BackwardChange:
     in the loss, in the order of rows and columns, 1.0 for right. `smoothing` is the share of a
     label that is spread over the vocabulary, `z_loss` the factor of the squared logarithm of the
     softmax's denominator in the loss. `router` are factors of auxiliary losses in place of those
-    that the batch states.
+    that the batch states. `rolled` is by how many (rows, columns) the labels are rolled before the
+    loss shifts them, as torch.roll does it.
     `edges` says that the first token of each document of a packed row is a label of the one before.
     `adapter_scale` multiplies what an adapter adds.
     `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
@@ -75,6 +76,7 @@ class BackwardChange:
     joined: Joined | None = None
     norm_tokens: tuple[int, int] | None = None
     shift: int = 1
+    rolled: tuple[int, int] = (0, 0)
     unmasked: bool = False
     edges: bool = False
     labels: tuple[float, ...] | None = None

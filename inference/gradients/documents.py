@@ -78,9 +78,12 @@ def documents(
         label[:, :width] |= np.logical_or.accumulate(batch.mask, 1) & ~batch.mask
     scored, targets = np.zeros((len(label), width), bool), np.full((len(label), width), -100)
     begin = max(0, -ahead)
+    ids = batch.ids
+    if any(change.rolled):
+        label, ids = (np.roll(x[:, :width], change.rolled, (0, 1)) for x in (label, ids))
     stop = min(width, label.shape[1] - ahead)  # rows [begin, stop) have their label in the batch
     scored[:, begin:stop] = label[:, begin + ahead : stop + ahead]
-    targets[:, begin:stop] = batch.ids[:, begin + ahead : stop + ahead]
+    targets[:, begin:stop] = ids[:, begin + ahead : stop + ahead]
     if not (change.runs_padding or change.padding == "attended"):
         scored &= batch.mask  # padding is not run, and predicts nothing
     per_row, total = scored.sum(1), int(scored.sum())
@@ -117,10 +120,10 @@ def documents(
             labels = np.where(scored[row, start:end], targets[row, start:end], -100)
             if ((labels >= 0).any() and factor) or routed:
                 many = total if reduction == "tokens" else max(1, int(per_row[row])) * rows_scored
-                ids = batch.ids[row, start:end]
+                tokens = batch.ids[row, start:end]
                 factors = None if change.labels is None else each[row, start:end]
                 found.append(
-                    Document(row, start, ids, labels, factor / many, restart, padding, factors)
+                    Document(row, start, tokens, labels, factor / many, restart, padding, factors)
                 )
     return found
 

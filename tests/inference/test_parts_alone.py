@@ -56,6 +56,7 @@ from aprfmt.inference.fast.cuda.host_uploads import HostUploads
 from aprfmt.inference.fast.encoded import EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
+from aprfmt.inference.micro_batches import micro_batches
 from aprfmt.inference.parity import between, operations, outcomes
 from aprfmt.inference.parity import prediction_gates as outer
 from aprfmt.inference.parity.bundle import HEADER, choose_bundle, parse_bundle, run_cell
@@ -522,7 +523,7 @@ def test_logits_are_cut_to_the_vocabulary_and_padding_is_not_remarked(
 def test_every_even_division_of_a_batch_is_tried_and_each_sample_is_in_one_group(
     samples: int,
 ) -> None:
-    found = dict(reported._micro_batches(samples))
+    found = dict(micro_batches(samples))
     for groups in found.values():
         assert sorted(i for group in groups for i in group) == list(range(samples))
     for size in range(2, samples):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from torch.nn import functional
 
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.inference.batch import read_batch
@@ -77,6 +78,72 @@ def test_a_row_of_documents_that_end_with_the_padding_token(joined: bool, tmp_pa
     )
     named = [(one.cause, one.certainty_text) for one in report.causes]
     assert named == ([("packed_attention", "confirmed")] if joined else []), report.notes
+
+
+def nats(logits: torch.Tensor, labels: torch.Tensor, ahead: int = 1) -> torch.Tensor:
+    """Return the mean loss of rows scored on the label `ahead` of them."""
+    begin, stop = max(0, -ahead), logits.shape[1] - max(0, ahead)
+    wanted = labels[:, begin + ahead : stop + ahead]
+    return functional.cross_entropy(logits[:, begin:stop].flatten(0, 1), wanted.flatten())
+
+
+def of_groups(logits: torch.Tensor, labels: torch.Tensor, groups: Any) -> list[torch.Tensor]:
+    """Return the mean loss of each group of rows."""
+    return [nats(logits[rows], labels[rows]) for rows in groups]
+
+
+SIXES = [list(range(at, at + 6)) for at in range(0, 18, 6)]
+TURNS = [list(range(at, 18, 2)) for at in range(2)]
+# The loss of a trainer -> the cause and words of it.
+LOSSES: dict[str, tuple[Any, str, str]] = {
+    "three ahead": (lambda x, y: nats(x, y, 3), "other_labels", "shifted 3 times"),
+    "four ahead": (lambda x, y: nats(x, y, 4), "other_labels", "shifted 4 times"),
+    "two behind": (lambda x, y: nats(x, y, -2), "other_labels", "the other way, twice"),
+    "to the left": (lambda x, y: nats(x, y.roll(-1, 1)), "other_labels", "to the left"),
+    "to the right": (lambda x, y: nats(x, y.roll(1, 1)), "other_labels", "to the right"),
+    "of the row before": (lambda x, y: nats(x, y.roll(1, 0)), "other_labels", "row before"),
+    "of the row after": (lambda x, y: nats(x, y.roll(-1, 0)), "other_labels", "row after"),
+    "the sum of ranks in turn": (
+        lambda x, y: sum(of_groups(x, y, TURNS)),
+        "micro_batch_means", "the sum of the means of 2 ranks that get samples in turn"),
+    "the last micro-batch": (
+        lambda x, y: of_groups(x, y, SIXES)[-1],
+        "samples_left_out", "only the last of micro-batches of 6 samples"),
+    "right": (nats, "", ""),
+}  # fmt: skip
+
+
+@cache
+def of_rows(many: int) -> tuple[Path, Any, dict[str, torch.Tensor]]:
+    """Return a tiny model, its folder, and a batch of rows with unscored prompts of some lengths.
+
+    The batch is written to the folder, too.
+    """
+    folder = Path(_FOLDER.name) / f"rows-{many}"
+    model: Any = save_tiny("llama", folder / "model")
+    ids = torch.tensor(np.stack([np.roll(IDS, 7 * row)[:9] for row in range(many)]))
+    labels = ids.clone()
+    for row in range(many):
+        labels[row, : row % 5] = -100
+    batch = {"input_ids": ids, "labels": labels}
+    save_file({key: x.numpy() for key, x in batch.items()}, folder / "batch.safetensors")
+    return folder, model, batch
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_which_labels_and_groups_a_loss_has_is_named(name: str, tmp_path: Path) -> None:
+    """Seen red, each: "not known", or a factor for each parameter."""
+    loss, cause, says = LOSSES[name]
+    folder, model, batch = of_rows(3 if cause == "other_labels" else 18)
+    model.zero_grad()
+    loss(model(batch["input_ids"]).logits, batch["labels"]).backward()
+    grads = {key: p.grad.numpy() for key, p in model.named_parameters()}
+    save_file(grads, tmp_path / "grads.safetensors")
+    report = explain_step(
+        folder / "model", grads=[tmp_path / "grads.safetensors"], batch=folder / "batch.safetensors"
+    )
+    assert [one.cause for one in report.causes] == ([cause] if cause else []), report.causes
+    assert all(says in one.says and one.certainty_text == "confirmed" for one in report.causes)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "phi3", "gpt2"])

@@ -115,7 +115,9 @@ def test_a_change_that_leaves_much_explains_nothing(share: float, says: bool) ->
     given = right * (1 + 0.06 * rng.normal(size=right.shape))
     made = right + share * (given - right)
     computed: Any = SimpleNamespace(
-        recompute=lambda change: SimpleNamespace(keys=("a",), gradient=lambda key: made),
+        recompute=lambda change: SimpleNamespace(
+            keys=("a",), gradient_near=lambda key, given: made
+        ),
         rounding=lambda key: None,
     )
     compared = {"a": SimpleNamespace(found=Judgement("differs"))}

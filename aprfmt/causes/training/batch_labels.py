@@ -1,7 +1,7 @@
 """Gradients in which single labels of a batch do not count, or count by where they stand."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +16,7 @@ from aprfmt.causes.training.backward_case import (
 from aprfmt.causes.training.batch_samples import NEAR, all_differ, distance_to_given
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.inference.micro_batches import micro_batches
 
 _MADE = "The batch's gradients, computed that way, give every parameter's."
 CAUSE_ROWS = (
@@ -69,6 +70,7 @@ def guess_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
         *_first_or_last(parts),
         *_unscored(parts),
         *_means_of_parts(case, parts),
+        *_means_of_rows(case, parts),
     ):
         known = np.round(way.factors, 9).tobytes()
         if known in seen or np.all(way.factors == way.factors[0]):
@@ -144,8 +146,32 @@ def _means_of_parts(case: BackwardCase, parts: LabelParts) -> Iterator[_LabelFac
                 yield _LabelFactors("position_means", says, factors * there / shares)
 
 
+def _means_of_rows(case: BackwardCase, parts: LabelParts) -> Iterator[_LabelFactors]:
+    """Yield the ways in which the loss is one of micro-batches or ranks, or joins their means."""
+    of, many = len(parts.rows), len(case.labels)
+    alone: list[Sequence[int]] = [[row] for row in range(many)]
+    for says, groups in (("samples, each by itself", alone), *micro_batches(many)):
+        group = np.zeros(many, np.int64)
+        for number, rows in enumerate(groups):
+            group[list(rows)] = number
+        part = group[parts.rows]
+        counts = np.bincount(part, minlength=len(groups)).astype(np.float64)
+        there = int((counts > 0).sum())
+        if there < 2:
+            continue
+        means = of / counts[part] / there
+        yield _LabelFactors("micro_batch_means", f"the mean of the means of {says}", means)
+        yield _LabelFactors("micro_batch_means", f"the sum of the means of {says}", means * there)
+        for place, number in (("first", 0), ("last", len(groups) - 1)):
+            for one in _kept_only(parts, part == number, f"only the {place} of {says} is there"):
+                yield replace(one, cause="samples_left_out")
+
+
 HYPOTHESES = (
     BackwardHypothesis(
-        ("labels_left_out", "position_means"), guess_labels, 323, "where labels stand is fitted"
+        ("labels_left_out", "position_means", "micro_batch_means", "samples_left_out"),
+        guess_labels,
+        323,
+        "where labels stand is fitted",
     ),
 )

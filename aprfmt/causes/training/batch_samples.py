@@ -212,6 +212,14 @@ def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
          BackwardChange(shift=0)),
         ("the labels are shifted the other way: each row is scored against the token before it",
          BackwardChange(shift=-1)),
+        *((f"the labels are shifted {ahead} times: each row is scored against the token {ahead} "
+           "after it", BackwardChange(shift=ahead)) for ahead in (3, 4)),
+        ("the labels are shifted the other way, twice: each row is scored against the token two "
+         "before it", BackwardChange(shift=-2)),
+        *((f"the labels are rolled by one to the {side} before the loss shifts them",
+           BackwardChange(rolled=(0, by))) for by, side in ((-1, "left"), (1, "right"))),
+        *((f"the labels are those of the row {where}", BackwardChange(rolled=(by, 0)))
+          for by, where in ((1, "before"), (-1, "after"))),
         ("tokens that are no labels are scored too: prompts, or all that -100 leaves out",
          BackwardChange(unmasked=True)),
     ):  # fmt: skip
