@@ -80,7 +80,8 @@ def documents(
     begin = max(0, -ahead)
     ids = batch.ids
     if any(change.rolled):
-        label, ids = (np.roll(x[:, :width], change.rolled, (0, 1)) for x in (label, ids))
+        label = np.roll(label[:, :width], change.rolled, (0, 1))
+        ids = np.roll(ids[:, :width], change.rolled, (0, 1))
     stop = min(width, label.shape[1] - ahead)  # rows [begin, stop) have their label in the batch
     scored[:, begin:stop] = label[:, begin + ahead : stop + ahead]
     targets[:, begin:stop] = ids[:, begin + ahead : stop + ahead]
