@@ -109,7 +109,8 @@ class Fit:
     lay further out than their group is wide. `multiple`: in WIDE_RUN values of a row the errors are
     a multiple of the copy, as of a wrong scale. `likeness` is the least correlation of such a run.
     `cut` counts the values beyond the ends where all others are codes already: nothing was rounded.
-    `made_up`: large errors depend on each other as those do that were made up for.
+    `made_up`: large errors depend on each other as those do that were made up for; `in_part`: that
+    was seen of some columns only, and of others a fault may be the reason.
     """
 
     count: int
@@ -129,6 +130,7 @@ class Fit:
     likeness: float = 1.0
     made_up: bool = False
     cut: int = 0
+    in_part: bool = False
 
     @property
     def how(self) -> str:
@@ -220,6 +222,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         likeness,
         made_up,
         _count_cut_codes(x, error, clipped, np.abs(delta) > CUT * step),
+        made_up and columns > min(len(x) // max(matrices, 1) // 2, CALIBRATED),
     )
 
 

@@ -24,10 +24,13 @@ def explain_quantization(case: DifferingPair) -> Iterator[Finding]:
 def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
     """Yield findings of what is wrong with each side that is a wrong packed copy of the other."""
     for copy in packed_copies(case):
-        if copy.finite and copy.fit().how:
-            continue
+        fit = copy.fit() if copy.finite else None
         from aprfmt.causes.tensor import packed_codes, packed_parts, packed_scales
 
+        if fit is not None and fit.how:
+            if fit.in_part:  # whole columns may have the scales of another group
+                yield from packed_scales.explain_input_scales(copy)
+            continue
         try:
             yield from packed_parts.explain_part_reading(copy)
         except AprfmtError:
