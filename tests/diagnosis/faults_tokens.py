@@ -403,7 +403,7 @@ FAULTS_TOKENS = rows({
                      "rope_scaling", "rope_scaling.original_max_position_embeddings"),
     "sub-key-unread": ("rope_scaling lost a key that nothing can be read without",
                        configured("llama-llama3", without("low_freq_factor")), "rope_scaling",
-                       "rope_scaling.low_freq_factor"),
+                       "rope_parameters.low_freq_factor"),
     "flag-denies": ("mlp_bias is false beside stored biases", denied, "missing_bias", "mlp_bias"),
     "flag-parallel": ("use_parallel_residual beside a second norm",
                       configured("stablelm", {"use_parallel_residual": True}), "residual",
