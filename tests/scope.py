@@ -81,7 +81,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/arch/test_listed.py::test_an_unsaid_base_is_that_of_transformers": Family(4),
     "tests/arch/test_listed.py::test_there_and_back_is_the_same_file": Family(8),
     "tests/arch/test_names.py": Family(4),
-    "tests/arch/test_page.py": Family(1),
+    "tests/arch/test_page.py": Family(4, first_word),
     "tests/arch/test_required.py": Family(8),
     "tests/arch/test_required.py::test_what_the_pass_can_do_without_may_be_allowed": Family(24),
     "tests/arch/test_transformers.py::test_an_unsaid_base_is_that_of_transformers": Family(4),

@@ -224,7 +224,7 @@ def points_in_16_bits(
         if (dtype := _exact_16_bit_type(view)) not in ("", _dtype_of(view))
     }
     named = {key: dtype for key, (view, dtype) in short.items() if _is_rounded(view, view, dtype)}
-    for dtype in {dtype for key, (_, dtype) in short.items() if key not in named}:
+    for dtype in sorted({dtype for key, (_, dtype) in short.items() if key not in named}):
         ops = {view.calls[-1].op for view, held in short.values() if held == dtype} - {*MOVES}
         ways = (round_before_weight(dtype), round_norm_steps(dtype), lambda same, layers: same)
         for inside in ways[0 if ops & {*NORMS} else -1 :]:

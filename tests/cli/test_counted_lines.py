@@ -108,6 +108,7 @@ def test_the_first_line_counts_warnings_that_it_does_not_say(
     note = {"level": "warning", "key": "x", "text": ""}
     body: Any = {
         "architecture": "llama", "metadata_names": {}, "encodings": {}, "unread": [],
+        "unreadable": [],
         "tokenizer": {}, "relations": [{"says": "another name"}],
         "notes": [*[note] * warnings, {**note, "level": "note"}, {**note, "key": "relation"}],
     }  # fmt: skip

@@ -1259,7 +1259,7 @@ def test_a_factor_of_a_weight_is_solved_from_its_output(
     monkeypatch.setattr(weights, "weight_values", lambda patched, key: w)
     case: Any = SimpleNamespace(
         view=SimpleNamespace(tolerance=1e-6, point=point),
-        patched=SimpleNamespace(weights={"w": SimpleNamespace(shape=w.shape)}),
+        patched=SimpleNamespace(weights={"w": SimpleNamespace(shape=w.shape)}, stated=None),
     )
     found = list(weights.find_output_factor(case))
     if not says or (isinstance(factor, list) and many <= 2):  # too few rows to judge each

@@ -70,8 +70,10 @@ def _lost_factor(patched: PatchedModel, factor: float) -> tuple[str, float] | No
 
     It is `factor` itself: the run has it in another place, where it accuses no weight.
     """
+    if patched.stated is None:
+        return None
     settings = [patched.hp, *(hp for hp, _ in patched.own.values())]
-    for name, value in (patched.stated or {}).items():
+    for name, value in patched.stated.items():
         taken = {hp[name] for hp in settings} - {value} if name.endswith("_scale") else ()
         if any(own and abs(factor * own / value - 1) <= 1e-4 for own in taken):
             return name, value
