@@ -606,3 +606,19 @@ def test_of_experts_with_one_score_another_may_be_chosen() -> None:
     found = diagnose(str(folder), str(run))
     assert found.verdict == "precision", found.sentence
     assert ((found.lead and found.lead.residual_before) or 0) > 1e-3  # other experts were chosen
+
+
+@pytest.mark.parametrize("points", [("attn", "ffn"), ("attn",)])
+def test_a_layer_that_is_left_out_is_one_cause(points: tuple[str, ...]) -> None:
+    """Seen red: norms of another kind, and three causes behind them, all confirmed."""
+
+    def add(here: Any, op: Any, a: Any, b: Any) -> Any:
+        return a if here.layer == 1 and here.point.startswith(points) else op(a, b)
+
+    seen = frozenset({"embd", "out", "final_norm", "logits"})
+    run = trace(
+        tiny_folder("llama"), f"left-out-{len(points)}", points=seen, **broken_here(add=add)
+    )
+    found = confirmed(tiny_folder("llama"), run)
+    assert [one.where for one in found.findings] == [("L1.residual",)]
+    assert ("the layer is left out" in found.sentence) == (len(points) == 2), found.sentence

@@ -1,6 +1,6 @@
 """Hypotheses about the embedding, the residual stream, the factors on it and the logits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
 from aprfmt.causes.forward.single_steps import BEHIND, share_norm_input
 from aprfmt.causes.row import Cause
-from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
+from aprfmt.inference.replay.patched_model import MOVES, STREAM, OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.short_numbers import short_number
 from aprfmt.tensors.norms import exact_norm
@@ -28,7 +28,8 @@ from aprfmt.tensors.norms import exact_norm
 CAUSE_ROWS = (
     Cause(
         "residual", "forward", "bug",
-        "A sublayer's output is not added to the stream, or is added in another place.",
+        "A sublayer's output is not added to the stream, or is added in another place; or a whole "
+        "layer is left out.",
         "The stream is equal to what was added, or unchanged, or both sublayers read one input.",
         "The sum as named is equal.",
         keys=("parallel_residual",),
@@ -384,6 +385,20 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
             yield shared_norm_input_change()
 
 
+def try_left_out_layers(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that leaves out a layer, for the point behind it."""
+    if case.view.point == "out":
+        yield Change(
+            "residual", "the layer is left out: what leaves it is what entered it", ("residual",),
+            lambda patched, layers: patched.with_tap("out", _entered, layers), {"kept": "stream"},
+        )  # fmt: skip
+
+
+def _entered(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+    """Return what entered the layer, in place of what leaves it."""
+    return held.get(STREAM, x)
+
+
 def sublayer_factor_change(patched: PatchedModel, sublayer: str, value: float) -> Change:
     """Return the change of residual_scale to `value` for one `sublayer` (attn or ffn)."""
     configured = float(patched.hp["residual_scale"])
@@ -525,6 +540,7 @@ HYPOTHESES = (
     Hypothesis(
         "row_offset", find_embedding_rows, 20, "rows of a table, before what is computed from them"
     ),
+    Hypothesis("residual", try_left_out_layers, 29, "no operation at all, before any number"),
     Hypothesis("multiplier", find_factor, 30, "one factor, before the numbers of an operation"),
     Hypothesis("residual", try_residual_sums, 370, "sums, once both terms are right"),
     Hypothesis("softcap", try_logit_caps, 430, "the logits, after all that gives them"),
