@@ -1,7 +1,6 @@
 """Hypotheses about the embedding, the residual stream, the factors on it and the logits."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -240,22 +239,12 @@ PRINTED = 5e-5  # how far a factor of five digits is off, relative to it
 def factor_change(name: str, value: float, configured: float) -> Change:
     """Return the change of the multiplier `name` from the `configured` value to `value`.
 
-    A factor of the logits may as well be a sampler's: both readings are named. What is added to the
-    stream may have another factor in some layers only.
+    A factor of the logits may as well be a sampler's: both readings are named.
     """
     says = f"{name} is {value:.9g}; the model says {configured:.9g}"
     if name == "logit_scale" and value > 0 and configured and value != 1:
         says += f"; or {temperature_text(value / configured)}"
-    change = hyper_change("multiplier", says, **{name: value})
-    if name != "residual_scale" or not configured:
-        return change
-    in_layers = _scale_sublayers(tuple(BEHIND), value / configured)
-
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with the factor in `layers`: its own value where that is all."""
-        return (change.make if layers is None else in_layers)(patched, layers)
-
-    return replace(change, make=make, scoped=True)
+    return hyper_change("multiplier", says, **{name: value})
 
 
 def temperature_text(factor: float) -> str:
@@ -389,9 +378,12 @@ def try_left_out_layers(case: Mismatch) -> Iterator[Change]:
     """Yield the change that leaves out a layer, for the point behind it."""
     if case.view.point == "out":
         yield Change(
-            "residual", "the layer is left out: what leaves it is what entered it", ("residual",),
-            lambda patched, layers: patched.with_tap("out", _entered, layers), {"kept": "stream"},
-        )  # fmt: skip
+            "residual",
+            "the layer is left out: what leaves it is what entered it",
+            ("residual",),
+            lambda patched, layers: patched.with_tap("out", _entered, layers),
+            {"kept": "stream"},
+        )
 
 
 def _entered(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
@@ -406,7 +398,7 @@ def sublayer_factor_change(patched: PatchedModel, sublayer: str, value: float) -
     return Change(
         "multiplier", f"what {name} computed is multiplied by {value:g}; the model says "
         f"{configured:g}", ("residual_scale",),
-        _scale_sublayers((sublayer,), value / configured), {"residual_scale": {name: value}},
+        _scale_sublayer(sublayer, value / configured), {"residual_scale": {name: value}},
     )  # fmt: skip
 
 
@@ -417,13 +409,12 @@ def usual_sublayer_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
             yield sublayer_factor_change(patched, sublayer, 1.0)
 
 
-def _scale_sublayers(sublayers: tuple[str, ...], factor: float) -> Patch:
-    """Return a patch: what these `sublayers` (attn, ffn) add to the stream is times `factor`."""
-    behind = frozenset(point for sublayer in sublayers for point in BEHIND[sublayer])
+def _scale_sublayer(sublayer: str, factor: float) -> Patch:
+    """Return a patch: what one `sublayer` (attn or ffn) adds to the stream is times `factor`."""
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return a + factor * b for these sublayers' residual sums, else a + b."""
-        inside = at.point in behind and b.ndim > 1
+        """Return a + factor * b for this sublayer's residual sum, else a + b."""
+        inside = at.point in BEHIND[sublayer] and b.ndim > 1
         return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
     return lambda patched, layers: patched.with_op("add", override, layers)
