@@ -222,7 +222,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         likeness,
         made_up,
         _count_cut_codes(x, error, clipped, np.abs(delta) > CUT * step),
-        made_up and columns > min(len(x) // max(matrices, 1) // 2, CALIBRATED),
+        made_up and columns > _most_columns(len(x) // max(matrices, 1)),
     )
 
 
@@ -283,6 +283,11 @@ def _are_made_up_for(delta: "Array", step: "Array", matrices: int) -> bool:
     return all(_excess_of_errors(*one) <= MADE_UP for one in each)
 
 
+def _most_columns(rows: int) -> int:
+    """Return of how many columns the errors' covariance is told by so many rows."""
+    return min(rows // 2, CALIBRATED)
+
+
 def _excess_of_errors(delta: "Array", step: "Array") -> float:
     """Return how far the determinant of the errors' covariance is above that of roundings.
 
@@ -292,7 +297,7 @@ def _excess_of_errors(delta: "Array", step: "Array") -> float:
     unit = np.median(step, axis=1)
     rows = np.isfinite(unit) & (unit > 0)
     count = int(rows.sum())
-    few = min(delta.shape[1], count // 2, CALIBRATED)
+    few = min(delta.shape[1], _most_columns(count))
     if count < FEWEST_ROWS or few < FEWEST_ROWS // 2:
         return math.inf
     errors, steps = (part[rows] / unit[rows, None] for part in (delta, step))

@@ -159,7 +159,7 @@ def explain_signs(copy: PackedCopy) -> Iterator[Finding]:
 
 def explain_cut_codes(copy: PackedCopy) -> Iterator[Finding]:
     """Yield the finding of codes that were cut at the ends of their type, all others equal."""
-    fit = fit_errors(copy.x, copy.y, copy.lattice)
+    fit = copy.fit()
     if not fit.cut:
         return
     low, high = copy.lattice.low, copy.lattice.high

@@ -25,11 +25,12 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
     """Yield findings of what is wrong with each side that is a wrong packed copy of the other."""
     for copy in packed_copies(case):
         fit = copy.fit() if copy.finite else None
+        if fit is not None and fit.how and not fit.in_part:
+            continue
         from aprfmt.causes.tensor import packed_codes, packed_parts, packed_scales
 
-        if fit is not None and fit.how:
-            if fit.in_part:  # whole columns may have the scales of another group
-                yield from packed_scales.explain_input_scales(copy)
+        if fit is not None and fit.how:  # whole columns may have the scales of another group
+            yield from packed_scales.explain_input_scales(copy)
             continue
         try:
             yield from packed_parts.explain_part_reading(copy)
