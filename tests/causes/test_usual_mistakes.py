@@ -266,9 +266,16 @@ def test_a_usual_mistake_changes_the_pass_and_no_other_one_does_the_same(base: s
 
 # What no single layer reads, or what lists the layers itself.
 OF_THE_PASS = {
-    "embedding_scale", "logit_scale", "final_softcap", "positions", "output.weight",
-    "token_embd.weight", "window_layers", "rope_layers", "output_norm.bias",
-}  # fmt: skip
+    "embedding_scale",
+    "logit_scale",
+    "final_softcap",
+    "positions",
+    "output.weight",
+    "token_embd.weight",
+    "window_layers",
+    "rope_layers",
+    "output_norm.bias",
+}
 
 
 @pytest.mark.parametrize("base", ["gpt_neox", "mixtral", "falcon_h1"])

@@ -170,13 +170,16 @@ def test_layers_of_another_model_are_named(order: tuple[int, ...]) -> None:
 
 
 KINDS: Mapping[str, tuple[Any, Any, str]] = {
-    "of the first layers": ((1, 0, 1, 1), (1, 0, 1), "layer 1 is of another kind: kinds (types) is "
-                            "0 for layer 1, and 1 for A's layer 2"),
+    "of the first layers": (
+        (1, 0, 1, 1),
+        (1, 0, 1),
+        "layer 1 is of another kind: kinds (types) is 0 for layer 1, and 1 for A's layer 2",
+    ),
     "of the taken layers": ((1, 0, 1, 1), (1, 1, 1), ""),
     "of one kind": ((1, 1, 1, 1), (1, 1, 1), ""),
     "no list of layers": ((1, 2), (2, 1), ""),
     "no list": (0, 1, ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", KINDS)

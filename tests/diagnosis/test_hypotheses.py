@@ -155,8 +155,11 @@ def reading(names: tuple[str, ...], chosen: int | None, after: bool, weighed: bo
             def read(module: Any, given: Any, one: Any = one, held: Any = held) -> Any:
                 norm, x = one.input_layernorm, held["x"]
                 if weighed:
-                    return (torch.nn.functional.layer_norm(
-                        x, x.shape[-1:], norm.weight, norm.bias, norm.eps),)  # fmt: skip
+                    return (
+                        torch.nn.functional.layer_norm(
+                            x, x.shape[-1:], norm.weight, norm.bias, norm.eps
+                        ),
+                    )
                 return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon),)
 
             one.register_forward_pre_hook(stream)
@@ -530,8 +533,9 @@ def test_scores_divided_by_the_layers_number_are_told_from_one_factor(divides: b
     options = {"scale_attn_by_inverse_layer_idx": True} if divides else {}
     folder = tiny_folder("gpt2", **options)
     points = frozenset({"q", "k", "v", "attn_out"})
-    run = trace(folder, f"by-layer-{divides}", points=points,
-                hp={"attn_scale_by_layer": not divides})  # fmt: skip
+    run = trace(
+        folder, f"by-layer-{divides}", points=points, hp={"attn_scale_by_layer": not divides}
+    )
     found = confirmed(folder, run)
     assert found.lead is not None and found.lead.where == ("attn_scale_by_layer",)
     own = float(open_model(folder).hyper["attn_scale"]) / (1 + divides)
@@ -598,9 +602,10 @@ def test_of_experts_with_one_score_another_may_be_chosen() -> None:
         return {**values, **alike}
 
     folder = files.copy(
-        tiny_folder("qwen3_moe"), "one-score",
+        tiny_folder("qwen3_moe"),
+        "one-score",
         tensors=files.edit("model.layers.0.mlp.gate.weight", doubled),
-    )  # fmt: skip
+    )
     kept = frozenset({"ffn_norm", "router", "moe_out"})
     run = trace(folder, "one-score", points=kept, rename=recorded, **broken_here(router=second))
     found = diagnose(str(folder), str(run))

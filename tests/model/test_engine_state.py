@@ -74,8 +74,7 @@ def stacked(given: State, rank: int, ranks: int) -> State:
             joined = next((key for key, parts in JOINED.items() if f".{parts[0]}." in name), "")
             if joined:
                 parts = [given[name.replace(JOINED[joined][0], one)] for one in JOINED[joined]]
-                cat = [torch.atleast_1d(one).chunk(ranks if one.ndim else 1)
-                       for one in parts]  # fmt: skip
+                cat = [torch.atleast_1d(one).chunk(ranks if one.ndim else 1) for one in parts]
                 made[name.replace(JOINED[joined][0], joined)] = torch.cat(
                     [each[rank % len(each)] for each in cat]
                 )

@@ -105,12 +105,16 @@ LOSSES: dict[str, tuple[Any, str, str]] = {
     "of the row after": (lambda x, y: nats(x, y.roll(-1, 0)), "other_labels", "row after"),
     "the sum of ranks in turn": (
         lambda x, y: sum(of_groups(x, y, TURNS)),
-        "micro_batch_means", "the sum of the means of 2 ranks that get samples in turn"),
+        "micro_batch_means",
+        "the sum of the means of 2 ranks that get samples in turn",
+    ),
     "the last micro-batch": (
         lambda x, y: of_groups(x, y, SIXES)[-1],
-        "samples_left_out", "only the last of micro-batches of 6 samples"),
+        "samples_left_out",
+        "only the last of micro-batches of 6 samples",
+    ),
     "right": (nats, "", ""),
-}  # fmt: skip
+}
 
 
 @cache

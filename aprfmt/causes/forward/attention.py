@@ -111,11 +111,13 @@ def layer_scale_change(patched: PatchedModel, layer: int) -> Change:
         return op(*first, replace(heads, scale=scale))
 
     return Change(
-        "attention_scale", f"scores are {how}; the model multiplies them by {says:.9g} in layer "
-        f"{layer}", ("attn_scale_by_layer",),
+        "attention_scale",
+        f"scores are {how}; the model multiplies them by {says:.9g} in layer {layer}",
+        ("attn_scale_by_layer",),
         lambda patched, layers: patched.with_ops(("scores", "probs"), override, layers),
-        {"attn_scale_by_layer": not divides}, scoped=divides,
-    )  # fmt: skip
+        {"attn_scale_by_layer": not divides},
+        scoped=divides,
+    )
 
 
 def find_score_scale(case: Mismatch) -> Iterator[Change]:

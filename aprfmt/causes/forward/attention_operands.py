@@ -105,9 +105,13 @@ def try_split_gates(case: Mismatch) -> Iterator[Change]:
         if view.point in ("q", "attn_gate") and view.recorded is not None
     }
     change = Change(
-        "fused_order", "q and its gate are cut from their joined rows in halves, not head by head",
-        tuple(arrays), replace_weights(arrays), {"rows": "halves"}, drop=frozenset(held),
-    )  # fmt: skip
+        "fused_order",
+        "q and its gate are cut from their joined rows in halves, not head by head",
+        tuple(arrays),
+        replace_weights(arrays),
+        {"rows": "halves"},
+        drop=frozenset(held),
+    )
     if arrays and case.view.key not in held and case.trial(change) <= case.view.tolerance:
         yield change
 

@@ -346,9 +346,12 @@ def head_weight_changes() -> Iterator[Change]:
     for says, used in HEAD_WEIGHTS.items():
         for side, points in SIDES.items():
             yield Change(
-                "qk_norm", f"of {side} {says}", ("qk_norm",),
-                partial(_use_head_weights, used, points), {"weights": says, "of": side},
-            )  # fmt: skip
+                "qk_norm",
+                f"of {side} {says}",
+                ("qk_norm",),
+                partial(_use_head_weights, used, points),
+                {"weights": says, "of": side},
+            )
 
 
 def _use_head_weights(

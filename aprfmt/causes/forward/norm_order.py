@@ -121,8 +121,9 @@ def round_before_weight(dtype: str) -> Patch:
 def round_norm_steps(dtype: str) -> Patch:
     """Return a patch: every step of RMS norms is rounded to `dtype`, from the square on."""
 
-    def override(op: Any, at: Any, x: Any, w: Any, *, eps: float, offset: float = 0.0,
-                 **kwargs: Any) -> Any:  # fmt: skip
+    def override(
+        op: Any, at: Any, x: Any, w: Any, *, eps: float, offset: float = 0.0, **kwargs: Any
+    ) -> Any:
         """Return the norm of `x` in these steps; how the operation casts is not used."""
 
         def short(values: Any) -> Any:

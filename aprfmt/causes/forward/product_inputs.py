@@ -23,9 +23,11 @@ READERS: Mapping[str, Mapping[str, str]] = {
 }
 SOURCES = ("the layer's input", "the stream after attention")
 NORMS: Mapping[str, str] = {
-    "": ", without a norm", "attn_norm": ", normed as attention's input is",
-    "ffn_norm": ", normed as the MLP's input is", "plain": ", normed without a weight",
-}  # fmt: skip
+    "": ", without a norm",
+    "attn_norm": ", normed as attention's input is",
+    "ffn_norm": ", normed as the MLP's input is",
+    "plain": ", normed without a weight",
+}
 Read = Callable[[Context, int, Mapping[str, Any]], Any]
 
 
@@ -85,10 +87,12 @@ def try_other_inputs(case: Mismatch) -> Iterator[Change]:
             for norm, words in NORMS.items():
                 cause = "residual" if source != SOURCES[0] else "norm_skipped"
                 yield Change(
-                    cause, f"{who} reads {source}{words}", tuple(roles.values()),
+                    cause,
+                    f"{who} reads {source}{words}",
+                    tuple(roles.values()),
                     _products_of(roles, partial(_read_value, source, norm)),
                     {"reads": source, "norm": norm},
-                )  # fmt: skip
+                )
 
 
 HYPOTHESES = (

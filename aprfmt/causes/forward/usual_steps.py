@@ -147,8 +147,9 @@ def _rope_side_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     yield from with_layers(rotated_element_changes(patched))
     if patched.spec.block.attention == "mla":
         says = "keys have their rotated part first, queries have it last"
-        yield UsualMistake(Change("fused_order", says, ("k_pe",), _rotated_keys_first,
-                                  {"first": "rotated"}))  # fmt: skip
+        yield UsualMistake(
+            Change("fused_order", says, ("k_pe",), _rotated_keys_first, {"first": "rotated"})
+        )
     if patched.spec.block.attention == "gqa":
         yield UsualMistake(Change("rope_layers", "values are rotated as the keys", ("rope_layers",),
                            rotate_values, {"values": 1}))  # fmt: skip

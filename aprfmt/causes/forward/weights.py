@@ -44,9 +44,13 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
         if lost is not None:
             (name, value), (_, role) = lost, split_key(found.key)
             yield Change(
-                "multiplier", f"the {value:g} of {name} multiplies what {role} gives",
-                (name,), replace_weights({found.key: scaled}), {name: value}, scoped=False,
-            )  # fmt: skip
+                "multiplier",
+                f"the {value:g} of {name} multiplies what {role} gives",
+                (name,),
+                replace_weights({found.key: scaled}),
+                {name: value},
+                scoped=False,
+            )
             return
         says = f"{found.key} is multiplied by {factor:.6g}"
         yield found.weight_change(case, "scale", says, scaled, {"factor": factor})

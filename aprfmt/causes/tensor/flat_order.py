@@ -132,8 +132,10 @@ def _pool_of(pairs: Mapping[str, TensorPair], keys: Sequence[str]) -> _Pool | No
     None, too, where all are parts of one stored tensor: that is no buffer of many.
     """
     sides = [(key, pairs[key].a, pairs[key].b) for key in keys]
-    stored = ({one.info.name for view in views if view for one in view.stored}
-              for views in list(zip(*sides, strict=True))[1:])  # fmt: skip
+    stored = (
+        {one.info.name for view in views if view for one in view.stored}
+        for views in list(zip(*sides, strict=True))[1:]
+    )
     if any(len(held) < 2 for held in stored):
         return None
     names = {name for _, a, b in sides for view in (a, b) if view for name in view.encodings}
