@@ -253,6 +253,19 @@ def test_an_adapter(tmp_path: Path) -> None:
     assert command(*args, "--accept", "unread:planted*").code == 0
 
 
+def test_one_adapter(tmp_path: Path) -> None:
+    """Seen red: PASS of an adapter with a tensor that no merge reads."""
+    _, adapter, _ = adapter_of(tmp_path, "plain")
+    args = ("validate", adapter)
+    assert command(*args).code == 0
+    rows = dict(tensors_of(adapter))
+    write_mixed(adapter / "adapter_model.safetensors", rows | {"planted": ("F32", (1,), bytes(4))})
+    done = command(*args, "--json")
+    assert [row["name"] for row in unread_of(done, "adapter tensor")] == ["planted"]
+    assert done.code == 2 and command("scan", adapter, "-o", tmp_path / "rows.jsonl").code == 2
+    assert command(*args, "--accept", "unread:planted").code == 0
+
+
 # --- captures and batches -------------------------------------------------------------------------
 
 
