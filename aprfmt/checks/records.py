@@ -393,6 +393,7 @@ class QaReport(CheckReport):
             "gates_run": self.ran,
             "min_run": self.min_run,
             **self.pronounced.to_json(),
+            "ledger": None if self.ledger is None else self.ledger.to_json(),
             "gates": [gate.to_json() for gate in self.answers],
         }
 

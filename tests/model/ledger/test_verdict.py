@@ -216,6 +216,8 @@ def test_a_section_that_cannot_be_read_leaves_the_gates_open(
     done = command(*args, "--json")
     assert (done.code, done.json["pronounced"]["word"]) == (2, "not decided")
     assert "generation_config.json" in done.json["pronounced"]["says"]
+    (row,) = done.json["ledger"]["unreadable"]
+    assert (row["kind"], row["name"]) == ("generation setting", "generation_config.json")
 
 
 @pytest.mark.parametrize("side", ["A", "B"])
