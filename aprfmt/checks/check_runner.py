@@ -26,6 +26,7 @@ def run_check(row: CheckRow, context: CheckContext, *, strict: bool = False) -> 
     `row` is the check in the table.
     """
     began = time.perf_counter()
+    context.running = row.name
     result, why = check_result(row, context)
     return make_answer(row, result, why, time.perf_counter() - began, strict=strict)
 
@@ -34,7 +35,8 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
     """Return (the result of a check's function, why it did not run or "" where it did).
 
     A gate that raises has failed, and so has a check of another package, with TypeError if it
-    returned anything but a Result. A check of `validate` does not run on what is not supported. An
+    returned anything but a Result. What an earlier row failed for fails no other: they do not run.
+    A check of `validate` does not run on what is not supported. An
     exception of aprfmt's own checks that is no AprfmtError is raised: it is a bug. `row` is the
     check in the table.
     """
@@ -48,9 +50,13 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
     except NotRun as stop:
         return Result(findings=stop.findings), str(stop)
     except Exception as error:
+        if row.of_file and isinstance(error, UnsupportedError):
+            return Result(), str(error)
+        if isinstance(error, AprfmtError):
+            first = context.reported_by(error)
+            if first != context.running:
+                return Result(), f"it needs what {first} failed for: {error}"
         if row.of_file:
-            if isinstance(error, UnsupportedError):
-                return Result(), str(error)
             if isinstance(error, AprfmtError):
                 return Result(findings=[error_finding(error)]), ""
             if row.own:

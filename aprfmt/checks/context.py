@@ -28,6 +28,8 @@ class CheckContext:
     source: "Model | None" = None  # what the model was made of, where that was given
     accept: Collection[str] = ()  # `unread:PATTERN`s: items that no warning is given for
     shared: dict[str, Any] = field(default_factory=dict, repr=False)  # what checks share, by name
+    running: str = ""  # the row that runs
+    _reported: dict[str, str] = field(default_factory=dict, repr=False)  # {fault: the row}
 
     @property
     def where(self) -> str:
@@ -67,6 +69,16 @@ class CheckContext:
             for item in self.ledger.unread
             if not taken(NotCompared(item.kind, item.name, "unread"))
         )
+
+    def reported_by(self, error: AprfmtError) -> str:
+        """Return the row that an error has failed, which is the running one where it is new.
+
+        Errors are the same if their text is, or if one part of the model that cannot be read stands
+        in both.
+        """
+        text = str(error)
+        parts = (row.name for row in self.ledger.unreadable if f"{row.name}: " in text)
+        return self._reported.setdefault(next(parts, text), self.running)
 
     @cached_property
     def spec(self) -> ArchSpec:

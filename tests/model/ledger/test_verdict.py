@@ -15,6 +15,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from aprfmt.checks import validate
+from aprfmt.checks.gates import running as qa
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.conversion import convert
 from aprfmt.measure.records import FieldDiff
@@ -218,6 +220,26 @@ def test_a_section_that_cannot_be_read_leaves_the_gates_open(
     assert "generation_config.json" in done.json["pronounced"]["says"]
     (row,) = done.json["ledger"]["unreadable"]
     assert (row["kind"], row["name"]) == ("generation setting", "generation_config.json")
+
+
+@pytest.mark.parametrize("name", ["generation_config", "tokenizer"])
+def test_a_part_that_cannot_be_read_is_one_failure(
+    name: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: 3 checks and 4 gates failed for one file; two errors of two readers of one."""
+    bad = Path(shutil.copytree(demo_model, tmp_path / "bad"))
+    (bad / f"{name}.json").write_text('{"eos_token_id": 2')
+    report = qa.run(bad, only=("metadata", "loss"))
+    assert (report.gate("metadata").outcome, report.exit_code) == ("FAIL", 1)
+    assert report.gate("loss").why.startswith("it needs what metadata failed for: ")
+    assert qa.run(bad, only=("loss",)).gate("loss").outcome == "FAIL"
+    with (bad / "model.safetensors").open("ab") as file:
+        file.write(b"more")
+    found = validate(bad)
+    broken = [one.check for one in found.findings if name in str(one.finding)]
+    assert broken == ["unread", "tokenizer"], found.findings  # the first is a warning
+    failed = [one.name for one in found.answers if one.outcome == "FAIL"]
+    assert failed == ["layout", "tokenizer"]  # another fault stays one of its own
 
 
 @pytest.mark.parametrize("side", ["A", "B"])
