@@ -139,3 +139,45 @@ def test_one_factor_of_stored_types(
         found = judged(source, there).explanation
         assert found is not None and found.cause in ("scale", "quant_scale"), there
         assert "inverted" not in found.evidence[0] and "which is also" not in found.evidence[0]
+
+
+TOP = {ml_dtypes.float8_e4m3fn: 448.0, ml_dtypes.float8_e5m2: 57344.0}
+
+
+def fp8(x: Array, kind: Any, per: str, inverted: bool) -> Array:
+    """Return x through 8-bit floats under one scale for each `per`, or over it."""
+    tall, wide = {"tensor": x.shape, "row": (1, x.shape[1]), "tile": (32, 32)}[per]
+    tiles = x.reshape(x.shape[0] // tall, tall, x.shape[1] // wide, wide)
+    top = TOP[kind] / 1.1  # scales that are powers of two would not tell
+    scale = np.abs(tiles).max((1, 3), keepdims=True) / top
+    codes = (tiles / scale).astype(kind).astype(float)
+    return np.asarray(codes / scale if inverted else codes * scale).reshape(x.shape)
+
+
+@pytest.mark.parametrize("per", ["tensor", "row", "tile"])
+@pytest.mark.parametrize("kind", TOP)
+def test_8_bit_floats_decoded_with_inverted_scales(
+    kind: Any, per: str, source: Path, values: Array, tmp_path: Path
+) -> None:
+    """Seen red: the values show a scale up to a power of two, and other ones were said to stand."""
+    for inverted in (True, False):
+        held = plain(fp8(values, kind, per, inverted), "bfloat16")
+        found = judged(source, copied(source, tmp_path / f"{inverted}", held)).explanation
+        assert found is not None and found.certainty == "confirmed"
+        assert found.cause == ("quant_scale" if inverted else "quantisation")
+        assert ("inverted: 1/s stands for s" in found.evidence[0]) == inverted
+
+
+def test_nvfp4_decoded_with_the_scale_of_the_tensor_inverted(
+    source: Path, values: Array, tmp_path: Path
+) -> None:
+    """One factor is wrong in all groups, and its root leaves the bytes of the groups' scales."""
+    whole = np.abs(values).max() / (6 * 448)
+    for factor, says in (
+        (whole**-2, "whole tensor is inverted"),
+        (1.7e6, "e+06 times what they should be"),
+    ):
+        held = plain(factor * nvfp4(values), "bfloat16")
+        found = judged(source, copied(source, tmp_path / says, held)).explanation
+        assert found is not None and found.certainty == "confirmed"
+        assert found.cause == "quant_scale" and says in found.evidence[0]

@@ -101,7 +101,9 @@ def copy_of(stored: Array, **more: Any) -> Any:
     """Return a copy of ROWS rows with a scale for each WIDE elements."""
     grouping = SimpleNamespace(rows=1, columns=WIDE)
     values = np.ones((ROWS, GROUPS * WIDE))
-    return SimpleNamespace(scales=stored.reshape(-1), y=values, grouping=grouping, **more)
+    return SimpleNamespace(
+        scales=stored.reshape(-1), y=values, grouping=grouping, again=False, scheme="", **more
+    )
 
 
 def to_power(x: Array) -> Array:
@@ -130,8 +132,7 @@ RELATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 @pytest.mark.parametrize("says", RELATIONS)
-def test_what_was_done_to_scales_is_named(says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_scales, "_are_fp8_codes", lambda copy: False)
+def test_what_was_done_to_scales_is_named(says: str) -> None:
     stored = np.ascontiguousarray(RELATIONS[says](TRUE))
     wrong = np.abs(stored / TRUE - 1).reshape(-1) > 0.05
     found = _scale_relation(copy_of(stored), TRUE.reshape(-1), wrong, 1e-3)
@@ -145,7 +146,6 @@ def test_what_was_done_to_scales_is_named(says: str, monkeypatch: pytest.MonkeyP
 def test_scales_that_were_rounded_are_of_the_coarsest_type_that_has_them(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_scales, "_are_fp8_codes", lambda copy: False)
     values = kind.values.astype(np.float64)
     values = np.unique(values[np.isfinite(values) & (values > 0)])
     nearest = values[np.abs(values - TRUE.reshape(-1, 1)).argmin(1)]
@@ -173,10 +173,7 @@ def test_numbers_are_rounded_to_the_values_around_them(given_values: list[int], 
 
 
 @pytest.mark.parametrize("rounded", [np.floor, np.rint, np.ceil])
-def test_scales_that_were_rounded_any_way_are_told(
-    rounded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed_scales, "_are_fp8_codes", lambda copy: False)
+def test_scales_that_were_rounded_any_way_are_told(rounded: Any) -> None:
     power = 2.0 ** np.floor(np.log2(TRUE))
     stored = np.where(rounded(TRUE / power) > 1, 2 * power, power)
     found = _scale_relation(copy_of(stored), TRUE.reshape(-1), np.ones(30, bool), 1e-4)

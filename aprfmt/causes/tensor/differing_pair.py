@@ -103,7 +103,7 @@ class DifferingPair:
         self.key, self.a, self.b, self.context = key, a, b, context
         self.shape = shape or a.shape
         self.known = True  # the comparison's numbers are those of these two
-        self.copies: list[Any] | None = None  # sides on a lattice, once looked for
+        self.copies: list[Any] = []  # B and then A as copies on a lattice, once looked for
         self.numbers: Array | None = None  # the rows' own numbers, where only some are looked at
         self.role = split_key(key)[1]
 

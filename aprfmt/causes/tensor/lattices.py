@@ -103,7 +103,11 @@ class FoundScheme:
 
 @cache
 def code_books() -> tuple[CodeBook, ...]:
-    """Return every code that is searched for, the smallest first."""
+    """Return every code that is searched for, the smallest first.
+
+    Floats of 8 bits come before whole numbers of 6: few of them are such numbers by chance, and no
+    other way round.
+    """
 
     def symmetric_codes(bits: int) -> "Array":
         """Return the integer entries from -(2**bits) + 1 to 2**bits - 1."""
@@ -125,10 +129,10 @@ def code_books() -> tuple[CodeBook, ...]:
         CodeBook("NF4 codes", finite_entries(nf4.CODEC.code), full=True),
         CodeBook("FP4 codes", finite_entries(fp4.CODEC.code), full=True),
         CodeBook("IQ4_NL codes", finite_entries(iq4_nl.VALUES), full=True),
-        CodeBook("codes of 6 bits", symmetric_codes(6)),
-        CodeBook("codes of 5 bits above a minimum", np.arange(32.0), True),
         CodeBook("E5M2 codes", finite_entries(fp8.E5M2.values), full=True),
         CodeBook("E4M3 codes", finite_entries(fp8.E4M3.values), full=True),
+        CodeBook("codes of 6 bits", symmetric_codes(6)),
+        CodeBook("codes of 5 bits above a minimum", np.arange(32.0), True),
         CodeBook("codes of 8 bits", symmetric_codes(8)),
     )
 

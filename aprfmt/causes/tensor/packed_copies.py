@@ -155,71 +155,80 @@ def _is_decoded_copy(copy: PackedCopy, after: Fit) -> bool:
 
 
 def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:
-    """Yield the sides that are copies on a lattice, B first; the search runs once for a pair."""
-    if case.copies is None:
-        case.copies = list(_find_copies(case))
-    yield from case.copies
+    """Yield the sides that are copies on a lattice, B first.
+
+    Each side is searched once for a pair, and only when it is asked for.
+    """
+    for side in (0, 1):
+        if len(case.copies) == side:
+            case.copies.append(_find_copy(case, swapped=side == 1))
+        copy = case.copies[side]
+        if copy is not None:
+            yield copy
 
 
-def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
-    """Yield each side whose values are packed or were unpacked, with the lattice they are on."""
+def _find_copy(case: DifferingPair, *, swapped: bool) -> PackedCopy | None:
+    """Return B as a copy of A on the lattice its values are on, `swapped`: A of B; else None.
+
+    The values are packed, or were unpacked.
+    """
     if case.a.columns < lattices.NARROWEST or case.numbers is not None:
-        return
+        return None
+    source, reader, whose = (case.b, case.a, "A's") if swapped else (case.a, case.b, "B's")
     # Of large tensors only some rows are read.
     rows = _sampled_rows(case.a)
-    for source, reader, whose in ((case.a, case.b, "B's"), (case.b, case.a, "A's")):
-        index = np.arange(reader.rows) if rows is None else rows
-        y = np.asarray(reader.take(index), np.float64)
-        x = np.asarray(source.take(index), np.float64)
-        known, finite = reader.side.lattice, bool(np.isfinite(y).all())
-        if not (np.isfinite(x).all() and x.any() and y.any()):
-            continue
-        # The encoding itself gives the lattice.
-        if known is not None:
-            lattice = Lattice(
-                *(np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known)
-            )
-            grouping, codes = grouping_of(lattice), _code_table(reader)
-            yield PackedCopy(
-                case,
-                source,
-                reader,
-                x,
-                y,
-                lattice,
-                grouping,
-                reader.encoding,
-                whose,
-                False,
-                _code_bits(codes),
-                rows,
-                _cell_scales(lattice, grouping, codes),
-                finite,
-            )
-            continue
-        # Otherwise search for a scheme in the values.
-        made = _scheme_of_one_side(case, x, y, source, reader) if finite else None
-        if made is None and finite and reader.columns % FLAT and not x.size % FLAT:
-            x, y = x.reshape(-1, FLAT), y.reshape(-1, FLAT)  # blocks that run over row ends
-            made = _scheme_of_one_side(case, x, y, source, reader)
-        if made is not None:
-            name = made.name if is_plain_float(reader) else f"{reader.encoding}: {made.name}"
-            yield PackedCopy(
-                case,
-                source,
-                reader,
-                x,
-                y,
-                made.lattice,
-                made.grouping,
-                name,
-                whose,
-                is_plain_float(reader),
-                made.code.bits,
-                rows,
-                made.scales.reshape(-1),
-                True,
-            )
+    index = np.arange(reader.rows) if rows is None else rows
+    y = np.asarray(reader.take(index), np.float64)
+    x = np.asarray(source.take(index), np.float64)
+    known, finite = reader.side.lattice, bool(np.isfinite(y).all())
+    if not (np.isfinite(x).all() and x.any() and y.any()):
+        return None
+    # The encoding itself gives the lattice.
+    if known is not None:
+        lattice = Lattice(
+            *(np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known)
+        )
+        grouping, codes = grouping_of(lattice), _code_table(reader)
+        return PackedCopy(
+            case,
+            source,
+            reader,
+            x,
+            y,
+            lattice,
+            grouping,
+            reader.encoding,
+            whose,
+            False,
+            _code_bits(codes),
+            rows,
+            _cell_scales(lattice, grouping, codes),
+            finite,
+        )
+    # Otherwise search for a scheme in the values.
+    made = _scheme_of_one_side(case, x, y, source, reader) if finite else None
+    if made is None and finite and reader.columns % FLAT and not x.size % FLAT:
+        x, y = x.reshape(-1, FLAT), y.reshape(-1, FLAT)  # blocks that run over row ends
+        made = _scheme_of_one_side(case, x, y, source, reader)
+    if made is None:
+        return None
+    name = made.name if is_plain_float(reader) else f"{reader.encoding}: {made.name}"
+    return PackedCopy(
+        case,
+        source,
+        reader,
+        x,
+        y,
+        made.lattice,
+        made.grouping,
+        name,
+        whose,
+        is_plain_float(reader),
+        made.code.bits,
+        rows,
+        made.scales.reshape(-1),
+        True,
+    )
 
 
 def holds_scale(reader: RowReader, columns: int) -> bool:

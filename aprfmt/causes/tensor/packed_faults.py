@@ -26,7 +26,7 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
     for copy in packed_copies(case):
         fit = copy.fit() if copy.finite else None
         if fit is not None and fit.how and not fit.in_part:
-            continue
+            return  # a right copy: nothing is wrong with either side
         from aprfmt.causes.tensor import packed_codes, packed_parts, packed_scales
 
         if fit is not None and fit.how:  # whole columns may have the scales of another group

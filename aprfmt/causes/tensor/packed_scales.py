@@ -30,6 +30,7 @@ from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+    from aprfmt.codecs.minifloat import MinifloatCodec
 
 CAUSE_ROWS = (
     Cause(
@@ -61,6 +62,8 @@ OFF = 0.45  # steps, in the mean of a group: rounding gives 0.25
 LEAST = 0.01  # relative: how well a factor is known at best
 SURE = 4.0  # standard errors that it may be off
 MOST_COUNTED = 0.5  # share of wrong groups up to which it is said which these are
+E4M3_DIGITS = 16  # the numbers of this type have whole multiples of 1/16 before their exponents
+EXACT_BYTES = 2.0**-7  # relative: values in 16 bits and a fitted factor show a byte's number
 EXACT = 1e-6  # relative: a stored scale is a value of a type
 MOST_TURNED = 0.8  # share of the scales that vary whose inverse has to stand there
 TURNED = 0.25  # share of scales at least that the type cannot hold
@@ -111,8 +114,12 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
         wrong = np.abs(factor - 1) > NEAR
         if not wrong.any():
             return  # the scales are right: what is left are values of another source
-        # One factor for all has fewer parts than any relation of the scales.
-        found = (_one_factor(finer, factor) or _factor_of_matrices(finer)) if related else None
+        # One factor for all has fewer parts than any relation of the scales but that they are
+        # inverted, of which one scale gives one factor.
+        limit = _factor_limit(finer, after.relative)
+        turned = _are_inverted_floats(finer, finer.scales * factor, limit)
+        alike = related and not turned
+        found = (_one_factor(finer, factor) or _factor_of_matrices(finer)) if alike else None
         if found is not None:
             yield found
             return
@@ -188,9 +195,24 @@ def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
     if powers:
         off = round(np.log2(times))
         says += f": their exponents are {abs(off)} too {'small' if off > 0 else 'large'}"
+    elif _under_inverted_whole(copy.scales * times**0.5):
+        says = f"{copy.whose} scale of the whole tensor is inverted: 1/s stands for s"
     numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
     said = (says, f"in all {factor.size} groups", numbers, copy.scheme)
     return explain_copy(copy, "quant_scale", said, after, 1, float(copy.y.size))
+
+
+def _under_inverted_whole(scales: "Array") -> bool:
+    """Return whether scales [cells] times the root of one factor are all numbers of E4M3.
+
+    They are then the stored bytes of groups, which one more scale multiplies: NVFP4. With 1/g for
+    g they lack the factor g^2, whose root leaves the bytes, up to powers of two: where the finest
+    codes do not occur.
+    """
+    digits = np.frexp(np.unique(np.abs(scales)))[0] * E4M3_DIGITS
+    whole = np.rint(digits)
+    near = np.abs(digits / whole - 1) < EXACT_BYTES
+    return np.unique(whole).size >= E4M3_DIGITS // 2 and bool(near.all())
 
 
 def _factor_of_matrices(copy: PackedCopy) -> Finding | None:
@@ -265,6 +287,33 @@ def _scales_of_cells(copy: PackedCopy, grouping: Grouping) -> "Array":
 
 SHARED = "several groups share one"
 NESTED = "each is too small by one number: the offset of nested absmax was lost"
+INVERTED = "they are inverted: 1/s stands for s"
+
+
+def _factor_limit(copy: PackedCopy, relative: float) -> float:
+    """Return the relative distance to which a cell's factor is known.
+
+    `relative` is the error of the repaired copy.
+    """
+    return float(max(LEAST, SURE * relative / (copy.y.size / copy.scales.size) ** 0.5))
+
+
+def _are_inverted_floats(copy: PackedCopy, right: "Array", limit: float) -> bool:
+    """Return whether decoded 8-bit floats stand under 1/s in nearly all cells.
+
+    The scale that the values show is the stored one times a power of two, 2^n, where the finest
+    codes do not occur. So is the `right` one [cells], found from it: their product is then 4^n.
+    Scales that are powers of two themselves show no such thing.
+    """
+    table = _fp8_table(copy)
+    if table is None or lattices.are_powers_of_two(copy.scales):
+        return False
+    with np.errstate(all="ignore"):
+        twice = np.log2(np.abs(copy.scales * right)) / 2
+        most = np.ptp(np.log2(table.values[np.isfinite(table.values) & (table.values > 0)]))
+    n = np.rint(twice)
+    fits = (np.abs(twice - n) < np.log2(1 + limit + EXACT_BYTES) / 2) & (n >= 0) & (n <= most)
+    return bool(fits.mean() >= MOST_TURNED)
 
 
 def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: float) -> str:
@@ -278,7 +327,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
     if _are_fp8_codes(copy):
         return "they are ignored, as if each were 1"
     stored = copy.scales
-    limit = max(LEAST, SURE * relative / (copy.y.size / stored.size) ** 0.5)
+    limit = _factor_limit(copy, relative)
     apart = float(np.median(np.abs(right / stored - 1)))
 
     def near(x: "Array", y: "Array") -> bool:
@@ -300,8 +349,8 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         return rounded
     # Scales that are inverted.
     product = stored * right
-    if near(product, np.ones_like(right)):
-        return "they are inverted: 1/s stands for s"
+    if near(product, np.ones_like(right)) or _are_inverted_floats(copy, right, limit):
+        return INVERTED
     # Up to one factor it is seen only where the scales vary: equal ones are their own inverse.
     if stored.size > 2 and near(product, np.full_like(right, np.median(product))):
         varied = np.abs(stored / np.median(stored) - 1) > max(NEAR, 2 * limit)
@@ -404,9 +453,14 @@ def _are_fp8_codes(copy: PackedCopy) -> bool:
     The scale of float codes shows in the values up to a power of two: where the finest codes do not
     occur it is found to be 2, or 4, though it is 1.
     """
+    table = _fp8_table(copy)
+    return table is not None and bool(np.isin(copy.y, table.values).all())
+
+
+def _fp8_table(copy: PackedCopy) -> "MinifloatCodec | None":
+    """Return the 8-bit float type of a decoded copy's codes; None for other copies."""
     tables = (kind for kind in fp8.OF_TWO_SIGNS if kind.name.removeprefix("F8_") in copy.scheme)
-    table = next(tables, None)
-    return table is not None and copy.again and bool(np.isin(copy.y, table.values).all())
+    return next(tables, None) if copy.again else None
 
 
 def _scale_move(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
