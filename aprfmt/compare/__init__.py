@@ -211,6 +211,7 @@ def diff_models(
         results, found, not_tried = _explain_rows(
             a, b, oracle, pairs, results, frozenset() if deltas is None else deltas.named
         )
+    results = _unreadable_where_packed(results, a, b)
     if deltas is not None:
         found = (*deltas.findings_of(results), *found)
     taken, other = "", ""
@@ -360,6 +361,31 @@ def _unreadable_where_lost(
     return [
         replace(row, verdict="UNREADABLE", cause=causes[row.verdict])
         if row.verdict in causes
+        else row
+        for row in rows
+    ]
+
+
+def _unreadable_where_packed(rows: Sequence[TensorDiff], a: Model, b: Model) -> list[TensorDiff]:
+    """Return the rows, with UNREADABLE for weights that a side has in codes that are not decoded.
+
+    The codes are rows of their own, on one side only. Rows with an explanation stay, and so do all
+    where what the codes count for is lost: that is a fault of the file.
+    """
+    causes: dict[tuple[str, str], str] = {}
+    for model, mine, other in ((a, "ONLY_IN_A", "ONLY_IN_B"), (b, "ONLY_IN_B", "ONLY_IN_A")):
+        packed = model.unread
+        if packed is None or packed.lacks or model.style is None:
+            continue
+        keys = [row.key for row in rows if row.verdict == other]
+        held = packed.roles_among(model.spec, model.style, model.hyper, keys)
+        if held:
+            names = [(mine, one.name) for one in packed.tensors]
+            every = (*((other, key) for key in held), *names)
+            causes |= dict.fromkeys(every, packed.why_not_compared)
+    return [
+        replace(row, verdict="UNREADABLE", cause=cause)
+        if row.explanation is None and (cause := causes.get((row.verdict, row.key)))
         else row
         for row in rows
     ]

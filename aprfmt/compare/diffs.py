@@ -318,7 +318,7 @@ class DiffReport(Tabular):
             counts = {name: (count, count) for name, count in self.compared.items()}
         # What could not be read, of tensors and of files.
         unreadable = [
-            NotCompared("tensor", tensor.key, "unreadable")
+            NotCompared("tensor", tensor.key, "unreadable", tensor.cause)
             for tensor in self.tensors
             if tensor.verdict == "UNREADABLE"
         ]

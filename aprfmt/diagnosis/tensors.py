@@ -21,14 +21,7 @@ from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.draft import is_draft_head
-from aprfmt.model.ledger import (
-    OF_TENSORS,
-    SIDES,
-    NotCompared,
-    State,
-    make_ledger,
-    one_sided_tensors,
-)
+from aprfmt.model.ledger import OF_TENSORS, SIDES, NotCompared, make_ledger, one_sided_tensors
 
 PADDED = "padded_vocabulary"
 SHOWN = 4  # errors of tensors that cannot be read
@@ -47,9 +40,10 @@ def compare_tensors(
     found.evidence.append(Evidence("tensor", f"{len(report.tensors)} tensors: {listed}"))
     found.checked.append(f"tensors: bytes, then values of all {len(report.tensors)}")
     # Unreadable tensors end the comparison, unless the fault is found.
-    unreadable = [row.key for row in report.tensors if row.verdict == "UNREADABLE"]
     misread = _add_packing_faults(a, b, report.tensors, found)
-    if unreadable and not misread.issuperset(unreadable):
+    misread |= _leave_undecoded(a, b, report.tensors, found)
+    unreadable = [row.key for row in report.tensors if row.verdict == "UNREADABLE"]
+    if not misread.issuperset(unreadable):
         found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
         return
     found.not_checked += report.not_tried
@@ -86,6 +80,17 @@ def compare_tensors(
     if derived and not beside:
         found.reason = f"{KINDS['derived']}: {'; '.join(finding.says for finding, _ in derived)}"
     _add_extra_tensors(a, b, missing, found)
+
+
+def _leave_undecoded(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> set[str]:
+    """Set what no codec decodes aside as not compared, and return the keys of it."""
+    reasons = {one.unread.why_not_compared for one in (a, b) if one.unread is not None}
+    held = [row for row in rows if row.verdict == "UNREADABLE" and row.cause in reasons]
+    if held:
+        found.ended = True
+        found.not_checked.append(f"forward pass: {held[0].cause}")
+        found.left += tuple(NotCompared("tensor", row.key, "unreadable", row.cause) for row in held)
+    return {row.key for row in held}
 
 
 def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> set[str]:
@@ -166,8 +171,7 @@ def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Lev
 def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
     """Add findings on roles missing on one side.
 
-    Missing biases can be left out of a pass. Without other tensors none can be run: those are
-    established as missing, or packed in a way that is not decoded, which sets the `reason`.
+    Missing biases can be left out of a pass. Without other tensors none can be run.
     """
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
@@ -198,17 +202,6 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
             found.evidence.append(
                 Evidence("tensor", f"{side} lacks {len(others)} tensors", tuple(others[:12]))
             )
-            packed = _undecoded_text(model, others)
-            # On one side only each, so they differ; by how much is not known.
-            if packed and model.unread is not None:
-                found.ended = True
-                found.not_checked.append(f"forward pass: {packed}")
-                codes, why = {tensor.name for tensor in model.unread.tensors}, model.unread.text
-                there: State = "only in A" if side == "A" else "only in B"
-                found.left += tuple(
-                    NotCompared("tensor", row.key, there, why) for row in rows if row.key in codes
-                )
-                continue
             found.ended = True
             found.not_checked.append(f"forward pass: {side} lacks tensors that it reads")
             places = _tensors_large_enough(a, b, rows, side, others)
@@ -282,15 +275,6 @@ def _add_lost_companions(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
         for row in rows
         if row.explanation is not None and row.explanation.cause == "scales_missing"
     }
-
-
-def _undecoded_text(model: Model, roles: Sequence[str]) -> str:
-    """Return a sentence on undecoded packed weights that hold all these roles; else ""."""
-    unread, style = model.unread, model.style
-    if unread is None or style is None:
-        return ""
-    held = unread.roles_among(model.spec, style, model.hyper, roles)
-    return f"{model.path}: {unread.text}" if held >= {*roles} else ""
 
 
 def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:

@@ -69,10 +69,12 @@ class UndecodedPacking:
         """The `claim`, with the number of weights and the first tensors, as a clause."""
         measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
         more = ", ..." if len(self.tensors) > _SHOWN else ""
-        return (
-            f"{self.claim}: {len(self.weights)} weights in {len(self.tensors)} tensors "
-            f"({', '.join(measures)}{more})"
-        )
+        return f"{self._counted} ({', '.join(measures)}{more})"
+
+    @property
+    def _counted(self) -> str:
+        """The `claim` and how many weights and tensors it speaks of, as a clause."""
+        return f"{self.claim}: {len(self.weights)} weights in {len(self.tensors)} tensors"
 
     @property
     def refusal(self) -> str:
@@ -81,6 +83,11 @@ class UndecodedPacking:
             f"{self.text}; expected weights that can be read; copy them as they are (to "
             f"safetensors or APR), or {self.todo}"
         )
+
+    @property
+    def why_not_compared(self) -> str:
+        """Why nothing is said of the values of these weights, as a clause."""
+        return f"{self._counted}; {self.todo}"
 
     @property
     def todo(self) -> str:

@@ -112,7 +112,7 @@ def test_diagnose_says_that_they_are_not_decoded_and_blames_no_tensor(tmp_path: 
     write_mixture(tmp_path / "plain", lambda name: None, {})
     for sides in (("m", "plain"), ("plain", "m")):
         done = aprfmt("diagnose", *(tmp_path / side for side in sides), "--ids", "1,2", "--json")
-        assert done.code == 1  # they are on one side only
+        assert done.code == 2  # what they hold is not known, so nothing is established
         assert "'spqr' of config.json is not decoded here: 14 weights" in json.dumps(done.json)
         assert done.json["findings"] == []
 

@@ -87,7 +87,6 @@ def without_layer_count(folder: Path) -> Pair:
 PAIRS: dict[str, Callable[[Path], Pair]] = {
     **{f"part-{name}": renamed_part(name, False) for name in PARTS},
     **{f"part-{name}-of-packed": renamed_part(name, True) for name in PARTS},
-    "undecoded": undecoded(False),
     "undecoded-and-changed": undecoded(True),
     "surplus": surplus,
     "key-lost": without_layer_count,
@@ -102,6 +101,15 @@ def test_an_established_difference_is_one_from_both_sides(name: str, tmp_path: P
             told = command(asked, *pair, "--json").json
             assert told["exit"] == 1, (asked, told["says"])
             assert told["causes"] or told["not_compared"], asked
+
+
+def test_codes_that_nothing_decodes_leave_the_answer_open(tmp_path: Path) -> None:
+    a, b = undecoded(False)(tmp_path)
+    for pair in ((a, b), (b, a)):
+        for asked in ("diff", "diagnose"):
+            told = command(asked, *pair, "--json").json
+            assert (told["exit"], told["causes"]) == (2, []), (asked, told["says"])
+            assert len(told["not_compared"]) == 3 * 14  # weights, codes and scales of two layers
 
 
 SIZES: dict[str, Any] = {"hidden": 64, "layers": 2, "ffn": 96, "heads": 4, "kv_heads": 2}
