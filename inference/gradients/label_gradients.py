@@ -1,6 +1,6 @@
-"""What each label of a batch adds to the gradient of the last norm, from one backward pass."""
+"""What each label of a batch adds to the gradients of the last norm and of the head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,45 @@ from aprfmt.inference.gradients.batch_gradients import Activations, BatchGradien
 from aprfmt.inference.gradients.documents import documents
 from aprfmt.model import Model
 from aprfmt.tensors import norms
+from aprfmt.tensors.view import View
 
 POINT, WEIGHT, BIAS = "final_norm", "output_norm.weight", "output_norm.bias"
+LOGITS, HEAD, TABLE = "logits", "output.weight", "token_embd.weight"
+CONDITION = 1e-12  # of the labels' products: directions below it are none
 NEAR = 1e-6  # relative L2, of the sum over all labels from the batch's own gradient
+
+
+@dataclass(frozen=True)
+class HeadGradients:
+    """The gradients of each label's own loss by the head: outer products of two vectors each.
+
+    `key` is the head's, or that of a tied table, of which only `kept` rows are looked at: the other
+    ones are read as embeddings, too. `logits` are float64 [labels, kept rows], `inputs` [labels,
+    elements] what the head reads.
+    """
+
+    key: str
+    kept: NDArray[np.int64]
+    logits: NDArray[np.float64]
+    inputs: NDArray[np.float64]
+
+    def mean(self, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the rows [kept, elements] of the mean over all labels, each times its factor."""
+        found: NDArray[np.float64] = (self.logits * factors[:, None]).T @ self.inputs
+        return found / len(factors)
+
+    def solve(self, given: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """Return (relative L2 distance, factors of the labels) that give a gradient of the head.
+
+        `given` is [rows, elements]; the factors are solved by least squares.
+        """
+        part, many = given[self.kept], len(self.inputs)
+        products = (self.logits @ self.logits.T) * (self.inputs @ self.inputs.T) / many
+        wanted = np.einsum("lh,lh->l", self.logits @ part, self.inputs)
+        factors = np.linalg.lstsq(products, wanted, rcond=CONDITION)[0]
+        size = norms.exact_norm(part)
+        off = norms.exact_norm(part - self.mean(factors))
+        return (off / size if size else 0.0), factors
 
 
 @dataclass(frozen=True)
@@ -21,7 +57,8 @@ class LabelGradients:
     """The gradients of each label's own loss, in nats, by the weight of the last norm.
 
     `gradients` are float64 [labels, elements], in the order of the batch's rows and columns.
-    `rows`, `columns` and `tokens` [labels] say where the label's token is, and which it is.
+    `rows`, `columns` and `tokens` [labels] say where the label's token is, and which it is. `head`
+    has their gradients by the head, None where they do not add up to the head's.
     """
 
     key: str
@@ -29,6 +66,7 @@ class LabelGradients:
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
     tokens: NDArray[np.int64]
+    head: HeadGradients | None = None
 
     def mean(self, factors: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the gradient [elements] of the mean over all labels, each times its factor."""
@@ -52,17 +90,19 @@ def label_gradients(
         batch,
         device=device,
         dtype=dtype,
-        points=(POINT,),
-        trained=view.names,
+        points=(POINT, LOGITS),
+        trained=[*view.names, *(name for each in _heads(model) for name in each.names)],
         activations=activations,
     )
-    rows, gradients = [], []
+    rows, gradients, places, weights = [], [], [], []
     at = 0
     every = _of_rows(model, found)
     for each in documents(batch):
         inside = np.flatnonzero(each.labels >= 0)
         if every is not None:
             gradients.append(every[at + inside] / each.weight)
+        places.append(at + inside)
+        weights.append(np.full(len(inside), each.weight))
         columns = each.start + inside + 1
         rows.append(np.stack([np.full(len(inside), each.row), columns, each.labels[inside]]))
         at += len(each.ids)
@@ -74,7 +114,43 @@ def label_gradients(
         return None
     whole = found.gradient(WEIGHT).reshape(-1)
     rest = norms.exact_norm(made.mean(np.ones(len(row))) - whole)
-    return made if rest <= NEAR * norms.exact_norm(whole) else None
+    if rest > NEAR * norms.exact_norm(whole):
+        return None
+    head = _of_head(model, found, batch, np.concatenate(places), np.concatenate(weights))
+    return replace(made, head=head)
+
+
+def _heads(model: Model) -> list[View]:
+    """Return the weights that the head may be: its own, and the table."""
+    return [model.roles[key] for key in (HEAD, TABLE) if key in model.roles]
+
+
+def _of_head(
+    model: Model,
+    found: BatchGradients,
+    batch: Batch,
+    places: NDArray[np.int64],
+    weights: NDArray[np.float64],
+) -> HeadGradients | None:
+    """Return the labels' gradients by the head; None where they do not add up to the head's.
+
+    `places` [labels] are their rows among all that are run, `weights` [labels] what each counts.
+    """
+    logits, inputs = found.points.get(LOGITS), found.values.get(POINT)
+    key = HEAD if HEAD in found.keys else TABLE
+    if logits is None or inputs is None or key not in found.keys:
+        return None
+    whole = found.gradient(key)
+    if logits.ndim != 2 or whole.shape != (logits.shape[1], inputs.shape[1]):
+        return None
+    kept = np.arange(len(whole))
+    if key == TABLE:
+        kept = np.setdiff1d(kept, batch.ids)
+    own = logits[np.ix_(places, kept)] / weights[:, None]
+    made = HeadGradients(key, kept, own.astype(np.float64), inputs[places].astype(np.float64))
+    part = whole[kept]
+    rest = norms.exact_norm(made.mean(np.ones(len(places))) - part)
+    return made if len(kept) and rest <= NEAR * norms.exact_norm(part) else None
 
 
 def _of_rows(model: Model, found: BatchGradients) -> NDArray[np.float64] | None:

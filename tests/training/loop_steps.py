@@ -41,6 +41,7 @@ from tests.training.thread_steps import (
     Batch,
     changed_files,
     direction,
+    logits_and_labels,
     loss_by,
     own_loss,
     row_of,
@@ -463,6 +464,33 @@ def first_label_left_out(model: Any, batch: Batch) -> torch.Tensor:
     return own_loss(model, batch | {"labels": labels})
 
 
+def weighted(weigh: Callable[[torch.Tensor], torch.Tensor], whole: bool = True) -> Any:
+    """Return a loss in which the labels [rows, columns] have weights, divided by their sum.
+
+    Not `whole`: divided by the number of labels.
+    """
+
+    def loss(model: Any, batch: Batch) -> torch.Tensor:
+        logits, labels = logits_and_labels(model, batch)
+        each = functional.cross_entropy(logits, labels, ignore_index=-100, reduction="none")
+        scored = batch["labels"][:, 1:] >= 0
+        weights = weigh(batch["labels"][:, 1:])[scored]
+        return (each * weights).sum() / (weights.sum() if whole else scored.sum())
+
+    return loss
+
+
+def of_columns(labels: torch.Tensor) -> torch.Tensor:
+    """Return a tenth for the first 5 columns, and 1 for the others."""
+    return torch.where(torch.arange(labels.shape[1]) < 5, 0.1, 1.0).expand(labels.shape)
+
+
+def of_prompts(labels: torch.Tensor) -> torch.Tensor:
+    """Return a quarter for the first scored labels of each row, 3, 4 and 2 of them."""
+    place = (labels >= 0).cumsum(1)
+    return torch.where(place <= torch.tensor([[3], [4], [2]]), 0.25, 1.0)
+
+
 def cut_and_divided_by_all(model: Any, batch: Batch) -> torch.Tensor:
     """Cut every row after 10 tokens, and divide by the labels of whole rows."""
     cut = {key: x[:, :10] for key, x in batch.items()}
@@ -772,6 +800,22 @@ LOOP_RELATIVES = (
         gradient_step("llama", loss_by(first_label_left_out)),
         cause="labels_left_out",
         named="the first label of each row is not scored: 3 of 31",
+        where=".",
+    ),
+    JudgedStep(
+        "labels_of_columns_weighted",
+        "the first columns count a tenth",
+        gradient_step("llama", loss_by(weighted(of_columns))),
+        cause="labels_weighted",
+        named="labels up to column 5 count 0.1 times as much as the others, divided by the sum",
+        where=".",
+    ),
+    JudgedStep(
+        "prompts_weighted",
+        "prompts of three lengths count a quarter",
+        gradient_step("llama", loss_by(weighted(of_prompts, whole=False))),
+        cause="labels_weighted",
+        named="of their rows, the first, count 0.25 times .* by the number of labels",
         where=".",
     ),
     JudgedStep(

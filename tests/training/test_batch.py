@@ -464,6 +464,17 @@ def test_what_a_label_adds_is_the_gradient_of_it_alone(name: str, tmp_path: Path
         own = weight.grad.double().numpy()
         apart = np.linalg.norm(found.gradients[number] - own) / np.linalg.norm(own)
         assert apart < 1e-4
+    if found.head is None:
+        return
+    # Weights of all labels are solved from the head's gradient.
+    weights = np.random.default_rng(3).uniform(0.2, 2, len(found.rows))
+    logits = model(torch.tensor(ids), **given).logits[found.rows, found.columns - 1]
+    each = torch.nn.functional.cross_entropy(logits, torch.tensor(found.tokens), reduction="none")
+    model.zero_grad()
+    loss = (each * torch.tensor(weights)).mean()
+    loss.backward()
+    off, solved = found.head.solve(model.get_output_embeddings().weight.grad.double().numpy())
+    assert off < 1e-5 and np.allclose(solved, weights, rtol=1e-2)
 
 
 @pytest.mark.parametrize("activations", ["all", "layer"])

@@ -52,6 +52,19 @@ class ChangedGradients(Protocol):
         ...
 
 
+class HeadParts(Protocol):
+    """What each label of a batch adds to the gradient of the head."""
+
+    @property
+    def key(self) -> str:
+        """The role key of the head, or of a tied table."""
+        ...
+
+    def solve(self, given: F64) -> tuple[float, F64]:
+        """Return (relative L2 distance, factors of the labels) that give [rows, elements]."""
+        ...
+
+
 class LabelParts(Protocol):
     """What each label of a batch adds to one gradient, and where the labels are.
 
@@ -76,6 +89,11 @@ class LabelParts(Protocol):
     @property
     def tokens(self) -> Ints:
         """The id of each label's token."""
+        ...
+
+    @property
+    def head(self) -> HeadParts | None:
+        """The same of the head; None where that is not known."""
         ...
 
     def mean(self, factors: F64) -> F64:

@@ -14,7 +14,9 @@ from aprfmt.causes.training.backward_case import (
     LabelParts,
 )
 from aprfmt.causes.training.batch_samples import NEAR, all_differ, distance_to_given
+from aprfmt.causes.training.gradient_case import distance
 from aprfmt.causes.training.optimizers import F64
+from aprfmt.causes.training.step_case import Mask
 from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.inference.micro_batches import micro_batches
 
@@ -38,9 +40,20 @@ CAUSE_ROWS = (
         "All gradients differ, and each label counts by the part of the row that it stands in.",
         _MADE,
     ),
+    Cause(
+        "labels_weighted",
+        "gradient",
+        "bug",
+        "Labels of the batch have weights in the gradient: a prompt or a token counts less or "
+        "more, or each label by where it stands. A loss that is meant so has to be stated.",
+        "All gradients differ, and that of the last norm is the sum over the labels with factors "
+        "of their own.",
+        _MADE,
+    ),
 )
 NORM = "output_norm.weight"  # whose gradient is known by label
 SHARES = 2, 4, 8, 16  # ranks or chunks that a row is cut into
+SHOWN = 6  # factors that a sentence lists
 TRIED = 3  # of the guesses that give the last norm's gradient: how many are made in all others
 
 
@@ -79,14 +92,26 @@ def guess_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
         distance = distance_to_given(case, NORM, parts.mean(way.factors))
         if distance <= NEAR:
             found.append((distance, way))
+    yield from _guesses(found)
+
+
+def guess_label_weights(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that labels have weights, which are solved on the last norm or on the head."""
+    if NORM not in case.wrong | case.open or not all_differ(case):
+        return
+    parts = case.by_label()
+    if parts is not None:
+        yield from _guesses([*_weighted(case, parts)])
+
+
+def _guesses(found: Sequence[tuple[float, _LabelFactors]]) -> Iterator[BackwardGuess]:
+    """Yield the ways of [(distance, way)] that give the last norm's gradient best, as guesses."""
     for _, way in sorted(found, key=lambda each: each[0])[:TRIED]:
         change = BackwardChange(labels=tuple(float(x) for x in way.factors))
         yield BackwardGuess(way.cause, way.says, change)
 
 
-def _kept_only(
-    parts: LabelParts, kept: "np.ndarray[tuple[int], np.dtype[np.bool_]]", says: str
-) -> Iterator[_LabelFactors]:
+def _kept_only(parts: LabelParts, kept: Mask, says: str) -> Iterator[_LabelFactors]:
     """Yield the ways in which only the `kept` labels count: divided by their number, or by all."""
     many, of = int(kept.sum()), len(kept)
     if not 0 < many < of:
@@ -167,11 +192,96 @@ def _means_of_rows(case: BackwardCase, parts: LabelParts) -> Iterator[_LabelFact
                 yield replace(one, cause="samples_left_out")
 
 
+def _weighted(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[float, _LabelFactors]]:
+    """Yield (distance, way) of labels with weights that give the last norm's gradient.
+
+    Two weights are solved: of the labels up to a column and of the others, of those of one token
+    and of the others, or a part that grows with the column. Where none do, each label's own weight
+    is solved on the gradient of the head.
+    """
+    every = len(parts.columns)
+    splits = [
+        *((parts.columns <= at, f"labels up to column {at}") for at in np.unique(parts.columns)),
+        *((parts.tokens == token, f"labels of token {token}") for token in np.unique(parts.tokens)),
+    ]
+    found = []
+    for part, says in splits:
+        if not 0 < int(part.sum()) < every:
+            continue
+        solved = _solved(case, parts, [part.astype(np.float64), (~part).astype(np.float64)])
+        if solved is not None and abs(solved[1][0] - solved[1][1]) > NEAR * abs(solved[1][1]):
+            found.append((solved[0], _two_weights(part, solved[1], says)))
+    column = parts.columns.astype(np.float64)
+    solved = _solved(case, parts, [np.ones(every), column])
+    if solved is not None and abs(solved[1][1]) * float(np.ptp(column)) > NEAR:
+        first, more = solved[1]
+        says = f"a label in column n counts {first:.3g} + {more:.3g} n times"
+        found.append((solved[0], _LabelFactors("labels_weighted", says, first + more * column)))
+    head = parts.head
+    if not found and head is not None and head.key in case.wrong | case.open:
+        off, factors = head.solve(case.case(head.key).given)
+        if off <= NEAR:
+            found.append((off, _own_weights(parts, factors)))
+    yield from found
+
+
+def _solved(
+    case: BackwardCase, parts: LabelParts, basis: Sequence[F64]
+) -> tuple[float, F64] | None:
+    """Return (relative distance, solved numbers) of factors of labels that are a sum of `basis`.
+
+    They are solved on every second element of the last norm's gradient and judged on the others.
+    None where no such sum gives it.
+    """
+    given = case.case(NORM).given.reshape(-1).astype(np.float64)
+    made = np.stack([parts.mean(each) for each in basis], axis=1)
+    solved: F64 = np.linalg.lstsq(made[::2], given[::2], rcond=1e-9)[0].astype(np.float64)
+    off = distance(given[1::2], made[1::2] @ solved)
+    return (off, solved) if off <= NEAR else None
+
+
+def _two_weights(part: Mask, solved: F64, says: str) -> _LabelFactors:
+    """Return the way in which the labels of `part` and the others have two solved factors."""
+    first, other = (float(x) for x in solved)
+    factors = np.where(part, first, other)
+    if abs(other) <= NEAR * abs(first):
+        return _LabelFactors("labels_weighted", f"{says} alone count, {first:.3g} times", factors)
+    ratio = first / other
+    short = float(f"{ratio:.2g}")  # somebody wrote it
+    ratio = short if abs(ratio - short) <= NEAR * abs(short) else ratio
+    weights = np.where(part, ratio, 1.0)
+    says = f"{says} count {ratio:.3g} times as much as the others"
+    for divided, by in ((weights.mean(), "the sum of the weights"), (1.0, "the number of labels")):
+        if abs(other * divided - 1) <= NEAR:
+            text = f"{says}, divided by {by}"
+            return _LabelFactors("labels_weighted", text, weights / divided)
+    return _LabelFactors("labels_weighted", f"{says}, which count {other:.3g} times", factors)
+
+
+def _own_weights(parts: LabelParts, solved: F64) -> _LabelFactors:
+    """Return the way in which each label has its own solved factor."""
+    low = solved <= (solved.min() + solved.max()) / 2
+    two = np.where(low, solved[low].mean(), solved[~low].mean() if not low.all() else 0.0)
+    if np.allclose(solved, two, atol=NEAR * float(np.abs(solved).max())):
+        same = np.diff(parts.rows) == 0
+        prefix = not (low[1:] & ~low[:-1] & same).any()
+        suffix = not (low[:-1] & ~low[1:] & same).any()
+        where = " of their rows, the first" if prefix else " of their rows, the last" * suffix
+        one = np.array([two[low][0], two[~low][0]])
+        return _two_weights(low, one, f"{int(low.sum())} of {len(low)} labels{where},")
+    shown = ", ".join(f"{value:.3g}" for value in solved[:SHOWN])
+    more = ", ..." if len(solved) > SHOWN else ""
+    return _LabelFactors("labels_weighted", f"labels count {shown}{more} times", solved)
+
+
 HYPOTHESES = (
     BackwardHypothesis(
         ("labels_left_out", "position_means", "micro_batch_means", "samples_left_out"),
         guess_labels,
         323,
         "where labels stand is fitted",
+    ),
+    BackwardHypothesis(
+        ("labels_weighted",), guess_label_weights, 326, "two numbers, or one a label, are fitted"
     ),
 )
