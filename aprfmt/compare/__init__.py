@@ -19,7 +19,12 @@ from aprfmt.errors import UsageError
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import item_arguments
-from aprfmt.measure.named_causes import contradicted_values, has_trained_head, input_scale_endings
+from aprfmt.measure.named_causes import (
+    EXCHANGED,
+    contradicted_values,
+    has_trained_head,
+    input_scale_endings,
+)
 from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, DifferenceImage, FieldDiff, SideRelation, TensorDiff
@@ -212,6 +217,10 @@ def diff_models(
             a, b, oracle, pairs, results, frozenset() if deltas is None else deltas.named
         )
     results = _unreadable_where_packed(results, a, b)
+    if any(one.cause in EXCHANGED for one in found):
+        from aprfmt.compare.exchanged_names import with_renames
+
+        found = with_renames(found, results, a, b)
     if deltas is not None:
         found = (*deltas.findings_of(results), *found)
     taken, other = "", ""

@@ -19,6 +19,7 @@ from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
+    EXCHANGED,
     MENDS,
     MISLABELLED,
     TRAINED,
@@ -311,6 +312,15 @@ def with_next_commands(
         replace(one, next=keep_training_command(parts, one) or one.next or next_command(parts, one))
         for one, parts in zip(findings, asked, strict=True)
     ]
+    # Renames mend names alone: beside another fault B is written again.
+    apart_from_names = [one for one in made if _is_fault(one) and one.cause not in EXCHANGED]
+    if any(one.next for one in apart_from_names):
+        made = [
+            replace(one, next=next_command(parts, replace(one, next="")))
+            if one.cause in EXCHANGED and one.next
+            else one
+            for one, parts in zip(made, asked, strict=True)
+        ]
     anew = {one.next for one in made if _is_fault(one) and _makes_model_of(a, one.next)}
     keys = [one.next for one in made if _is_fault(one) and one.next.startswith("aprfmt set ")]
     command = anew.pop() if len(anew) == 1 else join_set_commands(keys)

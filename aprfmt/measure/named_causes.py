@@ -184,6 +184,9 @@ LOST = frozenset({"bit_rot"})
 # Causes that say that B's encoding is not what its bytes are in: a copy in it keeps the fault.
 MISLABELLED = frozenset({"dtype_mislabel"})
 
+# Causes that say that tensors stand under each other's names, which renames may put right.
+EXCHANGED = frozenset({"swapped_tensors", "layer_order"})
+
 # Causes that say that B's weights are its own.
 TRAINED = frozenset({"derived", "lora_merge"})
 
