@@ -226,7 +226,7 @@ def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
     """
     if held.gradient is None or held.first is None or not held.after or held.step < 1:
         return None
-    if recipe.nesterov or recipe.name not in _AVERAGED:
+    if recipe.nesterov or recipe.name not in AVERAGED:
         return None
     if held.step == 1:
         return _first_moment(parameter, recipe, held)
@@ -246,7 +246,7 @@ def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
     return Judgement("differs", why, whole=True)
 
 
-_AVERAGED = ("adam", "adamw", "sgd")  # rules whose stored moments alone make the step
+AVERAGED = ("adam", "adamw", "sgd")  # rules whose stored moments alone make the step
 CONTRADICTED = 1e-3  # of the elements: fewer are what other roundings leave
 MOMENT = 2.0**-18  # of a moment: what float32 loses of it in a few steps
 

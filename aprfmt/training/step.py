@@ -31,6 +31,7 @@ from aprfmt.causes.training.lost_updates import CHANCE, lost_decay_guess
 from aprfmt.causes.training.momentum import of_new_optimizer
 from aprfmt.causes.training.optimizers import (
     CALLED,
+    F64,
     OPTIMIZERS,
     Recipe,
     changed,
@@ -56,6 +57,7 @@ from aprfmt.tensors.view import is_zero
 from aprfmt.training import ComputedGradients
 from aprfmt.training.differences import DifferenceChecker, open_differences
 from aprfmt.training.judge import (
+    AVERAGED,
     Judgement,
     RowReader,
     StepInputs,
@@ -1332,7 +1334,25 @@ class _Step:
             self.facts.counts,
             self.facts.tokens,
             self.facts.repeated,
+            earlier=self._earlier_gradient(parameter),
         )
+
+    def _earlier_gradient(self, parameter: Parameter) -> F64 | None:
+        """Return the gradient of the step before, float64 [rows, columns], None if it is not known.
+
+        The first moment of before the second step is that gradient, or 1 - b1 times it.
+        """
+        state, recipe = self.state, self.recipe
+        if state is None or recipe is None or recipe.step != 2 or state.steps not in (None, 1):
+            return None
+        recipe = self._recipe_of(parameter)
+        reader = state.first.reader(parameter)
+        decayed = recipe.adds_decay_to_gradient and recipe.decays(parameter.vector)
+        if reader is None or decayed or recipe.name not in AVERAGED:
+            return None
+        whole = 1 - recipe.b1 if recipe.row.second else 1.0
+        rows, columns = matrix_shape(parameter.before.shape)
+        return reader.rows(0, rows).astype(np.float64).reshape(rows, columns) / whole
 
     def _is_gradient_coarse(self, parameter: Parameter, given: SavedArrays) -> bool:
         """Return whether the weight, its given gradient or the run has 16 bits or fewer."""

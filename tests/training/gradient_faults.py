@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,18 @@ from aprfmt.training.step import BatchNumbers, explain_step
 from tests.training.steps import (
     DOWN,
     HEAD,
+    LR,
     Q1,
+    WD,
+    Make,
     Values,
+    adamw,
     gradients,
     rounded,
     save,
     save_arrays,
+    sgd,
+    torch_steps,
     weights,
 )
 
@@ -58,7 +64,10 @@ class Computed:
 
 @dataclass(frozen=True)
 class GradientFault:
-    """A mistake: what makes the trainer's gradients of the right ones, and what it is called."""
+    """A mistake: what makes the trainer's gradients of the right ones, and what it is called.
+
+    `optimizer` and `state` are what is said of the optimizer.
+    """
 
     name: str
     cause: str
@@ -66,6 +75,8 @@ class GradientFault:
     tensors: int = ALL
     level: str = "confirmed"
     says: str = ""
+    optimizer: str | None = None
+    state: Callable[[], Values] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,10 +102,13 @@ def report_of(
     encoding: str = "F32",
     right: Values | None = None,
     trained_in: str | None = None,
+    optimizer: str | None = None,
+    state: Values | None = None,
 ) -> StepReport:
     """Return what is said of gradients that a trainer gave for the tiny model.
 
-    `right` are those of a model whose head is the table of tokens.
+    `right` are those of a model whose head is the table of tokens. `optimizer` and `state` are what
+    is said of the optimizer.
     """
     folder.mkdir(exist_ok=True)
     before = save(folder / "before", weights(), encoding, tied=right is not None)
@@ -102,8 +116,15 @@ def report_of(
         names = {row.key: row.names[0] for row in pair_parameters(model, None).rows}
     grads = save_arrays(folder / "grads.npz", given)
     computed = Computed(right_gradients() if right is None else right, names)
+    kept = None if state is None else save_arrays(folder / "state.npz", state)
     return explain_step(
-        before, grads=(grads,), computed=computed, facts=Setting().facts, trained_in=trained_in
+        before,
+        grads=(grads,),
+        computed=computed,
+        facts=Setting().facts,
+        trained_in=trained_in,
+        optimizer=optimizer,
+        optimizer_state=kept,
     )
 
 
@@ -128,6 +149,11 @@ def to_norm(bound: float, up: bool = False) -> Callable[[Values], Values]:
                 for n, v in g.items()}  # fmt: skip
 
     return scale
+
+
+def state_of(make: Make) -> Callable[[], Values]:
+    """Return what makes an optimizer's state of after one step, whose gradients are others."""
+    return lambda: torch_steps(make, 1, grads=lambda _: gradients(2))[1]
 
 
 def by_order(g: Values) -> Values:
@@ -197,6 +223,39 @@ GRADIENT_FAULTS = (
     ),
     GradientFault(
         "a factor for each", "gradient_factor", by_order, level="explained", says="21 factors"
+    ),
+    GradientFault(
+        "by own norms, where the norm of all is stated",
+        "clip_by_tensor",
+        to_norm(1.0),
+        15,
+        optimizer="sgd:lr=0.5,clip=1",
+    ),
+    GradientFault(
+        "by the largest element, where the norm is stated",
+        "clip_other_norm",
+        clipped_to(0.05, lambda x: float(np.abs(x).max())),
+        optimizer="sgd:lr=0.5,clip=0.05",
+    ),
+    GradientFault(
+        "by value, where the norm is stated",
+        "clip_by_value",
+        lambda g: {n: np.clip(v, -0.01, 0.01) for n, v in g.items()},
+        optimizer="sgd:lr=0.5,clip=0.01",
+    ),
+    GradientFault(
+        "of the step before",
+        "gradient_stale",
+        lambda g: gradients(2),
+        optimizer=f"adamw:lr={LR},wd={WD},step=2",
+        state=state_of(adamw),
+    ),
+    GradientFault(
+        "not set to zero",
+        "gradient_not_zeroed",
+        lambda g: {n: v + gradients(2)[n] for n, v in g.items()},
+        optimizer="sgd:lr=0.5,momentum=0.9,step=2",
+        state=state_of(partial(sgd, momentum=0.9)),
     ),
     GradientFault("transposed", "gradient_transposed", with_one(DOWN, lambda g: g.T), 1),
     GradientFault("a head", "gradient_part", with_one(Q1, without_head), 1, says="head 2: none"),

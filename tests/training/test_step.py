@@ -86,7 +86,10 @@ def test_a_right_step_is_not_accused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", GRADIENT_FAULTS, ids=lambda fault: fault.name)
 def test_a_wrong_gradient_is_named_where_it_is(fault: GradientFault, tmp_path: Path) -> None:
-    report = report_of(tmp_path, fault.make(right_gradients()))
+    state = None if fault.state is None else fault.state()
+    report = report_of(
+        tmp_path, fault.make(right_gradients()), optimizer=fault.optimizer, state=state
+    )
     assert report.exit_code == 1
     assert [cause.cause for cause in report.causes] == [fault.cause]
     found = report.causes[0]

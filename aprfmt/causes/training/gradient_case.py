@@ -27,7 +27,8 @@ class GradientCase:
     `coarse`: the trainer computes in a type of few bits. `sizes` are the hyperparameters by which
     rows and columns are cut (heads, experts). `counts` are numbers of the batch and of the run
     that a factor may come of, by what they are. `rounding` is the relative L2 distance that the
-    trainer's arithmetic alone makes of this gradient, None where it was not measured.
+    trainer's arithmetic alone makes of this gradient, None where it was not measured. `earlier` is
+    the gradient of the step before, float64 [rows, columns], where the optimizer's state has it.
     """
 
     key: str
@@ -39,6 +40,7 @@ class GradientCase:
     tokens: frozenset[int] = frozenset()  # that are in the batch
     repeated: frozenset[int] = frozenset()  # that are in it more than once
     rounding: float | None = None
+    earlier: F64 | None = None
 
     @cached_property
     def distance(self) -> float:
