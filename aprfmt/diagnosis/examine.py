@@ -204,13 +204,12 @@ def _search_usual_mistakes(
     steps = [step for step, _ in needed]
     answer = _furthest_in_scope(case, steps, joined.residual, known, order, here)
     for at, step in enumerate(list(steps)):  # others of its cause may agree further
-        for other in (
-            search.same_cause_steps(steps, step) if answer and answer.reach < math.inf else ()
-        ):
+        reach = -math.inf if answer is None else answer.reach
+        for other in search.same_cause_steps(steps, step) if reach < math.inf else ():
             tried = [*steps[:at], other, *steps[at + 1 :]]
             further = _furthest_in_scope(case, tried, joined.residual, known, order, here)
-            if further is not None and answer is not None and further.reach > answer.reach:
-                answer, steps = further, tried
+            if further is not None and further.reach > reach:
+                answer, steps, reach = further, tried, further.reach
                 needed[at] = (other, needed[at][1])
     if answer is None:
         return []

@@ -20,6 +20,7 @@ from aprfmt.causes.forward.kv_cache import later_pass_changes
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.causes.forward.norm import eps_change
 from aprfmt.causes.forward.rope import position_divisor_change, theta_change
+from aprfmt.causes.forward.shards import find_shard_counts_beside_bias
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import (
     added_window_mistake,
@@ -254,8 +255,10 @@ class Search:
         return None if tried is None else self.case.distances_by_row(tried)
 
     def _fitted_steps(self) -> Iterator[SearchStep]:
-        """Yield changes whose number is optimized: rope bases, attention scale, norm epsilon."""
+        """Yield changes whose number is fitted: counts of shards, rope bases, scale, epsilon."""
         case, patched = self.case, self.case.patched
+        for change in find_shard_counts_beside_bias(case):
+            yield SearchStep(change, None)
         for kind, layers in layers_of_rope_kinds(patched).items():
             for maker in (theta_change, position_divisor_change):
                 step = self._fit_number(

@@ -93,6 +93,12 @@ def dropped_bias_change(patched: PatchedModel, name: str) -> Change:
     return zero_weights_change("missing_bias", f"{name} is not added", (name,), patched)
 
 
+def repeated_bias_change(patched: PatchedModel, name: str, times: float) -> Change:
+    """Return the change that adds the bias `name` so often."""
+    says = f"{name} is added {'twice' if times == 2 else f'{times:g} times'}"
+    return scale_weights_change("missing_bias", says, (name,), patched, times)
+
+
 def _leave_out_biases(case: Mismatch) -> Iterator[Change]:
     """Yield changes that leave out a product's bias before the point, or add it 2, 4 or 8 times."""
     for call in case.calls("linear", "router"):
@@ -100,8 +106,7 @@ def _leave_out_biases(case: Mismatch) -> Iterator[Change]:
         if name in case.patched.weights:
             yield dropped_bias_change(case.patched, name)
             for times in (2.0, 4.0, 8.0):
-                says = f"{name} is added {'twice' if times == 2 else f'{times:g} times'}"
-                yield scale_weights_change("missing_bias", says, (name,), case.patched, times)
+                yield repeated_bias_change(case.patched, name, times)
 
 
 def try_other_weights(case: Mismatch) -> Iterator[Change]:

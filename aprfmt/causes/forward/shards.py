@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.causes.forward.linear import dropped_bias_change, repeated_bias_change
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Layers, Mismatch, Patch
-from aprfmt.causes.forward.product import product_of, weight_values
+from aprfmt.causes.forward.product import Product, product_of, weight_values
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
@@ -168,39 +169,74 @@ def find_shard_counts(case: Mismatch) -> Iterator[Change]:
     It is solved on even rows and judged on odd ones.
     """
     found = product_of(case)
-    role = "" if found is None else role_of(found.key)
-    if found is None or role not in ROLES:
+    solved = None if found is None else _solve_shard_counts(case, found, None)
+    if solved is not None:
+        yield solved[0]
+
+
+def find_shard_counts_beside_bias(case: Mismatch) -> Iterator[Change]:
+    """Yield two changes of one product: how often shards count, and how often its bias is added.
+
+    Each alone leaves the other. They are solved on even rows and judged on odd ones.
+    """
+    found = product_of(case)
+    if found is None or found.bias is None or not found.key:
         return
+    solved = _solve_shard_counts(case, found, found.bias)
+    if solved is not None:
+        change, times = solved
+        name = f"{found.role}.bias"
+        yield change
+        yield (
+            repeated_bias_change(case.patched, name, times)
+            if times
+            else dropped_bias_change(case.patched, name)
+        )
+
+
+def _solve_shard_counts(
+    case: Mismatch, found: Product, bias: Array | None
+) -> tuple[Change, float] | None:
+    """Return (change to how often each shard counts in `found`, how often the bias is added).
+
+    With `bias` [columns] that is solved too; None: it is added once. None where nothing fits.
+    """
+    role = role_of(found.key)
+    if role not in ROLES:
+        return None
     w = weight_values(case.patched, found.key)
     even = np.arange(len(found.x)) % 2 == 0
     if w is None or even.all():
-        return
+        return None
+    wanted = found.output_without_bias.astype(np.float64)
     # Solve how often each of so many blocks of columns counts.
     for count in COUNTS:
         width = w.shape[1]
         if width % count:
-            return
+            return None
         size = width // count
-        parts = np.stack(
-            [
-                found.x[:, i * size : (i + 1) * size] @ w[:, i * size : (i + 1) * size].T
-                for i in range(count)
-            ]
-        ).astype(np.float64)
-        columns = parts[:, even].reshape(count, -1).T
-        wanted = found.output_without_bias[even].astype(np.float64).reshape(-1)
-        solved: Array = np.linalg.lstsq(columns, wanted, rcond=None)[0]
+        products = [
+            found.x[:, i * size : (i + 1) * size] @ w[:, i * size : (i + 1) * size].T
+            for i in range(count)
+        ]
+        if bias is not None:
+            products.append(np.broadcast_to(bias, wanted.shape))
+        parts = np.stack(products).astype(np.float64)
+        columns = parts[:, even].reshape(len(parts), -1).T
+        solved: Array = np.linalg.lstsq(columns, wanted[even].reshape(-1), rcond=None)[0]
         # Only whole counts that are not all equal say something.
-        factors = np.round(solved)
+        times = np.round(solved)
+        factors, more = times[:count], times[count:]
         if (factors == factors[0]).all() or (factors < 0).any() or factors.max() > count:
             continue
         # The odd rows judge.
-        made = np.tensordot(factors, parts, 1)
+        made = np.tensordot(times, parts, 1)
         odd = ~even
-        if rel_l2(made[odd], found.output_without_bias[odd]) <= 3 * case.view.tolerance:
-            name = next(name for name, roles in SUMMED.items() if role in roles)
-            yield _shard_change(name, (role,), factors.tolist())
-            return
+        if rel_l2(made[odd], wanted[odd]) > 3 * case.view.tolerance or (more < -1).any():
+            continue
+        name = next(name for name, roles in SUMMED.items() if role in roles)
+        return _shard_change(name, (role,), factors.tolist()), 1 + float(more.sum())
+    return None
 
 
 HYPOTHESES = (
