@@ -1,7 +1,7 @@
 """Two faults of one engine: both are named, in one product or in different operations.
 
 Seen red: the products, where only single changes were solved and a joined change that broke an
-earlier point ended the search.
+earlier point ended the search; the bases, of which none below the model's own was tried.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import pytest
 
 from aprfmt.diagnosis import diagnose
 from tests.diagnosis.engines import LONG, tiny_folder, trace
-from tests.diagnosis.test_hypotheses import MODULES
+from tests.diagnosis.test_hypotheses import MODULES, at_norm
 
 How = Mapping[str, Any]
 
@@ -33,6 +33,10 @@ def product(role: str, shards: tuple[float, ...], bias: float = 1, layer: str = 
     return {"weights": weights}
 
 
+def coarse_eps(op: Any, x: Any, *rest: Any, eps: float, **how: Any) -> Any:
+    return op(x, *rest, eps=1e-2, **how)
+
+
 # What ran -> (model, how, {cause: a part of its sentence}); the last two have one fault only.
 PAIRS: Mapping[str, tuple[str, How, Mapping[str, str]]] = {
     "shard twice, no bias": ("starcoder2", product("ffn_down", (2, 1), 0, "L1."), {
@@ -44,6 +48,10 @@ PAIRS: Mapping[str, tuple[str, How, Mapping[str, str]]] = {
     "shard twice, bias by device": ("gpt2", product("ffn_down", (1, 1, 1, 2), 4, "L0."), {
         "tensor_parallel": "shard 3 of 4 counts twice",
         "missing_bias": "L0.ffn_down.bias is added 4 times"}),
+    "base and one epsilon": ("llama", {"hp": {"rope_theta": 777.0}, **at_norm("out", coarse_eps)}, {
+        "rope_theta": "base is 777;", "norm_eps": "the norm at attn_norm alone adds eps 0.01"}),
+    "base and routing": ("mixtral", {"hp": {"norm_topk": False, "rope_theta": 300.0}}, {
+        "rope_theta": "base is 300;", "moe_routing": "not renormalised"}),
     "factors of scores and stream": (
         "granite", {"hp": {"residual_scale": 1.0, "attn_scale": 0.31}}, {
         "multiplier": "residual_scale is 1;", "attention_scale": "multiplied by 0.31;"}),

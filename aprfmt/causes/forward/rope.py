@@ -79,6 +79,14 @@ CAUSE_ROWS = (
 THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 
 
+def other_bases(kind: RopeKind) -> list[float]:
+    """Return the bases to try in place of a kind's own: those in use, and one below it.
+
+    From the nearest of them a base that is not in use is fitted, on either side of the kind's own.
+    """
+    return [theta for theta in (kind.theta / 4, *THETAS) if theta != kind.theta]
+
+
 MOST_POSITIONS = 2048  # rows of a table that are tried one by one
 ROW_SLACK = 4.0  # times the point's tolerance that a single row may be away
 # Values of a rope scaling's numbers that published models have.
@@ -537,8 +545,7 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
     if found is None:
         if hides_rope_angles(case):
             yield from case.best_number(
-                lambda t: theta_change(case.patched, kind, t),
-                (t for t in THETAS if t != kind.theta),
+                lambda t: theta_change(case.patched, kind, t), other_bases(kind)
             )
         return
     if found.still or len(found.rows) < 2:

@@ -17,8 +17,8 @@ from aprfmt.causes.forward.kv_cache import cache_change
 from aprfmt.causes.forward.mismatch import Change, Layers
 from aprfmt.causes.forward.mlp import activation_changes
 from aprfmt.causes.forward.rope import (
-    THETAS,
     head_width_changes,
+    other_bases,
     pairing_change,
     position_divisor_change,
     positions_change,
@@ -60,9 +60,8 @@ def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
 def _theta_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of another base of rope, for each kind of rope."""
     for kind, layers in layers_of_rope_kinds(patched).items():
-        for theta in THETAS:
-            if theta != kind.theta:
-                yield UsualMistake(theta_change(patched, kind, theta), layers)
+        for theta in other_bases(kind):
+            yield UsualMistake(theta_change(patched, kind, theta), layers)
 
 
 def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
