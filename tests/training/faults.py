@@ -150,6 +150,15 @@ def exchanged() -> Made:
     )
 
 
+def other_beta() -> Made:
+    """Return a second step of another beta 2 than is stated, with the state of the first."""
+    steps, _ = torch_steps(partial(adamw, betas=(B1, 0.95)), 2)
+    _, state = torch_steps(partial(adamw, betas=(B1, 0.95)), 1)
+    return Made(
+        steps[1], f"adamw:lr={LR},wd={WD},step=2", before=steps[0], grads=gradients(2), state=state
+    )
+
+
 def momentum(after: dict[str, Any], stated: str) -> Made:
     """Return a second step of SGD with momentum."""
     steps, _ = torch_steps(lambda t, p: sgd(t, p, **after), 2)
@@ -280,6 +289,7 @@ FAULTS = (
     StepFault("epsilon inside at step 3", "epsilon_place", lambda: second_step(
         lambda name, w, m, v: -LR * (m / (1 - B1**3)) / np.sqrt(v / (1 - B2**3) + EPS))),
     StepFault("betas exchanged", "betas", exchanged),
+    StepFault("another beta at the second step", "betas", other_beta),
     StepFault("Nesterov", "momentum", lambda: momentum(
         {"momentum": 0.9, "nesterov": True}, f"{SGD},momentum=0.9")),
     StepFault("no momentum", "momentum", lambda: momentum({}, f"{SGD},momentum=0.9")),

@@ -211,7 +211,8 @@ def guess_other_betas(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     Nothing without moments, or at the first step, which the rates cancel out of. Of Lion, whose
     steps are signs, few elements tell rates apart: for vectors those of others are tried alone.
     """
-    if case.moments is None or case.moments.step < 2 or "b1" not in recipe.row.settings:
+    held = case.moments
+    if held is None or held.step < 1 + held.after or "b1" not in recipe.row.settings:
         return
     rates: Sequence[float]
     for name, field, rates in (("beta 1", "b1", _FIRST_RATES), ("beta 2", "b2", _SECOND_RATES)):
