@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from aprfmt.base.outcome import Check, check, verdict
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import (
@@ -43,7 +45,8 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
     if row.formats and context.model.format not in row.formats:
         return Result(), f"a check of {' and '.join(row.formats)} files"
     try:
-        result = row.load()(context)
+        with np.errstate(all="ignore"):  # damaged values are findings, no warnings of Python's
+            result = row.load()(context)
         if not isinstance(result, Result):
             raise TypeError(f"{row.run} returned {type(result).__name__}; expected a Result")
         return result, ""
