@@ -478,8 +478,17 @@ class _LedgerBuilder:
                 yield Item("metadata key", key, *said, value)
             elif key in self.model:  # torchao describes each weight under its name
                 yield Item("metadata key", key, "part of", "what is said of that tensor", value)
+            elif style == "safetensors" and self._is_shared(key):
+                of = "safetensors' save_model: a name for the tensor that it holds"
+                yield Item("metadata key", key, "part of", of, value)
             else:
                 yield _item_by_pattern("metadata key", key, key, rows, value)
+
+    def _is_shared(self, key: str) -> bool:
+        """Return whether a key's value names a stored tensor of the same last component."""
+        held = self.model.metadata[key]
+        names = self.model.source.tensors
+        return held in names and key.rpartition(".")[2] == str(held).rpartition(".")[2]
 
     def config_keys(self) -> Iterator[Item]:
         """Yield an item per key of config.json, nested ones by their dotted path."""

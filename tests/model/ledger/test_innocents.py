@@ -44,6 +44,20 @@ def test_a_folder_of_transformers_has_nothing_unread(name: str, tmp_path: Path) 
         assert (done.code, done.json["not_compared"]) == (0, []), done.json["says"]
 
 
+def test_a_name_that_safetensors_saves_for_a_shared_tensor_is_read(tmp_path: Path) -> None:
+    """What it says of no tensor that is there stays unread."""
+    torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    from safetensors.torch import save_model
+
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+    net[1].weight = net[0].weight
+    save_model(net, str(tmp_path / "m.safetensors"), {"2.weight": "3.weight", "note": "0.weight"})
+    with open_model(tmp_path / "m.safetensors") as model:
+        keys = make_ledger(model).items_of_kind("metadata key")
+    unread = {name: item.unread for name, item in keys.items()}
+    assert unread == {"1.weight": False, "2.weight": True, "note": True}
+
+
 def test_generation_keys_are_those_of_transformers() -> None:
     transformers = pytest.importorskip("transformers", reason="NOT-RUN: no transformers")
     rows = FILES["generation_config.json"]
