@@ -253,6 +253,14 @@ def diff_models(
             for model, other, side in ((a, b, "A"), (b, a, "B"))
             for finding in packing_file_findings(model, other, side)
         )
+    fields: tuple[FieldDiff, ...] = ()
+    if "hyperparameters" in only:
+        fields = _differing_hyperparameters(a, b, alignment, results)
+        fields += () if deltas is None else deltas.differing_fields()
+    if fields and explain:
+        from aprfmt.causes.restored_keys import misfitting_key_findings
+
+        contradicted += misfitting_key_findings(a, b, [row for row in fields if row.decisive])
     # Remarks about the files, which are no differences.
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     notes += [
@@ -286,10 +294,6 @@ def diff_models(
         and not (row.kind == "file" and any(row.name in one.text for one in (*lost[0], *lost[1])))
     ]
     left = (*unsaid, *tokens.left, *undone)
-    fields: tuple[FieldDiff, ...] = ()
-    if "hyperparameters" in only:
-        fields = _differing_hyperparameters(a, b, alignment, results)
-        fields += () if deltas is None else deltas.differing_fields()
     if deltas is not None:
         left = tuple(row for row in left if not deltas.covers(row.name))
     spoken = "tokenizer" in only

@@ -7,12 +7,12 @@ from typing import Any
 
 from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.value_checks import same_value
-from aprfmt.diagnosis.config_changes import IN_FILES, differing_keys
-from aprfmt.diagnosis.unreadable_config import misfit_reason, refusal_reason
+from aprfmt.causes.restored_keys import misfit_reason, refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
-from aprfmt.model.config_paths import GONE, Changes, Key, read_with_changes
+from aprfmt.model.config_paths import GONE, Changes, Key, differing_keys, read_with_changes
 
+IN_FILES = "safetensors"  # the key style whose values stand in a config.json
 _MOST = 24  # differing keys of which a part is sought
 
 

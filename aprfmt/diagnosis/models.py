@@ -1,9 +1,6 @@
 """Compares two models without a pass: identity, hyperparameters, then tensors."""
 
-import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
 
 from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
@@ -14,10 +11,10 @@ from aprfmt.causes.hyperparameters import (
     difference_sentence,
     differing_sub_keys,
     hyper_causes,
-    is_read_as_flag,
     lost_tensors,
     tensors_of_hyperparameter,
 )
+from aprfmt.causes.restored_keys import is_of_own_keys, misleading_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import differ_in_tables_alone
@@ -38,7 +35,6 @@ from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import list_keys
 from aprfmt.model.ledger import LATE
-from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, MisleadingKey, misleading_keys
 from aprfmt.model.resolve import ARCH_KEYS, ARCHITECTURE, stated_architecture
 
 _NO_PASS = "forward pass: not needed, all it reads is equal"
@@ -164,42 +160,6 @@ def _architecture_findings(a: Model, b: Model) -> Iterator[Finding]:
         )
 
 
-def _misleading_by_key(model: Model) -> dict[str, MisleadingKey]:
-    """Return {a model's own key: MisleadingKey}, the first where two have one key."""
-    found: dict[str, MisleadingKey] = {}
-    for one in misleading_keys(model).values():
-        found.setdefault(one.key, one)
-    return found
-
-
-def _misleading_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> Iterator[Finding]:
-    """Yield a finding for each key of `rows` and each side that misleads other programs by it.
-
-    Flags of config.json that change the pass are not among them: their effect is measured.
-    """
-    if not rows:
-        return
-    sides = [(label, model, _misleading_by_key(model)) for label, model in (("A", a), ("B", b))]
-    for row, (label, model, known) in product(rows, sides):
-        one = known.get(row.name)
-        if one is None or is_read_as_flag(one.style, one.name, one.says):
-            continue
-        cause = hyper_causes().get(one.name) if isinstance(one.says, bool) else ""
-        cause = cause or "config_sizes"
-        yield Finding(
-            cause,
-            f"{label}: {one.text}",
-            "config",
-            CAUSES[cause].verdict,
-            (one.key,),
-            True,
-            side=label,
-            values={one.key: {"a": row.a, "b": row.b}},
-            next=set_command(model.path, [shlex.quote(f"{one.key}={json.dumps(one.read)}")]),
-            proof=unfitted_proof(),
-        )
-
-
 def _is_same_file(a: Model, b: Model) -> bool:
     """Return whether both are the same file in the same folder.
 
@@ -293,14 +253,10 @@ def _compare_hyperparameters(
             text = f"A is read as {a.spec.name}, B as {b.spec.name}"
             found.evidence.append(Evidence("config", text, (ARCHITECTURE,)))
         found.stated += _architecture_findings(a, b)
-    of_keys = [
-        row
-        for row in rows.values()
-        if {row.origin_a, row.origin_b} <= {READ_HERE, ITS_KEY, NOT_THERE}
-    ]
+    of_keys = [row for row in rows.values() if is_of_own_keys(row)]
     for row in of_keys:
         del rows[row.name]
-    found.stated += _misleading_findings(a, b, [row for row in of_keys if row.decisive])
+    found.stated += misleading_findings(a, b, [row for row in of_keys if row.decisive])
     if not any(
         hyper_causes().get(name) == "rope_scaling" and name != "context_length" for name in rows
     ) and not _differs_by_length(a, b):

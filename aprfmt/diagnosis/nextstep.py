@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aprfmt.causes import CAUSES
+from aprfmt.causes.restored_keys import refusal_reason
 from aprfmt.causes.tokenizer.special_ids import CHOSEN_BY_TRAINING, ENDS
 from aprfmt.diagnosis.configuration_keys import repair_arguments
 from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.tokens import has_more_tokens, tokenizer_set_arguments
-from aprfmt.diagnosis.unreadable_config import refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint

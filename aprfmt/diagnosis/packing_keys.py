@@ -4,14 +4,13 @@ import math
 from collections.abc import Iterator, Mapping
 
 from aprfmt.base.protocols import Value
-from aprfmt.diagnosis.config_changes import differing_keys
 from aprfmt.diagnosis.packing_repairs import CLAIMS
 from aprfmt.diagnosis.renamed_parts import READ, TRIED, weight_distances
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
-from aprfmt.model.config_paths import GONE, Changes, Key, read_with_changes
+from aprfmt.model.config_paths import GONE, Changes, Key, differing_keys, read_with_changes
 from aprfmt.model.packing_sizes import changes_text, in_every_section, size_changes
 from aprfmt.tensors.companions import quantization_section
 

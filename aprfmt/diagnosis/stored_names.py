@@ -8,13 +8,13 @@ from dataclasses import replace
 from aprfmt.base.protocols import SURPLUS
 from aprfmt.causes import CAUSES
 from aprfmt.causes.hyperparameters import stored_sub_key
+from aprfmt.causes.restored_keys import refusal_reason
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.models import relation_findings
 from aprfmt.diagnosis.records import Diagnosis, Evidence
 from aprfmt.diagnosis.shared_ranges import overlap_findings
 from aprfmt.diagnosis.tensors import explained_findings
-from aprfmt.diagnosis.unreadable_config import refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL

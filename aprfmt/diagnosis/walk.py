@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.base.budget import BudgetSpent
+from aprfmt.causes.restored_keys import architecture_name, refusal_reason
 from aprfmt.diagnosis import conclusion, trace_pair
 from aprfmt.diagnosis.batch_sequences import (
     BatchSequences,
@@ -44,7 +45,6 @@ from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
 from aprfmt.diagnosis.statistics_evidence import differing_statistics
 from aprfmt.diagnosis.stored_names import stored_names_of_places
 from aprfmt.diagnosis.trace_pair import point_rows
-from aprfmt.diagnosis.unreadable_config import architecture_name, refusal_reason
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.capture import point_instances

@@ -1,12 +1,14 @@
 """Reads, sets and removes keys of a nested configuration by their paths."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.arch.value_checks import same_value
 from aprfmt.model.renames import RenamedSource
 
 if TYPE_CHECKING:
+    from aprfmt.base.protocols import Value
     from aprfmt.model import Model
 
 GONE = object()  # the key has to go
@@ -70,3 +72,21 @@ def read_with_changes(model: "Model", changes: Changes) -> "Model":
         keyed.metadata = with_changes(source.metadata, changes)
         source = keyed
     return type(model)(source, folder, model.forced, model.allow_missing)
+
+
+def differing_keys(
+    mine: "Mapping[str, Value]", theirs: "Mapping[str, Value]", above: Key = ()
+) -> Iterator[tuple[Key, Any]]:
+    """Yield (path, value in `mine`) of the innermost keys in which `theirs` differs from `mine`.
+
+    The value of a key that `mine` lacks is GONE.
+    """
+    for key, value in mine.items():
+        other = theirs.get(key, GONE)
+        if isinstance(value, Mapping) and isinstance(other, Mapping | type(None)):
+            yield from differing_keys(value, other or {}, (*above, key))
+        elif other is GONE or not same_value(value, other):
+            yield (*above, key), value
+    for key in theirs:
+        if key not in mine:
+            yield (*above, key), GONE

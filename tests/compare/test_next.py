@@ -193,3 +193,32 @@ def test_exchanged_names_are_put_right_without_a(
     assert (words.count("--rename"), words[2]) == (count, str(b if count else base))
     assert command(*words[1:]).code == 0
     assert aprfmt.diff(base, words[3]).equal
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "cause"),
+    [
+        ("num_attention_heads", 8, "gqa_mapping"),
+        ("num_key_value_heads", 8, "gqa_mapping"),
+        ("vocab_size", 100, "config_sizes"),
+        ("rms_norm_eps", 1e-6, ""),
+        ("rope_theta", 20000.0, ""),
+    ],
+)
+def test_a_key_that_the_tensors_contradict_is_a_cause(
+    key: str, value: float, cause: str, base: Path, tmp_path: Path
+) -> None:
+    """Seen red: the values of the hyperparameters alone. Any epsilon fits the tensors."""
+    b = changed(base, tmp_path / "b", {})
+    config = json.loads((b / "config.json").read_text())
+    (b / "config.json").write_text(json.dumps(config | {key: value}))
+    done = command("diff", base, b, "--json").json
+    assert done["exit"] == 1
+    assert [(one["cause"], one["level"]) for one in done["causes"]] == (
+        [(cause, "confirmed")] if cause else []
+    )
+    if cause:
+        (said,) = done["next"]
+        words = shlex.split(said)[1:-2]
+        assert command(*words, "--in-place").code == 0, said
+        assert aprfmt.diff(base, b).equal

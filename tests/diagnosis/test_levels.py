@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from aprfmt.causes import restored_keys
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.conversion import convert
 from aprfmt.diagnosis import diagnose, packing
@@ -86,7 +87,7 @@ def test_a_key_is_restored_from_a_reference_that_is_read(
     bad = changed(tmp_path / "bad", {"hidden_act": "nope"})
     with open_model(good) as a, open_model(bad) as b:
         misfit = {id(a): "shapes"} if fault == "misfit" else {}
-        monkeypatch.setattr(unread, "misfit_reason", lambda model: misfit.get(id(model), ""))
+        monkeypatch.setattr(restored_keys, "misfit_reason", lambda model: misfit.get(id(model), ""))
         found = unread.read_with_restored_key(a, b, "B")
     assert (found is None) == (fault != "none")
     if found is not None:

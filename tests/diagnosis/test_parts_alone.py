@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from aprfmt import diagnosis
+from aprfmt.causes import restored_keys
 from aprfmt.causes.forward import linear, rotations, weights
 from aprfmt.causes.forward.mismatch import Change
 from aprfmt.causes.forward.product import Product
@@ -22,7 +23,6 @@ from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.diagnosis import (
     accumulated_rounding,
     block_scales,
-    config_changes,
     configuration_keys,
     examine,
     mixed_checkpoints,
@@ -38,7 +38,6 @@ from aprfmt.diagnosis import (
     tensors,
     tokens,
     trace_pair,
-    unreadable_config,
     walk,
 )
 from aprfmt.diagnosis import forward as forward_words
@@ -63,7 +62,7 @@ from aprfmt.inference.trace import Trace
 from aprfmt.measure import tolerances
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.traces import PointDiff, RunPair
-from aprfmt.model import open_model
+from aprfmt.model import config_paths, open_model
 from aprfmt.model.config_paths import GONE
 from aprfmt.tensors.stats import compute_stats
 from tests.cli.run import aprfmt as command
@@ -381,7 +380,7 @@ def test_a_configuration_does_not_fit_where_several_tensors_have_other_shapes(co
         f"m: {count} tensors have other shapes than the configuration gives, such as "
         "L0.attn_q.weight: [8, 4] for [4, 4]"
     )
-    assert unreadable_config.misfit_reason(model) == (says if count > 1 else "")
+    assert restored_keys.misfit_reason(model) == (says if count > 1 else "")
 
 
 def test_a_model_that_cannot_be_read_has_no_other_shapes() -> None:
@@ -391,9 +390,9 @@ def test_a_model_that_cannot_be_read_has_no_other_shapes() -> None:
             raise ArchError("unknown architecture")
 
     model: Any = Unread()
-    assert unreadable_config.misfit_reason(model) == ""
-    assert unreadable_config.refusal_reason(model) == "unknown architecture"
-    assert unreadable_config.architecture_name(
+    assert restored_keys.misfit_reason(model) == ""
+    assert restored_keys.refusal_reason(model) == "unknown architecture"
+    assert restored_keys.architecture_name(
         cast(Any, SimpleNamespace(spec=SimpleNamespace(name="a")))
     )
 
@@ -789,7 +788,7 @@ def test_a_divergence_is_told_with_what_explains_it_and_what_else_would(
 def test_keys_in_which_configurations_differ_are_the_innermost(
     mine: Any, theirs: Any, paths: Any
 ) -> None:
-    assert dict(config_changes.differing_keys(mine, theirs)) == paths
+    assert dict(config_paths.differing_keys(mine, theirs)) == paths
 
 
 @pytest.mark.parametrize("label", ["ONLY_IN_A", "ONLY_IN_B"])

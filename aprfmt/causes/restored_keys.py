@@ -1,0 +1,236 @@
+"""Keys of a configuration that its model's tensors contradict, or that it cannot be read with.
+
+A good configuration beside it shows which key was lost or changed: with that key alone the model is
+read.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from aprfmt.arch.other_keys import MASK_KEYS
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.arch.value_checks import same_value
+from aprfmt.causes import CAUSES
+from aprfmt.causes.hyperparameters import hyper_causes, is_read_as_flag
+from aprfmt.errors import ArchError
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import set_command
+from aprfmt.measure.proofs import unfitted_proof
+from aprfmt.measure.records import FieldDiff
+from aprfmt.model import Model
+from aprfmt.model.config_paths import GONE, Key, differing_keys, read_with_changes, value_at_path
+from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, MisleadingKey, misleading_keys
+
+_MOST = 64  # differing keys that are tried
+
+
+@dataclass(frozen=True)
+class RestoredKey:
+    """A key of `good`'s config.json with which `bad` is read.
+
+    `model` is `bad` with the key at `path`, `label` its side, `error` what is wrong without it.
+    """
+
+    good: Model
+    bad: Model
+    label: str
+    model: Model
+    path: Key
+    cause: str
+    error: str
+
+    @property
+    def same(self) -> bool:
+        """Whether the restored key makes all hyperparameters equal."""
+        read = self.model.hyper
+        return all(
+            name in read and same_value(self.good.hyper[name], read[name])
+            for name in self.good.hyper
+        )
+
+    def finding(self) -> Finding:
+        """Return the finding of the key; confirmed where it makes all hyperparameters equal."""
+        key = ".".join(self.path)
+        label, other = self.label, "A" if self.label == "B" else "B"
+        value, given = (
+            value_at_path(values, self.path) for values in (self.good.config, self.bad.config)
+        )
+        stated = "not given" if value is None else repr(value)
+        own = "not given" if given is None else repr(given)
+        misfit = "asks for attention that is not causal" * (self.path[-1] in MASK_KEYS)
+        return Finding(
+            self.cause,
+            f"{label}'s configuration {misfit or 'does not fit its tensors'}: {key} is {stated} in "
+            f"{other} and {own} in {label}; with {other}'s value it is read"
+            + ", and says the same"
+            * self.same,
+            "config",
+            "bug",
+            (key,),
+            self.same,
+            values={key: {other.lower(): value, label.lower(): given}},
+            next=_key_command(self.bad, key, value),
+            proof=unfitted_proof() if self.same else None,
+        )
+
+
+def find_restored_key(good: Model, bad: Model, label: str) -> RestoredKey | None:
+    """Return the key of `good`'s config.json that makes `bad` readable, or None.
+
+    None where `bad` can be read, `good` cannot, or no single key makes `bad` readable. `label` is
+    the side of `bad`.
+    """
+    error = refusal_reason(bad) or misfit_reason(bad) or absent_layers_reason(bad)
+    if (
+        not error
+        or refusal_reason(good)
+        or misfit_reason(good)
+        or good.config is None
+        or bad.folder is None
+    ):
+        return None
+    if bad.folder.config is None:
+        return None
+    apart = differing_keys(good.config, bad.folder.config)
+    tried = [one for one in apart if one[1] is not GONE or one[0][-1] in MASK_KEYS]
+    for path, value in tried[:_MOST]:
+        made = read_with_changes(bad, {path: value})
+        cause = _cause_of_key(good, path)
+        if cause and not (
+            refusal_reason(made) or misfit_reason(made) or absent_layers_reason(made)
+        ):
+            return RestoredKey(good, bad, label, made, path, cause, error)
+    return None
+
+
+def misfitting_key_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> tuple[Finding, ...]:
+    """Return the findings of keys that do not fit the tensors of their own side.
+
+    `rows` are the hyperparameters in which the two differ. A key without which a side is not read
+    explains them all.
+    """
+    for good, bad, label in ((a, b, "B"), (b, a, "A")):
+        found = find_restored_key(good, bad, label)
+        if found is not None:
+            return (found.finding(),)
+    return tuple(misleading_findings(a, b, [row for row in rows if is_of_own_keys(row)]))
+
+
+def is_of_own_keys(row: FieldDiff) -> bool:
+    """Return whether a row tells what two files' own keys say, beside what is read here."""
+    return {row.origin_a, row.origin_b} <= {READ_HERE, ITS_KEY, NOT_THERE}
+
+
+def architecture_name(model: Model) -> str | None:
+    """Return the name of a model's architecture; None where it cannot be determined."""
+    try:
+        return model.spec.name
+    except ArchError:
+        return None
+
+
+def refusal_reason(model: Model) -> str:
+    """Return why a model's configuration cannot be read; "" if it can."""
+    try:
+        model.resolution  # noqa: B018
+    except ArchError as error:
+        return str(error)
+    return ""
+
+
+def misfit_reason(model: Model) -> str:
+    """Return a sentence if two or more tensors do not have the configured shapes, else ""."""
+    try:
+        wrong = model.resolution.coverage.misshapen
+    except ArchError:
+        return ""
+    if len(wrong) < 2:
+        return ""
+    key, has, wanted = wrong[0]
+    return (
+        f"{model.path}: {len(wrong)} tensors have other shapes than the configuration gives, such "
+        f"as {key}: {list(has)} for {list(wanted)}"
+    )
+
+
+def absent_layers_reason(model: Model) -> str:
+    """Return a sentence if the configuration counts layers that have no tensors, else "".
+
+    Only if these are the last layers and nothing else is missing. The file alone cannot say whether
+    they were lost or never there.
+    """
+    try:
+        found = model.resolution
+    except ArchError:
+        return ""
+    there = {layer for key in found.roles if (layer := split_key(key)[0]) is not None}
+    count, lacks = int(found.hyper["n_layers"]), found.coverage
+    missing = (*lacks.missing, *lacks.accepted)
+    if not missing or there != {*range(len(there))} or len(there) >= count:
+        return ""
+    if any((split_key(key)[0] or 0) < len(there) for key in missing):
+        return ""
+    key = found.hyper.of("n_layers").key
+    return f"{model.path}: {key} is {count}, and {len(there)} layers have tensors"
+
+
+def _key_command(bad: Model, key: str, value: object) -> str:
+    """Return the `set` command that gives a folder's config.json a key, or takes it away (None)."""
+    assert bad.folder is not None
+    name = f"config.json:{key}"
+    word = f"{name}={json.dumps(value)}"
+    return set_command(
+        bad.folder.path, [shlex.quote(word) if value is not None else f"--remove {name}"]
+    )
+
+
+def _cause_of_key(model: Model, path: Key) -> str:
+    """Return the name of the cause for a configuration key, by its path; "" if there is none."""
+    if path[-1] in MASK_KEYS:
+        return "mask"
+    read = model.resolution.report.read
+    for end in range(len(path), 0, -1):
+        name = read.get(".".join(path[:end]))
+        if name is not None:
+            return "config_sizes" if name == "n_layers" else hyper_causes().get(name, "")
+    nested = next((key for key in read if key.startswith(f"{path[0]}.") and len(path) > 1), "")
+    return hyper_causes().get(read.get(nested, ""), "")
+
+
+def _misleading_by_key(model: Model) -> dict[str, MisleadingKey]:
+    """Return {a model's own key: MisleadingKey}, the first where two have one key."""
+    found: dict[str, MisleadingKey] = {}
+    for one in misleading_keys(model).values():
+        found.setdefault(one.key, one)
+    return found
+
+
+def misleading_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> Iterator[Finding]:
+    """Yield a finding for each key of `rows` and each side that misleads other programs by it.
+
+    Flags of config.json that change the pass are not among them: their effect is measured.
+    """
+    if not rows:
+        return
+    sides = [(label, model, _misleading_by_key(model)) for label, model in (("A", a), ("B", b))]
+    for row, (label, model, known) in product(rows, sides):
+        one = known.get(row.name)
+        if one is None or is_read_as_flag(one.style, one.name, one.says):
+            continue
+        cause = hyper_causes().get(one.name) if isinstance(one.says, bool) else ""
+        cause = cause or "config_sizes"
+        yield Finding(
+            cause,
+            f"{label}: {one.text}",
+            "config",
+            CAUSES[cause].verdict,
+            (one.key,),
+            True,
+            side=label,
+            values={one.key: {"a": row.a, "b": row.b}},
+            next=set_command(model.path, [shlex.quote(f"{one.key}={json.dumps(one.read)}")]),
+            proof=unfitted_proof(),
+        )
