@@ -47,7 +47,7 @@ from aprfmt.diagnosis.stored_names import stored_names_of_places
 from aprfmt.diagnosis.trace_pair import point_rows
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.inference.capture import point_instances
+from aprfmt.inference.capture import key_name, parse_key, point_instances
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -674,8 +674,9 @@ class Walk:
         if left:
             self.levels.not_checked.append(
                 f"{side.label}: {len(left)} {ABSENT_POINTS}: {', '.join(left[:4])}"
-                f"{', ...' if len(left) > 4 else ''}"
+                f"{', ...' if len(left) > 4 else ''}{_unseen_end_clause(views)}"
             )
+        self.levels.left = (*self.levels.left, *_unseen_layers(found))
         if found.examined.unfinished:
             self.levels.not_checked.append(f"{side.label}: divergences beyond the first ones")
 
@@ -837,6 +838,42 @@ def _unfitting_arrays(trace: TraceLike, views: Mapping[str, ShadowPoint]) -> Ite
         if count and math.prod(record.shape) != count * mine:
             why = f"its rows have {math.prod(record.shape) / count:g} values, the model's {mine}"
             yield NotCompared("captured array", key, "unreadable", why)
+
+
+def _unseen_end_clause(views: Mapping[str, ShadowPoint]) -> str:
+    """Return that nothing behind a trace's last compared point was compared; "" at the pass's end.
+
+    What lies between two compared points is judged with the second one.
+    """
+    keys = [*views]
+    last = max((i for i, key in enumerate(keys) if views[key].residual is not None), default=None)
+    if last is None or last == len(keys) - 1:
+        return ""
+    return f"; nothing behind {keys[last]} was compared"
+
+
+def _unseen_layers(judged: JudgedTrace) -> Iterator[NotCompared]:
+    """Yield the last points of a series that holds the inputs of layers as NotCompared.
+
+    What was taken for the output of a layer entered it, and no recorded value is computed later:
+    nothing of this layer was compared.
+    """
+    after = judged.examined.after.views
+    keys = [*after]
+    seen = max((i for i, key in enumerate(keys) if after[key].residual is not None), default=-1)
+    for finding in judged.findings:
+        taken = [key for key in finding.where if key in after and parse_key(key)[1] >= 0]
+        if finding.cause != "capture_point" or not taken:
+            continue
+        last = max(taken, key=keys.index)
+        view, layer = judged.examined.before.views[last], parse_key(last)[1]
+        entering = "embd" if layer == 0 else key_name("out", layer - 1)
+        there = after.get(entering)
+        if there is None or seen > keys.index(entering) or there.mine.size != view.theirs.size:
+            continue
+        if view.distance(there.mine.reshape(view.mine.shape)) <= view.whole_tolerance:
+            why = f"it holds {entering}, and nothing recorded is computed in layer {layer}"
+            yield NotCompared("captured array", last, "unreadable", why)
 
 
 def _unread_clause(*traces: TraceLike) -> str:

@@ -221,6 +221,35 @@ def test_a_point_of_zeros_on_both_sides_is_not_counted() -> None:
     assert any("L1.ffn_up: zero on both sides" in text for text in found.not_checked)
 
 
+@pytest.mark.parametrize("base", ["llama", "gemma2"])
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_series_of_layer_inputs_covers_no_last_layer(base: str, behind: bool) -> None:
+    """Nothing computed in the last layer is there, unless a later point is."""
+
+    def inputs(values: dict[str, Any]) -> dict[str, Any]:
+        """Exchange each layer's output for what entered the layer."""
+        first = max((k for k in values if k.startswith("embd")), key=len)
+        outs = [key for key in values if key.endswith(".out")]
+        moved = dict(zip(outs, [first, *outs], strict=False))
+        return {k: values[moved.get(k, k)] for k in values if behind or k != "logits"}
+
+    points = frozenset({"embd", "embd_scaled", "out", "logits"})
+    run = trace(tiny_folder(base), f"inputs-{base}-{behind}", points=points, rename=inputs)
+    found = diagnose(str(tiny_folder(base)), str(run))
+    assert found.cause == "capture_point" and found.exit_code == (0 if behind else 2)
+    last = max(key for key in found.findings[0].where if key.endswith(".out"))
+    assert [row.name for row in found.left] == ([] if behind else [last])
+
+
+def test_what_lies_behind_the_last_compared_point_is_said() -> None:
+    folder = tiny_folder("llama")
+    run = trace(
+        folder, "two-layers", rename=lambda own: {key: own[key] for key in ("L0.out", "L1.out")}
+    )
+    found = diagnose(str(folder), str(run))
+    assert "nothing behind L1.out was compared" in found.sentence
+
+
 # --- tensors of one side only, and units moved together -------------------------------------------
 
 
