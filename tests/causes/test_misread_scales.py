@@ -101,6 +101,21 @@ def test_small_floats_read_as_other_numbers(
     assert found.explanation.cause == "quant_scale" and says in found.explanation.says
 
 
+@pytest.mark.parametrize("ratio", [0.875, 2.0])
+def test_the_scale_of_the_weight_it_is_fused_with(
+    ratio: float, values: Array, source: Path, tmp_path: Path
+) -> None:
+    """Seen red: a scale that is near the right one was a fitted factor, and A the accused side."""
+    rows, numbers, held, _ = nvfp4(values)
+    gate, *_, other = nvfp4(values[::-1] * np.float32(ratio))
+    rows |= {name.replace("up_proj", "gate_proj"): row for name, row in gate.items()}
+    packed = copied(source, tmp_path / "a", rows, MODELOPT)
+    made = (numbers * (small(held) * other)[..., None]).reshape(FFN, HIDDEN)
+    found = judged(packed, copied(source, tmp_path / "b", plain(made))).explanation
+    assert found is not None and (found.cause, found.certainty) == ("quant_scale", "confirmed")
+    assert found.says.startswith("B's values") and "of ffn_gate.weight" in found.says
+
+
 def test_tiles_divided_by_their_scales(values: Array, source: Path, tmp_path: Path) -> None:
     tiles = values.reshape(FFN // 32, 32, HIDDEN // 32, 32)
     scale = (np.abs(tiles).max((1, 3), keepdims=True) / 448).astype(np.float32)

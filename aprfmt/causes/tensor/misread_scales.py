@@ -41,8 +41,10 @@ FIELDS = {"MXFP4": ("e", fp8.E8M0), "NVFP4": ("d", fp8.E4M3)}  # GGUF blocks: wh
 SURE = 2.0**-9  # relative: how well one factor on all values is known
 FUSED = (  # roles that engines join to one weight
     ("ffn_gate.weight", "ffn_up.weight"),
+    ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
     ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
 )
+WHOLE = "the scale of the whole tensor"
 EXPONENT_OF = 32  # values that share an exponent
 
 # Factors of values, float64 [n, columns], for the numbers of n rows.
@@ -61,12 +63,13 @@ def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
     """Yield at most one finding: a side's values are the other's codes under misread scales."""
     if case.numbers is not None or case.a.shape != case.b.shape or case.a.columns < 2:
         return
-    if case.before.relative < FAR:
-        return
     for plain, coded, one, other in ((case.b, case.a, "B", "A"), (case.a, case.b, "A", "B")):
         if not is_plain_float(plain) or is_plain_float(coded):
             continue
-        for reading in _readings(case, coded):
+        # Only the scale of a fused weight may be near the right one.
+        near = case.before.relative < FAR
+        side = CodedSide(coded)
+        for reading in _scales_of_fused(case, side) if near else _readings(case, coded, side):
             if not _gives_values(case, plain, coded, reading.factors):
                 continue
             says = f"{one}'s values are the codes of {other} with {reading.says}"
@@ -159,9 +162,8 @@ def _gives_values(
     return square > 0 and abs(product / square - 1) <= SURE
 
 
-def _readings(case: DifferingPair, coded: RowReader) -> Iterator[ScaleReading]:
-    """Yield the other ways to read the scales of a packed side."""
-    side = CodedSide(coded)
+def _readings(case: DifferingPair, coded: RowReader, side: CodedSide) -> Iterator[ScaleReading]:
+    """Yield the other ways to read the scales of a packed side, `side` being that of `coded`."""
     found = _scale_bytes(coded, side)
     if found is not None:
         held, kind = found
@@ -198,21 +200,35 @@ def _misread_tensor_scales(case: DifferingPair, side: CodedSide) -> Iterator[Sca
     every = side.read_scale_bytes([np.repeat(whole, 256, axis=1) for whole in wholes])
     if every is None:
         return
-    what = "the scale of the whole tensor"
-    yield ScaleReading(f"{what} left out", lambda rows: 1 / np.asarray(every[rows], np.float64))
+    yield ScaleReading(f"{WHOLE} left out", lambda rows: 1 / np.asarray(every[rows], np.float64))
     yield ScaleReading(
-        f"{what} inverted", lambda rows: 1 / np.asarray(every[rows], np.float64) ** 2, True
+        f"{WHOLE} inverted", lambda rows: 1 / np.asarray(every[rows], np.float64) ** 2, True
     )
-    # Weights that an engine fuses may be given the scale of one of them.
+    yield from _scales_of_fused(case, side)
+
+
+def _scales_of_fused(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReading]:
+    """Yield the scales of whole tensors that a weight may be given which engines fuse with others.
+
+    Of several experts each has that of the same expert.
+    """
+    wholes = _wholes_of(side)
+    every = side.read_scale_bytes([np.repeat(whole, 256, axis=1) for whole in wholes])
+    if not wholes or every is None:
+        return
     label = "a" if side.reader is case.a else "b"
     role = split_key(case.key)[1]
     for partner in next((names for names in FUSED if role in names), ()):
         key = case.key.removesuffix(role) + partner
         reader = None if partner == role else case.context.reader(label, key)
         theirs = [] if reader is None else _wholes_of(CodedSide(reader))
-        if len(theirs) == 1 and theirs[0].size == 1:
-            taken = float(theirs[0][0, 0]) / np.asarray(every, np.float64)
-            yield ScaleReading(f"{what} of {partner}, which it is fused with", taken.__getitem__)
+        if [one.shape for one in theirs] != [one.shape for one in wholes]:
+            continue
+        others = side.read_scale_bytes([np.repeat(one, 256, axis=1) for one in theirs])
+        if others is not None:
+            taken = np.asarray(others, np.float64) / np.asarray(every, np.float64)
+            says = f"{WHOLE} of {partner}, which it is fused with"
+            yield ScaleReading(says, taken.__getitem__)
 
 
 def _wholes_of(side: CodedSide) -> "list[Array]":
