@@ -534,6 +534,18 @@ def gone(key: int, token: int) -> How:
     return broken_here(probs=probs)
 
 
+def ring(first: int, last: int) -> How:
+    """Let only the first keys of a full cache and the last ones be seen."""
+
+    def probs(here: Any, op: Any, scores: Any, own: Any) -> Any:
+        key = np.arange(own.mask.shape[-1])[None]
+        query = np.arange(len(own.mask))[:, None]
+        mask = own.mask & ((key < first) | (key > query - last))
+        return op(scores, replace(own, mask=mask, causal=None))
+
+    return broken_here(probs=probs)
+
+
 def reading(ids: Mapping[int, int]) -> How:
     """Read other tokens at some places."""
 
@@ -591,6 +603,10 @@ _OTHERS = (
            gone(1, 12)),
     _fault("evicted-logits", "qwen2_5_vl", "the first 4 keys are gone from token 16 on",
            "mask", "mask", gone(4, 16), LOGITS),
+    _fault("ring", "llama", "the first 2 keys and the last 10 are seen", "mask", "mask",
+           ring(2, 10)),
+    _fault("ring-logits", "qwen2_5_vl", "the first key and the last 15 are seen", "mask", "mask",
+           ring(1, 15), LOGITS),
     _fault("other-id", "llama", "another token than recorded", "token_ids", "input_ids",
            reading({5: 33})),
     _fault("other-ids-logits", "gemma", "two other tokens, from logits alone", "token_ids",
