@@ -213,8 +213,10 @@ def _scales_of_fused(case: DifferingPair, side: CodedSide) -> Iterator[ScaleRead
     Of several experts each has that of the same expert.
     """
     wholes = _wholes_of(side)
+    if not wholes:
+        return
     every = side.read_scale_bytes([np.repeat(whole, 256, axis=1) for whole in wholes])
-    if not wholes or every is None:
+    if every is None:
         return
     label = "a" if side.reader is case.a else "b"
     role = split_key(case.key)[1]
