@@ -121,7 +121,7 @@ class DiffReport(Tabular):
         for one in self.findings:
             mends = is_repaired_by_rewriting(one.cause, one.confirmed, one.values)
             mends = mends and CAUSES[one.cause].verdict == "bug"
-            mends = mends and one.cause not in self.own_parts
+            mends = mends and one.cause not in self.own_parts and one.side != "A"
             command = (
                 one.next
                 or self._own_key_command(one.cause)

@@ -181,3 +181,16 @@ def test_nvfp4_decoded_with_the_scale_of_the_tensor_inverted(
         found = judged(source, copied(source, tmp_path / says, held)).explanation
         assert found is not None and found.certainty == "confirmed"
         assert found.cause == "quant_scale" and says in found.evidence[0]
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["B", "A"])
+def test_what_is_wrong_in_a_is_not_written_over_b(
+    turned: bool, source: Path, values: Array, tmp_path: Path
+) -> None:
+    """Seen red: with A's scales inverted, B was to be written again from A."""
+    held = plain(fp8(values, ml_dtypes.float8_e4m3fn, "row", True), "bfloat16")
+    pair = [source, copied(source, tmp_path / "b", held)]
+    report = aprfmt.diff(*(pair[::-1] if turned else pair))
+    (cause,) = report.causes
+    assert (cause.cause, cause.level) == ("quant_scale", "confirmed")
+    assert (cause.remedy is None) == turned

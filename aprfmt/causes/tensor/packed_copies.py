@@ -8,7 +8,7 @@ made good in turn; the one after which the errors are usual is the cause.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -143,7 +143,9 @@ def explain_copy(
     found = Proof(copy.x.size, share, free, bits, accused=either, moved=moved)
     # A sample stands for the other rows where these are no further apart, but proves no more.
     proof = found if copy.rows is None else cap_proof(found, "explained")
-    return make_finding(cause, (copy.case.key,), said, before, 0.0, proof)
+    made = make_finding(cause, (copy.case.key,), said, before, 0.0, proof)
+    wrong = made.verdict == "bug" and not either
+    return replace(made, side=copy.whose[0]) if wrong else made
 
 
 def _is_decoded_copy(copy: PackedCopy, after: Fit) -> bool:
