@@ -256,6 +256,10 @@ class Weights(Mapping[str, Weight]):
         """Return whether there is a weight of a role key."""
         return key in self._rows  # the inherited method would build an error with near names
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the handle of a role key, or `default` where there is no such weight."""
+        return self[key] if key in self._rows or key in self._handles else default
+
     def use_handle(self, key: str, weight: Weight) -> None:
         """Use another model's handle of a weight for `key`, so that what it placed is shared."""
         self._handles[key] = weight

@@ -123,6 +123,16 @@ def test_an_unknown_role_names_near_ones() -> None:
     assert weights.get_role(0, "attn_q.bias") is None
 
 
+def test_a_weight_that_may_be_absent_is_asked_for_without_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen red: the near names of every absent weight were a third of a diagnosis."""
+    held = array_weights({"L0.attn_q.weight": np.ones((2, 2))})
+    monkeypatch.setattr("aprfmt.inference.weights.similar_names", None)  # no error may be built
+    assert held.get("L0.attn_k.weight") is None and held.get("L0.attn_k.weight", 3) == 3
+    assert held.get("L0.attn_q.weight") is held["L0.attn_q.weight"]
+
+
 def quantized(tmp_path: Path) -> Path:
     """Return a GGUF whose matrices are Q8_0."""
     folder, target = tmp_path / "model", tmp_path / "model.gguf"
