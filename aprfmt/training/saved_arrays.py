@@ -227,10 +227,11 @@ def hyper_of(model: Model) -> Mapping[str, Value]:
 def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Captures, str]]:
     """Return {name: (reader of its file, name in it)} of the arrays in some files.
 
-    Files are closed with `stack`. Raises UsageError for a name that is in two of them.
+    A folder is all files of safetensors in it, as of one set in shards; without any it is one of
+    dumped arrays. Files are closed with `stack`. Raises UsageError for a name that is in two files.
     """
     found: dict[str, tuple[Captures, str]] = {}
-    for path in paths:
+    for path in (each for given in paths for each in sorted(given.glob(SHARDS)) or (given,)):
         captures = stack.enter_context(open_captures(path))
         for name in captures.shapes:
             if name in found:
@@ -241,6 +242,7 @@ def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Capt
     return found
 
 
+SHARDS = "*.safetensors"  # of a folder
 WHOLE = ("i", "u", "bool")  # how the names of types of whole numbers begin
 
 

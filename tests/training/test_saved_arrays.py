@@ -219,3 +219,19 @@ def test_codes_are_read_by_their_table_and_block_scales(
             return
         wanted = table[codes] * np.repeat(scales, 64).astype(np.float32)
         assert np.array_equal(np.reshape(got, -1), wanted)
+
+
+def test_a_folder_of_shards_is_one_set_of_gradients(
+    model: Model, stepped: Any, tmp_path: Path
+) -> None:
+    """Seen red: a folder read as dumped arrays alone, and refused."""
+    grads = {name: p.grad for name, p in stepped.named_parameters()}
+    names = sorted(grads)
+    (tmp_path / "shards").mkdir()
+    for number, part in enumerate((names[::2], names[1::2])):
+        save_file({n: grads[n] for n in part}, tmp_path / "shards" / f"{number}.safetensors")
+    with ExitStack() as stack:
+        rows = pair_parameters(model, None).rows
+        found = open_gradients([tmp_path / "shards"], rows, model, stack)
+        assert set(found.placed) == {row.key for row in rows}
+        assert np.array_equal(values_of(found, model, NORM).reshape(-1), grads[NORM].numpy())
