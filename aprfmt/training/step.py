@@ -313,6 +313,19 @@ class _Step:
                 "numbers of the state were told by the steps that their moments make, and by the "
                 "order of layers and of modules in them"
             )
+        if around := self._left_out_of_names():
+            self.notes.append(f"names of the gradients are read without {' and '.join(around)}")
+
+    def _left_out_of_names(self) -> list[str]:
+        """Return what names of gradients have before or behind a parameter's own, each quoted."""
+        found: dict[str, None] = {}
+        for row in self.parameters if self.given is not None else ():
+            assert self.given is not None
+            place = self.given.placed.get(row.key)
+            for name in () if place is None else place.names:
+                own = next((each for each in row.names if each in name), name)
+                found |= dict.fromkeys(each for each in name.split(own, 1) if each)
+        return [f"'{each}'" for each in found]
 
     def _leave_out_choices(self) -> None:
         """Take parameters without a gradient by their nature out of `parameters`, into `left`.

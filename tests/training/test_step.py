@@ -708,3 +708,13 @@ def test_a_state_with_more_than_a_rule_has_is_of_another_rule(tmp_path: Path) ->
         assert {row.verdict for row in report.tensors} == {verdict}
         said = ["the state has shift, which no rule here" in row.why for row in report.tensors]
         assert said == [bool(rest)] * len(said)
+
+
+@pytest.mark.parametrize("around", [("", ""), ("module._orig_mod.", ""), ("model.", ".grad")])
+def test_the_answer_says_how_names_were_read(around: tuple[str, str], tmp_path: Path) -> None:
+    """Seen red: a prefix taken away without a word."""
+    begin, end = around
+    report = report_of(tmp_path, {begin + n + end: g for n, g in right_gradients().items()})
+    assert report.exit_code == 0
+    said = [note for note in report.notes if note.startswith("names of the gradients")]
+    assert len(said) == any(around) and all(f"'{each}'" in said[0] for each in around if each)
