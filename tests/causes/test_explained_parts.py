@@ -14,7 +14,8 @@ from aprfmt.causes.tensor import coarse_damage, derived_weights
 from aprfmt.causes.tensor.arithmetic import _has_encoder
 from aprfmt.causes.tensor.differing_pair import WINDOW, DifferingPair
 from aprfmt.causes.tensor.proof import make_finding
-from aprfmt.causes.tensor.summary import _joint_proof
+from aprfmt.causes.tensor.row_sources import _nearest_values
+from aprfmt.causes.tensor.summary import _joint_proof, _layers_sentence
 from aprfmt.causes.tensor.transposition import samples_agree
 from aprfmt.causes.tokenizer.probe_texts import _differing_piece_texts
 from aprfmt.measure.alignment import TensorPair, _pair_tied_head
@@ -140,3 +141,30 @@ def test_pieces_that_one_side_lacks_are_probed() -> None:
         _differing_piece_texts(a, side(["a", "b", "old", "more"], [0.0, 5.0, 2.0, 3.0]))
     ) == {"b", "more"}
     assert _differing_piece_texts(a, a) == []
+
+
+def test_a_zero_is_found_at_its_own_place_alone() -> None:
+    """Values are found by the nearest; where a place is expected and near enough, it is taken."""
+    y = np.array([0.0, 2.0, 0.0, 4.0, 2.0])
+    x = np.array([0.0, 0.0, 2.0, 2.0, 4.0, 9.0, 0.0])
+    expected = np.array([0, 1, 1, 4, 4, 3, 5])
+    for slack in (0.0, 1e-6):
+        found = _nearest_values(x, y, expected, slack)
+        assert found.tolist() == [0, -1, 1, 4, 3, -1, -1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 11, 12, 13])
+def test_layers_that_stand_elsewhere_are_named_up_to_twelve(count: int) -> None:
+    """Each moves on by one: no two are exchanged, none is a copy of one that is equal."""
+
+    def row(layer: int) -> Any:
+        return SimpleNamespace(
+            explanation=SimpleNamespace(where=(f"L{layer}.q", f"L{layer + 1}.q"), evidence=())
+        )
+
+    said = _layers_sentence([row(layer) for layer in range(count)], frozenset())
+    rest = "".join(f", {layer} is {layer + 1}" for layer in range(1, min(count, 12)))
+    assert said == (
+        "layers stand elsewhere: layer 0 of one file is layer 1 of the other"
+        f"{rest}{' ...' * (count > 12)}"
+    )

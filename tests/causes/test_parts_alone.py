@@ -287,3 +287,27 @@ def test_results_are_rounded_but_of_what_moves_values_or_is_wide() -> None:
         assert made.tolist() == [1 + 2.0**-7] and made.dtype == np.float32
         first, state = override(lambda: (np.array([value]), 3), PassLocation("q", 0))
         assert first.tolist() == [1 + 2.0**-7] and state == 3
+
+
+@pytest.mark.parametrize("columns", [(0, 3), (2, 5), (5, 7), (0, 8)])
+def test_columns_that_norms_were_summed_over_are_told_beside_padding(
+    columns: tuple[int, int],
+) -> None:
+    """Where the rows end in padding, its columns count neither way."""
+    size, padding = 64, 7  # the last column of eight has no label
+    rng = np.random.default_rng(12)
+    alone = [rng.standard_normal(size) * (part < padding) for part in range(batch_samples.PARTS)]
+    given = np.sum(alone[slice(*columns)], axis=0)
+    key = "L0.attn_norm.weight"
+
+    def recompute(change: Any, name: str) -> Any:
+        part = change.norm_tokens[0] // 2
+        return SimpleNamespace(keys=[key] if part < padding else [], gradient=lambda _: alone[part])
+
+    case: Any = SimpleNamespace(
+        wrong=[key], right=["L0.attn_q.weight"], missing=[], row_length=16, names={key: key},
+        recompute=recompute, case=lambda _: SimpleNamespace(given=given),
+    )  # fmt: skip
+    (found,) = list(batch_samples.guess_norm_columns(case))
+    stop = 2 * min(columns[1], padding)
+    assert found.change is not None and found.change.norm_tokens == (2 * columns[0], stop)

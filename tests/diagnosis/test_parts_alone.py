@@ -33,6 +33,7 @@ from aprfmt.diagnosis import (
     packing_repairs,
     quantities,
     records,
+    renamed_parts,
     run_arithmetic,
     statistics_evidence,
     tensors,
@@ -42,7 +43,7 @@ from aprfmt.diagnosis import (
 )
 from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis import search as searching
-from aprfmt.diagnosis.answers import Solution, layer_scopes
+from aprfmt.diagnosis.answers import Divergence, Solution, layer_scopes
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.nextstep import missing_points
@@ -1285,3 +1286,60 @@ def test_nothing_is_turned_up_to_ten_times_the_tolerance(
     found = rotations._fit_pair_rotations(case, x, y, 3, style)
     assert found.still is still and found.explained < 1e-12
     np.testing.assert_allclose(found.turn, 1 + apart)
+
+
+def test_what_nothing_explains_is_as_far_as_its_worst_tensor() -> None:
+    """A tensor without a distance counts in the number and takes nothing from the others."""
+
+    def row(key: str, rel_l2: float | None) -> Any:
+        return SimpleNamespace(key=key, stats=rel_l2 and SimpleNamespace(rel_l2=rel_l2))
+
+    for distances, worst in (((0.5, None, 2.0), 2.0), ((0.25,), 0.25), ((None, None), None)):
+        rows = [row(f"L{at}.q", one) for at, one in enumerate(distances)]
+        finding, touched = tensors._unexplained_finding(rows)
+        assert (finding.residual_before, finding.confirmed) == (worst, False)
+        assert finding.says.startswith(f"{len(rows)} tensors have other values")
+        assert touched == Touched((), tuple(row.key for row in rows))
+
+
+def test_a_point_taken_elsewhere_is_dropped_where_it_agrees_after_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only one that is explained by its place, and only if all other changes make it agree."""
+
+    def answered(name: str, dropped: bool) -> Divergence:
+        change = SimpleNamespace(name=name, drop=frozenset([name] * dropped), general=False)
+        view: Any = SimpleNamespace(key=name, calls=())
+        return Divergence(view, cast(Any, SimpleNamespace(change=change, layers=frozenset({0}))))
+
+    def passed(steps: Any) -> Any:
+        asked.append([change.name for change, _ in steps])
+        return SimpleNamespace(flagged=[] if agrees else [SimpleNamespace(key="L0.q")])
+
+    monkeypatch.setattr(examine, "_apply_changes", lambda patched, recorded, steps: (steps,))
+    monkeypatch.setattr(examine, "run_shadow_pass", passed)
+    nothing: Any = SimpleNamespace(flagged=())
+    for drop, agrees in ((False, True), (True, False), (True, True)):
+        asked: list[list[str]] = []
+        given = [answered("L0.k", False), answered("L0.v", False), answered("L0.q", drop)]
+        kept = examine.recheck_answers(given, nothing, nothing, nothing)
+        left = given[:2] if drop and agrees else given
+        assert [one.view.key for one in kept] == [one.view.key for one in left]
+        assert asked == [["L0.k", "L0.v"]] * drop
+
+
+def test_what_no_packing_knows_is_a_tail_of_the_module_that_it_stands_behind() -> None:
+    """A module is packed where the other file has its weight and this one has none."""
+
+    def model(*names: str) -> Any:
+        return SimpleNamespace(source=SimpleNamespace(tensors=dict.fromkeys(names)))
+
+    good = model(
+        "a.q.qweight", "a.q.scales", "b.q.weight", "c.q.qweight", "d.q.qweight", "n.weight"
+    )
+    bad = model("a.q.packed", "a.q.steps", "b.q.weight", "b.q.odd", "c.q.weight", "e.alone")
+    assert renamed_parts._unknown_tails(good, bad) == {
+        "a.q": ["packed", "steps"], "b.q": ["odd"], "d.q": [], "n": []
+    }  # fmt: skip
+    parts = model("a.q.qweight", "a.q.steps", "b.q.weight", "c.q.weight", "d.q.weight", "n.weight")
+    assert renamed_parts._unknown_tails(good, parts) == {"a.q": ["steps"]}
