@@ -20,7 +20,16 @@ from aprfmt import codecs, errors
 from aprfmt.adapters.answers import ChangedWeight
 from aprfmt.base.protocols import Damage
 from aprfmt.cli import attest as attest_command
-from aprfmt.cli import check_output, damage_report, demo, logprobs, output_format, render, tree
+from aprfmt.cli import (
+    check_output,
+    damage_report,
+    demo,
+    logprobs,
+    options,
+    output_format,
+    render,
+    tree,
+)
 from aprfmt.cli import diff as diff_command
 from aprfmt.cli import explain as explain_command
 from aprfmt.cli import hash_ as hash_command
@@ -34,7 +43,7 @@ from aprfmt.cli.inspect import output as inspect_output
 from aprfmt.cli.inspect import page as inspect_page
 from aprfmt.cli.parity import output as parity_output
 from aprfmt.cli.step import output as step_output
-from aprfmt.cli.trace import dumped_arrays, page, reference
+from aprfmt.cli.trace import dumped_arrays, page, recording, reference
 from aprfmt.inference import reported_loss as reported
 from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.model import missing_path
@@ -834,3 +843,43 @@ def test_a_page_shows_conversations_as_the_template_renders_them(
     assert bool(rows) is (template is not None)
     assert {row["status"] for row in rows} == ({status} if status else set())
     assert all(row["name"] and row["lines"] for row in rows)
+
+
+def test_a_size_is_read_in_the_unit_that_it_names() -> None:
+    """Units are powers of 1000, in either case, with B or without; a part of one is a size."""
+    none: Any = None
+    for at, unit in enumerate(("", "K", "M", "G", "T")):
+        for text in (f"2500{unit}", f" 2500{unit.lower()}b ", f"2500.0{unit}B"):
+            assert options.parse_size(none, none, text) == 2500 * 1000**at
+    assert options.parse_size(none, none, "1.5T") == 1_500_000_000_000
+    assert options.parse_size(none, none, None) is None
+    for text in ("999", "0.5K", "-2G", "2P", "G", "", "nan", "1e40T"):
+        with pytest.raises(click.BadParameter):
+            options.parse_size(none, none, text)
+
+
+def test_a_text_has_the_ids_of_all_tokens_that_decode_to_it() -> None:
+    """By its bytes where they are given; the vocabulary is decoded once, at the first text."""
+    decoded: list[int] = []
+
+    def decode(ids: list[int]) -> str:
+        decoded.extend(ids)
+        return ["a", "b", "a", "\ufffd"][ids[0]]
+
+    model: Any = SimpleNamespace(tokenizer=SimpleNamespace(decode=decode), hyper={"vocab_size": 4})
+    ids = logprobs.piece_to_ids(model)
+    assert decoded == []
+    assert [ids(text, None) for text in ("a", "b", "c")] == [[0, 2], [1], []]
+    assert ids("?", b"b") == [1] and ids("?", b"\xff") == [3]
+    assert decoded == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_points_that_are_not_known_are_warned_of_up_to_a_number(
+    more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(render, "warn", lambda text, key: said.append(text))
+    names = [f"p{at}" for at in range(recording.UNKNOWN + more)]
+    recording.warn_of_unknown("run.npz", dict.fromkeys(names, "no point"))
+    assert said == [f"run.npz: {name}: no point" for name in names[: recording.UNKNOWN]]

@@ -351,3 +351,20 @@ def test_what_the_library_of_tables_says_is_one_line(
     monkeypatch.setattr(results, "_import_pyarrow", lambda: Arrow(error))
     with pytest.raises(FormatError, match="no Parquet file of a scan: Parquet magic bytes not"):
         list(read_parquet(tmp_path / "rows.parquet"))
+
+
+@pytest.mark.parametrize("names", [(OPEN,), ("layout", "values")])
+def test_a_task_that_the_cluster_gave_up_is_an_error_of_its_first_question(
+    names: tuple[str, ...],
+) -> None:
+    def lost(reference: object) -> Any:
+        raise RuntimeError("a node is gone")
+
+    ray = SimpleNamespace(get=lost, exceptions=Cluster.exceptions)
+    (answer,) = ray_tasks._fetch_answers(ray, None, Task(subject("a"), names))
+    row = json.loads(answer.line)
+    assert (row["model"], row["check"], row["outcome"]) == ("a", names[0], ERROR)
+    assert row["found"] == f"Ray gave it up after {ray_tasks.RETRIES} more tries: RuntimeError"
+    assert answer == encode_answer(
+        make_row(Task(subject("a"), names), names[0], None, why=row["found"])
+    )

@@ -292,3 +292,15 @@ def test_what_is_a_linear_goes_by_the_role_and_what_is_kept_by_the_name_too(
         assert is_linear(name, base, "weight", shape) and not is_linear(name, base, "bias", shape)
     elif base not in ("ffn_gate_inp_shexp",):
         assert not is_linear(name, base, "weight", shape) or base.endswith("_exps")
+
+
+def test_layers_are_numbered_by_their_names_only_with_several_experts() -> None:
+    """Where the first layers have none of a kind, the others are counted; with experts they keep
+    their own numbers, and so their places among the layers that get more bits."""
+    names = [f"blk.{layer}.ffn_down.weight" for layer in range(8, 24)]
+    for experts in (0, 1, 8):
+        mixture = Mixture("Q4_K_M", names, n_layers=24, n_experts=experts)
+        found = [mixture.choose(name, (256, 256), "F32") for name in names]
+        place = {name: at + 8 * (experts > 1) for at, name in enumerate(names)}
+        more = [at < 3 or at >= 21 or (at - 3) % 3 == 2 for at in place.values()]
+        assert found == ["Q6_K" if each else "Q4_K" for each in more]
