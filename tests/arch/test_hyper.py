@@ -774,3 +774,16 @@ def test_layers_with_experts_of_a_gguf_follow_the_keys_that_are_there(said: str)
         "both": (False, False, False, True, False), "every": (True,) * 5,
     }  # fmt: skip
     assert found == ((layers[said], keys[there[0]]) if said else None)
+
+
+def test_a_stored_vector_has_at_most_65536_values() -> None:
+    for shape in ((1 << 16,), (4, 2), ((1 << 16) + 1,), (257, 256)):
+        values = np.zeros(shape, np.float32)
+        tensor = type("Stored", (), {"shape": shape, "numpy": lambda self, made=values: made})()
+        facts = Facts("hf", {}, {}, tensors={"inv_freq": tensor})
+        assert facts.vector("other") is None
+        if values.size > 1 << 16:
+            with pytest.raises(ArchError, match="inv_freq"):
+                facts.vector("inv_freq")
+        else:
+            assert facts.vector("inv_freq") == (0.0,) * values.size

@@ -11,7 +11,7 @@ import pytest
 
 from aprfmt.cli.logprobs import logit_bounds
 from aprfmt.errors import FormatError
-from aprfmt.inference.engines.logprobs import read_logprobs
+from aprfmt.inference.engines.logprobs import SeveralAnswersError, _choose_answer, read_logprobs
 from aprfmt.measure.logprob_tables import LEAST, Logprobs, compare_logprobs, kl_divergence
 from aprfmt.measure.tolerances import MAX_FACTOR, Threshold
 from aprfmt.model import open_model
@@ -586,3 +586,14 @@ def test_sglang_may_list_the_end_of_a_prompt_alone(
     wanted = {first + at - 1: {id_: -0.5 - id_} for at, id_ in enumerate(entries)}
     wanted.pop(-1, None)  # nothing stands before the first token
     assert found.rows == {**wanted, 2: {4: -0.25}}
+
+
+def test_answers_are_shown_up_to_four_and_dots_stand_for_more() -> None:
+    for count in (2, 4, 5):
+        found = [Logprobs((at, 7, 8), {0: {7: -1.0}}) for at in range(count)]
+        shown = "; ".join(f"3 tokens {at},7,8,..." for at in range(min(count, 4)))
+        for wanted in (None, (99,)):
+            with pytest.raises(SeveralAnswersError) as raised:
+                _choose_answer(Path("answers.json"), found, (), wanted)
+            assert f"({shown}{'; ...' * (count > 4)})" in str(raised.value)
+        assert _choose_answer(Path("answers.json"), found, (), (1, 7)) == found[1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aprfmt.codecs import native_kernels
-from aprfmt.measure import distances, logprob_tables
+from aprfmt.measure import difference_image, distances, logprob_tables
 from aprfmt.measure.byte_ranges import units_text
 from aprfmt.measure.distances import measure_blocks, measure_values
 from aprfmt.measure.logprob_tables import printed_resolution
@@ -204,3 +204,27 @@ SENTENCES = [
 @pytest.mark.parametrize(("says", "keys", "wanted"), SENTENCES)
 def test_a_role_in_a_sentence_gets_the_file_s_name(says: str, keys: list[str], wanted: str) -> None:
     assert insert_stored_names(says, keys, STORED) == wanted
+
+
+def test_an_image_of_each_explanation_comes_before_a_second_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The furthest apart first; what differs before what is within its rounding."""
+    monkeypatch.setattr(difference_image, "make_image", lambda a, b, key: key)
+
+    def row(key: str, verdict: str, rel_l2: float, what: str) -> Any:
+        explanation = SimpleNamespace(evidence=(what,)) if what else None
+        stats = SimpleNamespace(rel_l2=rel_l2)
+        return SimpleNamespace(key=key, verdict=verdict, explanation=explanation, stats=stats)
+
+    rows: list[Any] = [
+        row("w", "WITHIN", 9.0, ""), row("a3", "DIFFERENT", 0.5, "a"),
+        row("b", "DIFFERENT", 0.1, "b"),
+        row("a1", "DIFFERENT", 3.0, "a"), row("same", "SAME_BYTES", 0.0, ""),
+        row("a2", "DIFFERENT", 2.0, "a"), row("n", "DIFFERENT", 0.2, ""),
+    ]  # fmt: skip
+    pairs: Any = [SimpleNamespace(key=one.key, a=1, b=1) for one in rows]
+    wanted = ("a1", "n", "b", "w", "a2", "a3")
+    for count in (2, 6, 9):
+        found: Any = difference_image.difference_images(pairs, rows, count)
+        assert found == wanted[:count]
