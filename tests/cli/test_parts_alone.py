@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import click
 import gguf
@@ -883,3 +883,21 @@ def test_points_that_are_not_known_are_warned_of_up_to_a_number(
     names = [f"p{at}" for at in range(recording.UNKNOWN + more)]
     recording.warn_of_unknown("run.npz", dict.fromkeys(names, "no point"))
     assert said == [f"run.npz: {name}: no point" for name in names[: recording.UNKNOWN]]
+
+
+def test_a_model_that_does_not_decode_is_opened_to_change_its_texts_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy needs the weights: it is refused, and the line says what can be done."""
+
+    def opened(path: Path, damaged: bool = False) -> Any:
+        if not damaged:
+            raise errors.CodecError("a block is cut off")
+        return "opened"
+
+    monkeypatch.setattr("aprfmt.model.open_model", opened)
+    assert set_command.open_to_edit(Path("m"), True) == cast(Any, "opened")
+    with pytest.raises(errors.CodecError, match="a block is cut off; --in-place changes the text"):
+        set_command.open_to_edit(Path("m"), False)
+    monkeypatch.setattr("aprfmt.model.open_model", lambda path, damaged=False: damaged)
+    assert set_command.open_to_edit(Path("m"), True) is cast(Any, False)
