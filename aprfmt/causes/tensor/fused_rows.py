@@ -19,6 +19,7 @@ from aprfmt.causes.tensor import fused_layouts
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.joined_transposition import find_joined_exchange
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.causes.tensor.row_sources import JoinedRows, find_sources, source_runs
 from aprfmt.measure.alignment import TensorPair
@@ -117,6 +118,9 @@ def _explain_layer(
             }
         alike = _order_explanations(biases, order, ("the biases moved with the weights",))
         return found | alike
+    exchanged = _explain_exchange(rows, family, weights)
+    if exchanged:
+        return exchanged
     # An order of the biases alone.
     order = _find_row_order(rows, family, biases) or _find_known_order(rows, family, biases)
     if order is None or biases is None:
@@ -203,6 +207,30 @@ def _find_row_order(
     if not after.equal(case.slack()):
         return None
     return _name_row_order(family, case, at)
+
+
+def _explain_exchange(
+    rows: Mapping[str, TensorDiff], family: FusedRoles, case: DifferingPair | None
+) -> dict[str, Finding]:
+    """Return {tensor key: finding} of parts that were transposed as one joined tensor; or {}."""
+    if case is None or not any(rows[key].is_unexplained(WEAK) for key in _part_keys(case)):
+        return {}
+    assert isinstance(case.a, JoinedRows)
+    kv = next(iter(case.sizes("n_kv_heads")), 0) if family.heads else 0
+    exchange = find_joined_exchange(case, _part_sizes(case.a, family), kv, _experts(case.a))
+    if exchange is None:
+        return {}
+    found: dict[str, Finding] = {}
+    slack = case.slack()
+    for key, first, stop in zip(case.a.keys, case.a.starts, case.a.starts[1:], strict=False):
+        here = np.arange(first, stop)
+        before = case.distance(case.a.take, case.b.take, here)
+        if before.changed and before.relative > slack:
+            proof = prove_values(case.b.take(here[:FEW]), before.count, 0, slack)
+            found[key] = make_finding(
+                "transpose", (key,), (exchange.says,), before.relative, exchange.residual, proof
+            )
+    return found
 
 
 def _find_known_order(
@@ -343,7 +371,7 @@ def _order_explanations(
 
 HYPOTHESES = (
     JointHypothesis(
-        ("fused_order", "row_offset"),
+        ("fused_order", "row_offset", "transpose"),
         fused_groups,
         420,
         "an order of rows, before factors of them",

@@ -294,7 +294,7 @@ def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
         what = "looks taken from another checkpoint"
     if judged.drawn:
         what = "holds an initialisation: it was never loaded, or never trained"
-    which = "" if judged.drawn else "; a base (--base) could show which"
+    which = "" if judged.drawn else "; `diff --base` with a base could show which"
     yield make_finding(
         "stale_tensor",
         (case.key,),
