@@ -61,6 +61,8 @@ CAUSE_ROWS = (
 TRANSPOSED = 1 << 27  # elements up to which a matrix is decoded whole to be transposed
 ALONG = 16  # values along a row up to which a shift is looked for
 ROTATED = ("attn_q", "attn_k")  # roles whose rows rope turns
+# Of latent attention, whose rotated rows stand apart from these.
+UNROTATED = ("attn_kv_b", "attn_q_a")
 BLOCKS = (16, 32, 64, 256)  # values a block of some encoding has
 NORMS = 1e-4  # relative difference of two norms that a rearrangement of floats never makes
 
@@ -139,8 +141,11 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     # The inputs of a matrix are no heads, whatever a block of them looks like.
     if whole and found.axis == 1:
         yield from _guess_inside_blocks(case, found)
+    if whole and found.axis == 0:
+        yield from _guess_joined_heads(case, found)
     # Orders that rope pairs explain, for the right and for a wrong head count.
-    rotated = case.role.startswith(ROTATED) or not case.context.hyper
+    unrotated = case.role.startswith(UNROTATED)
+    rotated = not unrotated and (case.role.startswith(ROTATED) or not case.context.hyper)
     for heads, way, p in permutation.rope_pair_permutations(case, found) if rotated else ():
         yield _pairing_guess(case, found, heads, way, p, what)
         break
@@ -163,6 +168,27 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     text = f"B has A's {what} in another order"
     says = (text, f"{len(moved)} of {found.count} {what} moved: {pairs}{more}")
     yield _permutation_guess("row_offset", says, case, found.axis, found.at)
+
+
+def _guess_joined_heads(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
+    """Yield the guess that keys and values of latent attention are joined, not head by head."""
+    if not case.role.startswith("attn_kv_b"):
+        return
+    for heads in case.sizes("n_heads"):
+        for keys in case.sizes("qk_nope_head_dim"):
+            if found.count % heads or keys * heads >= found.count:
+                continue
+            by_head = np.arange(found.count).reshape(heads, -1)
+            order = np.concatenate([by_head[:, :keys].reshape(-1), by_head[:, keys:].reshape(-1)])
+            ways = ("A", "B", permutation.invert_permutation(order)), ("B", "A", order)
+            for one, other, p in ways:
+                if permutation.permutation_fits(found, p):
+                    text = (
+                        f"[k_nope v] of each of {heads} heads in {one}, all k_nope and then all v "
+                        f"in {other}"
+                    )
+                    yield _permutation_guess("fused_order", (text,), case, found.axis, p)
+                    return
 
 
 def _permutation_guess(
@@ -432,7 +458,7 @@ HYPOTHESES = (
         shapes=True,
     ),
     PairHypothesis(
-        ("rope_pairing", "gqa_mapping", "head_order", "expert_order", "row_offset"),
+        ("rope_pairing", "gqa_mapping", "head_order", "expert_order", "row_offset", "fused_order"),
         guess_rearranged,
         190,
         "any order of rows or columns, the known ones first",
