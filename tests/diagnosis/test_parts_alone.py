@@ -1125,6 +1125,7 @@ def test_the_weights_of_every_blend_are_closed(count: int) -> None:
     [
         ({"hp": "other"}, (), "q", True),
         ({"spec": "other"}, (), "q", True),
+        ({"own": "other"}, (), "q", True),
         ({}, ("linear",), "q", False),
         ({"overrides": {"linear": (1, 2)}}, ("linear",), "q", True),
         ({"overrides": {"linear": (1, 2)}}, ("add",), "q", False),
@@ -1141,8 +1142,8 @@ def test_a_change_may_act_where_it_replaces_what_the_point_was_made_of(
 ) -> None:
     """Seen red: the model's numbers held against themselves, an older override for a new one."""
     usual: dict[str, Any] = {
-        "hp": "own", "spec": "own", "overrides": {"linear": (1,)}, "positions": None, "taps": {},
-        "replaced": (), "weights": {},
+        "hp": "own", "spec": "own", "own": "own", "overrides": {"linear": (1,)}, "positions": None,
+        "taps": {}, "replaced": (), "weights": {},
     }  # fmt: skip
     before = SimpleNamespace(**usual)
     after = SimpleNamespace(**{**usual, **changes})
