@@ -487,8 +487,9 @@ class _LedgerBuilder:
     def _is_shared(self, key: str) -> bool:
         """Return whether a key's value names a stored tensor of the same last component."""
         held = self.model.metadata[key]
-        names = self.model.source.tensors
-        return held in names and key.rpartition(".")[2] == str(held).rpartition(".")[2]
+        if not isinstance(held, str) or held not in self.model.source.tensors:
+            return False
+        return key.rpartition(".")[2] == held.rpartition(".")[2]
 
     def config_keys(self) -> Iterator[Item]:
         """Yield an item per key of config.json, nested ones by their dotted path."""

@@ -531,7 +531,7 @@ HYPOTHESES = (
     Hypothesis(
         "row_offset", find_embedding_rows, 20, "rows of a table, before what is computed from them"
     ),
-    Hypothesis("residual", try_left_out_layers, 29, "no operation at all, before any number"),
+    Hypothesis("residual", try_left_out_layers, 28, "no operation at all, before any number"),
     Hypothesis("multiplier", find_factor, 30, "one factor, before the numbers of an operation"),
     Hypothesis("residual", try_residual_sums, 370, "sums, once both terms are right"),
     Hypothesis("softcap", try_logit_caps, 430, "the logits, after all that gives them"),
