@@ -214,7 +214,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "dropout": "dropout is on: 0.242 of the",
         "dropout after the sum": ("dropout is on: 0.247 of the", ""),
         "a shift": ("positions are counted from 3", ""),
-        "two texts": ("from token 5 on tokens have positions 5", ""),
+        "two texts": ("from token 6 on tokens have positions 0", ""),
         "a factor of sums": "what attention computed is",
         "a factor of logits": ALONE,  # a sampler's temperature as well: no weight is accused
         "a cap": ("scores are capped at 20; the", ""),
@@ -309,7 +309,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
     },
     "gpt2": {
         "a shift": "positions are counted from 1",
-        "two texts": "from token 5 on tokens have positions 5",
+        "two texts": "from token 6 on tokens have positions 0",
         "no positions": ("no position is added to the", "what the sublayer computed is not"),
         "no bias": "L0.attn_q.bias is not added",
         "a bias twice": "L0.ffn_up.bias is added twice",

@@ -386,7 +386,7 @@ def test_two_rules_of_eps_that_fit_alike_are_both_said() -> None:
 def test_positions_are_shown_from_where_they_part() -> None:
     folder, n = tiny_folder("llama"), len(IDS)
     run = trace(folder, "late", points=COARSE, positions=[*range(20), *range(21, n + 1)])
-    assert "from token 19 on tokens have positions 19, 21, 22" in confirmed(folder, run).sentence
+    assert "from token 20 on tokens have positions 21, 22" in confirmed(folder, run).sentence
 
 
 def test_another_factor_on_positions_is_held_against_the_scaling_that_the_model_states() -> None:

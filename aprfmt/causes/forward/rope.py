@@ -347,11 +347,11 @@ def positions_change(ours: Array, theirs: Array) -> Change:
     elif len(np.unique(theirs)) == 1:
         says = f"every token has position {int(theirs[0])}"
     else:
-        first = max(0, int(np.flatnonzero(theirs != ours)[0]) - 1)
-        shown = theirs[first : first + 6].tolist()
+        first = int(np.flatnonzero(theirs != ours)[0])
         which = f"from token {first} on tokens have" if first else "tokens have"
         more = ", ..." if first + 6 < len(theirs) else ""
-        says = f"{which} positions {', '.join(map(str, shown))}{more}"
+        given, right = (", ".join(map(str, at[first : first + 6])) for at in (theirs, ours))
+        says = f"{which} positions {given}{more} instead of {right}{more}"
     where = tuple(int(p) for p in theirs)
     return Change(
         "positions",
