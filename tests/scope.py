@@ -105,6 +105,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/codecs/test_oracles_made.py": Family(1 << 64),
     "tests/compare/test_block_types.py": Family(4),
     "tests/arch/test_engine_parameters.py": Family(12),
+    "tests/causes/test_causes.py": Family(4, first_word),
     "tests/causes/test_explain.py": Family(8),
     "tests/causes/test_explain.py::test_a_fault_is_named_in_every_format": Family(8),
     "tests/causes/test_explain_models.py": Family(4),

@@ -20,7 +20,10 @@ POSITIONS: dict[str, tuple[list[int], str]] = {
     "padded on the left by five": ([*range(5, 17)], "counted from 5 instead of 0"),
     "off by one": ([*range(1, 13)], "counted from 1 instead of 0"),
     "padded by more than the text": ([*range(19, 31)], "counted from 19 instead of 0"),
-    "zero for what was taken for padding": ([0, 0, 0, *range(9)], "from token 1 on tokens have positions 0, 0, 0, 1, 2, 3"),
+    "zero for what was taken for padding": (
+        [0, 0, 0, *range(9)],
+        "from token 1 on tokens have positions 0, 0, 0, 1, 2, 3",
+    ),
     "begun again in the middle": (
         [*range(7), *range(5)],
         "from token 7 on tokens have positions 0, 1, 2, 3, 4 instead of 7, 8, 9, 10, 11",
