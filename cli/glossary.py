@@ -381,6 +381,9 @@ GLOSSARY: Mapping[str, Mapping[str, GlossaryEntry]] = {
         "key-value cache": GlossaryEntry(
             "keys and values of earlier tokens", "KV cache", "`past_key_values`", "KV cache"
         ),
+        "token number": GlossaryEntry(
+            "the place of a token in the run, from 0; `from token N on` begins with N"
+        ),
         "prefill": GlossaryEntry(
             "the pass over the prompt", "prompt processing", "first `forward`", "prefill"
         ),
