@@ -1,7 +1,9 @@
 """Hypotheses at work where the table's faults do not lead: large means, far positions, masks."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -270,11 +272,23 @@ def weights_in_turn(first: str, second: str) -> Any:
     }
 
 
-def cached(dtype: str) -> Any:
+def cached(dtype: str, *, keys: bool = True) -> Any:
     return lambda: broken(
         "attention",
-        lambda op, q, k, v, own: op(q, round_to_type(k, dtype), round_to_type(v, dtype), own),
+        lambda op, q, k, v, own: op(
+            q, round_to_type(k, dtype) if keys else k, round_to_type(v, dtype), own
+        ),
     )
+
+
+def keys_otherwise(turn: Callable[[Any, Any, Any, Any], Any]) -> Any:
+    """Rope whose keys are turned by turn(operation, keys, table, its options), queries as usual."""
+    calls = count()  # queries come first in each layer
+
+    def rope(here: Any, op: Any, x: Any, table: Any, **how: Any) -> Any:
+        return turn(op, x, table, how) if next(calls) % 2 else op(x, table, **how)
+
+    return rope
 
 
 def one_further(op: Any, q: Any, k: Any, v: Any, own: Any) -> Any:
@@ -309,13 +323,28 @@ ENGINES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "no sigmoid": ("qwen3_5", dict(broken_here(
         sigmoid=lambda here, op, x: x if here.point == "attn_mixed" else op(x))),
         "attention_gate", "without its sigmoid"),
+    "keys in pages": ("llama", dict(broken_here(rope=keys_otherwise(
+        lambda op, x, table, how: op(x, tuple(t[np.arange(len(t)) % 4] for t in table), **how)))),
+        "positions", "keys are rotated by positions that begin again at every 4, queries are not"),
+    "keys in pairs": ("llama", dict(broken_here(rope=keys_otherwise(
+        lambda op, x, table, how: op(x, table, **how | {"style": "interleaved"})))),
+        "rope_pairing", "of keys alone, not of queries: rope pairs elements 2i with 2i + 1"),
+    "keys backwards": ("llama", dict(broken_here(rope=keys_otherwise(
+        lambda op, x, table, how: op(x, (table[0], -table[1]), **how)))),
+        "rope_pairing", "of keys alone, not of queries: rope turns backwards"),
+    "experts' weights": ("mixtral", {"alter": lambda: lambda point, layer, x: (
+        np.take_along_axis(np.sort(x)[:, ::-1], np.argsort(np.argsort(x)), -1)
+        if point == "expert_w" else x)}, "moe_routing",
+        "have each other's weights, the largest that of the smallest"),
     "queries further": ("llama", {"backend": lambda: broken("attention", one_further)},
                         "positions", "queries are rotated one position further than keys"),
     "other layers' window": ("gemma2", {"ids": LONG[:24], "hp": lambda hp: {
         "window_layers": tuple(not own for own in hp["window_layers"])}}, "sliding_window",
         "the window is in layers 1, 3; the model says 0, 2"),
     "cache in fp8": ("llama", {"backend": cached("float8_e4m3fn")}, "rounding",
-                     "rounded to float8_e4m3fn"),
+                     "keys and values, as a cache holds them, are rounded to float8_e4m3fn"),
+    "values in fp8": ("llama", {"backend": cached("float8_e4m3fn", keys=False)}, "rounding",
+                      "values alone, as a cache holds them, are rounded to float8_e4m3fn"),
 }  # fmt: skip
 
 

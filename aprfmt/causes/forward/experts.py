@@ -1,4 +1,4 @@
-"""Hypotheses about what experts give: the shared one twice, tokens over a capacity dropped."""
+"""Hypotheses about what experts give: the shared one twice, exchanged weights, a capacity."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -83,6 +83,42 @@ def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Patch:
         return np.asarray(how(op, x), x.dtype) if at.point in EXPERTS else op(x)
 
     return lambda patched, layers: patched.with_op("sigmoid", override, layers)
+
+
+# --- weights of other experts --------------------------------------------------------------------
+
+
+def exchanged_weights_change(turns: int) -> Change:
+    """Return the change that gives each chosen expert the weight of another one that is chosen.
+
+    It is that of the expert `turns` (1 or -1) places before, by weight from the largest on; with 0
+    the order is turned round.
+    """
+
+    def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return the weights `x` [tokens, used] in another order."""
+        order = np.argsort(-np.asarray(x), axis=-1, kind="stable")
+        other = np.roll(order, turns, axis=-1) if turns else order[..., ::-1]
+        moved = np.array(x)
+        np.put_along_axis(moved, order, np.take_along_axis(moved, other, -1), -1)
+        return moved
+
+    which = {0: "the largest that of the smallest", 1: "each that of the next larger one"}
+    words = which.get(turns, "each that of the next smaller one")
+    return Change(
+        "moe_routing",
+        f"the experts that a token chose have each other's weights, {words}",
+        ("expert_w",),
+        lambda patched, layers: patched.with_tap("expert_w", tap, layers),
+        {"expert_w": words},
+    )
+
+
+def usual_exchanged_weights(patched: PatchedModel) -> Iterator[Change]:
+    """Yield changes to the weights of other chosen experts; none where a token has one expert."""
+    used = int(patched.hp["n_experts_used"])
+    for turns in (0, 1, -1)[: 0 if used < 2 else 1 if used < 3 else 3]:
+        yield exchanged_weights_change(turns)
 
 
 # --- capacity ------------------------------------------------------------------------------------
@@ -196,6 +232,7 @@ def try_expert_mistakes(case: Mismatch) -> Iterator[Change]:
         return
     if case.view.point != "expert_w":
         yield from usual_shared_expert_mistakes(case.patched)
+    yield from usual_exchanged_weights(case.patched)
     yield from find_capacity(case)
 
 
@@ -204,6 +241,7 @@ def usual_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
     if any(patched.hp["moe_layers"]):
         yield from usual_shared_expert_mistakes(patched)
         yield weight_side_change(patched)
+        yield from usual_exchanged_weights(patched)
         yield from usual_capacities(patched)
 
 

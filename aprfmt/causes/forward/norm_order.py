@@ -288,8 +288,11 @@ def round_rope_table(dtype: str) -> Patch:
     return lambda patched, layers: patched.with_op("rope", override, layers)
 
 
-def round_keys_and_values(dtype: str) -> Patch:
-    """Return a patch: attention reads keys and values rounded to a shorter float type."""
+def round_keys_and_values(dtype: str, ops: Collection[str] = ("scores", "mix")) -> Patch:
+    """Return a patch: attention reads keys and values rounded to a shorter float type.
+
+    `ops` are those that read rounded ones: `scores` reads the keys, `mix` the values.
+    """
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
         """Return the scores of `q` with rounded keys."""
@@ -299,9 +302,13 @@ def round_keys_and_values(dtype: str) -> Patch:
         """Return the sum of rounded values, weighted by `probs`."""
         return op(probs, round_to_type(v, dtype).astype(v.dtype))
 
-    return lambda patched, layers: patched.with_op("scores", scores, layers).with_op(
-        "mix", mix, layers
-    )
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with these operations in `layers`."""
+        for name, override in (("scores", scores), ("mix", mix)):
+            patched = patched.with_op(name, override, layers) if name in ops else patched
+        return patched
+
+    return make
 
 
 def add_to_normed(sublayers: Collection[str]) -> Patch:

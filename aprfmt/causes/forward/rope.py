@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,7 @@ _SCALING_VALUES: Mapping[str, tuple[float, ...]] = {
     "beta_slow": (1.0,),
     "attention_factor": (1.0,),
 }
+SIDES = {"queries": "keys", "keys": "queries"}  # what rope rotates -> the other one
 _OTHER_LIST: Mapping[str, str] = {"long_factor": "short_factor", "short_factor": "long_factor"}
 
 
@@ -295,33 +297,93 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
     yield positions_change(ours, theirs)
 
 
-def try_shifted_sides(case: Mismatch) -> Iterator[Change]:
-    """Yield changes that rotate queries one position further than keys, or keys than queries."""
+def try_positions_of_a_side(case: Mismatch) -> Iterator[Change]:
+    """Yield changes that give only queries, or only keys, other positions in a rotation.
+
+    They are one more than the other side's, or begin again at the first row that differs and at
+    each multiple of it, as inside the pages of a cache.
+    """
     if rope_kind_of_layer(case) is None or not has_rope_between_points(case) or case.view.base:
         return
-    for side, other in (("queries", "keys"), ("keys", "queries")):
+    ours = token_positions(case.patched)
+    late = case.rows[case.distances_by_row(case.view) > 2 * case.view.tolerance]
+    page = int(late[0]) if len(late) else 0
+    for side, other in SIDES.items():
         yield Change(
             "positions",
             f"{side} are rotated one position further than {other}",
             ("positions",),
-            _shift_side(side),
+            _on_side(side, _rotate_at(ours + 1)),
             {"offset": 1, "of": side},
         )
+        if page > 1:
+            yield Change(
+                "positions",
+                f"{side} are rotated by positions that begin again at every {page}, "
+                f"{other} are not",
+                ("positions",),
+                _on_side(side, _rotate_at(ours % page)),
+                {"page": page, "of": side},
+            )
 
 
-def _shift_side(side: str) -> Patch:
-    """Return a patch function: rope gives `side` ("queries" or "keys") one position more."""
+def try_pairings_of_a_side(case: Mismatch) -> Iterator[Change]:
+    """Yield changes to the other rope pairing, or direction, of queries or of keys alone.
 
-    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this rotation in `layers`."""
-        where = token_positions(patched) + 1
+    The rotated vectors of that side stand in their own order, or in that of the other pairing.
+    """
+    call = case.call("rope")
+    if call is None or not hides_rope_angles(case):
+        return
+    style, pairs = call.kwargs["style"], case.array(call.args[1][0]).shape[-1]
+    for made in (pairing_change(style), pairing_change(style, pairs), reversed_rotation_change()):
+        for side, other in SIDES.items():
+            yield replace(
+                made,
+                says=f"of {side} alone, not of {other}: {made.says}",
+                make=_on_side(side, made.make),
+                values={**made.values, "of": side},
+            )
+
+
+def _on_side(side: str, patch: Patch) -> Patch:
+    """Return a patch whose change to rotations acts on `side` ("queries" or "keys") alone.
+
+    A layer rotates its queries first, and then its keys.
+    """
+
+    def on_one(override: Any) -> Any:
+        """Return an override of rope that acts at every second rotation of a layer."""
         calls: list[int] = []  # the layer of each rotation so far in the layer at work
 
-        def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
-            """Return `x` rotated by its own positions or by one more; a layer rotates q, then k."""
+        def turn(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return what the override gives on this side, else what the operation gives."""
             calls[:] = [*calls, at.layer] if calls[-1:] == [at.layer] else [at.layer]
+            if len(calls) % 2 == (side == "queries"):
+                return override(op, at, *args, **kwargs)
+            return op(*args, **kwargs)
+
+        return turn
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with the patch on one side in `layers`."""
+        made, before = patch(patched, layers), patched.overrides.get("rope", ())
+        added = tuple(on_one(one) for one in made.overrides["rope"][len(before) :])
+        return replace(made, overrides={**made.overrides, "rope": (*before, *added)})
+
+    return make
+
+
+def _rotate_at(where: Array) -> Patch:
+    """Return a patch function: rope rotates each token by the position in `where` [tokens]."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with these positions in `layers`."""
+
+        def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
+            """Return `x` rotated by these positions; as it was in a layer without rope."""
             kind = rotation_of_layer(patched.hp, at.layer)
-            if kind is not None and len(calls) % 2 == (side == "queries"):
+            if kind is not None:
                 rope = rope_frequencies(patched, kind)
                 table = patched.backend.rope_table(
                     where, np.asarray(rope.inv_freq, np.float32), factor=rope.factor, cast=cast
@@ -803,9 +865,10 @@ HYPOTHESES = (
         "rope_pairing", try_reversed_rotation, 210, "the other direction, before other pairs"
     ),
     Hypothesis("positions", find_positions, 220, "one shift of all angles"),
-    Hypothesis("positions", try_shifted_sides, 225, "the same of one side alone"),
+    Hypothesis("positions", try_positions_of_a_side, 225, "the same of one side alone"),
     Hypothesis("positions", find_position_rows, 230, "rows of a learned table"),
     Hypothesis("rope_pairing", try_pairings, 240, "which elements turn, before how far"),
+    Hypothesis("rope_pairing", try_pairings_of_a_side, 247, "the same of one side alone"),
     Hypothesis("partial_rotary", try_rotated_counts, 250, "how many elements turn, before how far"),
     Hypothesis("rope_theta", find_theta, 260, "one base gives all frequencies"),
     Hypothesis(

@@ -348,6 +348,12 @@ ROUNDED: Mapping[str, tuple[str, ...]] = {
 
 
 CACHED = "keys and values, as a cache holds them, are"
+# What a cache holds in 8 bits -> the operations that read it.
+IN_BYTES: Mapping[str, tuple[str, ...]] = {
+    CACHED: ("scores", "mix"),
+    "keys alone, as a cache holds them, are": ("scores",),
+    "values alone, as a cache holds them, are": ("mix",),
+}
 
 
 def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
@@ -363,9 +369,9 @@ def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         for says, (ops, make) in rows.items():
             yield UsualMistake(_rounding_change(says, dtype, ops, make))
     for dtype in ("float8_e4m3fn", "float8_e5m2") if patched.hp["n_heads"] else ():
-        yield UsualMistake(
-            _rounding_change(CACHED, dtype, ("kv_cache",), round_keys_and_values(dtype))
-        )
+        for says, ops in IN_BYTES.items():
+            make = round_keys_and_values(dtype, ops)
+            yield UsualMistake(_rounding_change(says, dtype, ("kv_cache",), make))
 
 
 def _rounding_change(says: str, dtype: str, ops: tuple[str, ...], make: Patch) -> Change:
