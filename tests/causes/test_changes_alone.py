@@ -138,11 +138,14 @@ def test_the_usual_wrong_factors_of_scores_are_tried(layer: int) -> None:
 
     hp = {"head_dim": 16, "hidden_size": 64, "attn_scale": 0.75, "attn_scale_by_layer": False}
     case: Any = SimpleNamespace(
-        patched=SimpleNamespace(hp=hp), layer=layer, view=SimpleNamespace(tolerance=1e-6),
+        patched=SimpleNamespace(hp=hp),
+        layer=layer,
+        view=SimpleNamespace(tolerance=1e-6),
         call=lambda name: SimpleNamespace(args=(0, 0, SimpleNamespace(scale=0.75))),
-        recorded_result=lambda call: None, trial=lambda change: 1.0,
-best_number=lambda make, values: keep(values),
-    )  # fmt: skip
+        recorded_result=lambda call: None,
+        trial=lambda change: 1.0,
+        best_number=lambda make, values: keep(values),
+    )
     assert not list(attention.find_score_scale(case))
     usual = {1.0, 1 / 4, 1 / 16, 1 / 8, 0.75 * 4, 0.75 / 4, 0.75 * 2, 0.75 / 2}
     assert {*tried} == usual | ({0.75 * 3, 0.75 / 3} if layer else set())

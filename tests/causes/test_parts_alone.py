@@ -305,9 +305,14 @@ def test_columns_that_norms_were_summed_over_are_told_beside_padding(
         return SimpleNamespace(keys=[key] if part < padding else [], gradient=lambda _: alone[part])
 
     case: Any = SimpleNamespace(
-        wrong=[key], right=["L0.attn_q.weight"], missing=[], row_length=16, names={key: key},
-        recompute=recompute, case=lambda _: SimpleNamespace(given=given),
-    )  # fmt: skip
+        wrong=[key],
+        right=["L0.attn_q.weight"],
+        missing=[],
+        row_length=16,
+        names={key: key},
+        recompute=recompute,
+        case=lambda _: SimpleNamespace(given=given),
+    )
     (found,) = list(batch_samples.guess_norm_columns(case))
     stop = 2 * min(columns[1], padding)
     assert found.change is not None and found.change.norm_tokens == (2 * columns[0], stop)

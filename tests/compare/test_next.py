@@ -157,12 +157,14 @@ def swapped(*parts: tuple[str, str]) -> Mapping[str, str]:
 EXCHANGES: Mapping[str, tuple[Mapping[str, str], int]] = {
     "gate and up": (swapped(("gate_proj", "up_proj")), 3),
     "one layer's keys and values": (
-        swapped(("layers.1.self_attn.k_proj", "layers.1.self_attn.v_proj")), 3),
+        swapped(("layers.1.self_attn.k_proj", "layers.1.self_attn.v_proj")),
+        3,
+    ),
     "layers": (swapped(("layers.0.", "layers.1.")), 3),
     "three in turn": ({"q_proj": "k_proj", "k_proj": "v_proj", "v_proj": "q_proj"}, 4),
     "beside another fault": (swapped(("gate_proj", "up_proj")), 0),
     "a copy": ({"layers.1.mlp.gate_proj": "layers.1.mlp.up_proj"}, 0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

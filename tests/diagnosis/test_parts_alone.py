@@ -1340,7 +1340,10 @@ def test_what_no_packing_knows_is_a_tail_of_the_module_that_it_stands_behind() -
     )
     bad = model("a.q.packed", "a.q.steps", "b.q.weight", "b.q.odd", "c.q.weight", "e.alone")
     assert renamed_parts._unknown_tails(good, bad) == {
-        "a.q": ["packed", "steps"], "b.q": ["odd"], "d.q": [], "n": []
-    }  # fmt: skip
+        "a.q": ["packed", "steps"],
+        "b.q": ["odd"],
+        "d.q": [],
+        "n": [],
+    }
     parts = model("a.q.qweight", "a.q.steps", "b.q.weight", "c.q.weight", "d.q.weight", "n.weight")
     assert renamed_parts._unknown_tails(good, parts) == {"a.q": ["steps"]}

@@ -39,30 +39,67 @@ def coarse_eps(op: Any, x: Any, *rest: Any, eps: float, **how: Any) -> Any:
 
 # What ran -> (model, how, {cause: a part of its sentence}); the last two have one fault only.
 PAIRS: Mapping[str, tuple[str, How, Mapping[str, str]]] = {
-    "shard twice, no bias": ("starcoder2", product("ffn_down", (2, 1), 0, "L1."), {
-        "tensor_parallel": "shard 0 of 2 counts twice",
-        "missing_bias": "L1.ffn_down.bias is not added"}),
-    "shard lost, no bias": ("starcoder2", product("attn_output", (1, 1, 0, 1), 0), {
-        "tensor_parallel": "shard 2 of 4 is left out",
-        "missing_bias": "no bias of attention's output"}),
-    "shard twice, bias by device": ("gpt2", product("ffn_down", (1, 1, 1, 2), 4, "L0."), {
-        "tensor_parallel": "shard 3 of 4 counts twice",
-        "missing_bias": "L0.ffn_down.bias is added 4 times"}),
-    "base and one epsilon": ("llama", {"hp": {"rope_theta": 777.0}, **at_norm("out", coarse_eps)}, {
-        "rope_theta": "base is 777;", "norm_eps": "the norm at attn_norm alone adds eps 0.01"}),
-    "base and routing": ("mixtral", {"hp": {"norm_topk": False, "rope_theta": 300.0}}, {
-        "rope_theta": "base is 300;", "moe_routing": "not renormalised"}),
+    "shard twice, no bias": (
+        "starcoder2",
+        product("ffn_down", (2, 1), 0, "L1."),
+        {
+            "tensor_parallel": "shard 0 of 2 counts twice",
+            "missing_bias": "L1.ffn_down.bias is not added",
+        },
+    ),
+    "shard lost, no bias": (
+        "starcoder2",
+        product("attn_output", (1, 1, 0, 1), 0),
+        {
+            "tensor_parallel": "shard 2 of 4 is left out",
+            "missing_bias": "no bias of attention's output",
+        },
+    ),
+    "shard twice, bias by device": (
+        "gpt2",
+        product("ffn_down", (1, 1, 1, 2), 4, "L0."),
+        {
+            "tensor_parallel": "shard 3 of 4 counts twice",
+            "missing_bias": "L0.ffn_down.bias is added 4 times",
+        },
+    ),
+    "base and one epsilon": (
+        "llama",
+        {"hp": {"rope_theta": 777.0}, **at_norm("out", coarse_eps)},
+        {"rope_theta": "base is 777;", "norm_eps": "the norm at attn_norm alone adds eps 0.01"},
+    ),
+    "base and routing": (
+        "mixtral",
+        {"hp": {"norm_topk": False, "rope_theta": 300.0}},
+        {"rope_theta": "base is 300;", "moe_routing": "not renormalised"},
+    ),
     "factors of scores and stream": (
-        "granite", {"hp": {"residual_scale": 1.0, "attn_scale": 0.31}}, {
-        "multiplier": "residual_scale is 1;", "attention_scale": "multiplied by 0.31;"}),
-    "cap and window": ("gemma2", {"ids": LONG[:24], "hp": lambda hp: {
-        "window_layers": tuple(not own for own in hp["window_layers"]), "attn_softcap": 0.0}}, {
-        "softcap": "scores are not capped", "sliding_window": "layers that have none"}),
-    "shard lost": ("starcoder2", product("ffn_down", (1, 0), 1, "L1."), {
-        "tensor_parallel": "shard 1 of 2 is left out"}),
-    "no bias": ("starcoder2", product("ffn_down", (1, 1), 0, "L1."), {
-        "missing_bias": "L1.ffn_down.bias is not added"}),
-}  # fmt: skip
+        "granite",
+        {"hp": {"residual_scale": 1.0, "attn_scale": 0.31}},
+        {"multiplier": "residual_scale is 1;", "attention_scale": "multiplied by 0.31;"},
+    ),
+    "cap and window": (
+        "gemma2",
+        {
+            "ids": LONG[:24],
+            "hp": lambda hp: {
+                "window_layers": tuple(not own for own in hp["window_layers"]),
+                "attn_softcap": 0.0,
+            },
+        },
+        {"softcap": "scores are not capped", "sliding_window": "layers that have none"},
+    ),
+    "shard lost": (
+        "starcoder2",
+        product("ffn_down", (1, 0), 1, "L1."),
+        {"tensor_parallel": "shard 1 of 2 is left out"},
+    ),
+    "no bias": (
+        "starcoder2",
+        product("ffn_down", (1, 1), 0, "L1."),
+        {"missing_bias": "L1.ffn_down.bias is not added"},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -218,11 +218,14 @@ def test_an_image_of_each_explanation_comes_before_a_second_of_one(
         return SimpleNamespace(key=key, verdict=verdict, explanation=explanation, stats=stats)
 
     rows: list[Any] = [
-        row("w", "WITHIN", 9.0, ""), row("a3", "DIFFERENT", 0.5, "a"),
+        row("w", "WITHIN", 9.0, ""),
+        row("a3", "DIFFERENT", 0.5, "a"),
         row("b", "DIFFERENT", 0.1, "b"),
-        row("a1", "DIFFERENT", 3.0, "a"), row("same", "SAME_BYTES", 0.0, ""),
-        row("a2", "DIFFERENT", 2.0, "a"), row("n", "DIFFERENT", 0.2, ""),
-    ]  # fmt: skip
+        row("a1", "DIFFERENT", 3.0, "a"),
+        row("same", "SAME_BYTES", 0.0, ""),
+        row("a2", "DIFFERENT", 2.0, "a"),
+        row("n", "DIFFERENT", 0.2, ""),
+    ]
     pairs: Any = [SimpleNamespace(key=one.key, a=1, b=1) for one in rows]
     wanted = ("a1", "n", "b", "w", "a2", "a3")
     for count in (2, 6, 9):
