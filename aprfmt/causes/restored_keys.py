@@ -135,7 +135,7 @@ def architecture_name(model: Model) -> str | None:
 def refusal_reason(model: Model) -> str:
     """Return why a model's configuration cannot be read; "" if it can."""
     try:
-        model.resolution  # noqa: B018
+        model.resolution  # noqa: B018  (it is made here, or raises)
     except ArchError as error:
         return str(error)
     return ""

@@ -10,6 +10,12 @@ from aprfmt.causes.forward.residual_stream import EXPERTS
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 SHARED = ("moe_out", "ffn_contrib", "out", "logits")
+# Places by which weights of chosen experts are exchanged; 0 for all turned round.
+TURNED = {
+    0: "the largest that of the smallest",
+    1: "each that of the next larger one",
+    -1: "each that of the next smaller one",
+}
 FACTORS = (1.0, 1.25, 1.5, 2.0)  # capacities over an even share of the tokens
 # What is said -> the shared expert's gate, of the product before its sigmoid.
 GATES: Mapping[str, Callable[[Any, Array], Array]] = {
@@ -103,8 +109,7 @@ def exchanged_weights_change(turns: int) -> Change:
         np.put_along_axis(moved, order, np.take_along_axis(moved, other, -1), -1)
         return moved
 
-    which = {0: "the largest that of the smallest", 1: "each that of the next larger one"}
-    words = which.get(turns, "each that of the next smaller one")
+    words = TURNED[turns]
     return Change(
         "moe_routing",
         f"the experts that a token chose have each other's weights, {words}",
@@ -117,8 +122,9 @@ def exchanged_weights_change(turns: int) -> Change:
 def usual_exchanged_weights(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes to the weights of other chosen experts; none where a token has one expert."""
     used = int(patched.hp["n_experts_used"])
-    for turns in (0, 1, -1)[: 0 if used < 2 else 1 if used < 3 else 3]:
-        yield exchanged_weights_change(turns)
+    for turns in TURNED:
+        if used > 2 or (used == 2 and not turns):  # of two all exchanges are one
+            yield exchanged_weights_change(turns)
 
 
 # --- capacity ------------------------------------------------------------------------------------

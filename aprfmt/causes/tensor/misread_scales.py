@@ -69,7 +69,7 @@ def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
         # Only the scale of a fused weight may be near the right one.
         near = case.before.relative < FAR
         side = CodedSide(coded)
-        for reading in _scales_of_fused(case, side) if near else _readings(case, coded, side):
+        for reading in _near_readings(case, side) if near else _readings(case, coded, side):
             if not _gives_values(case, plain, coded, reading.factors):
                 continue
             says = f"{one}'s values are the codes of {other} with {reading.says}"
@@ -195,27 +195,30 @@ def _misread_tensor_scales(case: DifferingPair, side: CodedSide) -> Iterator[Sca
     It is left out, inverted, or that of a weight which engines fuse with this one.
     """
     wholes = _wholes_of(side)
-    if not wholes:
-        return
-    every = side.read_scale_bytes([np.repeat(whole, 256, axis=1) for whole in wholes])
+    every = _whole_of_each_value(side, wholes)
     if every is None:
         return
     yield ScaleReading(f"{WHOLE} left out", lambda rows: 1 / np.asarray(every[rows], np.float64))
     yield ScaleReading(
         f"{WHOLE} inverted", lambda rows: 1 / np.asarray(every[rows], np.float64) ** 2, True
     )
-    yield from _scales_of_fused(case, side)
+    yield from _scales_of_fused(case, side, wholes, every)
 
 
-def _scales_of_fused(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReading]:
+def _near_readings(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReading]:
+    """Yield the readings that may be near the right one: the scales of a fused weight."""
+    wholes = _wholes_of(side)
+    yield from _scales_of_fused(case, side, wholes, _whole_of_each_value(side, wholes))
+
+
+def _scales_of_fused(
+    case: DifferingPair, side: CodedSide, wholes: "list[Array]", every: "Array | None"
+) -> Iterator[ScaleReading]:
     """Yield the scales of whole tensors that a weight may be given which engines fuse with others.
 
-    Of several experts each has that of the same expert.
+    Of several experts each has that of the same expert. `wholes` are the weight's own scales of
+    whole tensors, and `every` that of each value; nothing without them.
     """
-    wholes = _wholes_of(side)
-    if not wholes:
-        return
-    every = side.read_scale_bytes([np.repeat(whole, 256, axis=1) for whole in wholes])
     if every is None:
         return
     label = "a" if side.reader is case.a else "b"
@@ -226,11 +229,21 @@ def _scales_of_fused(case: DifferingPair, side: CodedSide) -> Iterator[ScaleRead
         theirs = [] if reader is None else _wholes_of(CodedSide(reader))
         if [one.shape for one in theirs] != [one.shape for one in wholes]:
             continue
-        others = side.read_scale_bytes([np.repeat(one, 256, axis=1) for one in theirs])
+        others = _whole_of_each_value(side, theirs)
         if others is not None:
             taken = np.asarray(others, np.float64) / np.asarray(every, np.float64)
             says = f"{WHOLE} of {partner}, which it is fused with"
             yield ScaleReading(says, taken.__getitem__)
+
+
+def _whole_of_each_value(side: CodedSide, wholes: "list[Array]") -> "Array | None":
+    """Return the scale of the whole tensor of each value, by rows; None without `wholes`.
+
+    `wholes` are [matrices, 1], one for each weight of the side.
+    """
+    return (
+        side.read_scale_bytes([np.repeat(one, 256, axis=1) for one in wholes]) if wholes else None
+    )
 
 
 def _wholes_of(side: CodedSide) -> "list[Array]":
