@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 _NOTHING = nullcontext()
+KEPT_ROWS = 1 << 20  # bytes of looked up rows that a weight may keep
 # Default share of the free memory (at the start) that decoded weights may take.
 FREE_SHARE = 0.6
 # Large and in no layer: where weights stream, these are read piece by piece.
@@ -105,6 +106,7 @@ class Weight:
         self.part = part  # (which, of how many) where this is one expert of a stack
         self.piecewise = piecewise  # mapped pages are let go of after every piece that is read
         self.notes: dict[Hashable, Any] = {}  # what each owner found out about it
+        self._looked_up: tuple[bytes, Array] | None = None  # ids, and their rows
         self.encoding = rows.encoding
         self.shape = rows.shape if part is None else rows.shape[1:]
         self._size = math.prod(self.shape)
@@ -146,6 +148,18 @@ class Weight:
         found = self._rows.decode_rows(first + start, first + stop)
         if self.piecewise:
             self._rows.drop()
+        return found
+
+    def rows_of(self, ids: NDArray[np.int64]) -> Array:
+        """Return the rows of these ids [len(ids), n_columns], decoded now.
+
+        A few are kept until others are asked for: a search makes many passes over one text.
+        """
+        key = ids.tobytes()
+        if self._looked_up is not None and self._looked_up[0] == key:
+            return self._looked_up[1].copy()
+        found: Array = np.concatenate([self.rows(int(i), int(i) + 1) for i in ids])
+        self._looked_up = (key, found.copy()) if found.nbytes <= KEPT_ROWS else None
         return found
 
     def placed_on(self, backend: "Backend") -> Any | None:

@@ -209,7 +209,7 @@ class Backend(Recurrent, Hosted, ABC):
         placed = table.placed_for_lookup(self)
         if placed is not None:
             return self.take(placed, ids)
-        return self.array(np.concatenate([table.rows(int(i), int(i) + 1) for i in ids]))
+        return self.array(table.rows_of(np.asarray(ids, np.int64)))
 
     @abstractmethod
     def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array:

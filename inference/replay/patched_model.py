@@ -9,7 +9,7 @@ recorded.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,9 @@ class PassLocation:
 
     point: str
     layer: int
+
+
+_location = cache(PassLocation)  # passes are made by the thousand, and reach the same places
 
 
 @dataclass(frozen=True)
@@ -328,10 +331,12 @@ class StopPass(Exception):
 class CallRecorder:
     """A recorder that knows the place in the pass and the calls since the last captured value.
 
-    Where `records_calls` is False, operations run as the backend has them, fused ones too.
+    Where `records_calls` is False, operations run as the backend has them, fused ones too. Where
+    only `keeps_calls` is False, they run one by one, and `calls` stays empty.
     """
 
     records_calls = True
+    keeps_calls = True
 
     def __init__(self) -> None:
         """Start before the first point, without calls."""
@@ -375,7 +380,7 @@ class CallRecorder:
         """Store that the pass has reached a point; after a layer's last point it is in the next."""
         here = self.at.layer if layer == WHOLE else layer
         last = point == "out" and POINTS[point].layered
-        self.at = PassLocation(point, here + 1 if last else here)
+        self.at = _location(point, here + 1 if last else here)
 
 
 def arrays(args: Sequence[Any]) -> list[Any]:
@@ -425,7 +430,8 @@ class PatchedBackend:
         value = getattr(self._base, name)
         if name not in OPS:
             return value
-        return partial(self._call, name, value)
+        found = self.__dict__[name] = partial(self._call, name, value)  # the next time it is found
+        return found
 
     def _call(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the result of the operation `name` with its overrides, and record the call.
@@ -436,8 +442,9 @@ class PatchedBackend:
         for override in self._overrides.get(name, ()):
             op = partial(override, op, at)
         result = op(*args, **kwargs)
-        made = result[0] if isinstance(result, tuple) else result  # the rest is a state
-        self._recording.calls.append(OperationCall(name, args, kwargs, made, at))
+        if self._recording.keeps_calls:
+            made = result[0] if isinstance(result, tuple) else result  # the rest is a state
+            self._recording.calls.append(OperationCall(name, args, kwargs, made, at))
         return result
 
 

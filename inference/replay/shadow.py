@@ -226,7 +226,7 @@ def run_shadow_point(
     """
     found = ShadowPass()
     with contextlib.suppress(StopPass):
-        patched.run(_OnePoint(patched, recorded, found, wanted))
+        patched.run(_OnePoint(patched, recorded, found, until=wanted))
     return found.views.get(wanted)
 
 
@@ -548,39 +548,24 @@ class _ShadowRecorder(CallRecorder):
         return int((differ & ~close).sum()), int(close.sum())
 
 
-class _NoCalls(list[OperationCall]):
-    """A list of operation calls that stays empty."""
-
-    def append(self, call: OperationCall) -> None:
-        """Drop the call."""
-
-
 class _OnePoint(_ShadowRecorder):
     """Compares one point only, and routing, whose comparison needs the points before it."""
 
-    def __init__(
-        self, patched: PatchedModel, recorded: RecordedTrace, found: _Collector, wanted: str
-    ) -> None:
-        """Take the model, the trace, the store of the point, and the wanted key."""
-        super().__init__(patched, recorded, found, wanted)
-        self.calls = _NoCalls()
+    keeps_calls = False
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Return the trace's value for the pass; compare it at the wanted point and at routing."""
         key = key_name(point, layer)
         if key == self._until or point in (*_APART, "router") or key in self._extras:
             return super().capture(point, layer, x)
-        mine = np.asarray(self._patched.backend.to_numpy(x))
-        self._recorded.shapes.setdefault(key, mine.shape)
-        value = self._recorded.value_of(key)
         self.set_location(point, layer)
+        if key not in self._recorded.shapes:
+            self._recorded.shapes[key] = tuple(int(size) for size in x.shape)
+        value = self._recorded.value_of(key)
         if value is None:
             return x
+        mine = np.asarray(self._patched.backend.to_numpy(x))
         return _like_array(x, value.fill_into(mine, token_axis(key)), self._patched)
-
-    def take_calls(self, x: Any) -> tuple[OperationCall, ...]:
-        """Return no operations: none are stored."""
-        return ()
 
 
 def _operation_kinds(calls: Sequence[OperationCall], patched: PatchedModel) -> list[str]:
