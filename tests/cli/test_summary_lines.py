@@ -89,14 +89,25 @@ def test_a_disk_is_too_small_only_where_less_is_free_than_needed(
 
 
 def test_columns_of_a_heat_map_are_positions(demo_model: Path, tmp_path: Path) -> None:
-    """Where no browser is found, too: the page holds its numbers as JSON."""
-    page = tmp_path / "t.html"
+    """Where no browser is found, too: the page holds its numbers as JSON.
+
+    A saved trace has the page of the pass that made it, the histograms of its points too.
+    """
+    page, loaded, saved = (tmp_path / name for name in ("t.html", "again.html", "t.safetensors"))
     ids = "1,2,3,4,5,6,7,8,9"
-    words = ("trace", demo_model, "--payload", "--ids", ids, "--points", "out,q", "--html", page)
-    assert aprfmt(*words).code == 0
-    held = re.search(r'<script[^>]* id="data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
-    assert held is not None
-    (heat,) = (one for one in json.loads(held[1])["heats"] if one["heats"])
+    points = ("--payload", "--ids", ids, "--points", "out,q")
+    assert aprfmt("trace", demo_model, *points, "--save", saved, "--html", page).code == 0
+    assert aprfmt("trace", "--load", saved, "--html", loaded).code == 0
+    found = []
+    for path in (page, loaded):
+        held = re.search(r'<script[^>]* id="data"[^>]*>(.*?)</script>', path.read_text(), re.DOTALL)
+        assert held is not None
+        found.append(json.loads(held[1]))
+    assert found[0]["heats"] == found[1]["heats"]
+    drawn = [{cell["key"]: cell["histogram"] for cell in one["cells"]} for one in found]
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 8 and all(drawn[0].values())
+    assert all(sum(one["histogram"]["counts"]) == one["count"] for one in found[0]["cells"])
+    (heat,) = (one for one in found[0]["heats"] if one["heats"])
     assert heat["positions"] == [str(i) for i in range(9)]
     assert {one["point"] for one in heat["heats"]} == {"out", "q"}
     assert {len(row) for one in heat["heats"] for row in one["values"]} == {9}

@@ -5,6 +5,7 @@ record's shape not held against its tensor, an APRT count that does not fit acce
 """
 
 import json
+import math
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import load_aprt, save_aprt
 from aprfmt.inference.capture import STAGES, WHOLE
+from aprfmt.inference.record import Record, record_from_json, record_to_json
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import KeptValues, Trace, parse_positions
 from aprfmt.inference.trace_file import HEADER, Spool, load_trace, save_trace
@@ -51,6 +53,21 @@ def test_records_carry_shape_positions_statistics_and_hash() -> None:
     assert trace.aliases == {"L0.in": "embd"}
     assert trace.find_record("L0.in") is trace.records["embd"]
     assert trace.run["ids"] == list(IDS) and trace.run["architecture"] == "qwen2"
+
+
+def test_a_record_is_the_same_from_its_json() -> None:
+    """Layer 0 is a layer; a point of the whole model has none, a foreign file says less."""
+    stats = compute_stats(np.arange(6, dtype=np.float32))
+    for layer, key in ((-1, "logits"), (0, "L0.q"), (1, "L1.q")):
+        point = key.rpartition(".")[2]
+        for row in (
+            Record(point, layer, (2, 3), (0, 4), "float32", "fused", "cpu", stats, "ab"),
+            Record(point, layer, (), None, "bfloat16", None, "cuda:1", None),
+        ):
+            said = record_to_json(row)
+            assert (said["key"], said["layer"]) == (key, None if layer < 0 else layer)
+            assert said["count"] == math.prod(row.shape) and said["form"] == row.form
+            assert record_from_json(json.loads(json.dumps(said)), "f") == row
 
 
 @pytest.mark.parametrize("positions", ["last", (3, 7)])
