@@ -901,3 +901,68 @@ def test_a_model_that_does_not_decode_is_opened_to_change_its_texts_in_place(
         set_command.open_to_edit(Path("m"), False)
     monkeypatch.setattr("aprfmt.model.open_model", lambda path, damaged=False: damaged)
     assert set_command.open_to_edit(Path("m"), True) is cast(Any, False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("qa", "m", "--device", "cuda"),
+        ("qa", "m", "--also", "torch:cuda"),
+        ("parity", "m", "--between", "cpu", "cuda"),
+        ("parity", "m", "--between", "cupy", "cpu"),
+    ],
+    ids=" ".join,
+)
+def test_a_gpu_that_is_not_there_is_said_before_anything_is_read(
+    words: tuple[str, ...], demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `--dry-run` it is not asked: that opens the model, and runs nothing."""
+    from aprfmt.checks.gates import running
+    from aprfmt.inference import device
+
+    asked: list[str] = []
+
+    def opened(*given: object, **more: object) -> None:
+        asked.append("opened")
+        raise errors.UsageError("it was opened")
+
+    monkeypatch.setattr(device, "gpu_problem", lambda backend: f"no GPU for {backend}")
+    monkeypatch.setattr(running, "run", opened)
+    monkeypatch.setattr("aprfmt.cli.parity.modes.prepare_runs", opened)
+    made = [demo_model if word == "m" else word for word in words]
+    done = aprfmt(*made)
+    assert done.code == 2 and "no GPU for" in done.err and not asked
+    if words[0] == "parity":
+        assert "no GPU" not in aprfmt(*made, "--dry-run").err and asked == ["opened"]
+
+
+def test_the_digests_of_parameters_are_not_made_where_their_file_stays(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aprfmt.model import role_manifest
+
+    held = tmp_path / "roles.json"
+    held.write_text("kept")
+    made: list[int] = []
+    usual = role_manifest.parameter_rows
+
+    def noted(model: Any, ranks: int, progress: Any) -> Any:
+        made.append(ranks)
+        return usual(model, ranks, progress)
+
+    monkeypatch.setattr(role_manifest, "parameter_rows", noted)
+    monkeypatch.setattr(role_manifest, "roles_path", lambda path: held)
+    with pytest.raises(errors.OutputError, match="exists"):
+        hash_command._write_role_manifest(demo_model, None, 1, False)
+    assert not made and held.read_text() == "kept" and [*tmp_path.iterdir()] == [held]
+    assert hash_command._write_role_manifest(demo_model, None, 2, True) == 0
+    assert made == [2] and held.read_text() != "kept" and [*tmp_path.iterdir()] == [held]
+
+
+def test_new_doubts_of_a_check_are_counted_beyond_a_number() -> None:
+    """One line more is a doubt itself, or counts at least two."""
+    for new, shown in ((0, 0), (1, 1), (2, 2), (3, 3), (4, 2), (9, 2)):
+        after = {"ids": ["old", *map(str, range(new))], "shapes": ["other"]}
+        found = list(set_command.new_doubts({"ids": ["old", "gone"], "names": ["other"]}, after))
+        more = [f"and {new - 2} more of the check ids (aprfmt validate)"] if new > shown else []
+        assert found == [*map(str, range(shown)), *more, "other"]
