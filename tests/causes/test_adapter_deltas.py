@@ -237,3 +237,20 @@ def test_the_changes_are_those_of_the_definition(tmp_path: Path) -> None:
         )
         expected = (np.linalg.norm(left), np.linalg.norm(right), np.linalg.norm(right - left))
         np.testing.assert_allclose((row.size_a, row.size_b, row.apart), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("lacks", ["A", "B"])
+def test_a_module_of_one_adapter_alone_leaves_the_others_compared(
+    lacks: str, tmp_path: Path
+) -> None:
+    whole = factors()
+    part = {name: value for name, value in whole.items() if MODULES[2] not in name}
+    made = (part, times(2, 1)(whole)) if lacks == "A" else (times(2, 1)(whole), part)
+    a, b = (write(tmp_path / name, held) for name, held in zip("ab", made, strict=True))
+    found = aprfmt("diff", a, b, "--json")
+    assert found.code == 1, found.err
+    rows = {row["key"]: row["verdict"] for row in found.json["tensors"]}
+    alone = {key for key, verdict in rows.items() if verdict.startswith("ONLY_IN_")}
+    assert len(alone) == 2 and all(MODULES[2] in key for key in alone), rows
+    text = aprfmt("diff", a, b).out
+    assert "scale * B @ A" in text and f"{'0.5' if lacks == 'B' else '2'} times A's" in text

@@ -164,7 +164,8 @@ def test_scales_of_equal_bytes_are_the_same_whatever_they_stand_for(
     """E8M0 has a byte that is NaN, which no number equals."""
     scale = np.array([[1, 2], [255, 4]], np.uint8)
     mine = Groups(32, scale, tensor_scale=np.array([2.0], np.float32), codes="e2m1")
-    other = replace(mine, **{"scale": scale.copy(), **change})
+    copies = {"scale": scale.copy(), "tensor_scale": np.array([2.0], np.float32)}
+    other = replace(mine, **{**copies, **change})
     assert mine.same(other) is same and other.same(mine) is same
 
 
