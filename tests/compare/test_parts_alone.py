@@ -180,7 +180,7 @@ def test_rows_in_an_engines_order_are_told_of_their_file(
     def reading(number: int) -> Any:
         values = held if equal == number else held + 1
         return SimpleNamespace(
-            parameter=SimpleNamespace(published=published),
+            parameter=SimpleNamespace(published=published is (number == 0)),
             published_tensors=lambda part, hyper: [values],
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from aprfmt.codecs import native_kernels
 from aprfmt.measure import difference_image, distances, logprob_tables
@@ -15,6 +16,7 @@ from aprfmt.measure.byte_ranges import units_text
 from aprfmt.measure.distances import measure_blocks, measure_values
 from aprfmt.measure.logprob_tables import printed_resolution
 from aprfmt.measure.named_causes import completed_command, insert_stored_names, surplus_command
+from aprfmt.measure.sampling import RANGE, sample_files
 from aprfmt.measure.tolerances import (
     ALIKE_PRODUCTS,
     LEAST_ROUNDED,
@@ -231,3 +233,34 @@ def test_an_image_of_each_explanation_comes_before_a_second_of_one(
     for count in (2, 6, 9):
         found: Any = difference_image.difference_images(pairs, rows, count)
         assert found == wanted[:count]
+
+
+# --- ranges of a sample -------------------------------------------------------------------------
+
+
+def test_a_sample_counts_the_ranges_and_bytes_that_it_read(tmp_path: Path) -> None:
+    """Every range differs in its last byte, so that the report has the place of each drawn one."""
+    sizes = {"x": 2 * RANGE + 7, "y": RANGE, "z": 3, "same": RANGE + 1}
+    held = {name: np.zeros(size, np.uint8) for name, size in sizes.items()}
+    save_file(held, tmp_path / "a.safetensors")
+    for name in "xyz":
+        held[name][RANGE - 1 :: RANGE] = held[name][-1] = 1
+    save_file(held, tmp_path / "b.safetensors")
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for wanted, ranges in ((1, 1), (RANGE, 1), (3 * RANGE - 1, 2), (99 * RANGE, 7)):
+        found = sample_files(a, b, wanted, seed=2)
+        assert (found.ranges, found.of_ranges) == (ranges, 7)
+        assert found.of_bytes == sum(sizes.values())
+        assert all(one.byte == one.stop - 1 for one in found.differing)
+        seen = sum(one.stop - one.start for one in found.differing)
+        assert 0 <= found.bytes - seen <= sizes["same"]
+        assert found.exit_code == (1 if found.differing else 2)
+    assert found.bytes == found.of_bytes and len(found.differing) == 5
+    for name, count in (("x", 3), ("y", 1), ("z", 1)):
+        found = sample_files(a, b, 99 * RANGE, tensors=[name])
+        assert (found.ranges, found.bytes) == (count, sizes[name]) == (
+            found.of_ranges, found.of_bytes,
+        )  # fmt: skip
+        assert [one.start for one in found.differing] == [i * RANGE for i in range(count)]
+    alone = sample_files(a, b, 99 * RANGE, tensors=["same"])
+    assert alone.exit_code == 2 and alone.share == pytest.approx(1 - 0.05**0.5)
