@@ -1,11 +1,16 @@
 """Differences of tokenizers, each by itself: how sure they are, and on which side."""
 
+import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aprfmt.causes.tokenizer import pre_tokenizer
+from aprfmt.causes.tokenizer import comparison, effect, pre_tokenizer
+from aprfmt.causes.tokenizer.comparison import compare_tokens
+from aprfmt.model import open_model
 from aprfmt.tokenizer.pre_tokenizers import row_splitting
 
 # Splittings of a tokenizer.json: as the table has it, by steps it has, by one it has not.
@@ -69,3 +74,43 @@ def test_names_that_split_alike_are_still_one_splitting(monkeypatch: pytest.Monk
     for x, y in twins:
         (found,) = pre_tokenizer.pre_tokenizer_difference(by_lists(x), by_lists(y))
         assert found.still and found.says == f"{x} in A, {y} in B, which split alike"
+
+
+def test_words_that_give_the_same_ids_are_another_splitting_all_the_same(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without merges no probe has other ids: the words of the splitting itself are compared."""
+
+    monkeypatch.setattr(effect, "piece_texts", lambda texts: [])
+
+    def made(name: str, steps: list[dict[str, Any]]) -> Path:
+        shutil.copytree(demo_model, tmp_path / name, ignore=shutil.ignore_patterns("chat_*"))
+        path = tmp_path / name / "tokenizer.json"
+        data = json.loads(path.read_text())
+        data["model"]["merges"] = []
+        own = data["pre_tokenizer"]
+        data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*steps, own]}
+        path.write_text(json.dumps(data))
+        return tmp_path / name
+
+    letters = {"type": "Split", "pattern": {"String": "e"}, "behavior": "Isolated", "invert": False}
+    one, other = made("a", [DIGITS]), made("b", [DIGITS, letters])
+    with open_model(one) as a, open_model(other) as b:
+        (row,) = compare_tokens(a, b).findings
+    assert row.cause == "pre_tokenizer" and row.sure and row.shown
+    assert row.before and row.after == 0 and len(row.example) == 2
+
+
+def test_a_large_difference_includes_those_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of four parts or more is a whole tokenizer's; those that it does not have are said."""
+
+    def row(*parts: str) -> Any:
+        return SimpleNamespace(parts=parts)
+
+    for large in (("a", "b", "c"), ("a", "b", "c", "d")):
+        rows = [row("a"), row(*large), row("b"), row("a", "c"), row("a", "x"), row("y")]
+        monkeypatch.setattr(comparison, "_LISTED", (lambda a, b, rows=rows: rows[:2],
+                                                    lambda a, b, rows=rows: rows[2:]))  # fmt: skip
+        held: Any = None
+        found = list(comparison._listed_differences(held, held))
+        assert found == ([*rows[:2], *rows[4:]] if len(large) == 4 else rows)
