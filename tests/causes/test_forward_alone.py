@@ -1,0 +1,208 @@
+"""What hypotheses of the forward pass propose, each by itself, at both sides of its bounds."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.forward import attention, compressed, kv_cache, linear, norm, shards
+from aprfmt.causes.tensor.permutation import adjacent_pair_order
+
+# --- windows ------------------------------------------------------------------------------------
+
+TOKENS = 8
+
+
+def windowed(
+    *, first: int | None = None, late: int | None = None, size: int | None = None,
+    probs: Any = None, **more: Any,
+) -> Any:  # fmt: skip
+    """A mismatch in layer 0 of two, whose rows differ from `first` on.
+
+    `size`: the layer's window; `late`: the first row that differs without one.
+    """
+    shape = (1, TOKENS, TOKENS) if probs is None else probs.shape
+    rows = {id(at): np.where(np.arange(TOKENS) >= at, 3.0, 2.0) for at in (first, late) if at}
+    if first == 0:
+        rows[id(first)] = np.full(TOKENS, 3.0)
+    view = SimpleNamespace(
+        mine=np.zeros(shape), axis=1, tolerance=1.0, layer=0, point="attn_mix", at=first
+    )
+    wide = None if size is None else SimpleNamespace(tolerance=1.0, at=late)
+    hyper = {"sliding_window": size, "window_layers": [size is not None, False]}
+    block = SimpleNamespace(**{"attends": "causal", "window": "sliding"} | more)
+    return SimpleNamespace(
+        call=lambda name: object(), view=view, tokens=TOKENS, layer=0, rows=range(TOKENS),
+        patched=SimpleNamespace(hp=hyper, spec=SimpleNamespace(block=block)),
+        found=SimpleNamespace(flagged=[view]), recorded_result=lambda call: probs,
+        attempt=lambda change, layers: wide,
+        distances_by_row=lambda x: rows.get(id(x.at), np.full(TOKENS, 2.0)),
+    )  # fmt: skip
+
+
+def windows(case: Any) -> list[Any]:
+    return [change.values["sliding_window"] for change in attention.find_window(case)]
+
+
+def test_the_first_row_that_differs_shows_the_window() -> None:
+    """Of a wider one the rows agree until the model's own ends, and then show where theirs does."""
+    assert windows(windowed()) == []
+    assert [windows(windowed(first=at)) for at in (0, 1, 5)] == [[], [1], [5]]
+    assert windows(windowed(size=4, first=3)) == [3]
+    assert windows(windowed(size=4, first=4)) == [None]
+    assert windows(windowed(size=4, first=4, late=6)) == [None, 6]
+    assert windows(windowed(size=4, first=5, late=7)) == [None, 7]
+    assert windows(windowed(first=3, attends="all")) == []
+    other = windowed(first=3)
+    other.view.mine = np.zeros((1, 1, TOKENS))  # no row for each token
+    assert windows(other) == []
+
+
+def test_recorded_probabilities_show_the_window_itself() -> None:
+    at = np.arange(TOKENS)
+    for reach in (1, 3, TOKENS - 1, TOKENS, TOKENS + 1):
+        seen = (at <= at[:, None]) & (at > at[:, None] - reach)
+        found = windows(windowed(probs=seen[None].astype(np.float32), size=4, first=1))
+        assert found == [reach if reach < TOKENS else None]
+
+
+# --- orders of rows -----------------------------------------------------------------------------
+
+DIM, COUNT = 8, 32
+HALVES = np.arange(DIM).reshape(2, -1).T.reshape(-1)
+
+
+def by_head(inside: Any) -> Any:
+    return np.arange(COUNT).reshape(-1, DIM)[:, inside].reshape(-1)
+
+
+ORDERS: dict[str, tuple[str, Any, str, str]] = {
+    "heads": (
+        "attn_q", np.arange(COUNT).reshape(-1, DIM)[[1, 0, 3, 2]].reshape(-1), "head_order",
+        "heads stand in the order [1, 0, 3, 2]",
+    ),
+    "heads of another part": (
+        "ffn_up", np.arange(COUNT).reshape(-1, DIM)[[1, 0, 3, 2]].reshape(-1), "row_offset",
+        "rows are in another order ([8, 9, 10, 11, 12, 13], ...)",
+    ),
+    "pairs": (
+        "attn_k", by_head(HALVES), "rope_pairing",
+        "rows of each head are ordered for adjacent pairs",
+    ),
+    "halves": (
+        "attn_q", by_head(np.argsort(HALVES)), "rope_pairing",
+        "rows of each head are ordered for split halves",
+    ),
+    "wrong heads": (
+        "attn_q", adjacent_pair_order(COUNT, 2), "gqa_mapping",
+        "rows were permuted for 2 heads; the tensor has 4",
+    ),
+    "one shard twice": (
+        "ffn_up", np.tile(np.arange(16), 2), "tensor_parallel",
+        "the rows are those of shards 0, 0 of 2, one behind the other",
+    ),
+    "of four shards": (
+        "ffn_up", np.arange(COUNT).reshape(4, -1)[[0, 1, 1, 3]].reshape(-1), "tensor_parallel",
+        "the rows are those of shards 0, 1, 1, 3 of 4, one behind the other",
+    ),
+    "any": (
+        "ffn_up", np.arange(COUNT)[::-1], "row_offset",
+        "rows are in another order ([31, 30, 29, 28, 27, 26], ...)",
+    ),
+}  # fmt: skip
+
+
+def test_an_order_of_rows_has_its_name() -> None:
+    case: Any = SimpleNamespace(patched=SimpleNamespace(hp={"head_dim": DIM}))
+    for what, (role, order, cause, says) in ORDERS.items():
+        found = linear._name_row_order(case, f"L0.{role}.weight", order)
+        assert found[:2] == (cause, says), what
+    for count in (11, 12):
+        for shift in range(1, count):
+            order = (np.arange(count) + shift) % count
+            found = linear._name_row_order(case, "L0.ffn_up.weight", order)
+            move = shift if shift <= count // 2 else shift - count
+            assert found == (
+                "row_offset", f"rows are read {move} further on", {"offset": move}
+            ), (count, shift)  # fmt: skip
+
+
+# --- half of a table ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_half_of_a_table_counts_as_zero(alone: int) -> None:
+    """In the embedding by ids, in the head by columns; of an odd number the last half is longer."""
+    held: dict[str, Any] = {}
+
+    def with_op(op: str, override: Any, layers: Any) -> Any:
+        held[op] = override
+        return patched
+
+    patched: Any = SimpleNamespace(weights={"t": SimpleNamespace(n_rows=5)}, with_op=with_op)
+    assert shards._zero_half_table("t", alone)(patched, None) is patched
+    kept = np.arange(5) >= 2 if alone else np.arange(5) < 2
+    table, other = (SimpleNamespace(key=key) for key in ("t", "u"))
+    ones = np.ones((5, 3), np.float32)
+    embed = held["embed"](lambda table, ids: ones, None, table, [4, 3, 2, 1, 0])
+    assert np.array_equal(embed, ones * kept[::-1, None]) and embed.dtype == np.float32
+    logits = held["linear"](lambda x, w: ones.T, None, None, table)
+    assert np.array_equal(logits, ones.T * kept) and logits.dtype == np.float32
+    assert held["embed"](lambda table, ids: ones, None, other, [0] * 5) is ones
+    assert held["linear"](lambda x, w: ones.T, None, None, other).all()
+
+
+# --- norms, streams, rows of a cache ------------------------------------------------------------
+
+
+def test_a_norms_weight_is_tried_plus_and_minus_1_everywhere_and_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(norm, "point_before_norm", lambda patched, at: at)
+    case: Any = SimpleNamespace(call=lambda *ops: SimpleNamespace(location="mid"), patched=None)
+    found = [(change.values, change.says) for change in norm.try_norm_offsets(case)]
+    here = {"behind": ("mid",)}
+    assert [values for values, _ in found] == [
+        {"offset": 1}, {"offset": -1}, {"offset": 1, **here}, {"offset": -1, **here}
+    ]  # fmt: skip
+    for values, says in found:
+        assert says.endswith("weight plus 1" if values["offset"] > 0 else "weight minus 1")
+        assert ("the norm before the MLP multiplies" in says) == ("behind" in values)
+    case.call = lambda *ops: None
+    assert not list(norm.try_norm_offsets(case))
+
+
+@pytest.mark.parametrize("configured", [1, 2, 20])
+def test_streams_are_mixed_another_number_of_times(configured: int) -> None:
+    block = SimpleNamespace(streams="hyper")
+    patched: Any = SimpleNamespace(
+        spec=SimpleNamespace(block=block), hp={"hc_iterations": configured}, weights={}
+    )
+    found = [
+        (change.values["hc_iterations"], change.says)
+        for change in compressed.usual_connection_mistakes(patched)
+        if "hc_iterations" in change.values
+    ]
+    counts = {1: [2], 2: [1, 3], 20: [1, 19, 21]}[configured]
+    assert [count for count, _ in found] == counts
+    assert all(f"{count} times; the model says {configured}" in says for count, says in found)
+    block.streams = "plain"
+    assert not list(compressed.usual_connection_mistakes(patched))
+
+
+def test_a_row_of_a_cache_is_its_own_within_twice_the_tolerance() -> None:
+    """Though another token's is nearer; beyond that it is the nearest, and zeros are none."""
+    ours = np.array([[1.0, 0.0], [1.0, 0.15], [0.0, 5.0]])
+
+    def matched(theirs: Any) -> list[int] | None:
+        view = SimpleNamespace(mine=ours, theirs=np.array(theirs), tolerance=0.1)
+        case: Any = SimpleNamespace(view=view)
+        rows = kv_cache._match_cache_rows(case)
+        return None if rows is None else rows.tolist()
+
+    assert matched(ours) == [0, 1, 2]
+    assert matched([[1.0, 0.15], ours[1], ours[2]]) == [0, 1, 2]  # 0.148 away from its own
+    assert matched([ours[0], ours[2], ours[0]]) == [0, 2, 0]
+    assert matched([ours[0], [0, 0], ours[2]]) == [0, -1, 2]
+    assert matched([ours[0], ours[1], [0.0, 4.0]]) is None  # a quarter away from any
