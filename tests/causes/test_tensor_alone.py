@@ -1,0 +1,237 @@
+"""Rules by which differing tensors are explained, each by itself, at both sides of its bounds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from aprfmt.causes import hyperparameters
+from aprfmt.causes.tensor import (
+    block_order,
+    derived_weights,
+    flat_order,
+    lattices,
+    other_tensors,
+    packed_copies,
+    permutation,
+)
+from aprfmt.compare import diff
+
+# --- one type read as another -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", ["A", "B"])
+@pytest.mark.parametrize("first", ["F16", "BF16"])
+def test_values_that_were_read_as_another_type_are_told_of_their_side(
+    first: str, label: str, tmp_path: Path
+) -> None:
+    """Each holds the other's bits, both in float32: A is the reference, so that B is told."""
+    types = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+    second = next(name for name in types if name != first)
+    rng = np.random.default_rng(3)
+    right = rng.normal(0, 0.5, (32, 32)).astype(types[first])
+    wrong = right.view(types[second])
+    assert np.isfinite(wrong.astype(np.float32)).all()
+    for name, values in (("AB".replace(label, ""), right), (label, wrong)):
+        save_file({"t": values.astype(np.float32)}, tmp_path / f"{name}.safetensors")
+    (row,) = diff(tmp_path / "A.safetensors", tmp_path / "B.safetensors").tensors
+    assert row.explanation is not None and row.cause == "dtype_mislabel"
+    kinds = (first, second) if label == "B" else (second, first)
+    assert row.explanation.evidence[0] == "B's values are A's {} bits read as {}".format(*kinds)
+
+
+# --- orders -------------------------------------------------------------------------------------
+
+
+def vector(a: Any, b: Any, slack: float = 0.0) -> Any:
+    def side(values: Any) -> Any:
+        held = np.asarray(values, np.float64)
+        return SimpleNamespace(size=held.size, rows=held.size, take=lambda rows: held[rows])
+
+    return SimpleNamespace(a=side(a), b=side(b), slack=lambda: slack)
+
+
+def test_values_of_a_vector_are_found_by_sorting() -> None:
+    """Within rounding only where most have no neighbour as near; equal values keep their place."""
+    a = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    order = [3, 1, 0, 4, 2]
+    found = permutation._match_by_sorting(vector(a[order], a))
+    assert found is not None and found.at.tolist() == order
+    near = a * (1 + 1e-4)
+    found = permutation._match_by_sorting(vector(a[order], near, 1e-3))
+    assert found is not None and found.at.tolist() == order
+    assert permutation._match_by_sorting(vector(a[order], near)) is None
+    assert permutation._match_by_sorting(vector(a[order], a * 1.01, 1e-3)) is None
+    crowd = 1 + 1e-4 * a
+    assert permutation._match_by_sorting(vector(crowd[order], crowd, 1e-3)) is None
+    exact = 1 + 1e-14 * a  # of equal bits, however near they are
+    assert permutation._match_by_sorting(vector(exact[order], exact)) is not None
+    twice = np.array([7.0, 7.0, 1.0, 2.0])
+    found = permutation._match_by_sorting(vector(twice[[0, 1, 3, 2]], twice))
+    assert found is not None and found.at.tolist() == [0, 1, 3, 2]
+    for odd in (np.nan, np.inf):
+        assert permutation._match_by_sorting(vector([odd, 1.0], [1.0, odd])) is None
+    assert permutation._match_by_sorting(vector([1.0], [1.0, 2.0])) is None
+
+
+def test_blocks_begin_late_or_early_in_every_row_but_the_outer_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The nearest shift is tried first; a row's bytes may reach into the next one."""
+    tried: list[tuple[str, list[int]]] = []
+
+    def agree(
+        case: Any, reader: Any, other: Any, read: Any, cause: str, says: Any, rows: Any
+    ) -> Any:
+        tried.append((says[0], rows.tolist()))
+        assert cause == "byte_offset" and says[1] == "Q4_0"
+
+    monkeypatch.setattr(block_order, "_guess_if_rows_agree", agree)
+    for rows, inner in ((1, []), (2, []), (3, [1]), (5, [1, 2, 3])):
+        reader = SimpleNamespace(encoding="Q4_0", rows=rows)
+        sides = [(reader, None, "B's")]
+        monkeypatch.setattr(block_order, "_block_sides", lambda case, sides=sides: iter(sides))
+        tried.clear()
+        case: Any = None
+        assert not list(block_order.guess_late_blocks(case))
+        assert all(held == inner for _, held in tried)
+        assert len(tried) == (34 if inner else 0)  # a block has 18 bytes
+        assert [says for says, _ in tried[:3:2]] == ([] if not inner else [
+            "B's blocks begin 1 bytes too early", "B's blocks begin 2 bytes too early"
+        ])  # fmt: skip
+
+
+def test_the_runs_of_a_flat_buffer_are_what_was_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each run its place and its start: the values judge the rest."""
+    held = {key: np.random.default_rng(i).normal(size=99) for i, key in enumerate("xyzw")}
+    runs = {"w": [flat_order.Run(0, "w", 0, 99)]} | {
+        key: [flat_order.Run(0, "x", 0, 60), flat_order.Run(60, "y", 0, 38)] for key in "xyz"
+    }
+    pool = SimpleNamespace(a=held, b=held)
+    monkeypatch.setattr(flat_order, "_pool_of", lambda pairs, keys: pool)
+    monkeypatch.setattr(flat_order, "_places_of_starts", lambda a, b: {})
+    monkeypatch.setattr(flat_order, "_runs_of", lambda key, *given: runs[key])
+    rows: Any = {key: SimpleNamespace(stats=None) for key in held}
+    context: Any = None
+    found = flat_order._explain_flat(context, {}, rows, list(held))
+    known = 3 * 98 + 99
+    assert {key: one.proof.free for key, one in found.items() if one.proof} == {
+        "x": 4, "y": 4, "z": 4, "w": 2
+    }  # fmt: skip
+    for key, own in runs.items():
+        proof = found[key].proof
+        assert proof is not None and proof.count == sum(run.count for run in own)
+        assert proof.share == pytest.approx(known / (4 * 99))
+
+
+# --- copies, merges, lost parts -----------------------------------------------------------------
+
+
+def test_a_copy_is_looked_for_in_rows_of_sixteen_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    class AskedError(Exception):
+        pass
+
+    def asked(side: Any) -> None:
+        raise AskedError
+
+    monkeypatch.setattr(packed_copies, "_sampled_rows", asked)
+    for columns, numbers, looked in ((15, None, False), (16, None, True), (16, object(), False)):
+        side = SimpleNamespace(columns=columns)
+        case: Any = SimpleNamespace(a=side, b=side, numbers=numbers)
+        for swapped in (False, True):
+            if looked:
+                with pytest.raises(AskedError):
+                    packed_copies._find_copy(case, swapped=swapped)
+            else:
+                assert packed_copies._find_copy(case, swapped=swapped) is None
+    assert lattices.NARROWEST == 16
+
+
+def test_a_difference_of_low_rank_in_one_matrix_is_no_merge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merged: list[int] = []
+
+    def merge(pairs: Any, matrices: Any, low: Any) -> dict[str, Any]:
+        merged.append(len(low))
+        return {"found": None}
+
+    monkeypatch.setattr(derived_weights, "_merge_explanations", merge)
+    monkeypatch.setattr(derived_weights, "_removal_explanations", lambda changes: {})
+    change = derived_weights.MatrixChange
+    for ranks, expected in (((4,), []), ((4, 4), [2]), ((4, 0), []), ((4, 2, 8), [3])):
+        merged.clear()
+        changes = [change(f"L{i}.q", rank, 0.1, 0.9, False) for i, rank in enumerate(ranks)]
+        found: Mapping[str, Any] = derived_weights._derived_explanations({}, [], changes)
+        assert merged == expected and (found == {"found": None}) is bool(expected)
+
+
+@pytest.mark.parametrize("label", ["A", "B", "", "AB"])
+def test_a_bias_of_zeros_is_one_that_is_not_added(label: str) -> None:
+    def bias(name: str) -> Any:
+        return np.zeros(6) if name in label else np.ones(6)
+
+    asked: list[tuple[Any, ...]] = []
+    side = SimpleNamespace(columns=6)
+    case: Any = SimpleNamespace(
+        role="attn_q.bias", numbers=None, a=side, b=side, sample_a=bias("A"), sample_b=bias("B"),
+        guess=lambda *given, **more: asked.append((*given, more)),
+    )  # fmt: skip
+    list(other_tensors.guess_zero_bias(case))
+    zero = "B" if "B" in label else label
+    assert [(cause, says, where) for cause, says, where, *_ in asked] == [
+        (
+            "missing_bias",
+            (f"{one}'s bias is zero everywhere: it is not added",),
+            "AB".replace(one, ""),
+        )
+        for one in zero
+    ]
+    for _, _, _, zeros, before, more in asked:
+        assert zeros(range(3)).shape == (3, 6) and not zeros([0]).any()
+        assert (before, more) == (0.0, {"constant": True})
+    case.role = "attn_q.weight"
+    assert not list(other_tensors.guess_zero_bias(case))
+
+
+ORIGIN = "config.json rope_scaling.factor"
+FULL = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_a_key_of_a_scaling_that_b_alone_lacks_is_said_to_be_missing() -> None:
+    def model(config: Any) -> Any:
+        return SimpleNamespace(config=config, key_style="hf", metadata={})
+
+    def without(key: str, **beside: Any) -> dict[str, Any]:
+        return {"rope_scaling": {k: v for k, v in FULL.items() if k != key}, **beside}
+
+    whole = {"rope_scaling": FULL}
+    a, b = (
+        {"type": "yarn", "factor": x, "original_context_length": y}
+        for x, y in ((4.0, 64), (1.0, 32))
+    )
+    row: Any = SimpleNamespace(name="rope_scaling", a=a, b=b, origin_a=ORIGIN, origin_b=ORIGIN)
+    factor = "factor: A has 4, B 1"
+    length = "original_max_position_embeddings: A has 64, B 32"
+    lost = " ({} is missing from B; a default stands in)"
+    for mine, theirs, said in (
+        (whole, whole, (factor, length)),
+        (whole, without("factor"), (factor + lost.format("factor"), length)),
+        (
+            whole, without("original_max_position_embeddings"),
+            (factor, length + lost.format("original_max_position_embeddings")),
+        ),
+        (without("factor"), without("factor"), (factor, length)),
+        (without("factor"), whole, (factor, length)),
+        (whole, without("factor", factor=2), (factor, length)),  # beside the scaling
+        (whole, {"rope_scaling": {}}, (factor, length)),
+        (whole, {"rope_scaling": None}, (factor, length)),
+    ):  # fmt: skip
+        text = hyperparameters.difference_sentence(row, model(mine), model(theirs))
+        assert text == f"rope_scaling: {', '.join(said)}", theirs
+    assert hyperparameters.difference_sentence(row) == f"rope_scaling: {factor}, {length}"
