@@ -208,11 +208,10 @@ def guess_zero_bias(case: DifferingPair) -> Iterator[Guess]:
     """Yield the guess that a bias is all zeros on one side, so that adding it does nothing."""
     if not case.role.endswith(".bias") or case.numbers is not None:
         return
-    for label, mine, sample in (("B", case.b, case.sample_b), ("A", case.a, case.sample_a)):
+    zeros = lambda rows: np.zeros((len(rows), case.a.columns))  # noqa: E731
+    for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
         if sample.any():
             continue
-        columns = mine.columns
-        zeros = lambda rows, n=columns: np.zeros((len(rows), n))  # noqa: E731
         text = f"{label}'s bias is zero everywhere: it is not added"
         missing = "A" if label == "B" else "B"
         yield case.guess("missing_bias", (text,), missing, zeros, 0.0, constant=True)
