@@ -7,12 +7,14 @@ Seen red: PASS without a word.
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from aprfmt.checks.file.rounded_scales import rounded_scales_text
 from tests.cli.run import aprfmt
 from tests.diagnosis import packing
 from tests.diagnosis.faults_packed import source
@@ -110,3 +112,37 @@ def test_honest_scales_are_not(way: str, maker: str) -> None:
     before = {"exact": exact, "e5m2": coarse}.get(way) or ROUNDED[way]
     said = checked(f"{way}-before", maker, before, exact)
     assert "were rounded after the codes were made" not in said.out
+
+
+@pytest.mark.parametrize(("bits", "kind", "least"), [(8, "up", 18), (4, "up", 59), (8, "e5m2", 59)])
+def test_so_many_groups_leave_no_doubt(bits: int, kind: str, least: int) -> None:
+    """Each with its largest value at the end of the codes, by a chance of 0.3 or 0.7 apiece."""
+    held = [0.5, 2.0] if kind == "up" else [1.25, 1.5]
+
+    def said(groups: int, **changed: Any) -> str:
+        codes = np.tile(changed.pop("one", [4, 1, 2, 3]), groups)
+        codes[changed.pop("lower", slice(0, 0))] = 3  # of -2 to 2
+        scale = np.resize(np.array(changed.pop("scales", held)), groups)
+        of: dict[str, Any] = {
+            "scale": SimpleNamespace(of=lambda expert: scale), "offset": None, "zero": None,
+            "rows": 1, "codes": SimpleNamespace(bits=bits), "shape": (1, 4 * groups),
+            "tile": (0, 0), "values": np.arange(-2, 3), "group": np.arange(4 * groups) // 4,
+            "unpack_rows": lambda start, stop: codes[None],
+        }  # fmt: skip
+        laid: Any = SimpleNamespace(**of | changed)
+        return rounded_scales_text(laid)
+
+    name = "powers of two" if kind == "up" else "F8_E5M2"
+    assert said(least - 1) == "" and said(least).startswith(f"scales are {name} alone, and in each")
+    assert f" of {least} groups" in said(least) and f" of {5 * least} groups" in said(5 * least)
+    assert said(least + 1, lower=slice(0, 1)) == ""  # one falls short of the end
+    assert said(least, one=[4, 0, 2, 3]) and said(least, one=[4, 0, 4, 0]) == ""  # clipped
+    assert said(least, scales=[1.1, 2.0]) == said(least, scales=[1.0, 1.0]) == ""
+    assert said(least, scales=[-1.0, 2.0]) == "" and said(least, offset=object()) == ""
+    assert said(least, scale=None) == "" and said(least, rows=0) == ""
+    few = SimpleNamespace(bits=bits - 1)
+    assert (said(least, codes=few) == "") is (kind == "e5m2" or bits == 4 or least < 59)
+    middle = SimpleNamespace(of=lambda expert: np.array([0.0, 0.0]))
+    assert said(least, zero=middle) and not said(
+        least, zero=SimpleNamespace(of=lambda expert: np.array([0.0, 1.0]))
+    )
