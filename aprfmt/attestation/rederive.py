@@ -1,6 +1,7 @@
 """Makes the stored tensors of a model again from its base, and compares them byte for byte."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
@@ -50,11 +51,15 @@ class TensorAttestation:
 
 
 class _Difference(NamedTuple):
-    """The first byte that differs, and how many blocks do where that was counted."""
+    """The first byte that differs, and how many blocks do where that was counted.
+
+    `seen` is how many were looked at where the count was given up; else None.
+    """
 
     byte: int
     blocks: int | None = None
     how: str = ""
+    seen: int | None = None
 
 
 def rederive(
@@ -209,7 +214,8 @@ def _difference_row(
     elif row.known and row.type_size and output.part is None:
         at = found.byte // row.type_size // columns
         where = f"row {at}, byte {found.byte}"
-    more = f"; {found.blocks} blocks differ" if found.blocks and found.blocks > 1 else ""
+    of = "" if found.seen is None else f" of the first {found.seen}"
+    more = f"; {found.blocks}{of} blocks differ" if found.blocks and found.blocks > 1 else ""
     return replace(
         base,
         state="not reproduced",
@@ -248,14 +254,16 @@ def _least_difference(
 ) -> _Difference:
     """Return the difference of the kind of rounding that gives the fewest wrong blocks.
 
-    Its byte is -1 where one gives every byte. `searched` says that the encoding searches for its
-    scales, so that the bytes depend on how sums are rounded. `tensor` is the tensor of the file.
-    `recipe` has the kinds of rounding to try.
+    Of kinds that were given up after a part, the share of wrong blocks counts. Its byte is -1 where
+    one gives every byte. `searched` says that the encoding searches for its scales, so that the
+    bytes depend on how sums are rounded. `tensor` is the tensor of the file. `recipe` has the kinds
+    of rounding to try.
     """
     size = find_encoding(output.info.encoding).type_size
     importance = column_importances(output, recipe.options)
     weighed = ", with the importance matrix" if importance is not None else ""
     best: _Difference | None = None
+    least = math.inf
     ways = recipe.ways
     if not searched:
         ways = tuple({way.through: way for way in ways}.values())
@@ -284,8 +292,9 @@ def _least_difference(
         if not differ:
             tensor.drop()
             return _Difference(-1, 0, said)
-        if best is None or (best.blocks or 0) > differ:
-            best = _Difference(first, differ, said)
+        if differ / seen < least:
+            least = differ / seen
+            best = _Difference(first, differ, said, seen if differ > HOPELESS * seen else None)
     tensor.drop()
     assert best is not None
     return best

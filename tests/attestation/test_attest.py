@@ -10,16 +10,20 @@ import json
 import os
 import random
 import shutil
+from collections import namedtuple
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import aprfmt as package
 from aprfmt.attestation import attest
+from aprfmt.attestation.rederive import TensorAttestation
 from aprfmt.attestation.statement import PREDICATE, TYPE
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
@@ -379,3 +383,74 @@ def test_a_tensor_that_cannot_be_made_is_not_tried_and_the_rest_is(
     (one,) = [row for row in found.tensors if row.state != "reproduced"]
     assert (one.state, one.tensor, one.why) == ("not tried", name, "cannot be encoded")
     assert found.exit_code == 2
+
+
+def test_the_way_of_rounding_that_leaves_the_fewest_wrong_blocks_is_the_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted are blocks of a Q8_0, of 34 bytes, however many bytes of one are wrong.
+
+    Seen red: the few wrong blocks before a way was given up counted as fewer than another's.
+    """
+
+    @dataclass(frozen=True)
+    class Given:
+        fma: bool = False
+
+    class Way(NamedTuple):
+        fma: bool
+        through: str = ""
+
+        def __str__(self) -> str:
+            return "fused" if self.fma else "separate"
+
+    rederive = import_module("aprfmt.attestation.rederive")
+    stored = bytes(range(34 * 7))
+    dropped: list[str] = []
+    tensor: Any = SimpleNamespace(
+        raw=lambda start, stop: memoryview(stored)[start:stop], drop=lambda: dropped.append("x")
+    )
+    wrong: dict[bool, list[int]] = {}
+
+    def encode(output: Any, options: Any, importance: Any, piece: Any) -> Any:
+        made = bytearray(stored)
+        for at in wrong[options.fma]:
+            made[at] ^= 1
+        return bytes(made[34 * piece.values : 34 * (piece.values + 1)]), None
+
+    Piece = namedtuple("Piece", "values band")
+    monkeypatch.setattr(rederive, "encode_piece", encode)
+    monkeypatch.setattr(rederive, "column_importances", lambda output, options: None)
+    monkeypatch.setattr(
+        rederive, "decoded_pieces", lambda output, size: iter(Piece(i, None) for i in range(7))
+    )
+    monkeypatch.setattr(rederive, "HOPELESS", 1.0)
+    output: Any = SimpleNamespace(info=SimpleNamespace(encoding="Q8_0"))
+    recipe: Any = SimpleNamespace(ways=(Way(False), Way(True)), options=Given())
+    for separate, fused, byte, blocks, how in (
+        ([], [0], -1, 0, "separate"),
+        ([3], [], -1, 0, "fused"),
+        ([35, 36, 37], [34, 68], 35, 1, "separate"),
+        ([35, 68], [40, 60, 67], 40, 1, "fused"),
+        ([0, 237], [1, 200], 0, 2, "separate"),
+    ):
+        wrong |= {False: separate, True: fused}
+        found = rederive._least_difference(output, tensor, recipe, True)
+        assert (found.byte, found.blocks, found.how) == (byte, blocks, how)
+    assert dropped
+    monkeypatch.setattr(rederive, "HOPELESS", 0.5)
+    for separate, fused, expected in (
+        ([0], [1, 40, 80, 120], (0, 1, "separate", 1)),  # both are given up at once
+        ([0, 200], [69, 140, 235], (69, 3, "fused", None)),  # the first after one block
+        ([0, 200], [36, 70, 110], (36, 2, "fused", 3)),
+    ):
+        wrong |= {False: separate, True: fused}
+        found = rederive._least_difference(output, tensor, recipe, True)
+        assert found == expected
+    row = TensorAttestation("k", ("n",), "Q8_0", "not tried")
+    output.info = TensorInfo("n", (7, 32), "Q8_0", 0, 34 * 7, 34)
+    for seen, says in ((None, "; 2 blocks differ"), (3, "; 2 of the first 3 blocks differ")):
+        found = rederive._Difference(36, 2, "fused", seen)
+        said = rederive._difference_row(output, row, found)
+        assert (said.block, said.row, said.blocks) == (1, 1, 2)
+        assert said.why == f"block 1 (row 1) is not what the base gives{says}"
