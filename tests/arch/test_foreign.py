@@ -438,3 +438,29 @@ def test_a_configuration_says_whether_pairs_of_sections_take_turns(
     written = write_hyper(ARCHS[arch], hp, "hf", complete=False)["rope_scaling"]
     assert written["mrope_section"] == [2, 1, 1]
     assert written.get("mrope_interleaved") is turns
+
+
+def test_layers_of_deepseek_v4_whose_experts_are_listed_are_the_first_three() -> None:
+    """By a list of kinds, by a count, or by neither; a GGUF has a count alone."""
+    (rule,) = (one for one in ARCHS["deepseek_v4"].hyper if one.name == "hash_layers")
+    default: Any = rule.default
+    for layers in (1, 3, 4, 6):
+        assert default({"n_layers": layers}) == tuple(i < 3 for i in range(layers))
+    hp: Any = {"n_layers": 3}
+    read, gguf = rule.read["hf"], rule.read["gguf"]
+    kinds = ["moe", "hash_moe", "moe", "hash_moe"]
+    assert read(Facts("hf", {"mlp_layer_types": kinds}, {}), hp) == (
+        (False, True, False), "mlp_layer_types"
+    )  # fmt: skip
+    for count in range(4):
+        expected = tuple(i < count for i in range(3))
+        facts = Facts("hf", {"num_hash_layers": count}, {})
+        assert read(facts, hp) == (expected, "num_hash_layers")
+        key = "deepseek4.hash_layer_count"
+        assert gguf(Facts("gguf", {key: count}, {}, "deepseek4"), hp) == (expected, key)
+        assert rule.write["gguf"](expected, hp) == {"{arch}.hash_layer_count": count}
+    assert read(Facts("hf", {}, {}), hp) is None and gguf(Facts("gguf", {}, {}, "d"), hp) is None
+    assert rule.write["hf"]((True, False), hp) == {"mlp_layer_types": ["hash_moe", "moe"]}
+    for kinds in (["moe"] * 2, ["moe", "dense", "moe"]):
+        with pytest.raises(ArchError, match=r"mlp_layer_types: (has 2 entries|layer 1 is 'dense')"):
+            read(Facts("hf", {"mlp_layer_types": kinds}, {}), hp)

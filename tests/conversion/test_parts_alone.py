@@ -514,3 +514,31 @@ def test_outputs_are_sorted_by_their_first_byte_in_the_files(
 
     assert key((1, 5), (0, 9), (0, 7)) == (0, 7)
     assert key((1, 0)) == (1, 0) and key((2, 4), (0, 1)) == (-1, 4) and key() == (-1, 0)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("stated", [None, "changed"])
+@pytest.mark.parametrize("folder", [False, True])
+def test_companion_files_are_carried_but_for_a_configuration_of_the_keys(
+    folder: bool, stated: str | None, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """config.json that was made of a file's own keys is none; another is as it stands now."""
+    from aprfmt.conversion import metadata
+
+    embedded = {"config.json": "embedded", "x.json": "embedded", "y.json": "y"}
+    texts = {"config.json": "beside", "x.json": "beside", "tokenizer.json": "large"}
+    model: Any = SimpleNamespace(
+        carried=SimpleNamespace(embedded_texts=embedded),
+        folder=SimpleNamespace(texts=texts) if folder else None,
+    )
+    monkeypatch.setattr(metadata, "has_own_config", lambda model: own)
+    monkeypatch.setattr(metadata, "config_text", lambda model: stated)
+    where = "beside" if folder else "embedded"
+    expected = {"x.json": where, "y.json": "y"}
+    if own:
+        expected["config.json"] = stated or where
+    assert metadata._small_files(model) == expected
+    assert embedded["config.json"] == "embedded"
+    if own:
+        embedded.pop("config.json"), texts.pop("config.json")
+        assert "config.json" not in metadata._small_files(model)

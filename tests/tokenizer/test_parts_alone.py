@@ -281,3 +281,23 @@ def test_what_llama_cpp_alone_gives_a_template_is_named_where_it_explains(
     for row in found.differing:
         stated = ENGINE_CONVERSATIONS[row.conversation]
         assert set(row.given) == set(given) - set(stated)
+
+
+def test_trees_of_templates_are_equal_where_they_render_alike() -> None:
+    """Comments, quotes and the control of whitespace are gone; texts around a comment are one."""
+
+    def trees(*templates: str) -> list[Any]:
+        status, text = render_child.answer_request({"task": "trees", "templates": templates}, 0)
+        assert status == "ok"
+        found: list[Any] = json.loads(text)
+        assert len(found) == len(templates)
+        return found
+
+    alike = ["{{ a['b'] }}\nx", '{{a["b"]}}\nx', "{{ a['b'] }}{# why #}{# no #}\n\nx"]
+    one, *others = trees(*alike)
+    assert others == [one, one]
+    assert trees("y{# c #}z") == trees("yz") != trees("y{{ c }}z")
+    for other in ("{{ a['c'] }}\nx", "{{ a['b'] }} x", "{{ a['b'] -}}\nx", "{{ a.b }}\nx", ""):
+        assert trees(other) != [one], other
+    given = {"task": "trees", "templates": ["{% if %}"]}
+    assert render_child.answer_request(given, 0)[0] == "syntax"

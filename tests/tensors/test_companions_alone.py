@@ -1,0 +1,81 @@
+"""Which stored tensors make a packed weight, by the dialects that a configuration names."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aprfmt.codecs import dialects
+from aprfmt.errors import CodecError, MissingPartError, UnsupportedError
+from aprfmt.tensors import companions
+
+
+class Kind:
+    """A dialect whose main tensor ends in `main`."""
+
+    def __init__(self, main: str) -> None:
+        self.main, self.weight, self.parts, self.name = main, "weight", (main,), main
+        self.optional: tuple[str, ...] = ()
+
+    def prefix_of(self, name: str) -> str | None:
+        return name.removesuffix(self.main) if name.endswith(self.main) else None
+
+    def stored(self, prefix: str, part: str, tensors: Any) -> str | None:
+        return prefix + part if prefix + part in tensors else None
+
+
+ONE, OTHER, LONG = Kind("qweight"), Kind("qweight"), Kind("weight_packed")
+
+
+def found(
+    monkeypatch: pytest.MonkeyPatch, sections: Any, names: tuple[str, ...], rows: Any = (ONE, LONG)
+) -> tuple[dict[str, Any], list[str]]:
+    """Return (the weights found, faults); `sections` gives the section of (dialect, prefix)."""
+
+    def of_section(dialect: Any, prefix: str, tensors: Any, said: Any) -> Any:
+        held = sections.get((dialect, prefix))
+        if isinstance(held, Exception):
+            raise held
+        return held
+
+    def of(section: Any) -> Any:
+        if isinstance(rows, Exception):
+            raise rows
+        return rows
+
+    monkeypatch.setattr(companions, "_section_for", of_section)
+    monkeypatch.setattr(dialects, "dialects_of", of)
+    monkeypatch.setattr(dialects, "unmistakable_dialects", lambda rows: (OTHER,))
+    faults: list[str] = []
+    config: Any = {"quantization_config": {"quant_method": "x"}}
+    tensors: Any = dict.fromkeys(names, SimpleNamespace())
+    made = companions._find_dialect(tensors, config, lambda error: faults.append(str(error)))
+    return dict(made), faults
+
+
+def test_a_weight_is_that_of_the_first_dialect_that_has_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fault of one keeps neither another dialect nor another weight from being found."""
+    names = ("a.qweight", "b.qweight", "c.weight_packed", "d.weight")
+    held = {(ONE, "a."): {"bits": 4}, (OTHER, "b."): {"bits": 8}, (LONG, "c."): {"bits": 2}}
+    made, faults = found(monkeypatch, held, names)
+    assert [*made] == ["a.weight", "b.weight", "c.weight"] and not faults
+    lost: dict[Any, Any] = {**held, (ONE, "b."): MissingPartError("b lacks scales", ("scales",))}
+    made, faults = found(monkeypatch, lost, names)
+    assert [*made] == ["a.weight", "b.weight", "c.weight"] and faults == ["b lacks scales"]
+    odd = {**held, (OTHER, "b."): CodecError("b is contradicted"), (ONE, "a."): CodecError("a")}
+    made, faults = found(monkeypatch, odd, names)
+    assert [*made] == ["c.weight"] and faults == ["a", "b is contradicted"]
+
+
+def test_a_configuration_that_names_no_known_dialect_packs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, held = ("a.qweight",), {(ONE, "a."): {"bits": 4}}
+    assert found(monkeypatch, held, names, UnsupportedError("new")) == ({}, [])
+    assert found(monkeypatch, held, names, CodecError("bits is 5")) == ({}, ["bits is 5"])
+    faults: list[str] = []
+    plain: Any = {}
+    assert companions._find_dialect(plain, {"a": 1}, lambda error: faults.append("x")) == {}
+    assert not faults
