@@ -2,14 +2,17 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from aprfmt.base.budget import BudgetSpent
 from aprfmt.base.protocols import TypedValue
 from aprfmt.diagnosis import examine, renumbered, tokens
+from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import FormatError
+from aprfmt.model.ledger import LATE
 from aprfmt.tokenizer.keys import CHAT_TEMPLATE
 
 # --- the keys of a tokenizer that a command sets ------------------------------------------------
@@ -140,3 +143,64 @@ def test_a_small_difference_with_a_direction_is_looked_for_where_nothing_else_is
     assert [getattr(one, "view", one) for one in report.divergences] == told
     assert (report.supposed, report.unfinished) == (guessed, False)
     assert report.short == ({"few": "points"} if what == "nothing" else {})
+
+
+# --- the end of a walk --------------------------------------------------------------------------
+
+
+def end_of(walk: Any, *, budget: bool = True, passes: Any = None, **answers: Any) -> Any:
+    """Return the reason of a walk over two traces, with every step but the last ones replaced."""
+
+    def compare() -> None:
+        if isinstance(passes, Exception):
+            raise passes
+        if passes:
+            getattr(walk, passes).append("one") if passes == "points" else walk.judged.update(A=1)
+
+    usual = {
+        "_find_mixed_checkpoint": False, "_choose_sequence": None, "_load_trace": None,
+        "_settle_ids": "", "_compare_without_ids": "without ids", "_judge_other_sequences": False,
+        "_judge_recorded_ids": None, "_find_seen_padding": False, "_has_budget": budget,
+        "_incomparable_reason": "not comparable",
+    }  # fmt: skip
+    for name, answer in (usual | answers).items():
+        setattr(walk, name, lambda *given, answer=answer: answer)
+    walk.make_diagnosis = lambda reason="": reason or "made"
+    walk._compare_passes = compare
+    return Walk.run(walk)
+
+
+def test_a_walk_without_anything_in_common_says_so() -> None:
+    def walk(*, findings: int = 0, checked: int = 0, ids: Any = (1, 2), reason: str = "") -> Any:
+        side = SimpleNamespace(kind="trace", model=None, label="A")
+        levels = SimpleNamespace(
+            findings=["one"] * findings, checked=["ids"] * checked, reason=reason, not_checked=[],
+            left=(),
+        )  # fmt: skip
+        budget = SimpleNamespace(reason="time is up")
+        made = SimpleNamespace(
+            a=side, b=side, levels=levels, ids=ids, judged={}, points=[],
+            reporter=SimpleNamespace(budget=budget),
+        )  # fmt: skip
+        made._record_omitted_pass = lambda: Walk._record_omitted_pass(cast(Any, made))
+        return made
+
+    nothing = "there is nothing that both sides have"
+    assert end_of(walk()) == nothing
+    assert end_of(walk(checked=1)) == end_of(walk(findings=1)) == "not comparable"
+    assert end_of(walk(), passes="points") == end_of(walk(), passes="judged") == "not comparable"
+    assert end_of(walk(reason="why")) == "made"
+    assert end_of(walk(), _settle_ids="no ids") == "no ids"
+    assert end_of(walk(ids=None)) == "without ids"
+    for name in ("_find_mixed_checkpoint", "_judge_other_sequences", "_find_seen_padding"):
+        assert end_of(walk(), **{name: True}) == "made"
+    for how in ({"budget": False}, {"passes": BudgetSpent("time")}):
+        late = walk(checked=1)
+        assert end_of(late, **how) == "not comparable"
+        assert late.levels.not_checked == ["forward pass: time is up"]
+        assert [(row.kind, row.state) for row in late.levels.left] == [("level", LATE)]
+    with pytest.raises(FormatError, match="odd"):
+        end_of(walk(), passes=FormatError("odd"))
+    held = walk(findings=1)
+    assert end_of(held, passes=FormatError("odd")) == "not comparable"
+    assert held.levels.not_checked == ["forward pass: odd"]

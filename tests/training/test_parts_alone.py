@@ -7,6 +7,7 @@ called clipped that are larger than the norm, and sums of an update exchanged.
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,12 @@ import pytest
 
 from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.errors import UsageError
+from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.model import open_model
-from aprfmt.training import judge, numbered_states
+from aprfmt.training import judge, numbered_states, reference_gradients
 from aprfmt.training import step as step_module
 from aprfmt.training.numbered_states import Candidate, Numbered
+from aprfmt.training.reference_gradients import BatchNumbers
 from aprfmt.training.saved_arrays import open_arrays
 from aprfmt.training.update import Sums
 from tests.models import save_tiny
@@ -305,3 +308,108 @@ def test_an_array_is_in_one_of_the_files_that_are_given(twice: bool, tmp_path: P
             "q": (2,), "k": (3,), "v": (4,),
         }  # fmt: skip
         assert [held.path for held, _ in found.values()] == [first, first, second]
+
+
+# --- the gradients that a step is held against --------------------------------------------------
+
+
+class GradientsOf:
+    """Stands for `batch_gradients`: notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(self, base: Any, batch: Any, **how: Any) -> Any:
+        self.asked.append(how)
+        return SimpleNamespace(values={"at": how["dtype"]}, loss=1.0, how=how["dtype"], keys=())
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An adapter's pair of factors, of as many ranks as `a` has rows."""
+
+    scale: float
+    a: Any
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[GradientsOf]:
+    from aprfmt.adapters import trained_pairs
+    from aprfmt.inference.gradients import batch_gradients, between, memory
+
+    gradients = GradientsOf()
+    monkeypatch.setattr(batch_gradients, "batch_gradients", gradients)
+    monkeypatch.setattr(between, "flipped_routers", lambda x, y: (x["at"], y["at"]))
+    monkeypatch.setattr(trained_pairs, "open_trained_pairs",
+                        lambda adapter, base, stack: list(adapter or ()))  # fmt: skip
+    monkeypatch.setattr(reference_gradients, "read_step_batch", lambda batch, base: batch)
+    monkeypatch.setattr(reference_gradients, "_router_points", lambda base: ["L0.experts"])
+    monkeypatch.setattr(reference_gradients, "dtype_of", lambda base: "bfloat16")
+    monkeypatch.setattr(reference_gradients, "_free_device_memory", lambda device: 1000)
+    peaks = {"all": 900, "layer": 100}
+    monkeypatch.setattr(memory, "gradient_memory",
+                        lambda *given, activations, **how: SimpleNamespace(
+                            peak=peaks[activations] * how["device"].get("times", 1)))  # fmt: skip
+    monkeypatch.setattr(
+        reference_gradients, "batch_numbers",
+        lambda batch, scale: BatchNumbers({"scale": scale} if scale is not None else {}),
+    )  # fmt: skip
+    yield gradients
+
+
+BASE: Any = SimpleNamespace(path="m", hyper={"n_experts": 8})
+
+
+def computed(**how: Any) -> Any:
+    batch: Any = None
+    return reference_gradients.compute_gradients(BASE, batch, **{"device": {}} | how)
+
+
+def test_gradients_are_computed_in_the_trainers_arithmetic_too(asked: GradientsOf) -> None:
+    """There the routers' choices are recorded; in one arithmetic a single pass is made."""
+    found, numbers = computed(points=["L0.q"])
+    exact, rounded = asked.asked
+    assert (exact["dtype"], rounded["dtype"]) == ("float64", "bfloat16")
+    assert exact["points"] == rounded["points"] == ("L0.q", "L0.experts")
+    assert found.flips == ("bfloat16", "float64") and found.rounded.how == "bfloat16"
+    assert numbers.experts and numbers.adapter is None and not numbers.counts
+    asked.asked.clear()
+    found, _ = computed(points=["L0.q"], dtype="bfloat16")
+    (only,) = asked.asked
+    assert only["points"] == ["L0.q"] and found.rounded is None and not found.flips
+    asked.asked.clear()
+    computed(trained_in="float32")
+    assert [one["dtype"] for one in asked.asked] == ["float64", "float32"]
+
+
+def test_gradients_take_the_memory_that_is_free(asked: GradientsOf) -> None:
+    """Activations of one layer at a time where those of all take more than nine tenths."""
+    for times, held in ((1, "all"), (1.001, "layer"), (9, "layer")):
+        asked.asked.clear()
+        computed(device={"times": times})
+        assert {one["activations"] for one in asked.asked} == {held}
+    with pytest.raises(UsageError, match=r"m: a backward in float64 takes .* or --dtype float32"):
+        computed(device={"times": 9.1})
+
+
+def test_gradients_are_computed_again_with_a_mistake(asked: GradientsOf) -> None:
+    """An adapter's scale is multiplied; of an adapter all of its parameters are wanted."""
+    pairs = [Pair(2.0, [0] * 4), Pair(2.0, [0] * 4)]
+    found, numbers = computed(adapter=pairs)
+    assert numbers.adapter == (2.0, 4) and numbers.counts == {"scale": 2.0}
+    asked.asked.clear()
+    change = BackwardChange(adapter_scale=0.25)
+    again = found.recompute(change, ["w"])
+    (how,) = asked.asked
+    assert [pair.scale for pair in how["pairs"]] == [0.5, 0.5] and how["trained"] is None
+    assert how["change"] is change and how["dtype"] == "float64" and again.rounded is None
+    assert found.by_label() is None
+    plain, _ = computed()
+    plain.recompute(change, ["w"])
+    assert (asked.asked[-1]["trained"], asked.asked[-1]["pairs"]) == (["w"], [])
+    for mixed, known in (
+        ([Pair(2.0, [0] * 4), Pair(1.0, [0] * 4)], {}),
+        ([Pair(2.0, [0] * 4), Pair(2.0, [0] * 8)], {"scale": 2.0}),
+    ):
+        _, numbers = computed(adapter=mixed)
+        assert numbers.adapter is None and numbers.counts == known
