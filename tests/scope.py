@@ -191,6 +191,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/inference/test_unusual.py": Family(4),
     "tests/model/ledger/test_commands.py::test_one_model": Family(4),
     "tests/model/ledger/test_innocents.py": Family(4),
+    "tests/model/ledger/test_sections.py": Family(1, str),  # each command is a row of its own
     "tests/checks/gates/test_checks.py": Family(3),
     "tests/checks/gates/test_gates.py": Family(6),
     "tests/quantizing/test_dialects.py": Family(3),

@@ -220,6 +220,18 @@ def join_ledgers(first: Ledger, second: Ledger) -> Ledger:
     return replace(first, items=items, unreadable=tuple(unreadable))
 
 
+def items_of_other_model(other: "Model", model: "Model") -> tuple[NotCompared, ...]:
+    """Return what nothing reads of `other`, whose pass is compared with that of `model`.
+
+    The sides have no names, so `side` is in words. Nothing where both are one file, whose items
+    are said once.
+    """
+    if other.path == model.path:
+        return ()
+    rows = make_ledger(other, OF_A_PASS).not_compared
+    return tuple(replace(row, side="the other model") for row in rows)
+
+
 class _LedgerBuilder:
     """Collects the items of a model's ledger; each public method yields one section."""
 

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -63,6 +63,7 @@ def evaluate_texts(model: str, request: EvalRequest, where: run_options.WhereOpt
     from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import plan_windows, score_windows
     from aprfmt.inference.loss import assess_loss
+    from aprfmt.model.ledger import items_of_other_model
 
     if request.draft and request.against is not None:
         raise UsageError("--draft measures one model; leave --against out")
@@ -123,17 +124,9 @@ def evaluate_texts(model: str, request: EvalRequest, where: run_options.WhereOpt
             lambda: output.answer(scored, draft_found, against),
             verbose=request.verbose,
             command=_next_command(run, request.against, against),
-            not_compared=() if other is None else _unread_items(other),
+            not_compared=() if other is None else items_of_other_model(other.model, run.model),
             accept=request.accept,
         )
-
-
-def _unread_items(other: "Run") -> "tuple[NotCompared, ...]":
-    """Return what nothing reads of the model that is compared with, as items of its own."""
-    from aprfmt.model.ledger import OF_A_PASS, make_ledger
-
-    rows = make_ledger(other.model, OF_A_PASS).not_compared
-    return tuple(replace(row, side="the other model") for row in rows)
 
 
 def _next_command(run: "Run", other: str | None, found: "output.ComparedModel | None") -> str:

@@ -27,7 +27,7 @@ from aprfmt.inference.trace import (
 from aprfmt.inference.trace_file import Spool
 from aprfmt.measure.traces import TraceDiff, check_ids, compare_traces
 from aprfmt.model import Model, open_model
-from aprfmt.model.ledger import LATE, NotCompared
+from aprfmt.model.ledger import LATE, NotCompared, items_of_other_model
 
 Watch = Callable[[str, "Numbers"], None]
 LOGITS = 1 << 28  # bytes of logits in float32 that are recorded beside the last row's
@@ -259,14 +259,14 @@ def compare_with_reference(
     `saved` is what check_reference returned, `request` what `this_run` recorded. Of `where` the
     other run takes threads, memory and determinism; its backend, device and dtype are those of its
     MODEL@RUN. For a page each token position is compared too. `wanted` has the reference and
-    whether a page is written. What `budget` leaves of another run is in `left`. Raises BudgetSpent
-    where it leaves all.
+    whether a page is written. What `budget` leaves of another run, and what nothing reads of its
+    model, is in `left`. Raises BudgetSpent where it leaves all.
     """
     with ExitStack() as stack:
         other, same, moe = saved, None, uses_experts(this_run.model)
-        late: tuple[NotCompared, ...] = ()
+        left: tuple[NotCompared, ...] = ()
         if other is None:
-            other, moe, late = _record_other(
+            other, moe, left = _record_other(
                 wanted.reference or "", request, this_run, where, stack, budget
             )
         if wanted.same_dtype is not None:
@@ -280,7 +280,7 @@ def compare_with_reference(
         found = compare_traces(
             trace, other, moe=moe, positions=wanted.html is not None, same_dtype=same
         )
-        return replace(found, left=(*found.left, *late))
+        return replace(found, left=(*found.left, *left))
 
 
 def _record_other(
@@ -291,9 +291,10 @@ def _record_other(
     stack: ExitStack,
     budget: Budget | None,
 ) -> tuple[Trace, bool, tuple[NotCompared, ...]]:
-    """Return (trace of MODEL[@RUN], whether it chooses experts, points that `budget` left).
+    """Return (trace of MODEL[@RUN], whether it chooses experts, items that were not compared).
 
-    `this_run` is this side's run, `where` its options. `text` is that MODEL[@RUN].
+    These are the points that `budget` left, and what nothing reads of that model. `this_run` is
+    this side's run, `where` its options. `text` is that MODEL[@RUN].
     """
     assert asked.wanted is not None
     there = open_runner(text, None, where.for_other_model(), stack, this_run.request.draft)
@@ -303,4 +304,6 @@ def _record_other(
         behind=asked.behind, logits_rows=asked.logits_rows,
     )  # fmt: skip
     trace = record_trace(there, both, stack, {}, True, None, budget)
-    return trace, uses_experts(there.model), unreached_points(there, keys, trace, budget)
+    late = unreached_points(there, keys, trace, budget)
+    unread = items_of_other_model(there.model, this_run.model)
+    return trace, uses_experts(there.model), (*late, *unread)
