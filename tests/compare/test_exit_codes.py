@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import aprfmt
+from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.compare import DiffReport
 from aprfmt.compare.diffs import SECTIONS
 from aprfmt.measure.records import TENSOR_VERDICTS, FieldDiff, TensorDiff, TensorVerdict
@@ -47,6 +48,17 @@ def test_every_verdict_has_its_exit_code(verdict: TensorVerdict) -> None:
 def test_a_fact_that_changes_the_output_is_a_difference(kind: str, decisive: bool) -> None:
     found = report("SAME_BYTES", **{kind: (FieldDiff("x", 1, 2, decisive=decisive),)})
     assert found.exit_code() == int(decisive)
+
+
+@pytest.mark.parametrize("kind", ["format", "truncated", "unsupported", SURPLUS])
+def test_a_damaged_file_is_not_equal_though_all_its_tensors_are(kind: str) -> None:
+    """Bytes of no tensor are an item of the ledger, and compared there."""
+    left = 0 if kind == SURPLUS else 2
+    damage = Damage("a", "a rule is broken", kind=kind)
+    for verdict, code in (("SAME_BYTES", left), ("WITHIN", 1), ("DIFFERENT", 1)):
+        found = replace(report(verdict), damage=(damage,))  # type: ignore[arg-type]
+        assert (found.exit_code(), found.equal) == (code, not code)
+        assert ("a rule is broken" in found.pronounced().says) == bool(left)
 
 
 def test_what_only_one_file_has_is_found_from_both_sides(tmp_path: Path) -> None:
