@@ -4,7 +4,9 @@ Values that have nothing to do with each other are sometimes a factor, an order 
 where they are few.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import aprfmt
+from aprfmt.causes.forward import logit_relations
+from aprfmt.causes.training import batch_labels, batch_samples
 from aprfmt.compare import diff_models
+from aprfmt.measure.logprob_relations import SharedRow, find_relation
 
 SHAPES = [(1,), (2,), (3,), (4,), (8,), (1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 4), (8, 2),
           (1, 32), (24, 3)]  # fmt: skip
@@ -101,3 +106,45 @@ def test_a_matrix_smaller_than_what_is_looked_for_is_compared(
     a, b = (aprfmt.open(tmp_path / f"{name}.safetensors") for name in ("a", "b"))
     with a, b:
         assert diff_models(a, b, only=("tensors",)).tensors[0].verdict == "DIFFERENT"
+
+
+def _log_probabilities(x: Any, y: Any) -> float | None:
+    rows = [SharedRow(b, a, np.zeros(a.shape), 1.0) for a, b in zip(x, y, strict=True)]
+    found = find_relation(rows, 1e-4)
+    return None if found is None else found.factor
+
+
+def _logits(x: Any, y: Any) -> float | None:
+    return logit_relations._factor_of_rows(x, y, 1e-4)
+
+
+def _loss_terms(x: Any, y: Any) -> float | None:
+    case: Any = SimpleNamespace(case=lambda key: SimpleNamespace(given=y[:, 0]))
+    found = batch_samples._solve_factors(case, "w", [x[:, 0], None])
+    return None if found is None else found[0]
+
+
+def _labels(x: Any, y: Any) -> float | None:
+    case: Any = SimpleNamespace(case=lambda key: SimpleNamespace(given=y[:, 0]))
+    parts: Any = SimpleNamespace(mean=lambda basis: x[:, 0])
+    found = batch_labels._solved(case, parts, [np.ones(1)])
+    return None if found is None else float(found[1][0])
+
+
+FITTED: dict[str, Callable[[Any, Any], float | None]] = {
+    "log-probabilities": _log_probabilities,
+    "logits": _logits,
+    "terms of a loss": _loss_terms,
+    "labels": _labels,
+}
+
+
+def test_a_factor_of_every_second_item_is_no_factor() -> None:
+    """Whichever half it was found on: the other half judges it."""
+    x, odd = np.random.default_rng(9).normal(size=(2, 16, 8))
+    x, odd = (each - each.mean(1, keepdims=True) for each in (x, odd))
+    for name, fit in FITTED.items():
+        assert fit(x, 1.5 * x) == pytest.approx(1.5), name
+        for half in (0, 1):
+            obeys = np.arange(len(x))[:, None] % 2 == half
+            assert fit(x, np.where(obeys, 1.5 * x, odd)) is None, name

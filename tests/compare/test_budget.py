@@ -103,6 +103,10 @@ def test_checks_gates_and_runs_that_did_not_begin_leave_the_verdict_open(model: 
     assert {row.kind for row in checked.pronounced.not_compared} >= {"check"}
     gates = running.run(model, only=["tensor-contract"], budget=spent())
     assert gates.exit_code == 2 and "tensor-contract" in gates.pronounced.says
+    unnamed = running.run(model, budget=spent())  # seen red: gates that nobody named were PASS
+    assert unnamed.exit_code == 2
+    late = [row.name for row in unnamed.pronounced.not_compared if row.state == "not reached"]
+    assert len(late) == len(running.gates())
     runs = [parse_run(text) for text in ("cpu", "numpy:cpu:float64")]
     with open_model(model) as opened:
         said = compare_choices(opened, runs, ParityRequest((1, 2, 3), budget=spent())).conclusion

@@ -10,12 +10,20 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import aprfmt
+from aprfmt.causes import CAUSES
+from aprfmt.compare import DiffReport
+from aprfmt.diagnosis import nextstep
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import LOST, is_repaired_by_rewriting
+from aprfmt.measure.proofs import Proof, unfitted_proof
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_folders import write_folder
 
@@ -224,3 +232,31 @@ def test_a_key_that_the_tensors_contradict_is_a_cause(
         words = shlex.split(said)[1:-2]
         assert command(*words, "--in-place").code == 0, said
         assert aprfmt.diff(base, b).equal
+
+
+MENDED = sorted(name for name, row in CAUSES.items() if row.verdict == "bug")
+
+
+@pytest.mark.parametrize("shown", [None, unfitted_proof()])
+def test_a_model_is_written_again_only_for_what_was_reproduced(
+    shown: Proof | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is only located may be A's fault. Of damaged bytes A alone has what was there."""
+    said = "aprfmt convert a b"
+    monkeypatch.setattr(DiffReport, "rewriting_command", said)
+    monkeypatch.setattr(nextstep, "rewrite_b_command", lambda parts, one: said)
+    side = SimpleNamespace(model=None, kind="model", path="a")
+    parts: Any = SimpleNamespace(a=side, b=side)
+    for name in MENDED:
+        found = Finding(name, "", "tensor", "bug", ("w",), shown is not None, proof=shown)
+        (row,) = DiffReport("a", "b", (), (), (), (), findings=(found,)).causes
+        again = shown is not None or name in LOST
+        assert (row.remedy is not None) == again, name
+        assert (nextstep.repair_command(parts, found) == said) == again, name
+
+
+def test_numbers_that_are_none_are_written_again_where_the_rest_is_equal() -> None:
+    for both, whole in ((3, True), (2, False)):
+        values = {"nonfinite": {"w": {"a": 3, "both": both}}}
+        assert is_repaired_by_rewriting("nonfinite", False, values) is whole
+    assert not is_repaired_by_rewriting("nonfinite", False, {"nonfinite": {}})

@@ -311,6 +311,18 @@ def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged() -> No
         assert ("L0.q is wrong on its own input" in found.says) == (not sure and shadow == 1e-3)
 
 
+def test_an_arithmetic_that_only_sizes_show_is_never_confirmed() -> None:
+    """Near or beyond the bounds, with and without an operation that was judged."""
+    for beyond, shadow in product((True, False), (1e-7, 1e-3)):
+        rows = [PointRow("L0.q", "q", 0, 3e-3, shadow, 2e-5, beyond=beyond, apart=beyond)]
+        judged = OperationResiduals({"L0.q": (shadow, 2e-5)})
+        for supposed in ("", "products in bfloat16"):
+            found = rounding_finding(rows, [], [], judged, supposed)
+            sure = not supposed and (shadow == 1e-7 or not beyond)
+            assert found is not None and (found.certainty == "confirmed") == sure
+            assert supposed in found.says
+
+
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
 def test_the_finite_rest_beside_is_measured_as_numpy_measures_it(wrong: float, dtype: Any) -> None:

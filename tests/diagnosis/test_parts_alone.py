@@ -4,6 +4,7 @@ import math
 import shutil
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -62,6 +63,7 @@ from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.inference.trace import Trace
 from aprfmt.measure import tolerances
 from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.traces import PointDiff, RunPair
 from aprfmt.model import config_paths, open_model
 from aprfmt.model.config_paths import GONE
@@ -1301,6 +1303,17 @@ def test_what_nothing_explains_is_as_far_as_its_worst_tensor() -> None:
         assert (finding.residual_before, finding.confirmed) == (worst, False)
         assert finding.says.startswith(f"{len(rows)} tensors have other values")
         assert touched == Touched((), tuple(row.key for row in rows))
+
+
+def test_a_copy_within_its_own_steps_is_not_confirmed() -> None:
+    """The unit of a float type is known without the copy; the steps of blocks stand in it."""
+    for coarser, other in product(("F16", "Q8_0", "Q4_K", "IQ2_XXS"), ("F32", "BF16", "Q6_K")):
+        for a, b in ((coarser, other), (other, coarser)):
+            row = TensorDiff("L0.q", "WITHIN", encoding_a=a, encoding_b=b)
+            ((found, _),) = tensors._coarser_copies([row])
+            blocks = found.values["encoding"].startswith(("Q", "IQ"))
+            said = ("quantisation", "explained") if blocks else ("rounding", "confirmed")
+            assert (found.cause, found.certainty) == said
 
 
 def test_a_point_taken_elsewhere_is_dropped_where_it_agrees_after_all(
