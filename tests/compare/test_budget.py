@@ -72,6 +72,8 @@ def test_diff_names_what_it_did_not_reach(limit: str, model: Path, other: Path) 
     assert "left by the budget of" in same.pronounced().says
     assert same.next == (f"aprfmt diff {same.a} {same.b}",)
     if limit == "bytes":
+        none = diff(model, model, budget=Budget(nbytes=1))  # whatever the other sections hold
+        assert f"not decided, 0 of {every} tensors" in none.pronounced().says
         apart = diff(model, other, budget=LIMITS[limit](model))
         assert apart.exit_code() == 1 and "not compared" in apart.pronounced().says
 
