@@ -61,6 +61,20 @@ def test_damage_of_a_part_is_no_quantizers_work(
     assert any(stored in line for line in told.evidence)
 
 
+def _exchanged(raw: bytearray, line: int) -> None:
+    raw[0:4], raw[8:12] = raw[8:12], raw[0:4]
+
+
+@pytest.mark.parametrize(("edit", "exchanged"), [(_exchanged, True), (_byte, False)])
+def test_exchanged_codes_are_said_to_be_so(edit: Edit, exchanged: bool, tmp_path: Path) -> None:
+    name, section, make, parts = DAMAGED[0]
+    whole, broken, _ = damaged(name, section, make, parts[0], edit, tmp_path)
+    [told] = [row.explanation for row in diff(whole, broken).tensors if row.explanation is not None]
+    assert told.cause == "bit_rot"
+    assert ("values are exchanged" in told.says) == exchanged
+    assert ("damage or an edit, no transformation" in told.says) != exchanged
+
+
 def test_without_its_row_the_damage_is_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

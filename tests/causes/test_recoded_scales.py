@@ -110,6 +110,34 @@ def test_a_rewritten_scale_is_named(
     assert (found.certainty == "confirmed") == sure
 
 
+def grid_exchanged(x: Array) -> Array:
+    """Exchange the first number of a part with the fourth."""
+    made = x.copy()
+    made[[0, 3]] = x[[3, 0]]
+    return made
+
+
+# The dialect, the scales, their columns, what is done to them, what is said.
+MOVES: tuple[tuple[str, str, Change, str], ...] = (
+    ("compressed_packed", "weight_scale", lambda x: x.reshape(-1, 2).T.reshape(-1), "transposed"),
+    ("compressed_packed", "weight_scale", grid_exchanged, "at [0, 0] and [1, 1] exchanged"),
+    ("mlx", "scales", grid_exchanged, "with those at [0, 0] and [1, 1] exchanged"),
+    ("gptq", "scales", lambda x: np.roll(x.reshape(2, -1), 1, 0).reshape(-1),
+     "with rows 0 and 1 exchanged"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "suffix", "change", "says"), MOVES)
+def test_exchanged_scales_are_no_damage(
+    dialect: str, suffix: str, change: Change, says: str, tmp_path: Path
+) -> None:
+    good = made(tmp_path / "good", dialect)
+    changed(good, tmp_path / "bad", f".{suffix}", change, "0.mlp.up")
+    (found,) = diff(good, tmp_path / "bad").findings
+    assert (found.cause, found.certainty) == ("quant_scale", "confirmed")
+    assert says in found.says and suffix in found.says
+
+
 @pytest.mark.parametrize("kind", ["BF16", "F16"])
 def test_a_scale_inverted_in_another_type(kind: str, tmp_path: Path) -> None:
     good = made(tmp_path / "good", "fp8")

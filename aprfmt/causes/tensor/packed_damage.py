@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
@@ -26,13 +27,18 @@ STEP = 8 << 20
 
 
 class DamagedRun(NamedTuple):
-    """Bytes [start, stop) of a stored tensor that differ; `bits` of them, `zero` in B."""
+    """Bytes [start, stop) of a stored tensor that differ; `bits` of them, `zero` in B.
+
+    `before` and `after` are A's and B's values in it that differ, as stored.
+    """
 
     part: LazyTensor
     start: int
     stop: int
     bits: int
     zero: bool
+    before: tuple[bytes, ...]
+    after: tuple[bytes, ...]
 
     def says(self) -> str:
         """Return the run as a line of evidence; byte numbers count from the file's start."""
@@ -62,13 +68,13 @@ def explain_damaged_parts(case: DifferingPair) -> Iterator[Finding]:
         found += runs
     if not found or len(a.parts) != len(b.parts):
         return
+    said = "all other bytes of its parts are equal: damage or an edit, no transformation"
+    if _are_exchanged(found):
+        said = "values are exchanged, each is as it was; all other bytes of its parts are equal"
     yield make_finding(
         "bit_rot",
         (case.key,),
-        (
-            "all other bytes of its parts are equal: damage or an edit, no transformation",
-            *(run.says() for run in found),
-        ),
+        (said, *(run.says() for run in found)),
         case.before.relative,
         0.0,
         None,
@@ -96,13 +102,28 @@ def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
     if places is None:
         return None
     found = []
+    value = encoding_row(info.encoding).type_size
     for start, stop in places:
         if stop - start > longest or (stop - start > 8 and 2 * (stop - start) > size):
             return None
         x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))
         bits = int(np.unpackbits(x ^ y).sum())
-        found.append(DamagedRun(b, start, stop, bits, not y.any()))
+        ends = start // value * value, -(-stop // value) * value
+        x, y = (np.frombuffer(side.raw(*ends), f"V{value}") for side in (a, b))
+        apart = [(m.tobytes(), n.tobytes()) for m, n in zip(x, y, strict=True) if m != n]
+        before, after = zip(*apart, strict=True)
+        found.append(DamagedRun(b, start, stop, bits, not y.any(), before, after))
     return found
+
+
+def _are_exchanged(runs: list[DamagedRun]) -> bool:
+    """Return whether each part holds A's values, only at other places."""
+    parts = {run.part.info.name for run in runs}
+    return all(
+        sorted(x for run in runs if run.part.info.name == name for x in run.before)
+        == sorted(x for run in runs if run.part.info.name == name for x in run.after)
+        for name in parts
+    )
 
 
 HYPOTHESES = (

@@ -1,4 +1,4 @@
-"""Scales of a packed weight that were rewritten by one rule: inverted, squared, scaled.
+"""Scales of a packed weight that were rewritten by one rule: inverted, squared, scaled, exchanged.
 
 Both sides are packed alike, and nothing but the numbers of some scales differs. Such numbers may be
 few bytes, as the one scale of a whole tensor is, so they are asked before damage.
@@ -43,7 +43,10 @@ RULES = (
 
 
 class ScalePart(NamedTuple):
-    """The numbers of a scale part on both sides (float64, flat), and how each side stores them."""
+    """The numbers of a scale part on both sides (float64, flat), and how each side stores them.
+
+    `shape` is B's.
+    """
 
     name: str
     x: "Array"
@@ -51,6 +54,7 @@ class ScalePart(NamedTuple):
     units: tuple[float, float]
     bits: int
     flipped: int
+    shape: tuple[int, ...]
 
     @property
     def slack(self) -> float:
@@ -83,7 +87,7 @@ def explain_recoded_scales(case: DifferingPair) -> Iterator[Finding]:
                 found.append(part)
     if not found:
         return
-    told = _told_rule(found) or _told_factor(found)
+    told = _told_rule(found) or _told_move(found) or _told_factor(found)
     if told is None:
         return
     says, proof = told
@@ -147,7 +151,7 @@ def _scale_part(a: "LazyTensor", b: "LazyTensor") -> ScalePart | None:
         flipped = int(np.unpackbits(next(raw) ^ next(raw)).sum())
     units = tuple(UNIT.get(kind, EXACT) for kind in kinds)
     bits = 8 * b.info.nbytes // max(1, y.size)
-    return ScalePart(b.info.name, x, y, (units[0], units[1]), bits, flipped)
+    return ScalePart(b.info.name, x, y, (units[0], units[1]), bits, flipped, b.info.shape)
 
 
 def _numbers(part: "LazyTensor") -> "Array":
@@ -178,6 +182,41 @@ def _told_rule(found: list[ScalePart]) -> tuple[str, Proof] | None:
             verb = "is" if total == 1 else "are"
             return f"{verb} {rule.says}", Proof(changed, 1.0, 0, bits)
     return None
+
+
+def _told_move(found: list[ScalePart]) -> tuple[str, Proof] | None:
+    """Return (in words, the proof) of the exchange that gives every scale that differs, or None.
+
+    A grid may be transposed, or two numbers, rows or columns of it exchanged. Any other order of
+    the numbers is left to what compares the values.
+    """
+    moves = {_move_of_grid(part) for part in found}
+    if len(moves) != 1 or "" in moves:
+        return None
+    changed = sum(int((part.x != part.y).sum()) for part in found)
+    return f"are A's {moves.pop()}", Proof(changed, 1.0, 0, float(min(p.bits for p in found)))
+
+
+def _move_of_grid(part: ScalePart) -> str:
+    """Return in words which exchange gives a part's numbers, "" if none does."""
+    x, y = part.x, part.y
+    columns = part.shape[-1] if len(part.shape) > 1 else 1
+    if not np.array_equal(np.sort(x), np.sort(y)) or not columns:
+        return ""
+    rows = x.size // columns
+    if min(rows, columns) > 1 and np.array_equal(x.reshape(rows, columns).T.reshape(-1), y):
+        return "transposed"
+    at = np.flatnonzero(x != y)
+    if len(at) == 2:
+        places = " and ".join(str([int(i) for i in np.unravel_index(n, part.shape)]) for n in at)
+        return f"with those at {places} exchanged"
+    for axis, what in ((1, "rows"), (0, "columns")):
+        one, other = (values.reshape(rows, columns) for values in (x, y))
+        moved = np.flatnonzero((one != other).any(axis)).tolist()
+        if len(moved) == 2 and np.array_equal(np.take(one, moved[::-1], 1 - axis),
+                                              np.take(other, moved, 1 - axis)):  # fmt: skip
+            return f"with {what} {moved[0]} and {moved[1]} exchanged"
+    return ""
 
 
 def _told_factor(found: list[ScalePart]) -> tuple[str, Proof | None] | None:
