@@ -62,7 +62,7 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "every second sign": (lambda x: x * np.where(np.indices(x.shape).sum(0) % 2, 1, -1),
                           "of their sizes"),
     "in any order": (lambda x: np.random.default_rng(3).permutation(x.ravel()).reshape(x.shape),
-                     "in an order that nothing explains"),
+                     "in an order that has no name here"),
     "half of it gone": (lambda x: np.where(np.arange(96)[:, None] < 48, x, 0), "spread unlike"),
     "wild": (lambda x: np.exp(6 * weights(5) / 9), "times as large"),
     "bytes exchanged": (misread, "damage"),

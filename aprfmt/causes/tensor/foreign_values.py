@@ -92,9 +92,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
     # Nor are they the right ones in another order.
     if same_values_reordered(first, second, x, y):
         if first.encoding == second.encoding:
-            return ForeignVerdict(
-                False, "B holds A's values in an order that nothing explains: damage"
-            )
+            return ForeignVerdict(False, "B holds A's values in an order that has no name here")
         return ForeignVerdict(
             False,
             f"through {first.encoding} and {second.encoding}, B's values cannot be told from A's "
@@ -171,13 +169,13 @@ def same_values_reordered(a: RowReader, b: RowReader, x: "Array", y: "Array") ->
     `x` and `y` are the tensors' sampled values, used if the encodings differ.
     """
     if a.encoding == b.encoding:
-        return _fingerprint(a) == _fingerprint(b)
+        return fingerprint(a) == fingerprint(b)
     x, y = np.sort(x, axis=None), np.sort(y, axis=None)
     limit = SORTED * pair_noise(a.encoding, b.encoding)
     return bool(norms.exact_norm(x - y) <= limit * norms.exact_norm(x))
 
 
-def _fingerprint(reader: RowReader) -> int:
+def fingerprint(reader: RowReader) -> int:
     """Return a 64-bit hash of all values that does not depend on their order."""
     total = 0
     for rows in _row_windows(reader):

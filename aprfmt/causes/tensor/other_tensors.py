@@ -7,12 +7,13 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.arithmetic import store_as
 from aprfmt.causes.tensor.context import sample_line
 from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
-from aprfmt.causes.tensor.foreign_values import judge_foreign
+from aprfmt.causes.tensor.foreign_values import fingerprint, judge_foreign
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
-from aprfmt.measure.encoding_noise import pair_noise
+from aprfmt.measure.encoding_noise import UNIT, pair_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import EQUAL
@@ -63,10 +64,22 @@ CAUSE_ROWS = (
         "nothing; in a pass, the values solved for it make every later difference vanish. That "
         "the other side's tensor removes the difference is true of any damage.",
     ),
+    Cause(
+        "value_order", "tensor", "bug",
+        "A tensor holds the other side's values at other places, in an order that has no name "
+        "here.",
+        "Both sides have the same values, each as often; no known order of them fits.",
+        "The values of both sides, sorted. The order itself is not made again.",
+        most="located",
+    ),
 )  # fmt: skip
 
 KEPT_ROWS = 0.5  # share of equal rows from which a tensor is a damaged copy of the right one
 SHOWN = 3  # other tensors named
+FEW_MOVED = 16  # values at other places below which their sorted order proves little
+MOVED_APART = 0.1  # relative: values that moved are far from those that were there
+MOST_SORTED = 1 << 24  # values of two types up to which they are sorted
+SUMMED = 1e-9  # relative: norms of the same values in another order
 TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embedding
 
 
@@ -310,6 +323,42 @@ def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
     )
 
 
+def explain_other_order(case: DifferingPair) -> Iterator[Finding]:
+    """Yield the finding that both sides hold the same values at other places.
+
+    Blocks with scales are left out: through them, other values cannot be told from these.
+    """
+    apart, sides = case.before, (case.a, case.b)
+    if case.numbers is not None or any(side.encoding not in UNIT for side in sides):
+        return
+    far = apart.changed < FEW_MOVED or apart.relative < MOVED_APART
+    if far or apart.nonfinite is not None or not _are_near(*apart.norms, case.slack()):
+        return
+    if not _hold_same_values(*sides):
+        return
+    text = "B holds A's values at other places, in an order that has no name here"
+    told = text, f"{apart.changed} of {apart.count} values are not where they are in A"
+    yield make_finding(
+        "value_order", (case.key,), told, apart.relative, None, None, confirmed=False
+    )
+
+
+def _hold_same_values(a: RowReader, b: RowReader) -> bool:
+    """Return whether both have the same values, each as often; those of the finer type rounded."""
+    if a.encoding == b.encoding:
+        return fingerprint(a) == fingerprint(b)
+    if a.size > MOST_SORTED:
+        return False
+    fine, coarse = (a, b) if UNIT[a.encoding] < UNIT[b.encoding] else (b, a)
+    rounded = store_as(coarse.encoding)(fine.whole)
+    return np.array_equal(np.sort(rounded, axis=None), np.sort(coarse.whole, axis=None))
+
+
+def _are_near(x: float, y: float, slack: float) -> bool:
+    """Return whether two norms are equal within a relative distance, or sums in float64."""
+    return abs(x - y) <= max(slack, SUMMED) * max(x, y)
+
+
 def _constant_value(case: DifferingPair, label: str, sample: "Array") -> float | None:
     """Return the one value that a side holds everywhere; None if it has others or is one value.
 
@@ -323,6 +372,12 @@ def _constant_value(case: DifferingPair, label: str, sample: "Array") -> float |
 
 
 HYPOTHESES = (
+    PairHypothesis(
+        ("value_order",),
+        explain_other_order,
+        308,
+        "any order at all, before it is said that nothing relates the two",
+    ),
     PairHypothesis(("missing_bias",), guess_zero_bias, 40, "zeros fit every later hypothesis"),
     PairHypothesis(
         ("stale_tensor",),

@@ -13,6 +13,7 @@ from tests.causes.faults import (
     computed,
     copied,
     exchanged,
+    moved,
     raw,
 )
 
@@ -36,4 +37,8 @@ FAULTS = (
     Fault("of another checkpoint", "stale_tensor", UP,
           computed(UP, lambda x: np.random.default_rng(8).standard_normal(x.shape)),
           other_tensors.guess_stale_tensor, "another checkpoint", confirmed=False),
+    Fault("in any order", "value_order", UP,
+          moved(UP, lambda x: np.random.default_rng(8).permutation(x.ravel()).reshape(x.shape)),
+          other_tensors.explain_other_order, "in an order that has no name", quantized=False,
+          confirmed=False),
 )  # fmt: skip
