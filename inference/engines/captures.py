@@ -244,6 +244,9 @@ def _are_outputs(arrays: Sequence[tuple[str, Sequence[int]]]) -> bool:
             last = count == 1 and parse_node_name(name) is not None
             if "tokens" in kinds and len(held) <= 2 and not last:
                 rows.add(count)
+    ids = next((math.prod(shape) for name, shape in arrays if name == IDS), 0)
+    if ids in rows:  # joined passes may give a module more rows, as where it expands a cache
+        return True
     return per_token and len(rows) <= 1 and (not rows or head_rows <= {1, *rows})
 
 

@@ -1109,6 +1109,16 @@ def test_one_file_of_arrays_gives_them_in_every_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", [True, False])
+def test_a_module_with_rows_of_several_passes_is_no_parameter(ids: bool, tmp_path: Path) -> None:
+    """Seen red: one such array made a dump of joined passes a model with other tensors."""
+    block = "model.layers.0.self_attn."
+    held = {f"{block}q_proj": np.ones((5, 4)), f"{block}kv_b_proj": np.ones((8, 6))}
+    held |= {"input_ids": np.arange(5)[None]} if ids else {}
+    save_file(held, tmp_path / "a.safetensors")
+    assert captures.is_stored_captures(tmp_path / "a.safetensors") is ids
+
+
+@pytest.mark.parametrize("ids", [True, False])
 def test_a_head_alone_is_a_capture_with_its_token_ids(ids: bool, tmp_path: Path) -> None:
     """Seen red: `diff` compared two runs' logits as the tensors of two models."""
     held = {"logits": np.ones((1, 3, 8), np.float32)}
