@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aprfmt.causes.forward.attention import score_scale_change
+from aprfmt.causes.forward.drafted_rows import drafted_row_changes
 from aprfmt.causes.forward.experts import find_capacity
 from aprfmt.causes.forward.kv_cache import later_pass_changes
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
@@ -248,6 +249,8 @@ class Search:
                     found = solve_rows(solver, self._row_residuals, layers, rows, bound)
                     if found is not None:
                         yield SearchStep(found, layers)
+        for change in drafted_row_changes(case) if "mix" in ops else ():
+            yield SearchStep(change, None)
 
     def _row_residuals(self, change: Change, layers: Layers) -> np.ndarray | None:
         """Return the residual of every row of the point under a change; None if the pass fails."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.causes.forward.drafted_rows import drafted_row_changes
 from aprfmt.causes.forward.mismatch import Mismatch
 from aprfmt.causes.forward.table import TABLE
 from aprfmt.diagnosis.rowwise import solve_masks
@@ -79,6 +80,40 @@ def anew(op: str) -> Plant:
     return lambda patched: patched.with_op(op, override, None)
 
 
+def drafted(rows: dict[int, int], beside: bool = False) -> Plant:
+    """Plant cached rows {position: id} of other tokens, in place of the own or beside them."""
+
+    def make(patched: PatchedModel) -> PatchedModel:
+        ids = [rows.get(at, token) for at, token in enumerate(patched.ids)]
+        theirs, at = record_points(replace(patched, ids=tuple(ids))), list(rows)
+
+        def read(what: str, layer: int, own: Any) -> Any:
+            other = theirs[f"L{layer}.{'k_rope' if what == 'k' else 'v'}"]
+            if beside:
+                return np.concatenate([own, other[at]])
+            made = np.array(own)
+            made[at] = other[at]
+            return made
+
+        def scores(op: Any, here: Any, q: Any, k: Any, heads: Any) -> Any:
+            return op(q, read("k", here.layer, k), heads)
+
+        def probs(op: Any, here: Any, scores: Any, heads: Any) -> Any:
+            late = np.arange(len(scores[0]))[:, None] >= LATER
+            mask = np.concatenate([heads.mask, late.repeat(len(at), 1)], 1)
+            return op(scores, replace(heads, mask=mask, causal=None))
+
+        def mix(op: Any, here: Any, probs: Any, v: Any) -> Any:
+            return op(probs, read("v", here.layer, v))
+
+        if not beside:
+            return patched.with_keys_and_values(read, None, LATER)
+        made = patched.with_op("scores", scores, None).with_op("probs", probs, None)
+        return made.with_op("mix", mix, None)
+
+    return make
+
+
 def copied(to: int, source: int) -> Callable[[Any], Any]:
     """Return a function that copies one row over another."""
 
@@ -115,11 +150,22 @@ FAULTS = {
 
 # What is hidden: values inside a mixer, which engines rarely record.
 HIDDEN = {*INNER, "attn", "ssm_scan", "delta", "conv", "ssm_conv"}
+DRAFTED = {
+    "one": ("llama", {LATER - 1: 5}, False),
+    "padding": ("qwen3", {LATER - 2: 0}, False),
+    "several": ("gpt_oss", {LATER - 3: 7, LATER - 2: 90, LATER - 1: 41}, False),
+    "one of many axes": ("deepseek_v3", {LATER - 1: 5}, False),
+    "left behind": ("gemma2", {LATER: 5, LATER + 1: 33}, True),
+}
+CASES: dict[str, tuple[str, Plant, str]] = FAULTS | {
+    f"drafts: {name}": (base, drafted(rows, beside), "kv_cache")
+    for name, (base, rows, beside) in DRAFTED.items()
+}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", CASES)
 def test_what_a_later_pass_reads_is_told(name: str) -> None:
-    base, plant, cause = FAULTS[name]
+    base, plant, cause = CASES[name]
     with open_model(tiny_folder(base)) as model:
         with Session.open(model, NUMPY("cpu", "float32")) as session:
             whole = session.trace(IDS, tuple(session.points), positions="all")
@@ -133,8 +179,12 @@ def test_what_a_later_pass_reads_is_told(name: str) -> None:
         late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
         rows = [row for row in TABLE if row.cause in (cause, "recurrence")]
         changes = [change for row in rows for change in row.propose(case)]
-        changes += solve_masks(late, case.tokens)
+        changes += [*solve_masks(late, case.tokens), *drafted_row_changes(case)]
         right = [c for c in changes if case.trial(c) <= case.view.tolerance]
         patched.weights.close()
     assert {change.cause for change in right} == {cause}
     assert any(re.search(rf"tokens? (from )?{LATER}\b", change.says) for change in right)
+    if name.startswith("drafts: "):
+        tokens = DRAFTED[name.removeprefix("drafts: ")][1]
+        told = {str(at): token for at, token in tokens.items()}
+        assert told in [change.values.get("tokens") for change in right]
