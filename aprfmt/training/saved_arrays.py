@@ -27,10 +27,10 @@ from aprfmt.arch.layout_steps import ChangesValues
 from aprfmt.arch.spec import LayoutStep
 from aprfmt.base.protocols import Value
 from aprfmt.base.shapes import matrix_shape
-from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
+from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats import open_source
 from aprfmt.formats.pytorch.layout import recognise
-from aprfmt.inference.engines.captures import Captures, open_captures
+from aprfmt.inference.engines.captures import ARRAYS, Captures, open_captures
 from aprfmt.inference.gradients.given_points import point_names
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.model import Model
@@ -103,6 +103,28 @@ class SavedArrays:
             for name, stored in self.points.items()
         }
 
+    def second_table(self, parameters: Sequence[Parameter]) -> tuple[str, float] | None:
+        """Return (name of the head's array, its distance) where a tied table was saved twice.
+
+        The distance is that from the table's own, relative L2, 0.0 where both are equal within the
+        precision that they are stored in. None where it was not saved twice.
+        """
+        table = next((row for row in parameters if row.key == TABLE), None)
+        if table is None or any(row.key == HEAD for row in parameters) or HEAD not in self.placed:
+            return None
+        name = self.placed[HEAD].names[0]
+        own, head = (
+            self.values(table, self.placed[key]).astype(np.float64) for key in (TABLE, HEAD)
+        )
+        noise = max(
+            UNIT[_DTYPES.get(self.held[each].dtypes[self.own[each]], "F32")]
+            for each in (name, self.placed[TABLE].names[0])
+        )
+        apart = float(np.linalg.norm(own - head))
+        size = float(np.linalg.norm(own)) or 1.0
+        near = np.allclose(own, head, rtol=2 * noise, atol=0.0, equal_nan=True)
+        return name, 0.0 if near else apart / size
+
     def _rows(self, parameter: Parameter, place: Placed, start: int, stop: int) -> F64:
         """Return rows [start, stop) of a parameter's array seen as [rows, last axis], float64."""
         values = self.values(parameter, place)
@@ -157,6 +179,9 @@ def plain_name(name: str) -> str:
     return _ADAPTER_NAME.sub(r"\1\2", name)
 
 
+HEAD, TABLE = "output.weight", "token_embd.weight"
+
+
 def place_names(
     names: Collection[str],
     parameters: Sequence[Parameter],
@@ -166,8 +191,9 @@ def place_names(
     """Return ({parameter key: its arrays}, names that belong to no parameter).
 
     `model` is the one before the step, or the adapter. `rules` are the user's renames. Names match
-    the file's own, with another prefix, or Hugging Face's of the architecture. Raises UsageError
-    for two names that are one.
+    the file's own, with another prefix, or Hugging Face's of the architecture. A head that is the
+    table of tokens has its own entry, HEAD, where both are named. Raises UsageError for two names
+    that are one.
     """
     plain: dict[str, str] = {}
     for name in names:
@@ -202,6 +228,13 @@ def place_names(
                 stored = tuple(plain[name] for name in bound.names)
                 found[row.key] = Placed(stored, bound.steps, bound.part)
                 used.update(stored)
+    keys = {row.key for row in parameters}
+    if left and TABLE in keys and HEAD not in keys and hyper_of(model).get("tied_embeddings"):
+        head = dict(_by_role(left, model)).get(HEAD)
+        if head is not None:
+            stored = tuple(plain[name] for name in head.names)
+            found[HEAD if TABLE in found else TABLE] = Placed(stored, head.steps, head.part)
+            used.update(stored)
     return found, tuple(name for name in names if name not in used)
 
 
@@ -228,8 +261,11 @@ def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Capt
     """Return {name: (reader of its file, name in it)} of the arrays in some files.
 
     A folder is all files of safetensors in it, as of one set in shards; without any it is one of
-    dumped arrays. Files are closed with `stack`. Raises UsageError for a name that is in two files.
+    dumped arrays. Files are closed with `stack`. Raises UsageError for a name that is in two files,
+    and UnsupportedError for a trainer's shards that are not joined here.
     """
+    for given in paths:
+        _refuse_foreign_shards(given)
     found: dict[str, tuple[Captures, str]] = {}
     for path in (each for given in paths for each in sorted(given.glob(SHARDS)) or (given,)):
         captures = stack.enter_context(open_captures(path))
@@ -243,6 +279,42 @@ def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Capt
 
 
 SHARDS = "*.safetensors"  # of a folder
+# Files of trainers' shards -> what they are, and what joins them. Sources: torch.distributed's
+# format_utils, and DeepSpeed's `_get_zero_ckpt_name` and `safe_get_full_optimizer_state`.
+_FOREIGN_SHARDS = (
+    (
+        re.compile(r".*\.distcp"),
+        "is a distributed checkpoint of torch, in shards; join them: "
+        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
+    ),
+    (
+        re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt"),
+        "is one rank's part of DeepSpeed's ZeRO state, flat; save moments by name, of each "
+        'parameter p: deepspeed.utils.safe_get_full_optimizer_state(p, "exp_avg")',
+    ),
+)
+
+
+def _refuse_foreign_shards(path: Path) -> None:
+    """Raise UnsupportedError for shards of a trainer, or a folder of them, saying what to do."""
+    names = [each.name for each in sorted(path.iterdir())] if path.is_dir() else [path.name]
+    for pattern, says in _FOREIGN_SHARDS:
+        shard = next((name for name in names if pattern.fullmatch(name)), None)
+        if shard is not None:
+            raise UnsupportedError(f"{path / shard if path.is_dir() else path}: {says}")
+
+
+def unread_files(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Return the files of arrays that are not read, since files of safetensors are beside them."""
+    return tuple(
+        str(each)
+        for given in paths
+        if next(given.glob(SHARDS), None) is not None
+        for each in sorted(given.iterdir())
+        if each.suffix in ARRAYS
+    )
+
+
 WHOLE = ("i", "u", "bool")  # how the names of types of whole numbers begin
 
 
@@ -453,13 +525,16 @@ def open_state(
                 left,
             )
         )
+    twice = [each.second_table(parameters) for each in made]
     if owners and not made[0].placed and not made[1].placed:
         raise UsageError(
             f"{path}: holds the state of another model: {owners[0]!r} is no parameter of "
             f"{model.path}"
         )
     unknown = [owner for owner in owners if owner not in order]
-    unplaced = dict.fromkeys((*unknown, *made[0].unplaced, *made[1].unplaced))
+    # Two moments of one weight: of a trainer that holds a tied table and its head apart.
+    other = [name for each in twice if each is not None for name, apart in [each] if apart]
+    unplaced = dict.fromkeys((*unknown, *made[0].unplaced, *made[1].unplaced, *other))
     return OptimizerState(
         path,
         made[0],

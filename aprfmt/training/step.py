@@ -73,12 +73,15 @@ from aprfmt.training.reference_gradients import BatchNumbers as BatchNumbers
 from aprfmt.training.reference_gradients import Computed, compute_gradients, doubtful_loss
 from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep, UpdateFacts
 from aprfmt.training.saved_arrays import (
+    HEAD,
+    TABLE,
     OptimizerState,
     SavedArrays,
     hyper_of,
     open_gradients,
     open_state,
     plain_name,
+    unread_files,
 )
 from aprfmt.training.step_batch import read_step_batch
 from aprfmt.training.update import Sums, pieces, same_bytes
@@ -131,8 +134,8 @@ def explain_step(
         found = pair_parameters(before, later, None if adapter is None else base)
         # The arrays that the trainer saved.
         given = None
+        paths = [Path(each) for each in grads]
         if grads:
-            paths = [Path(each) for each in grads]
             given = open_gradients(paths, found.rows, before, stack, rename, base)
         state = None
         if optimizer_state is not None:
@@ -207,7 +210,7 @@ def explain_step(
             model=str(model),
             after=None if after is None else str(after),
             adapter=None if adapter is None else str(adapter),
-            left=(*found.left, *step.left, *report.left),
+            left=(*found.left, *step.left, *report.left, *array_items("file", unread_files(paths))),
             accept=tuple(accept),
         )
 
@@ -975,7 +978,35 @@ class _Step:
         self._join_factors()
         self._accept_clipping(norm)
         self._explain_backward()
+        self._judge_second_table(self.given)
         return norm
+
+    def _judge_second_table(self, given: SavedArrays) -> None:
+        """Set a tied table to "differs" where it was given two gradients that are not one.
+
+        A trainer that holds the table and the head apart has a part of the gradient in each.
+        Returns nothing.
+        """
+        found = given.second_table(self.parameters)
+        if found is None or not found[1]:
+            return
+        name, apart = found
+        table = next(row for row in self.parameters if row.key == TABLE)
+        why = f"{name} is the same weight, and its gradient is another one, {apart:.3g} from it"
+        judged = Judgement("differs", why, whole=True)
+        one = self.compared.get(TABLE, _Compared())
+        self.compared[TABLE] = replace(one, found=judged, why="")
+        if self.computed is None or TABLE not in self.computed.keys:
+            return
+        case = self._gradient_case(table, self.computed)
+        head = given.values(table, given.placed[HEAD]).astype(np.float64)
+        both = replace(case, given=case.given + head.reshape(case.given.shape))
+        if judge_gradient(both, self.computed.rounding(TABLE)).verdict == "agrees":
+            says = (
+                f"the trainer holds the table and the head, {name}, as two weights: each has a "
+                "part of the gradient, and both together are the computed one"
+            )
+            self._accept_mistake(BackwardGuess("gradient_tied", says), [TABLE], ())
 
     def _join_factors(self) -> None:
         """Set factors of several gradients that may be one number to that one. Returns nothing.

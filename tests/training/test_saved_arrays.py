@@ -1,6 +1,7 @@
 """What is read of the gradients and the optimizer's state that a trainer saved."""
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,14 +11,24 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from aprfmt.errors import FormatError, UsageError
+from aprfmt.errors import FormatError, UnsupportedError, UsageError
 from aprfmt.model import Model, open_model
 from aprfmt.model.renames import Rename
 from aprfmt.training.parameters import pair_parameters
-from aprfmt.training.saved_arrays import OptimizerState, open_gradients, open_state, place_names
+from aprfmt.training.saved_arrays import (
+    OptimizerState,
+    open_gradients,
+    open_state,
+    place_names,
+    unread_files,
+)
+from aprfmt.training.step import explain_step
 from tests.models import tiny
-from tests.training.judged_steps import backward, batch_of
+from tests.training.judged_steps import backward, batch_of, with_gradients, written
 
 NORM, QUERY = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
 
@@ -235,3 +246,109 @@ def test_a_folder_of_shards_is_one_set_of_gradients(
         found = open_gradients([tmp_path / "shards"], rows, model, stack)
         assert set(found.placed) == {row.key for row in rows}
         assert np.array_equal(values_of(found, model, NORM).reshape(-1), grads[NORM].numpy())
+
+
+def test_files_beside_shards_are_said_to_be_unread(
+    folder: Path, stepped: Any, tmp_path: Path
+) -> None:
+    """Seen red: "agrees", where half of the gradients were in a .pt that nobody read."""
+    grads = {name: p.grad for name, p in stepped.named_parameters()}
+    (tmp_path / "g").mkdir()
+    save_file({NORM: grads.pop(NORM)}, tmp_path / "g" / "0.safetensors")
+    assert unread_files([tmp_path / "g", tmp_path / "g" / "0.safetensors"]) == ()
+    torch.save(grads, tmp_path / "g" / "1.pt")
+    report = explain_step(folder, grads=[tmp_path / "g"])
+    assert report.exit_code == 2
+    assert [one.name for one in report.left if one.kind == "file"] == [str(tmp_path / "g" / "1.pt")]
+
+
+def test_shards_of_trainers_are_refused_with_what_to_do(
+    model: Model, stepped: Any, tmp_path: Path
+) -> None:
+    """What torch's own tool joins is read. Seen red: "no zip64 directory end; it is damaged"."""
+    made = torch.optim.AdamW(list(stepped.named_parameters()))
+    made.step()
+    state = get_state_dict(stepped, made)[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save_shards({"optim": state}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    zero = tmp_path / "global_step1" / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    zero.parent.mkdir()
+    torch.save({"state": {}}, zero)
+    rows = pair_parameters(model, None).rows
+    shard = next((tmp_path / "dcp").glob("*.distcp"))
+    for path, says in {
+        tmp_path / "dcp": f"^{shard}: is a distributed checkpoint of torch.*dcp_to_torch FOLDER",
+        shard: f"^{shard}: is a distributed checkpoint of torch",
+        zero.parent: f"^{zero}: is one rank's part of DeepSpeed's ZeRO state.*safe_get_full_opt",
+        zero: f"^{zero}: is one rank's part",
+    }.items():
+        with ExitStack() as stack, pytest.raises(UnsupportedError, match=says):
+            open_state(path, rows, model, stack)
+        with ExitStack() as stack, pytest.raises(UnsupportedError, match=says):
+            open_gradients([path], rows, model, stack)
+    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "joined.pt")
+    with ExitStack() as stack:
+        found = open_state(tmp_path / "joined.pt", rows, model, stack)
+        assert (found.steps, found.unread, found.left) == (1, (), ())
+        held = made.state[dict(stepped.named_parameters())[QUERY]]["exp_avg"]
+        assert np.array_equal(values_of(found.first, model, QUERY), held.numpy())
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+def test_a_tied_head_beside_its_table_is_one_gradient(arch: str, tmp_path: Path) -> None:
+    """Or in place of it. Seen red: "it is of no parameter of the model"."""
+    tiny(arch, tied=True).save_pretrained(tmp_path / "m")
+    with open_model(tmp_path / "m") as model:
+        rows = pair_parameters(model, None).rows
+        row = next(each for each in rows if each.key == "token_embd.weight")
+        values = torch.from_numpy(model[row.names[0]].numpy().copy())
+        head = "lm_head.weight"
+        for kind, held, apart in (
+            ("equal", {row.names[0]: values, head: values.clone()}, 0.0),
+            ("rounded", {row.names[0]: values, head: values.bfloat16()}, 0.0),
+            ("other", {row.names[0]: values, head: 0.5 * values}, 0.5),
+            ("alone", {head: values}, None),
+        ):
+            save_file(held, tmp_path / f"{kind}.safetensors")
+            with ExitStack() as stack:
+                found = open_gradients([tmp_path / f"{kind}.safetensors"], rows, model, stack)
+                second = found.second_table(rows)
+                assert (second is None) == (apart is None)
+                if second is not None:
+                    assert second[0] == head and second[1] == pytest.approx(apart)
+                assert found.unplaced == ()
+                assert np.array_equal(found.values(row, found.placed[row.key]), values)
+
+
+@pytest.mark.parametrize("kind", ["parts", "other"])
+def test_two_gradients_of_a_tied_table_differ(kind: str, tmp_path: Path) -> None:
+    """Of parts, both together are the computed one, and it is said."""
+    made, batch = tiny("llama", tied=True), batch_of()
+    given: dict[str, Any] = written(tmp_path, made, batch)
+    if kind == "parts":
+        made.lm_head.weight = torch.nn.Parameter(made.lm_head.weight.detach().clone())
+    grads = backward(made, batch)
+    grads.setdefault("lm_head.weight", 0.5 * grads["model.embed_tokens.weight"])
+    report = explain_step(given.pop("model"), **given, **with_gradients(tmp_path, grads))
+    assert not [one for one in report.left if one.kind == "gradient"]
+    (cause,) = report.causes
+    assert (report.exit_code, cause.roles) == (1, ("token_embd.weight",))
+    assert (cause.cause, cause.level) == (
+        ("gradient_tied", "explained") if kind == "parts" else ("", "located")
+    )
+    assert ("both together are the computed one" in cause.says) == (kind == "parts")
+
+
+def test_moments_of_a_tied_head_beside_its_table(tmp_path: Path) -> None:
+    """Two that differ are of a trainer that holds two weights: which are the model's is open."""
+    made = tiny("llama", tied=True)
+    made.save_pretrained(tmp_path / "m")
+    table = made.model.embed_tokens.weight.detach()
+    with open_model(tmp_path / "m") as model:
+        for factor, left in ((1.0, ()), (0.5, ("lm_head.weight",))):
+            moments = {"model.embed_tokens.weight": {"exp_avg": table, "exp_avg_sq": table}}
+            moments["lm_head.weight"] = {"exp_avg": factor * table, "exp_avg_sq": table.clone()}
+            with ExitStack() as stack:
+                found = state_of(model, tmp_path / f"{factor}.pt", {"state": moments}, stack)
+                assert found.left == left and found.unread == ()
