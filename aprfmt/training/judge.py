@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aprfmt.base.shapes import matrix_shape
-from aprfmt.causes.training.clipping import CLIPS, OTHER_NORMS, VALUES, clip_factor
+from aprfmt.causes.training.clipping import CLIPS, OTHER_NORMS, VALUES, clip_factor, other_factors
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import CHANCE, decay_counts, is_swallowed, share_arrived
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
@@ -235,19 +235,30 @@ def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
     norm = held.others.get("norm")
     if recipe.clip is None or norm is None:
         return None  # it may have been clipped to any bound
-    recipe = changed(recipe, scale=recipe.scale * clip_factor(recipe.clip, norm))
-    wrong = every = 0
-    for case in _all_cases(parameter, held, False):
-        every += case.before.size
-        wrong += _contradicted(case, recipe)
-    if wrong < FEWEST or wrong < CONTRADICTED * every:
+    stated = recipe.scale * clip_factor(recipe.clip, norm)
+    wrong, excluded = _contradicted(parameter, recipe, held, [stated])[stated]
+    if not excluded:
         return None
     why = f"its gradient is not in the optimizer's moments: {wrong} elements leave none for before"
-    return Judgement("differs", why, whole=True)
+    ways = [
+        (cause, says, recipe.scale * factor)
+        for cause, says, factor in other_factors(recipe, held.others, parameter.vector)
+    ]
+    tried = [each for *_, scale in ways for each in (scale, scale * ABOVE)]
+    found = _contradicted(parameter, recipe, held, tried)
+    guesses = tuple(
+        StepGuess(cause, says, changed(recipe, scale=scale), most="explained")
+        for cause, says, scale in ways
+        if not found[scale][1] and found[scale * ABOVE][1]
+    )
+    return Judgement("differs", why, guesses, whole=True)
 
 
 AVERAGED = ("adam", "adamw", "sgd")  # rules whose stored moments alone make the step
 CONTRADICTED = 1e-3  # of the elements: fewer are what other roundings leave
+# Times a factor of the gradient. Moments exclude all factors above the one that is in them, and few
+# below it: the right one is the largest that they admit.
+ABOVE = 1.05
 MOMENT = 2.0**-18  # of a moment: what float32 loses of it in a few steps
 
 
@@ -294,7 +305,21 @@ def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
     return Judgement("differs", says, (StepGuess("gradient_scaled", says),), whole=True)
 
 
-def _contradicted(case: StepCase, recipe: Recipe) -> int:
+def _contradicted(
+    parameter: Parameter, recipe: Recipe, held: StepInputs, scales: Sequence[float]
+) -> dict[float, tuple[int, bool]]:
+    """Return {factor of the gradient: (elements that contradict it, whether they exclude it)}."""
+    wrong = dict.fromkeys(scales, 0)
+    every = 0
+    for case in _all_cases(parameter, held, False) if scales else ():
+        every += case.before.size
+        for scale in wrong:
+            wrong[scale] += _count_contradicted(case, changed(recipe, scale=scale))
+    least = max(FEWEST, CONTRADICTED * every)
+    return {scale: (count, count >= least) for scale, count in wrong.items()}
+
+
+def _count_contradicted(case: StepCase, recipe: Recipe) -> int:
     """Return how many elements have moments that no gradients before this one can have made."""
     assert case.gradient is not None and case.moments is not None
     first, second = case.moments.first, case.moments.second

@@ -1471,7 +1471,7 @@ class _Step:
             share = given / max(1.0, every)
             # An element says one digit at least: whether it moved as the mistake would move it.
             proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
-            if isinstance(guess, GradientGuess) and proof is not None:
+            if proof is not None:
                 proof = cap_proof(proof, guess.most)
             if one.parts and proof is not None:
                 proof = cap_proof(proof, "explained")  # what gives the factors is not known

@@ -1,5 +1,6 @@
 """Gradients beside the optimizer's state of after the step: are they the ones in its moments?"""
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.causes.training.clipping import clip_factor
 from aprfmt.training.report import StepReport
 from tests.training.steps import (
     LR,
@@ -123,6 +125,59 @@ def test_a_later_gradient_that_the_moments_exclude_is_a_difference(tmp_path: Pat
         made = Made(steps[2], stated, before=steps[1], grads=dict(grads), state=state)
         report = made.report(tmp_path / str(number))
         assert report.exit_code == code, report.pronounced.says
+
+
+def clipped(kind: str, step: int) -> Values:
+    """Return the gradients of a step, a thousand times, clipped to 1 in one way."""
+    grads = {name: g * np.float32(1000) for name, g in gradients(step).items()}
+    norms = {name: float(np.linalg.norm(g)) for name, g in grads.items()}
+    norm = clip_factor(1.0, math.hypot(*norms.values()))
+    sizes = [np.abs(g) for g in grads.values()]
+    factors = {
+        "norm": norm,
+        "twice": norm * norm,
+        "largest": clip_factor(1.0, max(float(each.max()) for each in sizes)),
+        "sum": clip_factor(1.0, float(sum(each.sum(dtype=np.float64) for each in sizes))),
+        "none": 1.0,
+    }
+    return {
+        name: (factors.get(kind, clip_factor(1.0, norms[name])) * g).astype(np.float32)
+        for name, g in grads.items()
+    }
+
+
+CLIPPED = {
+    "norm": ("", ""),
+    "twice": ("clip_twice", "clipped twice"),
+    "largest": ("clip_other_norm", "the largest element"),
+    "sum": ("clip_other_norm", "the sum of the sizes"),
+    "own": ("clip_by_tensor", "by its own norm to 1"),
+    "none": ("clip_missing", "were not clipped"),
+}
+
+
+@pytest.mark.parametrize("kind", CLIPPED)
+def test_the_largest_gradient_that_the_moments_admit_says_how_it_was_clipped(
+    kind: str, tmp_path: Path
+) -> None:
+    """Of step 3, with the state of after it. Seen red: "its gradient is not in the moments"."""
+    steps, state = torch_steps(adamw, 3, grads=partial(clipped, kind))
+    grads = {name: g * np.float32(1000) for name, g in gradients(3).items()}
+    stated = f"{ADAMW},step=3,clip=1"
+    report = Made(steps[2], stated, before=steps[1], grads=grads, state=state).report(tmp_path)
+    cause, says = CLIPPED[kind]
+    assert report.exit_code == (1 if cause else 2)
+    assert [(one.cause, one.level) for one in report.causes] == [(cause, "explained")] * bool(cause)
+    assert all(says in one.says for one in report.causes)
+
+
+def test_moments_that_admit_all_gradients_say_nothing_of_clipping(tmp_path: Path) -> None:
+    """Gradients of noise are excluded, and no clipping of them is in the moments."""
+    steps, state = torch_steps(adamw, 3, grads=partial(clipped, "norm"))
+    grads = {name: g * np.float32(1000) for name, g in other().items()}
+    made = Made(steps[2], f"{ADAMW},step=3,clip=1", before=steps[1], grads=grads, state=state)
+    report = made.report(tmp_path)
+    assert report.exit_code == 1 and [one.cause for one in report.causes] == [""]
 
 
 def lion_step(b1: float, b2: float, steps: int = 3) -> tuple[Values, Values, Values]:

@@ -218,33 +218,47 @@ def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
             says = f"each element was clipped to {bound:g}, not the norm of all"
             yield StepGuess("clip_by_value", says, changed(recipe, scale=1.0, clip_value=bound))
     right = clip_factor(recipe.clip, norm)
+    factor, off = None, 0.0
+    if not recipe.row.sizes:
+        factor, off = measured_factor(case, changed(recipe, scale=1.0))
+    for cause, says, scale in other_factors(recipe, case.others, case.vector):
+        measured = factor is None or abs(factor - scale) <= max(SLACK * scale, SIGMAS * off)
+        if measured and abs(scale - right) > SLACK * right:
+            yield StepGuess(cause, says, changed(recipe, scale=scale))
+
+
+def other_factors(
+    recipe: Recipe, others: Mapping[str, float], vector: bool
+) -> Iterator[tuple[str, str, float]]:
+    """Yield (cause, sentence, factor) of each other clipping than a stated one by the norm of all.
+
+    The factor is that of one parameter's gradient, at most 1.0; `vector` says what it is. `others`
+    are the norms of its `StepCase`. Nothing where a norm is not known.
+    """
+    norm, own = others.get("norm"), others.get("own_norm")
+    if recipe.clip is None or norm is None or own is None:
+        return
+    right = clip_factor(recipe.clip, norm)
     if right < 1 - SLACK:
         says = (
             f"the gradients were not clipped; their norm is {norm:.4g}, the bound {recipe.clip:g}"
         )
-        yield StepGuess("clip_missing", says, changed(recipe, scale=1.0))
-        says = f"the gradients were clipped twice, by {right:.4g} each time"
-        yield StepGuess("clip_twice", says, changed(recipe, scale=right * right))
-    kind, what = case.others.get("kind_norm", norm), "vectors" if case.vector else "matrices"
+        yield "clip_missing", says, 1.0
+        yield "clip_twice", f"the gradients were clipped twice, by {right:.4g} each time", right**2
+    kind, what = others.get("kind_norm", norm), "vectors" if vector else "matrices"
     says = f"each gradient was clipped by its own norm to {recipe.clip:g}"
-    together = (
+    yield "clip_by_tensor", says, clip_factor(recipe.clip, own)
+    says = (
         f"the gradients of {what} were clipped by the norm {kind:.4g} that they have together to "
         f"{recipe.clip:g}, not by that of all, {norm:.4g}"
     )
-    factor, off = None, 0.0
-    if not recipe.row.sizes:
-        factor, off = measured_factor(case, changed(recipe, scale=1.0))
-    ways = [("clip_by_tensor", own, says), ("clip_by_tensor", kind, together)]
+    yield "clip_by_tensor", says, clip_factor(recipe.clip, kind)
     for name in OTHER_NORMS:
-        size = case.others.get(name, 0.0)
+        size = others.get(name, 0.0)
         if size > recipe.clip:
             text = f"{CLIPPED_BY[name]}, {size:.4g}, was clipped to {recipe.clip:g}, not "
-            ways.append(("clip_other_norm", size, f"{text}the norm of all, {norm:.4g}"))
-    for cause, size, text in ways:
-        alone = clip_factor(recipe.clip, size)
-        measured = factor is None or abs(factor - alone) <= max(SLACK * alone, SIGMAS * off)
-        if measured and abs(alone - right) > SLACK * right:
-            yield StepGuess(cause, text, changed(recipe, scale=alone))
+            says = f"{text}the norm of all, {norm:.4g}"
+            yield "clip_other_norm", says, clip_factor(recipe.clip, size)
 
 
 HYPOTHESES = (

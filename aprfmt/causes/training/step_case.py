@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from aprfmt.causes.row import LAST
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, Update, round_to, update_of
 from aprfmt.measure.encoding_noise import UNIT, float_spacing
+from aprfmt.measure.verdicts import Certainty
 
 Mask = NDArray[np.bool_]
 ARITHMETIC = 2.0**-16  # of a step: a root, a quotient and two moments in float32
@@ -593,7 +594,8 @@ class StepGuess:
 
     `recipe` None: the statement is not about the rule, and `holds` says whether it is true of some
     elements. `free` numbers were read from the elements: others have to judge them. `number` is
-    (what was measured, its value), None if nothing was: other parameters may be held to it.
+    (what was measured, its value), None if nothing was: other parameters may be held to it. `most`
+    is the most that may be said of it.
     """
 
     cause: str
@@ -602,6 +604,7 @@ class StepGuess:
     free: int = 0
     holds: Callable[[StepCase], bool] | None = None
     number: tuple[str, float] | None = None
+    most: Certainty = "confirmed"
 
     def right(self, case: StepCase) -> bool:
         """Return whether the guess gives the elements of a case: by `holds`, else by its recipe."""
