@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.parity.cells import Parity
     from aprfmt.model.ledger import Pronounced
     from aprfmt.recovery import Repair
-    from aprfmt.tokenizer import Tokenizer
+    from aprfmt.tokenizer.base import Tokenizer
 
 
 class RunOptions(TypedDict, total=False):
@@ -146,7 +146,7 @@ def run(
 ) -> Generation:
     """Return the text generated with MODEL[@RUN]; the arguments are those of `aprfmt.run`."""
     from aprfmt.inference.generating import room_in_context
-    from aprfmt.tokenizer import metadata_stop_ids, try_load_tokenizer
+    from aprfmt.tokenizer.loading import metadata_stop_ids, try_load_tokenizer
 
     with open_run(_run_request(model, where)) as run:
         tokens = _prompt_ids(run.model, prompt, ids, chat)

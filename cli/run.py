@@ -14,7 +14,7 @@ from aprfmt.cli import options, output_format, render, run_options
 
 if TYPE_CHECKING:
     from aprfmt.inference.generating import BackgroundValue, Speed
-    from aprfmt.tokenizer import Tokenizer
+    from aprfmt.tokenizer.base import Tokenizer
 
 
 CONTEXT = 4  # prompt tokens decoded with the output, so that its first word keeps its space
@@ -188,8 +188,8 @@ def command(
         run_speed,
     )
     from aprfmt.inference.sampling import Sampler, Sampling
-    from aprfmt.tokenizer import try_load_tokenizer
     from aprfmt.tokenizer.absent_keys import absent_ids
+    from aprfmt.tokenizer.loading import try_load_tokenizer
     from aprfmt.tokenizer.turn_ends import find_unstopped_turn
 
     sampling = Sampling(temperature, top_k, top_p, seed)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.trace import Trace
     from aprfmt.measure.traces import PointDiff
     from aprfmt.model import Model
-    from aprfmt.tokenizer import Tokenizer
+    from aprfmt.tokenizer.base import Tokenizer
 
 NONFINITE = 12  # points with NaN or infinities that are shown
 
@@ -310,7 +310,7 @@ def stop_token_ids(model: "Model") -> frozenset[int]:
 
     For models whose tokenizer cannot be loaded.
     """
-    from aprfmt.tokenizer import metadata_stop_ids as stated
+    from aprfmt.tokenizer.loading import metadata_stop_ids as stated
 
     try:
         return stated(model)
@@ -344,7 +344,7 @@ def top_tokens(row: "Numbers", model: "Model | None") -> list[TopToken]:
 
 def name_tokens(top: list[TopToken], model: "Model") -> None:
     """Set each row's `token` (spelling) and `piece` (text), where the model has a tokenizer."""
-    from aprfmt.tokenizer import try_load_tokenizer
+    from aprfmt.tokenizer.loading import try_load_tokenizer
 
     tokenizer = try_load_tokenizer(model)
     if tokenizer is not None:

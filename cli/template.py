@@ -24,7 +24,7 @@ def render_template(
     Where the tokenizer cannot be built, `ids` is None and `no_ids` says why. `open_turn` begins the
     assistant's turn.
     """
-    from aprfmt.tokenizer import render_messages
+    from aprfmt.tokenizer.loading import render_messages
 
     try:
         tokenizer = opened.tokenizer
@@ -91,7 +91,7 @@ def command(
     all are alike, 1 where one is not, 2 where llama.cpp's server is not here.
     """
     from aprfmt.model import open_model
-    from aprfmt.tokenizer import scan_template
+    from aprfmt.tokenizer.template import scan_template
 
     # --against compares two engines on fixed conversations; nothing else is rendered.
     if against is not None:

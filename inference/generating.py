@@ -11,7 +11,7 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.sampling import DeviceLogits, Sampler
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.model import Model
-from aprfmt.tokenizer import Tokenizer
+from aprfmt.tokenizer.base import Tokenizer
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import aprfmt
 from aprfmt import api
 from aprfmt.codecs import CODECS, encode
 from aprfmt.errors import UsageError
-from aprfmt.tokenizer import try_load_tokenizer
+from aprfmt.tokenizer.loading import try_load_tokenizer
 from tests.conversion.folders import llama_folder, write_mixed
 
 ROWS = [

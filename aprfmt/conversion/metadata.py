@@ -42,7 +42,7 @@ from aprfmt.model.packing import (
 )
 from aprfmt.quantizing.mixture import Mixture, is_quantized
 from aprfmt.tensors.companions import SECTIONS
-from aprfmt.tokenizer import to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.generation import FILE, gguf_settings, text_with_settings
 from aprfmt.tokenizer.keys import GENERATION_KEYS, HF_JSON
 

@@ -15,7 +15,7 @@ from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.texts import uncompared_tokenizers
 from aprfmt.model import Model
-from aprfmt.tokenizer import to_gguf
+from aprfmt.tokenizer.carriers import to_gguf
 from aprfmt.tokenizer.keys import CHAT_TEMPLATE
 
 _OF = "probe texts, conversations and ends that are not A's; a share"

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from aprfmt.model.resolve import Resolution
     from aprfmt.model.unsupported_packing import UndecodedPacking
     from aprfmt.tensors.restoration import Restoration
-    from aprfmt.tokenizer import Tokenizer
+    from aprfmt.tokenizer.base import Tokenizer
     from aprfmt.tokenizer.stored_parts import Carried
 
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
@@ -364,7 +364,7 @@ class Model(Mapping[str, View], Tabular):
     @cached_property
     def tokenizer(self) -> "Tokenizer":
         """The Tokenizer, built from the model's files. Raises FormatError if there is none."""
-        from aprfmt.tokenizer import load_tokenizer
+        from aprfmt.tokenizer.loading import load_tokenizer
 
         return load_tokenizer(self)
 

@@ -88,7 +88,7 @@ def score_batch_file(
     from aprfmt.inference.batch import read_batch, score_batch
     from aprfmt.inference.loss import assess_loss, mean_loss
     from aprfmt.inference.reported_loss import explain_loss, label_losses
-    from aprfmt.tokenizer import try_load_tokenizer
+    from aprfmt.tokenizer.loading import try_load_tokenizer
 
     # Score the batch with this model.
     vocab = int(run.model.hyper["vocab_size"])

@@ -40,7 +40,7 @@ def whole_text_sample(model: "Model", name: str, ids: list[int]) -> "Sample":
     """
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import count_leading
-    from aprfmt.tokenizer import try_load_tokenizer
+    from aprfmt.tokenizer.loading import try_load_tokenizer
 
     tokenizer = try_load_tokenizer(model)
     if tokenizer is None:

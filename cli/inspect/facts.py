@@ -167,7 +167,7 @@ def _tokenizer_row(opened: Model) -> dict[str, object]:
 
     {"error": text} if it cannot be read.
     """
-    from aprfmt.tokenizer import tokenizer_facts
+    from aprfmt.tokenizer.identity import tokenizer_facts
     from aprfmt.tokenizer.quick_checks import quick_warnings
 
     try:

@@ -157,9 +157,9 @@ def _tokenizer_json(found: "StatedTokenizer", everything: bool) -> dict[str, obj
 
     `everything` lists all tokens, else about SAMPLE of them evenly spaced.
     """
-    from aprfmt.tokenizer import scan_template
     from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
     from aprfmt.tokenizer.pieces import readable_piece
+    from aprfmt.tokenizer.template import scan_template
 
     words = found.vocabulary
     named = {

@@ -20,8 +20,9 @@ from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.vocabulary import check_merges
 from aprfmt.checks.records import NotRun
 from aprfmt.model import Model, open_model
-from aprfmt.tokenizer import load_tokenizer, to_gguf, to_hf
+from aprfmt.tokenizer.carriers import to_gguf, to_hf
 from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens
+from aprfmt.tokenizer.loading import load_tokenizer
 from aprfmt.tokenizer.stated import read_tokenizer_parts
 from tests.cli.run import aprfmt as command
 from tests.tokenizer.fake import fake, folder_model, without_json

@@ -26,8 +26,10 @@ from aprfmt.inference.trace_file import read_trace
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import parse_config
 from aprfmt.quantizing.imatrix import parse_imatrix
-from aprfmt.tokenizer import load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
+from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.identity import tokenizer_facts
 from aprfmt.tokenizer.keys import HF_JSON
+from aprfmt.tokenizer.loading import load_tokenizer
 from tests.fuzz.containers import plain, worth_copying
 from tests.fuzz.contract import BrokenPromiseError, same
 from tests.tokenizer.fake import fake

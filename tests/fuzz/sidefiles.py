@@ -39,8 +39,10 @@ from aprfmt.measure.traces import compare_traces
 from aprfmt.model import Model
 from aprfmt.model import manifest as side_manifest
 from aprfmt.model.hf_folder import HFFolder, parse_config
-from aprfmt.tokenizer import load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
+from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.identity import tokenizer_facts
 from aprfmt.tokenizer.keys import HF_JSON
+from aprfmt.tokenizer.loading import load_tokenizer
 from tests.fuzz.containers import worth_copying
 from tests.fuzz.contract import BrokenPromiseError, check_shown, same
 from tests.tokenizer.test_hostile import JSON  # now: its tests may not be made inside one

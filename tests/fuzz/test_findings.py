@@ -19,8 +19,10 @@ from aprfmt.formats.gguf.reader import open_buffer
 from aprfmt.inference.aprt import read_aprt
 from aprfmt.inference.engines.npz import NpzFile, load_npz
 from aprfmt.model import Model
-from aprfmt.tokenizer import load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
+from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.identity import tokenizer_facts
 from aprfmt.tokenizer.keys import HF_JSON
+from aprfmt.tokenizer.loading import load_tokenizer
 from tests.cli.run import aprfmt, process
 from tests.formats.apr_files import AprFile, Tensor
 from tests.formats.gguf_files import ARR, F32, I32, STR, File

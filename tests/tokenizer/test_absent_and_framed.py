@@ -16,9 +16,10 @@ import pytest
 from aprfmt.causes.tokenizer.comparison import TokensReport, compare_tokens
 from aprfmt.checks.file.vocabulary import _find_stale_ids
 from aprfmt.model import Model
-from aprfmt.tokenizer import load_tokenizer, to_gguf
 from aprfmt.tokenizer.absent_keys import absent_ids, absent_types
+from aprfmt.tokenizer.carriers import to_gguf
 from aprfmt.tokenizer.engine_defaults import default_ids, kind_of_pieces
+from aprfmt.tokenizer.loading import load_tokenizer
 from aprfmt.tokenizer.quick_checks import quick_warnings
 from aprfmt.tokenizer.stated import read_tokenizer_parts
 from tests.cli.run import aprfmt

@@ -10,8 +10,10 @@ import pytest
 from aprfmt.base.protocols import TypedValue
 from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from aprfmt.model import Model
-from aprfmt.tokenizer import keys, load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
-from aprfmt.tokenizer.carriers import scores_from_merges
+from aprfmt.tokenizer import keys
+from aprfmt.tokenizer.carriers import scores_from_merges, to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.identity import tokenizer_facts
+from aprfmt.tokenizer.loading import load_tokenizer
 from aprfmt.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer.fake import (
     added_ids,
@@ -311,7 +313,7 @@ def test_inspecting_imports_neither_library() -> None:
 
     code = (
         "import sys; from types import SimpleNamespace as S; from pathlib import Path\n"
-        "from aprfmt.tokenizer import tokenizer_facts\n"
+        "from aprfmt.tokenizer.identity import tokenizer_facts\n"
         "from aprfmt.tokenizer.stored_parts import Carried\n"
         "keys = {'tokenizer.ggml.tokens': ['a'], 'tokenizer.chat_template': '{{ 1 }}'}\n"
         "m = S(format='gguf', key_style='gguf', metadata=keys, folder=None, config=None,"

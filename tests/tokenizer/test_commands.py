@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.tokenizer import to_gguf
+from aprfmt.tokenizer.carriers import to_gguf
 from tests.cli.run import aprfmt
 from tests.tokenizer.fake import added_ids, byte_level, folder_model, without_json, write_gguf
 

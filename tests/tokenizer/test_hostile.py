@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError
-from aprfmt.tokenizer import load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
+from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.identity import tokenizer_facts
+from aprfmt.tokenizer.loading import load_tokenizer
 from tests.tokenizer.fake import fake, folder_model
 
 BPE: dict[str, Any] = {

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from aprfmt.errors import UsageError
 from aprfmt.model import Model, open_model
-from aprfmt.tokenizer import Tokenizer, load_tokenizer, to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.base import Tokenizer
+from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.loading import load_tokenizer
 from tests.tokenizer.fake import fake, folder_model, without_json, write_gguf
 from tests.tokenizer.strings import STRINGS
 

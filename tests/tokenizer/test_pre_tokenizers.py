@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import ConversionError, UnsupportedError
-from aprfmt.tokenizer import load_tokenizer
 from aprfmt.tokenizer import pre_tokenizers as pre
+from aprfmt.tokenizer.loading import load_tokenizer
 from aprfmt.tokenizer.pre_tokenizers import (
     PRE_TOKENIZERS,
     normalizer_json,

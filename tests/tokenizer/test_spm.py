@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.base.protocols import TypedValue
-from aprfmt.tokenizer import load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
+from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.identity import tokenizer_facts
+from aprfmt.tokenizer.loading import load_tokenizer
 from tests.tokenizer.fake import fake, folder_model, without_json
 from tests.tokenizer.strings import STRINGS
 

@@ -12,9 +12,9 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from aprfmt.base.template_scan import ATTRIBUTE_FILTERS, constant_value, find_suspicious
 from aprfmt.errors import FormatError, UsageError
-from aprfmt.tokenizer import scan_template, template
+from aprfmt.tokenizer import template
 from aprfmt.tokenizer.render_child import make_environment
-from aprfmt.tokenizer.template import render
+from aprfmt.tokenizer.template import render, scan_template
 from aprfmt.tokenizer.template_language import BUILT_IN, LANGUAGES, foreign_template
 from tests.patience import PATIENCE
 from tests.tokenizer.fake import fake

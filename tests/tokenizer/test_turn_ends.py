@@ -12,9 +12,11 @@ import pytest
 from aprfmt.arch.aliases import CALLED
 from aprfmt.errors import FormatError
 from aprfmt.model import open_model
-from aprfmt.tokenizer import load_tokenizer, metadata_stop_ids, to_gguf, tokenizer_facts
+from aprfmt.tokenizer.carriers import to_gguf
 from aprfmt.tokenizer.engine_defaults import CLASS_EOS
+from aprfmt.tokenizer.identity import tokenizer_facts
 from aprfmt.tokenizer.keys import TOKENS
+from aprfmt.tokenizer.loading import load_tokenizer, metadata_stop_ids
 from aprfmt.tokenizer.turn_ends import find_unstopped_turn
 from tests.cli.run import aprfmt
 from tests.tokenizer.fake import added_ids, fake, folder_model, without_json

@@ -6,8 +6,8 @@ import numpy as np
 
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.row_reader import RowReader, SelectedRows
-from aprfmt.tokenizer import tokenizer_facts
 from aprfmt.tokenizer.hf_json import vocabulary_from_json
+from aprfmt.tokenizer.identity import tokenizer_facts
 from aprfmt.tokenizer.quick_checks import PLACEHOLDER
 
 if TYPE_CHECKING:

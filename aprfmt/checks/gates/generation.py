@@ -19,7 +19,7 @@ from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import writable_formats
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
-from aprfmt.tokenizer import Tokenizer
+from aprfmt.tokenizer.base import Tokenizer
 
 FORMS = ("direct", "chat")
 SHOWN = 60  # characters of an answer in a message

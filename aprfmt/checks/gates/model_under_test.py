@@ -22,7 +22,8 @@ from aprfmt.inference.running import RunRequest
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import check_predicts
-from aprfmt.tokenizer import Tokenizer, tokenizer_facts
+from aprfmt.tokenizer.base import Tokenizer
+from aprfmt.tokenizer.identity import tokenizer_facts
 
 PROBE_TOKENS = 24  # of the prompt on which forward passes are compared
 ROOM = 8  # positions left for decoding steps after it
