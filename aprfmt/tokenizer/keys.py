@@ -49,6 +49,7 @@ IDS: Mapping[str, Key] = {
         "eom": "eom",
     }.items()
 }
+END_ROLES = ("eos", "eot", "eom")  # those whose ids end an answer
 
 FLAGS: Mapping[str, Key] = {
     name: Key(f"tokenizer.ggml.{name}", "bool", f"tokenizer.{name}")

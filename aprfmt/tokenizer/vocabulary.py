@@ -236,7 +236,7 @@ def collect_stop_ids(
     If `configured` is empty, the control tokens of END_TEXTS too, since most GGUFs name only one
     end. `ids` are special ids by role, `control` returns the id of a control token by its text.
     """
-    found = {ids[role] for role in ("eos", "eot", "eom") if role in ids} | configured
+    found = {ids[role] for role in keys.END_ROLES if role in ids} | configured
     if not configured:
         texts = {text: i for text in keys.END_TEXTS if (i := control(text)) is not None}
         if {"<|return|>", "<|call|>"} <= texts.keys():

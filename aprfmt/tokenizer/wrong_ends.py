@@ -15,10 +15,9 @@ from aprfmt.errors import AprfmtError
 from aprfmt.formats import suffix_to_write
 from aprfmt.tokenizer.conversations import turn_tokens
 from aprfmt.tokenizer.hf_json import id_list
-from aprfmt.tokenizer.keys import CONTROL, END_TEXTS, IDS, NORMAL, USER_DEFINED
+from aprfmt.tokenizer.keys import CONTROL, END_ROLES, END_TEXTS, IDS, NORMAL, USER_DEFINED
 from aprfmt.tokenizer.stated import StatedTokenizer
 
-END_ROLES = ("eos", "eot", "eom")
 FILES = ("generation_config.json", "config.json")
 
 

@@ -27,7 +27,7 @@ from aprfmt.tokenizer.base import Engine
 from aprfmt.tokenizer.conversations import render_conversations
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
-from aprfmt.tokenizer.keys import IDS
+from aprfmt.tokenizer.keys import END_ROLES, IDS
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import collect_stop_ids
@@ -152,7 +152,7 @@ def _readings_without_text(parts: TokenizerParts) -> Readings:
     found: Readings = {
         (role, ""): parts[f"role:{role}"][0] for role in IDS if role not in ("unk", "sep", "mask")
     }
-    ids = {role: parts[f"role:{role}"][0] for role in ("eos", "eot", "eom")}
+    ids = {role: parts[f"role:{role}"][0] for role in END_ROLES}
     ids = {role: i for role, i in ids.items() if i is not None}
     for part in ("begins", "ends"):
         found["frame", part] = tuple(

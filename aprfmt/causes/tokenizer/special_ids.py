@@ -20,6 +20,7 @@ from aprfmt.tokenizer.generation import (
 )
 from aprfmt.tokenizer.hf_json import configured_ids, id_list, token_statements
 from aprfmt.tokenizer.keys import (
+    END_ROLES,
     END_TEXTS,
     FLAGS,
     GENERATION,
@@ -29,7 +30,6 @@ from aprfmt.tokenizer.keys import (
 )
 from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import are_equal_programs
-from aprfmt.tokenizer.wrong_ends import END_ROLES
 
 CAUSE_ROWS = (
     Cause(
