@@ -338,13 +338,17 @@ def test_inspect_imports_nothing_that_writes_compares_or_draws(demo_model: Path)
     assert not loaded & {*unused}
 
 
-@pytest.mark.parametrize("command", ["hash", "convert"])
+@pytest.mark.parametrize("command", ["hash", "convert", "diff"])
 def test_a_plain_file_loads_what_reads_it_alone(
     command: str, demo_model: Path, tmp_path: Path
 ) -> None:
-    """Seen red: `hash` with the reader of APR at the top of its package."""
-    args = [command, str(demo_model)]
-    args += [str(tmp_path / "out.safetensors")] if command == "convert" else []
+    """`diff` of equal models looks for no cause, and decodes nothing.
+
+    Seen red: `hash` with the reader of APR at the top of its package; `diff` that asked equal
+    models how one was made from the other, and with `compare_pair` in measure.tensors.
+    """
+    second = {"convert": [str(tmp_path / "out.safetensors")], "diff": [str(demo_model)]}
+    args = [command, str(demo_model), *second.get(command, [])]
     code = (
         "import io, contextlib\nfrom aprfmt.cli.main import main\n"
         "with contextlib.redirect_stdout(io.StringIO()):\n"
@@ -354,7 +358,8 @@ def test_a_plain_file_loads_what_reads_it_alone(
     loaded = modules_after(code, whole=True)
     others = {"aprfmt.formats.apr.parse", "aprfmt.formats.gguf.parse", "aprfmt.checks"}
     dear = {"aprfmt.codecs.repacks", "aprfmt.codecs.writers", "aprfmt.conversion.estimate"}
-    assert not loaded & {*others, *dear, "importlib.metadata"}
+    causes = {"aprfmt.causes.tensor", "aprfmt.measure.tensors", "aprfmt.tokenizer.template"}
+    assert not loaded & {*others, *dear, *causes, "importlib.metadata"}
 
 
 def test_parity_loads_nothing_of_diagnosis(demo_model: Path) -> None:

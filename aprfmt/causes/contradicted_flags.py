@@ -16,8 +16,8 @@ from aprfmt.causes.hyperparameters import BIASES, FLAG_LOADERS, hyper_causes, sh
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
+from aprfmt.measure.pair_comparison import compare_pair
 from aprfmt.measure.records import EQUAL
-from aprfmt.measure.tensors import compare_pair
 from aprfmt.model import Model
 from aprfmt.tensors.view import is_zero
 

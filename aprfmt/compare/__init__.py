@@ -168,7 +168,7 @@ def diff_models(
     compared; None is no limit.
     """
     from aprfmt.codecs.parallel import cpu_count
-    from aprfmt.measure.tensors import compare_pair
+    from aprfmt.measure.pair_comparison import compare_pair
 
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
     only = SECTIONS if only is None else only
@@ -351,7 +351,12 @@ def _taken_finding(says: str, tensors: int) -> Finding:
 
 
 def _identity_sentences(a: Model, b: Model, rows: Sequence[TensorDiff]) -> tuple[str, str]:
-    """Return (which parts of A are B, by what the two are other models), in words; "" for no."""
+    """Return (which parts of A are B, by what the two are other models), in words; "" for no.
+
+    Models of equal hyperparameters and equal tensors are one.
+    """
+    if a.hyper == b.hyper and rows and all(row.verdict in EQUAL for row in rows):
+        return "", ""
     from aprfmt.compare.other_models import other_model_sentence
     from aprfmt.compare.taken_parts import taken_parts_text
 

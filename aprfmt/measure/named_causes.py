@@ -343,10 +343,14 @@ def matrix_encodings(model: "Model") -> dict[str, str]:
 
 def input_scale_endings(model: "Model") -> tuple[str, ...]:
     """Return the endings of the names of a model's scales of activations, each once."""
+    names = dict.fromkeys(
+        suffix for view in model.values() for one in view.stored for suffix in one.parts
+    )
+    if not names:
+        return ()
     from aprfmt.codecs.dialect import OF_INPUTS
 
-    names = (suffix for view in model.values() for one in view.stored for suffix in one.parts)
-    found = (OF_INPUTS.search(name) for name in dict.fromkeys(names))
+    found = (OF_INPUTS.search(name) for name in names)
     return tuple(dict.fromkeys(match[0] for match in found if match))
 
 

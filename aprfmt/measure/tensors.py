@@ -1,4 +1,4 @@
-"""Compares one pair of tensors: bytes first, then values, then the encoding's bound."""
+"""Compares the values of two tensors whose bytes differ, within their encodings' bounds."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,113 +10,28 @@ import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.shapes import matrix_shape
-from aprfmt.errors import AprfmtError
-from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit_errors
 from aprfmt.measure.bounds import quantization_steps as codec_steps
 from aprfmt.measure.coarse_steps import WideSteps, WideStepsOfBlocks, wide_steps_of_lattice
 from aprfmt.measure.numbers import CHUNK, PairSums, steps_between, to_float64
-from aprfmt.measure.prefetch import same_length, same_meaning
 from aprfmt.measure.records import TensorDiff, ulp_type
-from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
     from aprfmt.formats.mapped_file import Buffer
     from aprfmt.measure.numbers import Step
-    from aprfmt.measure.prefetch import First
 
 
-def compare_pair(
-    pair: TensorPair, imatrix: bool = False, first: "First" = first_difference
-) -> TensorDiff:
-    """Return the verdict on one pair; a tensor that cannot be read is UNREADABLE.
-
-    `imatrix` says that either file was quantized with an importance matrix, which makes the
-    one-step bound statistical. `first` finds the first differing byte of the runs compared first.
-    """
-    a, b = pair.a, pair.b
-    diff = TensorDiff(
-        pair.key,
-        "DIFFERENT",
-        name_a=_side_name(a),
-        name_b=_side_name(b),
-        encoding_a="" if a is None else a.encoding,
-        encoding_b="" if b is None else b.encoding,
-        shape_a=None if a is None else a.shape,
-        shape_b=None if b is None else b.shape,
-        layout=pair.layout,
-    )
-    damage = next((side.damage for side in (a, b) if side is not None and side.damage), "")
-    if damage:
-        return replace(diff, verdict="UNREADABLE", cause=damage)
-    if a is None or b is None:
-        return replace(diff, verdict="ONLY_IN_B" if a is None else "ONLY_IN_A")
-    try:
-        if a.shape != b.shape:
-            for side in (a, b):
-                if any(stored.packed is not None for stored in side.stored):
-                    from aprfmt.measure.activation_scales import check_packed_parts
-
-                    check_packed_parts(side)  # its shape may be that of a wrong claim
-            return replace(diff, verdict="SHAPE_DIFFERS")
-        return _compare_readable(diff, a, b, imatrix, first)
-    except AprfmtError as error:
-        return replace(diff, verdict="UNREADABLE", cause=str(error))
-
-
-def _side_name(side: View | None) -> str:
-    """Return the first two stored names of a side joined with a comma; "" for None."""
-    return "" if side is None else ", ".join(side.names[:2])
-
-
-def _layout_steps(a: View, b: View) -> tuple[str, ...]:
-    """Return words for the layout steps (such as a transposition) that only one side has.
-
-    () where both have the same.
-    """
-    if a.steps == b.steps:
-        return ()
-    return (
-        *(f"{step} in A" for step in a.steps if step not in b.steps),
-        *(f"{step} in B" for step in b.steps if step not in a.steps),
-    )
-
-
-def _compare_readable(
-    diff: TensorDiff, a: View, b: View, imatrix: bool, first: "First"
-) -> TensorDiff:
-    """Return the verdict on two readable sides of one shape: by bytes, then by values.
-
-    `imatrix` and `first` are those of `compare_pair`.
-    """
-    layout = (*diff.layout, *_layout_steps(a, b))
-    diff = replace(diff, layout=layout)
-    same, stored = same_meaning(a, b), False
-    if not layout and same:
-        if first(a.stored_runs(), b.stored_runs()) is None:
-            return replace(diff, verdict="SAME_BYTES")
-        stored = True
-    at: int | None = None
-    if a.runs is not None and b.runs is not None and same_length(a, b):
-        at = (first_difference if stored else first)(a.runs, b.runs)
-        if at is None and same:
-            return replace(diff, verdict="SAME_VALUES" if layout else "SAME_BYTES")
-        if at is None:
-            return _judge_mislabelled(diff, a, b)
-    return _compare_values(replace(diff, first_byte=at), a, b, imatrix)
-
-
-def _judge_mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
+def judge_mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
     """Return the verdict on equal bytes under two encodings: same values or a wrong label."""
-    result = _compare_values(diff, a, b, False)
+    result = compare_values(diff, a, b, False)
     if result.verdict == "SAME_VALUES":
         return result
     return replace(result, verdict="DIFFERENT", cause="dtype_mislabel", steps_off=None)
 
 
-def _compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
+def compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
     """Return the verdict on a pair by its decoded values."""
     for side in (a, b):
         if any(stored.parts for stored in side.stored):

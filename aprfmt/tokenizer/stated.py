@@ -22,7 +22,6 @@ from aprfmt.tokenizer.hf_json import (
     transformers_stop_ids,
     vocabulary_from_json,
 )
-from aprfmt.tokenizer.isolated import engine_of_text
 from aprfmt.tokenizer.keys import CONTROL, MERGES, MODEL, NORMAL, PRE, SCORES, TOKENS, TYPES
 from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from aprfmt.tokenizer.stored_parts import Carried
@@ -101,6 +100,8 @@ class StatedTokenizer:
         """
         if self.data is None or not texts:
             return {}
+        from aprfmt.tokenizer.isolated import engine_of_text
+
         engine = engine_of_text(json.dumps(self.data), self.carried.origin)
         return {text: ids for text in texts if len(ids := engine.encode(text, False, True)) > 1}
 

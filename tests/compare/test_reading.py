@@ -109,7 +109,7 @@ def test_a_section_compares_no_tensor(
     def fail(*args: object) -> None:
         raise AssertionError("a tensor was compared")
 
-    monkeypatch.setattr("aprfmt.measure.tensors.compare_pair", fail)
+    monkeypatch.setattr("aprfmt.measure.pair_comparison.compare_pair", fail)
     assert aprfmt("diff", ours, ours, "--only", section).code == 0
 
 

@@ -16,7 +16,6 @@ from aprfmt.causes.tokenizer.vocabulary_lists import Difference, value_text
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
-from aprfmt.tokenizer.conversations import missing_template_tokens
 from aprfmt.tokenizer.engine_defaults import overridden_types
 from aprfmt.tokenizer.keys import CONTROL, TOKENS
 from aprfmt.tokenizer.stated import StatedTokenizer, read_tokenizer_parts
@@ -297,6 +296,8 @@ def _unknown_template_tokens(a: StatedTokenizer, b: StatedTokenizer) -> tuple[st
     """
     if a.template == b.template and a.vocabulary.tokens == b.vocabulary.tokens:
         return ()
+    from aprfmt.tokenizer.conversations import missing_template_tokens
+
     return tuple(
         f"{label}'s chat template names tokens that its vocabulary lacks: {', '.join(missing)}"
         for label, side in (("A", a), ("B", b))

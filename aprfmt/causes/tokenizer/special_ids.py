@@ -29,7 +29,6 @@ from aprfmt.tokenizer.keys import (
     STATED_ELSEWHERE,
 )
 from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
-from aprfmt.tokenizer.template import are_equal_programs
 
 CAUSE_ROWS = (
     Cause(
@@ -520,6 +519,8 @@ def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
     x, y = a.template, b.template
     if x == y:
         return
+    from aprfmt.tokenizer.template import are_equal_programs
+
     where = (*part_place(b, "template"), *part_place(a, "template"))
     spelled = x is not None and y is not None and are_equal_programs(x, y)
     if x is None or y is None:
