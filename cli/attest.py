@@ -16,7 +16,6 @@ from aprfmt.errors import UsageError
 if TYPE_CHECKING:
     from aprfmt.attestation import Attestation
 
-_STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
 _TENSOR_STYLES = {"not reproduced": "bad", "not tried": "warn", "not reached": "warn"}
 
 
@@ -116,7 +115,7 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
     written. `found` is the attestation.
     """
     verdict = found.pronounced
-    headline = verdict.says, _STYLES[verdict.exit]
+    headline = verdict.says, render.EXIT_STYLES[verdict.exit]
     lines = list(_difference_lines(found, verbose))
     if written is not None:
         lines.append((f"  statement written to {written}", ""))

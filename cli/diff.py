@@ -262,7 +262,6 @@ TOP = 10  # worst tensors shown with -v
 FINDINGS = 12  # causes shown
 LINES = 60  # of a chat template's diff
 LEFT = 8  # items shown that were not compared
-_STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
 
 
 def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) -> None:
@@ -273,7 +272,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
     if verbose or top is not None:
         _print_everything(report, TOP if top is None else top, found)
         return
-    headline = found.says, _STYLES[found.exit]
+    headline = found.says, render.EXIT_STYLES[found.exit]
     lines = short_answer(
         headline,
         report.causes,
@@ -327,7 +326,7 @@ def _print_everything(report: DiffReport, top: int, found: Pronounced) -> None:
 
     `found` is the verdict.
     """
-    render.say_verdict(found.says, _STYLES[found.exit])
+    render.say_verdict(found.says, render.EXIT_STYLES[found.exit])
     _print_not_compared(found)
     for one in report.relations:
         render.say(f"  {one.side.upper()}: {one.relation.text}", style="bad")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 3  # tensors that a budget left and that are named
 _FAILURES = 8  # failures of a short answer
-_STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
 
 
 class HashResult(TypedDict):
@@ -39,7 +38,7 @@ def show(body: HashResult, found: "Pronounced | None" = None) -> None:
     if found is not None:
         for row in body.get("failures", ()):
             render.say(f"FAIL {row['key']}: {row['what']}", style="bad")
-        render.say_verdict(found.says, _STYLES[found.exit])
+        render.say_verdict(found.says, render.EXIT_STYLES[found.exit])
         return
     late = [row for row in body["tensors"] if "not_reached" in row]
     for row in body["tensors"]:
@@ -72,7 +71,7 @@ def answer(
     from aprfmt.measure.named_causes import fixed_name
     from aprfmt.model.hf_folder import WEIGHTS
 
-    lines = [(found.says, _STYLES[found.exit])]
+    lines = [(found.says, render.EXIT_STYLES[found.exit])]
     lines += [(f"  FAIL {row['key']}: {row['what']}", "bad") for row in rows[:_FAILURES]]
     if len(rows) > _FAILURES:
         lines.append((f"  ... {len(rows) - _FAILURES} more (-v, --json)", "dim"))

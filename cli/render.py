@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
 
 WIDEST = 60  # characters of a field's value in a line for people
+EXIT_STYLES = {0: "good", 1: "bad", 2: "warn"}  # style of a verdict by its exit code
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

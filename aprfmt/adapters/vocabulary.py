@@ -18,12 +18,12 @@ from aprfmt.model.adapter_reading import Adapter
 from aprfmt.model.carried_files import json_object
 from aprfmt.model.hf_folder import HFFolder, read_folder
 from aprfmt.tensors.view import View
+from aprfmt.tokenizer.stored_parts import TOKENIZER_JSON
 
 _KEY = "vocab_size"
 _TEXT = "text_config"  # where a model of several parts has the key
-_JSON = "tokenizer.json"
 _TOKENIZER = (
-    _JSON, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    TOKENIZER_JSON, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
@@ -119,7 +119,7 @@ def _tokenizer_files(folder: Path) -> dict[str, str]:
     {} without a tokenizer.json.
     """
     texts = read_folder(folder).texts if folder.is_dir() else {}
-    if _JSON not in texts:
+    if TOKENIZER_JSON not in texts:
         return {}
     return {name: texts[name] for name in _TOKENIZER if name in texts}
 
@@ -131,10 +131,10 @@ def _tokenizer_text(adapter: Adapter, base: HFFolder, own: Mapping[str, str], co
     `count` ids.
     """
     whose, texts = ("the adapter's", own) if own else ("the base's", base.texts)
-    if _JSON not in texts:
-        return f"neither {adapter.path.parent} nor {base.path} has a {_JSON}"
-    where = str((adapter.path.parent if own else base.path) / _JSON)
-    size = _count_token_ids(texts[_JSON], where)
+    if TOKENIZER_JSON not in texts:
+        return f"neither {adapter.path.parent} nor {base.path} has a {TOKENIZER_JSON}"
+    where = str((adapter.path.parent if own else base.path) / TOKENIZER_JSON)
+    size = _count_token_ids(texts[TOKENIZER_JSON], where)
     if size > count:
         raise ConversionError(
             f"{adapter.path}: {where} has {size} tokens, and the table of the adapter {count} "
@@ -142,7 +142,7 @@ def _tokenizer_text(adapter: Adapter, base: HFFolder, own: Mapping[str, str], co
         )
     said = f"the tokenizer is {whose}, of {size} tokens"
     if not own and size < count:
-        said += f" ({adapter.path.parent} has no {_JSON}: put that of the training there)"
+        said += f" ({adapter.path.parent} has no {TOKENIZER_JSON}: put that of the training there)"
     return said
 
 

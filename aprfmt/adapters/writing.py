@@ -26,10 +26,10 @@ from aprfmt.errors import ConversionError, OutputError
 from aprfmt.formats import FORMATS, open_source
 from aprfmt.formats.atomic import FileSet
 from aprfmt.model import Model, open_model
+from aprfmt.model.adapter_parts import PREFIX
 from aprfmt.model.adapter_reading import Adapter, StoredPair, read_adapter
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
-_PREFIX = "base_model.model."
 _KOHYA = "lora_te_"  # sd-scripts' prefix of a language model's modules
 NamedBytes = tuple[TensorInfo, bytes]
 Texts = dict[str, str]
@@ -178,7 +178,7 @@ def _gguf_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple[
 
 def _peft_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple[str, str, Array]]:
     """Yield (tensor name, part, values) of a pair in PEFT's spelling."""
-    module = _PREFIX + name.removesuffix(".weight")
+    module = PREFIX + name.removesuffix(".weight")
     if stored.embedding:
         yield f"{module}.lora_embedding_A", "a", pair.b.T
         yield f"{module}.lora_embedding_B", "b", pair.a.T

@@ -103,6 +103,8 @@ MTP: Mapping[str, DraftNames] = {
         ("mtp_num_hidden_layers", "num_nextn_predict_layers"),
     ),
 }
+# Keys of config.json that say how many draft layers there are, in the files of any model.
+DRAFT_LAYER_KEYS = tuple(dict.fromkeys((*NEXTN["hf"].counts, *MTP["hf"].counts, "num_mtp_layers")))
 _FIRST = {"hf": LAYER.replace("{L}", "0"), "gguf": "blk.0."}
 
 

@@ -14,9 +14,9 @@ from aprfmt.base.protocols import Value
 
 Sections = tuple[int, int, int]
 _KEY = "{arch}.rope.dimension_sections"
-_OBJECTS = ("rope_parameters", "rope_scaling")
+ROPE_OBJECTS = ("rope_parameters", "rope_scaling")
 INTERLEAVED = "mrope_interleaved"  # whether pairs take turns; fixed by the model type
-IGNORED = frozenset(f"{name}.{INTERLEAVED}" for name in _OBJECTS)
+IGNORED = frozenset(f"{name}.{INTERLEAVED}" for name in ROPE_OBJECTS)
 
 
 def _parse_sections(found: tuple[Value, str] | None) -> tuple[Value, str] | None:
@@ -32,7 +32,7 @@ def _parse_sections(found: tuple[Value, str] | None) -> tuple[Value, str] | None
 
 def _read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
     """Return (the three numbers of pairs, key) of config.json's rope object; None without."""
-    for name in _OBJECTS:
+    for name in ROPE_OBJECTS:
         rope = facts.values.get(name)
         if isinstance(rope, Mapping) and rope.get("mrope_section") is not None:
             return _parse_sections((rope["mrope_section"], f"{name}.mrope_section"))

@@ -28,6 +28,7 @@ from aprfmt.model.carried_files import FILES_KEY, foreign_gguf_keys, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.ledger import (
     APART,
+    OF_WEIGHTS,
     OPEN,
     Item,
     Kind,
@@ -54,7 +55,6 @@ RECORD = "aprfmt.dropped"  # JSON {name in the source: the flag that left it out
 REMOVED = f"--remove {FILES_KEY}"  # the flag for files whose key is taken out; not recorded
 ALONE = "--arch none, --generic"  # the flags that copy a container without its companions
 _SHOWN = 5
-_TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor")
 _UNREAD_KINDS: tuple[Kind, ...] = ("file", "metadata key", "config key")
 _NO_PLACE = "nothing reads it, and the copy has no place for it"
 _OTHER_VALUE = "another value, which nothing reads"
@@ -184,9 +184,9 @@ class _Comparison:
         """
         self.copy, self.source, self.excused, self.edited = copy, source, excused, edited
         self.roles, self.roles_of = _roles(copy, source), source.roles_of
-        items = make_ledger(source, (*_TENSORS, *_UNREAD_KINDS)).items
+        items = make_ledger(source, (*OF_WEIGHTS, *_UNREAD_KINDS)).items
         self.mine = Ledger(str(source.path), items)
-        self.read = {item.name: item for item in items if item.kind in _TENSORS}
+        self.read = {item.name: item for item in items if item.kind in OF_WEIGHTS}
         self._texts, self._stated = _texts_of(copy), _texts_of(source)
 
     # --- tensors ------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ class _Comparison:
         left = list_not_compared(self.mine, make_ledger(self.copy, _UNREAD_KINDS), _UNREAD_KINDS)
         states = {(row.kind, row.name): row.state for row in left}
         for item in self.mine.unread:
-            if item.kind in _TENSORS or (item.kind == "file" and companion_kind(item.name)):
+            if item.kind in OF_WEIGHTS or (item.kind == "file" and companion_kind(item.name)):
                 continue  # it has its entry by what it is
             fate, how = fates.get(states.get((item.kind, item.name), "equal"), ("copied", ""))
             why = _EDITED if how and (item.kind, item.name) in self.edited else ""

@@ -15,21 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.other_keys import IGNORED
+from aprfmt.arch.rope_sections import ROPE_OBJECTS
 from aprfmt.base.protocols import Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.conversion.edits import KeyChange, parse_json_value
-from aprfmt.conversion.key_names import TEMPLATE_FILE, TEMPLATE_KEYS, format_keys
+from aprfmt.conversion.key_names import TEMPLATE_KEYS, format_keys
 from aprfmt.errors import OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.bounded_json import loads
+from aprfmt.formats.safetensors.layout import METADATA
 from aprfmt.model.config_paths import path_of_name
 from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
 from aprfmt.model.packing import MODELOPT_FILE, OLDER_FILES
 from aprfmt.model.patterns import close_names
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 from aprfmt.remote.paths import is_remote
-from aprfmt.tokenizer.keys import FLAGS, GENERATION, GENERATION_KEYS
+from aprfmt.tokenizer.keys import FLAGS, GENERATION, GENERATION_KEYS, TEMPLATE_FILE
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -38,7 +40,6 @@ CONFIG, GENERATES, TOKENIZER = "config.json", "generation_config.json", "tokeniz
 FILES = (CONFIG, GENERATES, TOKENIZER)
 # Where these are, a key of theirs is set by FILE:KEY, and never by its name alone.
 _OWN_KEYS_ONLY = {ADAPTER_CONFIG, MODELOPT_FILE, *OLDER_FILES}
-WEIGHTS_KEYS = "__metadata__"
 # Keys of tokenizer_config.json that PreTrainedTokenizerBase reads, besides its flags.
 _TOKENIZES = (
     "model_max_length", "padding_side", "truncation_side", "tokenizer_class", "bos_token",
@@ -51,7 +52,6 @@ _OTHER_NAMES: Mapping[str, str] = {
     "general.architecture": "model_type", "architecture": "model_type",
     "hf_model_type": "model_type",
 }  # fmt: skip
-_ROPE = ("rope_parameters", "rope_scaling")  # where transformers keeps a copy of rope's keys
 _ABSENT = object()
 
 
@@ -102,7 +102,7 @@ class FolderEdits:
         None where it names a value in one of the text files.
         """
         file, colon, rest = key.partition(":")
-        if colon and file == WEIGHTS_KEYS:
+        if colon and file == METADATA:
             return rest
         return (
             key if key in self._model.metadata and not list(self._existing_locations(key)) else None
@@ -176,7 +176,7 @@ class FolderEdits:
         if CONFIG not in self._texts:
             raise UsageError(
                 f"{key}: belongs in a file beside the weights, and {self.folder} has no {CONFIG}; "
-                f"{WEIGHTS_KEYS}:{key}=VALUE writes it into the weights, where no loader looks"
+                f"{METADATA}:{key}=VALUE writes it into the weights, where no loader looks"
             )
         if key in TEMPLATE_KEYS:
             return [self._template()]
@@ -220,7 +220,7 @@ class FolderEdits:
         if _value_at(content, path) is not _ABSENT:
             copies = [
                 (part, name)
-                for part in _ROPE
+                for part in ROPE_OBJECTS
                 if len(path) == 1 and _value_at(content, (part, name)) is not _ABSENT
             ]
             return [ValueLocation(file, each) for each in (path, *copies)]

@@ -16,13 +16,13 @@ from aprfmt.tokenizer.keys import (
     GENERATION_KEYS,
     IDS,
     KEYS,
+    TEMPLATE_FILE,
 )
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
     from aprfmt.model import Model
 
-TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_KEYS = (APR_CHAT_TEMPLATE, CHAT_TEMPLATE, TEMPLATE_FILE)
 
 

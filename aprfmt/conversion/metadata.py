@@ -43,8 +43,8 @@ from aprfmt.model.packing import (
 from aprfmt.quantizing.mixture import Mixture, is_quantized
 from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
-from aprfmt.tokenizer.generation import FILE, gguf_settings, text_with_settings
-from aprfmt.tokenizer.keys import GENERATION_KEYS, HF_JSON
+from aprfmt.tokenizer.generation import gguf_settings, text_with_settings
+from aprfmt.tokenizer.keys import GENERATION_CONFIG, GENERATION_KEYS, HF_JSON
 
 # An output of --generic: its architecture, and where the source's own name for it is kept.
 GENERIC, GENERIC_KEY = "aprfmt-generic", "aprfmt.generic"
@@ -366,7 +366,9 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     # Tokenizer, configuration and companion files.
     found.update(to_gguf(model, partial(_note_rowless, model, plan)))
     found.update(restored_vocabulary(model, found))
-    if model.folder is not None and FILE in model.carried.files:  # it says all, as it stands now
+    if (
+        model.folder is not None and GENERATION_CONFIG in model.carried.files
+    ):  # it says all, as it stands now
         for row in GENERATION_KEYS.values():
             found.pop(row.gguf, None)
     if model.key_style != "gguf":
@@ -434,9 +436,9 @@ def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
     texts.update(to_hf(model))
-    settings = text_with_settings(model, texts.get(FILE))
+    settings = text_with_settings(model, texts.get(GENERATION_CONFIG))
     if settings is not None:
-        texts[FILE] = settings
+        texts[GENERATION_CONFIG] = settings
     restate_special_tokens(model, texts)
     metadata: dict[str, Value | TypedValue] = {"format": "pt"}
     kept = model.metadata.get(SAFETENSORS)

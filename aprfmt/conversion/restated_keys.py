@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.hyperparameters import read_hyper, write_hyper, written_pairs
+from aprfmt.arch.rope_sections import ROPE_OBJECTS
 from aprfmt.arch.spec import Facts
 from aprfmt.arch.value_checks import same_value
 from aprfmt.errors import ArchError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
     from aprfmt.model import Model
 
-_ROPE = ("rope_parameters", "rope_scaling")  # objects in which transformers repeats rope's keys
 _ID_FILES = ("config.json", "generation_config.json")
 _TEXT_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -59,7 +59,7 @@ def restated_hyperparameters(
         for key, value in written_pairs(rule, hyper[rule.name], "hf", hyper)
     }
     whole = write_hyper(spec, hyper, "hf")
-    plain = {key: value for key, value in config.items() if key not in _ROPE}
+    plain = {key: value for key, value in config.items() if key not in ROPE_OBJECTS}
     for made in (_replaced(config, pairs, spec.section), _replaced(plain, whole, spec.section)):
         if not _differing(spec, hyper, made, own):
             return made
@@ -87,7 +87,7 @@ def _replaced(config: Mapping[str, Any], pairs: Mapping[str, Any], section: str)
     outer = [made, inner] if isinstance(inner, dict) else [made]
     places = [
         *outer,
-        *(each[key] for each in outer for key in _ROPE if isinstance(each.get(key), dict)),
+        *(each[key] for each in outer for key in ROPE_OBJECTS if isinstance(each.get(key), dict)),
     ]
     for key, value in pairs.items():
         found = [place for place in places if key in place] or [outer[-1]]

@@ -10,7 +10,7 @@ from aprfmt.base.object_repr import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Confidence, Finding
 from aprfmt.measure.item_repairs import repair_items_command, surplus_commands
-from aprfmt.measure.named_causes import MENDS, NamedCause
+from aprfmt.measure.named_causes import MENDS, TRAINED, NamedCause
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.verdicts import Level, Verdict, worst_verdict
 from aprfmt.model.ledger import (
@@ -33,7 +33,6 @@ KINDS: Mapping[DivergenceKind, str] = {
 EXIT: Mapping[DivergenceKind, Literal[0, 1, 2]] = {
     "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
 }  # fmt: skip
-DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
 ABSENT_POINTS = "points are not in the trace"  # of what was not checked
 ALSO_EXPLAINS = "explains it as well"  # of the evidence on a cause that is as good
 ALL_ZERO = "all values of A and B are zero: nothing was written there"  # of the evidence
@@ -153,7 +152,7 @@ class Diagnosis(Tabular):
         many a training, and are not among them.
         """
         others = [row for row in self.findings if row.verdict == "not_comparable"]
-        if not others or any(row.cause not in DERIVED for row in others):
+        if not others or any(row.cause not in TRAINED for row in others):
             return ()
         if self.reason and not self.reason.startswith(KINDS["derived"]):
             return ()
@@ -253,7 +252,7 @@ class Diagnosis(Tabular):
     def kind(self) -> DivergenceKind:
         """The class of the answer: the verdict, or "derived" or "not_exercised"."""
         if self.verdict == "not_comparable":
-            derived = self.lead is not None and self.lead.cause in DERIVED
+            derived = self.lead is not None and self.lead.cause in TRAINED
             said = not self.reason or self.reason.startswith(KINDS["derived"])
             return "derived" if derived and said else "not_comparable"
         if self.verdict == "bug" and self._findings_verdict != "bug":
@@ -355,7 +354,7 @@ class Diagnosis(Tabular):
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
         left = f"{self._remainder_clause()}{self._accepted_clause()}"
         if self.underived_faults:
-            made = [row.says for row in self.findings if row.cause in DERIVED]
+            made = [row.says for row in self.findings if row.cause in TRAINED]
             left = f"; beside it B is derived: {'; '.join(dict.fromkeys(made))}{left}"
         return f"{words}: {name}{known} - {says}{at}{also}{others}{left}"
 
@@ -380,7 +379,7 @@ class Diagnosis(Tabular):
         names = dict.fromkeys(
             f"{one.cause} ({one.says})" if one.level == "tensor" else one.cause or "unknown"
             for one in faults
-            if one.cause not in DERIVED
+            if one.cause not in TRAINED
         )
         return f"; beside the weights: {', '.join(names)}" if names else ""
 

@@ -33,7 +33,7 @@ from aprfmt.causes.forward.usual_steps import single_layer_mistakes
 from aprfmt.diagnosis.rowwise import AGREES, row_solvers, solve_masks, solve_rows
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
-from aprfmt.inference.replay.shadow import ShadowPoint
+from aprfmt.inference.replay.shadow import ROUTING, ShadowPoint
 
 RUNS = 2000  # passes of a small model at one divergence
 WORK = 4e10  # products of all passes of a large one
@@ -45,7 +45,6 @@ OTHERS = 300  # passes to look for something else that would explain joined chan
 LEAST = 0.02  # digits by which a change must bring the rows nearer to be continued
 FEW = 3  # operations between two points up to which hypotheses solve what there is to solve
 CLEAR = 0.3  # a residual that does not fall below this share of the first one proves nothing
-ROUTED = ("experts", "expert_w", "router_margin")
 
 
 @dataclass(frozen=True)
@@ -453,7 +452,7 @@ def may_act(case: Mismatch, change: Change, layers: Layers) -> bool:
         return True
     if after.positions != before.positions:
         return bool(ops & {"rope", "embed"})
-    if after.taps != before.taps and ("add_weighted" in ops or case.view.point in ROUTED):
+    if after.taps != before.taps and ("add_weighted" in ops or case.view.point in ROUTING):
         return True
     return _reads_replaced_weight(case, after)
 

@@ -16,7 +16,7 @@ from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.texts import uncompared_tokenizers
 from aprfmt.model import Model
 from aprfmt.tokenizer.carriers import to_gguf
-from aprfmt.tokenizer.keys import CHAT_TEMPLATE
+from aprfmt.tokenizer.keys import CHAT_TEMPLATE, TEMPLATE_FILE
 
 _OF = "probe texts, conversations and ends that are not A's; a share"
 
@@ -88,7 +88,6 @@ def _set_command(b: Model, keys: tuple[str, ...]) -> str:
     return set_command(b.path if b.folder is None else b.folder.path, [*map(shlex.quote, keys)])
 
 
-_FILE = "chat_template.jinja"
 _LONGEST = 120  # characters of a text in a command
 
 
@@ -123,7 +122,7 @@ def _set_arguments(
             continue
         held = written[key]
         value = held.value if isinstance(held, TypedValue) else held
-        file = None if a.folder is None else a.folder.path / _FILE
+        file = None if a.folder is None else a.folder.path / TEMPLATE_FILE
         if (
             key == CHAT_TEMPLATE
             and file is not None

@@ -187,7 +187,7 @@ MISLABELLED = frozenset({"dtype_mislabel"})
 # Causes that say that tensors stand under each other's names, which renames may put right.
 EXCHANGED = frozenset({"swapped_tensors", "layer_order"})
 
-# Causes that say that B's weights are its own.
+# Causes that say that B's weights are its own, though made from A's.
 TRAINED = frozenset({"derived", "lora_merge"})
 
 

@@ -8,14 +8,20 @@ from aprfmt.errors import AprfmtError
 from aprfmt.model.ledger import NotCompared, State, same_content
 from aprfmt.model.readings import FILES, KeyPattern, matching_row
 from aprfmt.tokenizer.generation import (
-    FILE,
     differing_settings,
     generation_settings,
     has_keys_alone,
     placeless_settings,
     same_setting,
 )
-from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, GENERATION, HF_JSON, KEYS
+from aprfmt.tokenizer.keys import (
+    APR_CHAT_TEMPLATE,
+    CHAT_TEMPLATE,
+    GENERATION,
+    GENERATION_CONFIG,
+    HF_JSON,
+    KEYS,
+)
 
 if TYPE_CHECKING:
     from aprfmt.causes.tokenizer.comparison import TokensReport
@@ -191,14 +197,14 @@ def _unequal_settings(a: "Model", b: "Model") -> Iterator[NotCompared]:
     ledgers. Files that only one side has, or that cannot be read, are listed apart.
     """
     for one in differing_generation_keys(a, b):
-        row = matching_row(FILES[FILE], one.name)
+        row = matching_row(FILES[GENERATION_CONFIG], one.name)
         default = GENERATION.get(one.name)
         mine, theirs = (default if value is None else value for value in (one.a, one.b))
         if row is None or not _is_acted_on(row) or same_setting(mine, theirs):
             continue
         both = one.a is not None and one.b is not None
         state: State = "unequal" if both else "only in B" if one.a is None else "only in A"
-        yield NotCompared("generation setting", f"{FILE}: {one.name}", state)
+        yield NotCompared("generation setting", f"{GENERATION_CONFIG}: {one.name}", state)
     file = "tokenizer_config.json"
     try:
         left, right = a.carried.parse_file(file), b.carried.parse_file(file)
@@ -331,7 +337,7 @@ def _has_generation_config(model: "Model") -> bool:
         found = generation_settings(model.carried)
     except AprfmtError:
         return True
-    return any(matching_row(FILES[FILE], key) is not None for key in found)
+    return any(matching_row(FILES[GENERATION_CONFIG], key) is not None for key in found)
 
 
 def _generation_config(model: "Model") -> Mapping[str, object]:

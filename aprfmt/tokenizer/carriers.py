@@ -335,10 +335,10 @@ def to_hf(model: "Model") -> dict[str, str]:
         found.setdefault("tokenizer_config.json", _tokenizer_config(lists))
         stops = sorted(vocabulary_stop_ids(carried, lists))
         if len(stops) > 1 and not configured_stop_ids(carried):
-            found["generation_config.json"] = json.dumps({"eos_token_id": stops}, indent=2) + "\n"
+            found[keys.GENERATION_CONFIG] = json.dumps({"eos_token_id": stops}, indent=2) + "\n"
     # A template that no file has yet gets its own.
     template = carried.chat_template()
-    file = "chat_template.jinja"
+    file = keys.TEMPLATE_FILE
     if template is not None and (
         file in found or carried.tokenizer_config.get("chat_template") != template
     ):

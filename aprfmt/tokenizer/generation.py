@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.model.carried_files import foreign_gguf_keys
-from aprfmt.tokenizer.keys import GENERATION, GENERATION_KEYS, LEFT_OUT_BY_WRITERS
+from aprfmt.tokenizer.keys import (
+    GENERATION,
+    GENERATION_CONFIG,
+    GENERATION_KEYS,
+    LEFT_OUT_BY_WRITERS,
+)
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
     from aprfmt.tokenizer.stored_parts import Carried
 
-FILE = "generation_config.json"
 ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")  # compared with the tokenizer's
 
 
@@ -43,7 +47,7 @@ def generation_settings(carried: "Carried") -> dict[str, Any]:
 
     {} where nothing states it. Raises FormatError for a damaged file.
     """
-    said = dict(carried.parse_file(FILE))
+    said = dict(carried.parse_file(GENERATION_CONFIG))
     for name, value in stated_settings(carried).items():
         if not same_setting(said.get(name), value):
             said[name] = value
@@ -68,7 +72,7 @@ def has_file(carried: "Carried") -> bool:
 
     Raises FormatError for a damaged file.
     """
-    return bool(carried.parse_file(FILE))
+    return bool(carried.parse_file(GENERATION_CONFIG))
 
 
 def has_keys_alone(carried: "Carried") -> bool:

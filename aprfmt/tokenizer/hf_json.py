@@ -5,7 +5,15 @@ from typing import Any
 
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer.engine_defaults import CLASS_EOS
-from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from aprfmt.tokenizer.keys import (
+    BYTE,
+    CONTROL,
+    GENERATION_CONFIG,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+)
 from aprfmt.tokenizer.pre_tokenizers import flatten_steps
 from aprfmt.tokenizer.stored_parts import MAX_TOKENS, Carried
 from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN, Vocabulary, filler_text
@@ -288,7 +296,7 @@ def configured_stop_ids(carried: Carried) -> frozenset[int]:
     ids and no others.
     """
     config = carried.model.config or {}
-    for source in (carried.parse_file("generation_config.json"), config, config.get("text_config")):
+    for source in (carried.parse_file(GENERATION_CONFIG), config, config.get("text_config")):
         found = id_list(source.get("eos_token_id") if isinstance(source, Mapping) else None)
         if found:
             return frozenset(found)
@@ -305,12 +313,12 @@ def transformers_stop_ids(carried: Carried) -> frozenset[int]:
     text = config.get("text_config")
     configs = [source for source in (config, text) if isinstance(source, Mapping)]
     # The file replaces what config.json has (transformers 5.23, tried), unless made of it.
-    said = carried.parse_file("generation_config.json")
+    said = carried.parse_file(GENERATION_CONFIG)
     if said and not said.get("_from_model_config") and not id_list(said.get("eos_token_id")):
         return frozenset()
     if stated or any("eos_token_id" in source for source in configs):
         return stated
-    if "generation_config.json" in carried.files:  # it replaces what the configuration has
+    if GENERATION_CONFIG in carried.files:  # it replaces what the configuration has
         return frozenset()
     types = [source.get("model_type") for source in reversed(configs)]
     names = [name for name in types if isinstance(name, str)]

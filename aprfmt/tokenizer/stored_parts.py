@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.model.carried_files import read_embedded_files
-from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, HF_JSON, IDS, Key
+from aprfmt.tokenizer.keys import (
+    APR_CHAT_TEMPLATE,
+    CHAT_TEMPLATE,
+    FLAGS,
+    HF_JSON,
+    IDS,
+    TEMPLATE_FILE,
+    Key,
+)
 from aprfmt.tokenizer.tokenizer_cost import MOST_FRAME, count_template_tokens
 
 if TYPE_CHECKING:
@@ -225,7 +233,7 @@ class Carried:
         if self.model.key_style in _SPELLING:
             for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
                 yield self.model.metadata.get(key), key
-        name = "chat_template.jinja"
+        name = TEMPLATE_FILE
         yield self.files[name] if name in self.files else None, name
         yield self.tokenizer_config.get("chat_template"), "tokenizer_config.json"
         yield self.parse_file("chat_template.json").get("chat_template"), "chat_template.json"

@@ -19,11 +19,19 @@ from aprfmt.tokenizer.hf_json import (
     special_texts,
     transformers_stop_ids,
 )
-from aprfmt.tokenizer.keys import CONTROL, END_TEXTS, MODEL, PRE, TOKENS, TYPES, USER_DEFINED
+from aprfmt.tokenizer.keys import (
+    CONTROL,
+    END_TEXTS,
+    GENERATION_CONFIG,
+    MODEL,
+    PRE,
+    TOKENS,
+    TYPES,
+    USER_DEFINED,
+)
 from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.vocabulary import collect_stop_ids
 
-GENERATION_CONFIG = "generation_config.json"
 NOWHERE = "neither generation_config.json nor config.json states eos_token_id"
 
 

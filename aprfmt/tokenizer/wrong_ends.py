@@ -15,10 +15,18 @@ from aprfmt.errors import AprfmtError
 from aprfmt.formats import suffix_to_write
 from aprfmt.tokenizer.conversations import turn_tokens
 from aprfmt.tokenizer.hf_json import id_list
-from aprfmt.tokenizer.keys import CONTROL, END_ROLES, END_TEXTS, IDS, NORMAL, USER_DEFINED
+from aprfmt.tokenizer.keys import (
+    CONTROL,
+    END_ROLES,
+    END_TEXTS,
+    GENERATION_CONFIG,
+    IDS,
+    NORMAL,
+    USER_DEFINED,
+)
 from aprfmt.tokenizer.stated import StatedTokenizer
 
-FILES = ("generation_config.json", "config.json")
+FILES = (GENERATION_CONFIG, "config.json")
 
 
 @dataclass(frozen=True, slots=True)

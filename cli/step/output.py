@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     from aprfmt.training.memory import StepMemory
     from aprfmt.training.report import StepReport, TensorStep
 
-_STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
-
 
 def show(report: "StepReport", verbose: bool) -> None:
     """Print the verdict, the causes and what moved; with `verbose` a table of all tensors."""
     found = report.pronounced
-    headline = found.says, _STYLES[found.exit]
+    headline = found.says, render.EXIT_STYLES[found.exit]
     facts = list(_facts(report))
     lines = short_answer(
         headline,
@@ -131,7 +129,7 @@ def show_runs(report: "RunsReport", model: str, verbose: bool) -> None:
     `model` is the path that was given.
     """
     found = report.pronounced
-    render.say(found.says, style=_STYLES[found.exit])
+    render.say(found.says, style=render.EXIT_STYLES[found.exit])
     render.say(f"  loss {report.loss:.6f} nats per label, in float64 on the cpu")
     for run in report.runs:
         text = f"  {run.run}: loss {run.loss:.6f}"

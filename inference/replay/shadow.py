@@ -46,8 +46,8 @@ from aprfmt.measure.tolerances import (
 from aprfmt.measure.trace_view import backend_name
 
 Array = NDArray[Any]
-# Points that are compared by a different rule, or that follow from such a point.
-_APART = ("experts", "expert_w", "router_margin")
+# Points of a routing: compared by a different rule, or following from one that is.
+ROUTING = ("experts", "expert_w", "router_margin")
 # Called with a point's key; returns what its operation may be off by on equal inputs.
 OperationBound = Callable[[str], float]
 
@@ -332,7 +332,7 @@ class _ShadowRecorder(CallRecorder):
         self._recorded.shapes.setdefault(key, mine.shape)
         value = self._recorded.value_of(key)
         calls, goes_on = () if value is None else self.take_calls(x), x
-        if point in _APART:
+        if point in ROUTING:
             goes_on = self._compare_routing(key, mine, value, calls, x)
             if point == "experts":  # their weights follow from the same operations
                 self.calls.extend(calls)
@@ -556,7 +556,7 @@ class _OnePoint(_ShadowRecorder):
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Return the trace's value for the pass; compare it at the wanted point and at routing."""
         key = key_name(point, layer)
-        if key == self._until or point in (*_APART, "router") or key in self._extras:
+        if key == self._until or point in (*ROUTING, "router") or key in self._extras:
             return super().capture(point, layer, x)
         self.set_location(point, layer)
         if key not in self._recorded.shapes:

@@ -17,12 +17,13 @@ from aprfmt.diagnosis.model_pair import finalize_finding
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, kl_divergence
 from aprfmt.diagnosis.probes import differing_rows
 from aprfmt.diagnosis.quantities import compare_quantity
-from aprfmt.diagnosis.records import DERIVED, KINDS, Diagnosis, Touched
+from aprfmt.diagnosis.records import KINDS, Diagnosis, Touched
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import record_points
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import TRAINED
 from aprfmt.measure.nonfinite import NonFinite
 from tests.cli.run import aprfmt as command
 from tests.diagnosis import files
@@ -269,7 +270,7 @@ def test_classes_and_exit_codes() -> None:
         assert found.sentence.startswith(KINDS[found.kind])
 
 
-@pytest.mark.parametrize("cause", DERIVED)
+@pytest.mark.parametrize("cause", TRAINED)
 def test_other_weights_made_from_these_are_derived_whatever_made_them(cause: str) -> None:
     far = Finding(cause, "other weights", "identity", "not_comparable", (), True)
     found = Diagnosis("a", "b", (far,), (), (), ())

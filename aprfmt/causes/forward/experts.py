@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
-from aprfmt.causes.forward.residual_stream import EXPERTS
+from aprfmt.inference.moe import ROUTED
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 SHARED = ("moe_out", "ffn_contrib", "out", "logits")
@@ -75,7 +75,7 @@ def _scale_shared_expert(factor: float) -> Patch:
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
         """Return a + factor * b for the sum with the shared expert, else a + b."""
-        inside = at.point in EXPERTS and b.ndim > 1
+        inside = at.point in ROUTED and b.ndim > 1
         return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
     return lambda patched, layers: patched.with_op("add", override, layers)
@@ -86,7 +86,7 @@ def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Patch:
 
     def override(op: Any, at: Any, x: Any) -> Any:
         """Return how(op, x) inside the experts, else the sigmoid of `x`."""
-        return np.asarray(how(op, x), x.dtype) if at.point in EXPERTS else op(x)
+        return np.asarray(how(op, x), x.dtype) if at.point in ROUTED else op(x)
 
     return lambda patched, layers: patched.with_op("sigmoid", override, layers)
 
@@ -97,8 +97,8 @@ def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Patch:
 def exchanged_weights_change(turns: int) -> Change:
     """Return the change that gives each chosen expert the weight of another one that is chosen.
 
-    It is that of the expert `turns` (1 or -1) places before, by weight from the largest on; with 0
-    the order is turned round.
+    Experts are sorted by weight, the largest first. Each gets the weight of the one `turns` (1 or
+    -1) places before it; with 0 the order is reversed.
     """
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:

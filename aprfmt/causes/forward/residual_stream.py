@@ -19,6 +19,7 @@ from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
 from aprfmt.causes.forward.single_steps import BEHIND, share_norm_input
 from aprfmt.causes.row import Cause
+from aprfmt.inference.moe import ROUTED
 from aprfmt.inference.replay.patched_model import MOVES, STREAM, OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.short_numbers import short_number
@@ -73,7 +74,6 @@ FACTORS = {
 
 MOST_WRONG = 0.5  # share of the tokens up to which single ids are wrong, not the table
 MOST_ROWS = 512
-EXPERTS = ("router", "experts", "expert_w", "router_margin")  # points inside a mixture
 
 
 def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
@@ -350,7 +350,7 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
                 continue  # a bias
             if call.location.point.startswith(("per_layer", "altup")):
                 continue  # no sublayer's sum: hypotheses of its own (per_layer.py)
-            if call.location.point in EXPERTS:
+            if call.location.point in ROUTED:
                 lost = "routed experts are" if keep else "shared expert is"
                 yield Change(
                     "moe_routing",

@@ -2,7 +2,17 @@
 
 from collections.abc import Mapping
 
-from aprfmt.tokenizer.keys import CHAT_TEMPLATE, FLAGS, IDS, MERGES, PRE, SCORES, TOKENS, TYPES
+from aprfmt.tokenizer.keys import (
+    CHAT_TEMPLATE,
+    FLAGS,
+    IDS,
+    MERGES,
+    PRE,
+    SCORES,
+    TEMPLATE_FILE,
+    TOKENS,
+    TYPES,
+)
 from aprfmt.tokenizer.stated import StatedTokenizer
 
 # What confirms a cause of two tokenizers, whichever part it is.
@@ -30,7 +40,7 @@ def part_place(side: StatedTokenizer, part: str) -> tuple[str, ...]:
     config = side.carried.tokenizer_config
     if part == "template":
         _, where = side.carried.template_and_origin()
-        return (where.rpartition(": ")[2] or "chat_template.jinja",)
+        return (where.rpartition(": ")[2] or TEMPLATE_FILE,)
     if part in ("begins", "ends"):
         key = f"add_{'bos' if part == 'begins' else 'eos'}_token"
         stated = isinstance(config.get(key), bool)

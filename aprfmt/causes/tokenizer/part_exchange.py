@@ -9,17 +9,12 @@ from aprfmt.causes.tokenizer.special_ids import frame_roles
 from aprfmt.causes.tokenizer.vocabulary_lists import LOOKS_SPECIAL, comparable_pieces
 from aprfmt.tokenizer import pre_tokenizers
 from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
-from aprfmt.tokenizer.generation import (
-    FILE,
-    generation_settings,
-    has_file,
-    settings_by_keys,
-    shortest,
-)
+from aprfmt.tokenizer.generation import generation_settings, has_file, settings_by_keys, shortest
 from aprfmt.tokenizer.hf_json import FLAGS, configured_ids, id_list
 from aprfmt.tokenizer.keys import (
     CONTROL,
     GENERATION,
+    GENERATION_CONFIG,
     GENERATION_KEYS,
     IDS,
     NORMAL,
@@ -303,7 +298,7 @@ def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
     made |= {"text": side.text_names, "pair": pair if judged else None}
     # Settings that a GGUF has no keys for are the other side's.
     source = other if crossed else side
-    said = source.carried.parse_file(FILE) if not source.uses_lists else {}
+    said = source.carried.parse_file(GENERATION_CONFIG) if not source.uses_lists else {}
     stated = {**said, **settings_by_keys(side.carried, other.carried)}
     if has_file(side.carried):
         stated = generation_settings(side.carried)

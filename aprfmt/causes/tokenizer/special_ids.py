@@ -10,7 +10,6 @@ from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.errors import ArchError
 from aprfmt.tokenizer.generation import (
-    FILE,
     ID_KEYS,
     differing_settings,
     generation_settings,
@@ -24,6 +23,7 @@ from aprfmt.tokenizer.keys import (
     END_TEXTS,
     FLAGS,
     GENERATION,
+    GENERATION_CONFIG,
     GENERATION_KEYS,
     IDS,
     STATED_ELSEWHERE,
@@ -349,8 +349,8 @@ def _ids_outside_config(side: StatedTokenizer, role: str) -> dict[str, frozenset
 
     `role` is what the token is for, such as "bos".
     """
-    said = id_list(side.carried.parse_file(FILE).get(f"{role}_token_id"))
-    found = {FILE: frozenset(said)} if said else {}
+    said = id_list(side.carried.parse_file(GENERATION_CONFIG).get(f"{role}_token_id"))
+    found = {GENERATION_CONFIG: frozenset(said)} if said else {}
     text, place = token_statements(side.carried).get(role, (None, ""))
     tokens = side.vocabulary.tokens
     i = next((i for i, token in enumerate(tokens) if token == text), None)
@@ -607,7 +607,7 @@ def _settings_difference(
     places = [
         GENERATION_KEYS[name].gguf
         if style == "gguf" and name in GENERATION_KEYS
-        else f"{FILE}: {name}"
+        else f"{GENERATION_CONFIG}: {name}"
         for name, _, _ in apart
     ]
     mend = tuple(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from aprfmt.arch.draft_head import DRAFT_LAYER_KEYS
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
 from aprfmt.base.protocols import tensor_damage
@@ -283,7 +284,6 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
 
 
 LISTS_OF_LAYERS = ("layer_types", "mlp_layer_types")  # of config.json, an entry for each layer
-DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 
 
 def _lists_of_other_lengths(ctx: CheckContext) -> Iterator[Finding]:
@@ -300,7 +300,7 @@ def _lists_of_other_lengths(ctx: CheckContext) -> Iterator[Finding]:
     *outer, own = path_of_name(config, stated)
     section = value_at_path(config, tuple(outer)) if outer else config
     layers, there = section.get(own), int(ctx.resolution.hyper["n_layers"])
-    drafts = [value for key in DRAFT_LAYERS if isinstance(value := section.get(key), int)]
+    drafts = [value for key in DRAFT_LAYER_KEYS if isinstance(value := section.get(key), int)]
     for key in LISTS_OF_LAYERS:
         listed = section.get(key)
         if not isinstance(listed, list | tuple) or not isinstance(layers, int):

@@ -8,9 +8,8 @@ from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError
-from aprfmt.tokenizer.keys import GENERATION_KEYS
+from aprfmt.tokenizer.keys import GENERATION_CONFIG, GENERATION_KEYS
 
-_FILE = "generation_config.json"
 # What config.json and tokenizer_config.json have a few words for.
 _WORDS = {"padding_side": ("left", "right"), "truncation_side": ("left", "right")}
 
@@ -43,7 +42,7 @@ def _stated_values(ctx: CheckContext) -> Iterator[tuple[str, str, Any]]:
     """Yield (place, name in bounds.SETTINGS, value) of the settings that the file states."""
     texts = {
         "config.json": ctx.model.config or {},
-        _FILE: ctx.model.carried.parse_file(_FILE),
+        GENERATION_CONFIG: ctx.model.carried.parse_file(GENERATION_CONFIG),
         "tokenizer_config.json": ctx.model.carried.tokenizer_config,
     }
     for file, keys in texts.items():
