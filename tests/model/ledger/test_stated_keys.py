@@ -201,3 +201,21 @@ def test_keys_of_an_unknown_architecture_are_known_by_their_own_names(tmp_path: 
     }  # fmt: skip
     assert [name for name, item in found.items() if item.needed] == ["model_type"]
     assert all(item.of for item in found.values() if item.reading != "unread")
+
+
+@pytest.mark.parametrize("key", ["num_attention_heads", "rms_norm_eps"])
+def test_what_a_refused_configuration_lost_is_not_taken_with_its_name(
+    key: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """No table says what the unknown architecture takes for a key that is not there."""
+    named = changed(demo_model, tmp_path / "named", CONFIG, "model_type", "nobody")
+    keys = json.loads((named / CONFIG).read_text()) | {"architectures": ["NobodyModel"]}
+    (named / CONFIG).write_text(json.dumps(keys))
+    b = changed(named, tmp_path / "b", CONFIG, key, GONE)
+    taken = ("--accept", "unread:model_type", "--accept", "unread:architectures")
+    assert command("diff", demo_model, named, *taken).code == 0
+    for pair in ((demo_model, b), (b, demo_model)):
+        done = command("diff", *pair, *taken, "--json")
+        rows = done.json["pronounced"]["not_compared"]
+        lost = [row["name"] for row in rows if row["state"] != "equal"]
+        assert (done.code, lost) == (1, [key]), done.json["says"]
