@@ -450,8 +450,9 @@ def test_layers_of_deepseek_v4_whose_experts_are_listed_are_the_first_three() ->
     read, gguf = rule.read["hf"], rule.read["gguf"]
     kinds = ["moe", "hash_moe", "moe", "hash_moe"]
     assert read(Facts("hf", {"mlp_layer_types": kinds}, {}), hp) == (
-        (False, True, False), "mlp_layer_types"
-    )  # fmt: skip
+        (False, True, False),
+        "mlp_layer_types",
+    )
     for count in range(4):
         expected = tuple(i < count for i in range(3))
         facts = Facts("hf", {"num_hash_layers": count}, {})

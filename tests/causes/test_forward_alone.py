@@ -15,9 +15,13 @@ TOKENS = 8
 
 
 def windowed(
-    *, first: int | None = None, late: int | None = None, size: int | None = None,
-    probs: Any = None, **more: Any,
-) -> Any:  # fmt: skip
+    *,
+    first: int | None = None,
+    late: int | None = None,
+    size: int | None = None,
+    probs: Any = None,
+    **more: Any,
+) -> Any:
     """A mismatch in layer 0 of two, whose rows differ from `first` on.
 
     `size`: the layer's window; `late`: the first row that differs without one.
@@ -33,12 +37,17 @@ def windowed(
     hyper = {"sliding_window": size, "window_layers": [size is not None, False]}
     block = SimpleNamespace(**{"attends": "causal", "window": "sliding"} | more)
     return SimpleNamespace(
-        call=lambda name: object(), view=view, tokens=TOKENS, layer=0, rows=range(TOKENS),
+        call=lambda name: object(),
+        view=view,
+        tokens=TOKENS,
+        layer=0,
+        rows=range(TOKENS),
         patched=SimpleNamespace(hp=hyper, spec=SimpleNamespace(block=block)),
-        found=SimpleNamespace(flagged=[view]), recorded_result=lambda call: probs,
+        found=SimpleNamespace(flagged=[view]),
+        recorded_result=lambda call: probs,
         attempt=lambda change, layers: wide,
         distances_by_row=lambda x: rows.get(id(x.at), np.full(TOKENS, 2.0)),
-    )  # fmt: skip
+    )
 
 
 def windows(case: Any) -> list[Any]:
@@ -79,38 +88,54 @@ def by_head(inside: Any) -> Any:
 
 ORDERS: dict[str, tuple[str, Any, str, str]] = {
     "heads": (
-        "attn_q", np.arange(COUNT).reshape(-1, DIM)[[1, 0, 3, 2]].reshape(-1), "head_order",
+        "attn_q",
+        np.arange(COUNT).reshape(-1, DIM)[[1, 0, 3, 2]].reshape(-1),
+        "head_order",
         "heads stand in the order [1, 0, 3, 2]",
     ),
     "heads of another part": (
-        "ffn_up", np.arange(COUNT).reshape(-1, DIM)[[1, 0, 3, 2]].reshape(-1), "row_offset",
+        "ffn_up",
+        np.arange(COUNT).reshape(-1, DIM)[[1, 0, 3, 2]].reshape(-1),
+        "row_offset",
         "rows are in another order ([8, 9, 10, 11, 12, 13], ...)",
     ),
     "pairs": (
-        "attn_k", by_head(HALVES), "rope_pairing",
+        "attn_k",
+        by_head(HALVES),
+        "rope_pairing",
         "rows of each head are ordered for adjacent pairs",
     ),
     "halves": (
-        "attn_q", by_head(np.argsort(HALVES)), "rope_pairing",
+        "attn_q",
+        by_head(np.argsort(HALVES)),
+        "rope_pairing",
         "rows of each head are ordered for split halves",
     ),
     "wrong heads": (
-        "attn_q", adjacent_pair_order(COUNT, 2), "gqa_mapping",
+        "attn_q",
+        adjacent_pair_order(COUNT, 2),
+        "gqa_mapping",
         "rows were permuted for 2 heads; the tensor has 4",
     ),
     "one shard twice": (
-        "ffn_up", np.tile(np.arange(16), 2), "tensor_parallel",
+        "ffn_up",
+        np.tile(np.arange(16), 2),
+        "tensor_parallel",
         "the rows are those of shards 0, 0 of 2, one behind the other",
     ),
     "of four shards": (
-        "ffn_up", np.arange(COUNT).reshape(4, -1)[[0, 1, 1, 3]].reshape(-1), "tensor_parallel",
+        "ffn_up",
+        np.arange(COUNT).reshape(4, -1)[[0, 1, 1, 3]].reshape(-1),
+        "tensor_parallel",
         "the rows are those of shards 0, 1, 1, 3 of 4, one behind the other",
     ),
     "any": (
-        "ffn_up", np.arange(COUNT)[::-1], "row_offset",
+        "ffn_up",
+        np.arange(COUNT)[::-1],
+        "row_offset",
         "rows are in another order ([31, 30, 29, 28, 27, 26], ...)",
     ),
-}  # fmt: skip
+}
 
 
 def test_an_order_of_rows_has_its_name() -> None:
@@ -123,9 +148,10 @@ def test_an_order_of_rows_has_its_name() -> None:
             order = (np.arange(count) + shift) % count
             found = linear._name_row_order(case, "L0.ffn_up.weight", order)
             move = shift if shift <= count // 2 else shift - count
-            assert found == (
-                "row_offset", f"rows are read {move} further on", {"offset": move}
-            ), (count, shift)  # fmt: skip
+            assert found == ("row_offset", f"rows are read {move} further on", {"offset": move}), (
+                count,
+                shift,
+            )
 
 
 # --- half of a table ----------------------------------------------------------------------------
@@ -164,8 +190,11 @@ def test_a_norms_weight_is_tried_plus_and_minus_1_everywhere_and_here(
     found = [(change.values, change.says) for change in norm.try_norm_offsets(case)]
     here = {"behind": ("mid",)}
     assert [values for values, _ in found] == [
-        {"offset": 1}, {"offset": -1}, {"offset": 1, **here}, {"offset": -1, **here}
-    ]  # fmt: skip
+        {"offset": 1},
+        {"offset": -1},
+        {"offset": 1, **here},
+        {"offset": -1, **here},
+    ]
     for values, says in found:
         assert says.endswith("weight plus 1" if values["offset"] > 0 else "weight minus 1")
         assert ("the norm before the MLP multiplies" in says) == ("behind" in values)

@@ -122,9 +122,13 @@ MOVES: tuple[tuple[str, str, Change, str], ...] = (
     ("compressed_packed", "weight_scale", lambda x: x.reshape(-1, 2).T.reshape(-1), "transposed"),
     ("compressed_packed", "weight_scale", grid_exchanged, "at [0, 0] and [1, 1] exchanged"),
     ("mlx", "scales", grid_exchanged, "with those at [0, 0] and [1, 1] exchanged"),
-    ("gptq", "scales", lambda x: np.roll(x.reshape(2, -1), 1, 0).reshape(-1),
-     "with rows 0 and 1 exchanged"),
-)  # fmt: skip
+    (
+        "gptq",
+        "scales",
+        lambda x: np.roll(x.reshape(2, -1), 1, 0).reshape(-1),
+        "with rows 0 and 1 exchanged",
+    ),
+)
 
 
 @pytest.mark.parametrize(("dialect", "suffix", "change", "says"), MOVES)

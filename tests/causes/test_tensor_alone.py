@@ -101,9 +101,11 @@ def test_blocks_begin_late_or_early_in_every_row_but_the_outer_ones(
         assert not list(block_order.guess_late_blocks(case))
         assert all(held == inner for _, held in tried)
         assert len(tried) == (34 if inner else 0)  # a block has 18 bytes
-        assert [says for says, _ in tried[:3:2]] == ([] if not inner else [
-            "B's blocks begin 1 bytes too early", "B's blocks begin 2 bytes too early"
-        ])  # fmt: skip
+        assert [says for says, _ in tried[:3:2]] == (
+            []
+            if not inner
+            else ["B's blocks begin 1 bytes too early", "B's blocks begin 2 bytes too early"]
+        )
 
 
 def test_the_runs_of_a_flat_buffer_are_what_was_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +123,11 @@ def test_the_runs_of_a_flat_buffer_are_what_was_fitted(monkeypatch: pytest.Monke
     found = flat_order._explain_flat(context, {}, rows, list(held))
     known = 3 * 98 + 99
     assert {key: one.proof.free for key, one in found.items() if one.proof} == {
-        "x": 4, "y": 4, "z": 4, "w": 2
-    }  # fmt: skip
+        "x": 4,
+        "y": 4,
+        "z": 4,
+        "w": 2,
+    }
     for key, own in runs.items():
         proof = found[key].proof
         assert proof is not None and proof.count == sum(run.count for run in own)
@@ -179,9 +184,14 @@ def test_a_bias_of_zeros_is_one_that_is_not_added(label: str) -> None:
     asked: list[tuple[Any, ...]] = []
     side = SimpleNamespace(columns=6)
     case: Any = SimpleNamespace(
-        role="attn_q.bias", numbers=None, a=side, b=side, sample_a=bias("A"), sample_b=bias("B"),
+        role="attn_q.bias",
+        numbers=None,
+        a=side,
+        b=side,
+        sample_a=bias("A"),
+        sample_b=bias("B"),
         guess=lambda *given, **more: asked.append((*given, more)),
-    )  # fmt: skip
+    )
     list(other_tensors.guess_zero_bias(case))
     zero = "B" if "B" in label else label
     assert [(cause, says, where) for cause, says, where, *_ in asked] == [
@@ -223,7 +233,8 @@ def test_a_key_of_a_scaling_that_b_alone_lacks_is_said_to_be_missing() -> None:
         (whole, whole, (factor, length)),
         (whole, without("factor"), (factor + lost.format("factor"), length)),
         (
-            whole, without("original_max_position_embeddings"),
+            whole,
+            without("original_max_position_embeddings"),
             (factor, length + lost.format("original_max_position_embeddings")),
         ),
         (without("factor"), without("factor"), (factor, length)),
@@ -231,7 +242,7 @@ def test_a_key_of_a_scaling_that_b_alone_lacks_is_said_to_be_missing() -> None:
         (whole, without("factor", factor=2), (factor, length)),  # beside the scaling
         (whole, {"rope_scaling": {}}, (factor, length)),
         (whole, {"rope_scaling": None}, (factor, length)),
-    ):  # fmt: skip
+    ):
         text = hyperparameters.difference_sentence(row, model(mine), model(theirs))
         assert text == f"rope_scaling: {', '.join(said)}", theirs
     assert hyperparameters.difference_sentence(row) == f"rope_scaling: {factor}, {length}"

@@ -109,8 +109,11 @@ def test_a_large_difference_includes_those_of_its_parts(monkeypatch: pytest.Monk
 
     for large in (("a", "b", "c"), ("a", "b", "c", "d")):
         rows = [row("a"), row(*large), row("b"), row("a", "c"), row("a", "x"), row("y")]
-        monkeypatch.setattr(comparison, "_LISTED", (lambda a, b, rows=rows: rows[:2],
-                                                    lambda a, b, rows=rows: rows[2:]))  # fmt: skip
+        monkeypatch.setattr(
+            comparison,
+            "_LISTED",
+            (lambda a, b, rows=rows: rows[:2], lambda a, b, rows=rows: rows[2:]),
+        )
         held: Any = None
         found = list(comparison._listed_differences(held, held))
         assert found == ([*rows[:2], *rows[4:]] if len(large) == 4 else rows)

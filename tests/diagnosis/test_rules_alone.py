@@ -35,9 +35,17 @@ def arguments(written: Any, *where: str, style: str = "gguf", folder: Path | Non
 def test_a_command_holds_short_texts_and_numbers() -> None:
     """A list fits no command, and is another answer than a tokenizer that GGUF cannot express."""
     written = {
-        "n": 3, "x": 0.5, "on": True, "text": "a b", "typed": TypedValue(7, "uint32"),
-        "list": [1, 2], "kept": "it's", "long": "x" * 120, "longer": "x" * 121, "line": "a\nb",
-    }  # fmt: skip
+        "n": 3,
+        "x": 0.5,
+        "on": True,
+        "text": "a b",
+        "typed": TypedValue(7, "uint32"),
+        "list": [1, 2],
+        "kept": "it's",
+        "long": "x" * 120,
+        "longer": "x" * 121,
+        "line": "a\nb",
+    }
     for where, expected in (
         (("n", "x", "on"), ["n=3", "x=0.5", "on=true"]),
         (("text", "typed"), ["'text=a b'", "typed=7"]),
@@ -158,11 +166,17 @@ def end_of(walk: Any, *, budget: bool = True, passes: Any = None, **answers: Any
             getattr(walk, passes).append("one") if passes == "points" else walk.judged.update(A=1)
 
     usual = {
-        "_find_mixed_checkpoint": False, "_choose_sequence": None, "_load_trace": None,
-        "_settle_ids": "", "_compare_without_ids": "without ids", "_judge_other_sequences": False,
-        "_judge_recorded_ids": None, "_find_seen_padding": False, "_has_budget": budget,
+        "_find_mixed_checkpoint": False,
+        "_choose_sequence": None,
+        "_load_trace": None,
+        "_settle_ids": "",
+        "_compare_without_ids": "without ids",
+        "_judge_other_sequences": False,
+        "_judge_recorded_ids": None,
+        "_find_seen_padding": False,
+        "_has_budget": budget,
         "_incomparable_reason": "not comparable",
-    }  # fmt: skip
+    }
     for name, answer in (usual | answers).items():
         setattr(walk, name, lambda *given, answer=answer: answer)
     walk.make_diagnosis = lambda reason="": reason or "made"
@@ -174,14 +188,22 @@ def test_a_walk_without_anything_in_common_says_so() -> None:
     def walk(*, findings: int = 0, checked: int = 0, ids: Any = (1, 2), reason: str = "") -> Any:
         side = SimpleNamespace(kind="trace", model=None, label="A")
         levels = SimpleNamespace(
-            findings=["one"] * findings, checked=["ids"] * checked, reason=reason, not_checked=[],
+            findings=["one"] * findings,
+            checked=["ids"] * checked,
+            reason=reason,
+            not_checked=[],
             left=(),
-        )  # fmt: skip
+        )
         budget = SimpleNamespace(reason="time is up")
         made = SimpleNamespace(
-            a=side, b=side, levels=levels, ids=ids, judged={}, points=[],
+            a=side,
+            b=side,
+            levels=levels,
+            ids=ids,
+            judged={},
+            points=[],
             reporter=SimpleNamespace(budget=budget),
-        )  # fmt: skip
+        )
         made._record_omitted_pass = lambda: Walk._record_omitted_pass(cast(Any, made))
         return made
 

@@ -17,9 +17,18 @@ from tests.formats.apr_files import AprFile
 # --- names of shards ----------------------------------------------------------------------------
 
 PLAIN = [
-    "a.safetensors", "sub/a.safetensors", "a" * 255, "é" * 127, f"{'a' * 255}/{'b' * 255}", ".a",
-    "a..b", "conx", "com0x.bin", "a b", "~",
-]  # fmt: skip
+    "a.safetensors",
+    "sub/a.safetensors",
+    "a" * 255,
+    "é" * 127,
+    f"{'a' * 255}/{'b' * 255}",
+    ".a",
+    "a..b",
+    "conx",
+    "com0x.bin",
+    "a b",
+    "~",
+]
 FAULTS: dict[object, str] = {
     None: "that is NoneType, not a string",
     3: "that is int, not a string",

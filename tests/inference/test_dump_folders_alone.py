@@ -27,26 +27,43 @@ FOUND: dict[str, tuple[Ranks, dict[str, int], dict[str, list[int]], dict[str, st
     "one axis": ([{"tp": 1}, {"tp": 0}], {"tp": 2}, {"tp": [0, 1]}, {}),
     "two axes": (FOUR, {}, {"tp": [0, 1], "dp": [0, 1]}, {}),
     "two that go together": (
-        [{"tp": 0, "ep": 0}, {"tp": 1, "ep": 1}], {}, {"tp": [0, 1]}, {"ep": "tp"}
+        [{"tp": 0, "ep": 0}, {"tp": 1, "ep": 1}],
+        {},
+        {"tp": [0, 1]},
+        {"ep": "tp"},
     ),
     "the other way round": (
-        [{"tp": 0, "ep": 1}, {"tp": 1, "ep": 0}], {}, {"tp": [0, 1]}, {"ep": "tp"}
+        [{"tp": 0, "ep": 1}, {"tp": 1, "ep": 0}],
+        {},
+        {"tp": [0, 1]},
+        {"ep": "tp"},
     ),
     "two of four that go together": (
-        [{"tp": t, "ep": e, "dp": e} for t in range(2) for e in range(2)], {},
-        {"tp": [0, 1], "ep": [0, 1]}, {"dp": "ep"},
+        [{"tp": t, "ep": e, "dp": e} for t in range(2) for e in range(2)],
+        {},
+        {"tp": [0, 1], "ep": [0, 1]},
+        {"dp": "ep"},
     ),
     "the process as well": (
-        [{"tp": t, "rank": t} for t in range(2)], {}, {"tp": [0, 1]}, {"rank": "tp"}
+        [{"tp": t, "rank": t} for t in range(2)],
+        {},
+        {"tp": [0, 1]},
+        {"rank": "tp"},
     ),
     "processes of two axes": (
-        [{**one, "rank": n} for n, one in enumerate(FOUR)], {}, {"tp": [0, 1], "dp": [0, 1]}, {}
+        [{**one, "rank": n} for n, one in enumerate(FOUR)],
+        {},
+        {"tp": [0, 1], "dp": [0, 1]},
+        {},
     ),
     "the process alone": ([{"rank": 0}, {"rank": 1}], {}, {"rank": [0, 1]}, {}),
     "processes of one tp rank each": (
-        [{"tp": 0, "rank": 0}, {"tp": 0, "rank": 1}], {}, {"rank": [0, 1]}, {}
+        [{"tp": 0, "rank": 0}, {"tp": 0, "rank": 1}],
+        {},
+        {"rank": [0, 1]},
+        {},
     ),
-}  # fmt: skip
+}
 LACKING: dict[str, tuple[Ranks, dict[str, int], str]] = {
     "the last": ([{"tp": 0}], {"tp": 2}, "rank 1 of 2 is missing; there are 0$"),
     "the first": ([{"tp": 1}], {}, "rank 0 is missing; there are 1, and perhaps more$"),

@@ -24,9 +24,11 @@ def judged(monkeypatch: pytest.MonkeyPatch, away: float, **how: Any) -> Any:
     rows = how.pop("rows", ())
     recorded = np.concatenate([other[::-1], other])[None] if rows else other
     cell: Any = SimpleNamespace(
-        run=lambda backend: ONE[None] if rows else backend, rows=rows, inputs=before,
+        run=lambda backend: ONE[None] if rows else backend,
+        rows=rows,
+        inputs=before,
         weights={"w": 1},
-    )  # fmt: skip
+    )
     point: Any = SimpleNamespace(key="L0.q", tolerance=0.1, rel_l2=how.pop("output", 0.4))
     traces: Any = SimpleNamespace(recorded_values=lambda key: recorded)
     run: Any = None if engine else other

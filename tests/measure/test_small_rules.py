@@ -258,9 +258,9 @@ def test_a_sample_counts_the_ranges_and_bytes_that_it_read(tmp_path: Path) -> No
     assert found.bytes == found.of_bytes and len(found.differing) == 5
     for name, count in (("x", 3), ("y", 1), ("z", 1)):
         found = sample_files(a, b, 99 * RANGE, tensors=[name])
-        assert (found.ranges, found.bytes) == (count, sizes[name]) == (
-            found.of_ranges, found.of_bytes,
-        )  # fmt: skip
+        assert (
+            (found.ranges, found.bytes) == (count, sizes[name]) == (found.of_ranges, found.of_bytes)
+        )
         assert [one.start for one in found.differing] == [i * RANGE for i in range(count)]
     alone = sample_files(a, b, 99 * RANGE, tensors=["same"])
     assert alone.exit_code == 2 and alone.share == pytest.approx(1 - 0.05**0.5)

@@ -15,9 +15,14 @@ def side(
 ) -> Any:
     """A side of a comparison: a folder, or (`lists`) a file whose lists state ids."""
     usual = {
-        "tokens": TOKENS, "ids": {}, "engine_defaults": {}, "engine_ids": {}, "stated": {},
-        "adds_bos": False, "template": None,
-    }  # fmt: skip
+        "tokens": TOKENS,
+        "ids": {},
+        "engine_defaults": {},
+        "engine_ids": {},
+        "stated": {},
+        "adds_bos": False,
+        "template": None,
+    }
     held = SimpleNamespace(**usual | more)
     vocabulary = SimpleNamespace(
         **{name: getattr(held, name) for name in ("tokens", "ids", "engine_defaults", "engine_ids")}
@@ -27,9 +32,12 @@ def side(
     )
     carried = SimpleNamespace(model=model, token_ids=lambda: held.stated)
     return SimpleNamespace(
-        uses_lists=lists, carried=carried, vocabulary=vocabulary, adds_bos=held.adds_bos,
+        uses_lists=lists,
+        carried=carried,
+        vocabulary=vocabulary,
+        adds_bos=held.adds_bos,
         template=held.template,
-    )  # fmt: skip
+    )
 
 
 FOLDER, LISTS = side(), side(lists=True, style="gguf", folder=False)
@@ -38,11 +46,16 @@ TOKEN = "tokenizer_config.json:eos_token=<e>"
 MENDS: dict[str, tuple[Any, Any, int | None, tuple[str, ...]]] = {
     "a folder": (FOLDER, FOLDER, 2, (TOKEN,)),
     "config.json has another": (
-        side(config={"eos_token_id": [2, 3]}), side(config={"eos_token_id": 1}), 2,
+        side(config={"eos_token_id": [2, 3]}),
+        side(config={"eos_token_id": 1}),
+        2,
         (TOKEN, "config.json:eos_token_id=[2, 3]"),
     ),
     "config.json has the same": (
-        side(config={"eos_token_id": [2]}), side(config={"eos_token_id": 2}), 2, (TOKEN,)
+        side(config={"eos_token_id": [2]}),
+        side(config={"eos_token_id": 2}),
+        2,
+        (TOKEN,),
     ),
     "config.json of A alone": (side(config={"eos_token_id": 2}), side(config={}), 2, (TOKEN,)),
     "config.json of B alone": (FOLDER, side(config={"eos_token_id": 1}), 2, (TOKEN,)),
@@ -55,7 +68,7 @@ MENDS: dict[str, tuple[Any, Any, int | None, tuple[str, ...]]] = {
     "no folder": (FOLDER, side(folder=False), 2, ()),
     "a GGUF": (FOLDER, LISTS, 2, ("tokenizer.ggml.eos_token_id=2",)),
     "another file with lists": (FOLDER, side(lists=True, style="apr"), 2, ()),
-}  # fmt: skip
+}
 
 
 def test_an_id_is_set_where_its_file_states_it() -> None:

@@ -340,20 +340,26 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[GradientsOf]:
     gradients = GradientsOf()
     monkeypatch.setattr(batch_gradients, "batch_gradients", gradients)
     monkeypatch.setattr(between, "flipped_routers", lambda x, y: (x["at"], y["at"]))
-    monkeypatch.setattr(trained_pairs, "open_trained_pairs",
-                        lambda adapter, base, stack: list(adapter or ()))  # fmt: skip
+    monkeypatch.setattr(
+        trained_pairs, "open_trained_pairs", lambda adapter, base, stack: list(adapter or ())
+    )
     monkeypatch.setattr(reference_gradients, "read_step_batch", lambda batch, base: batch)
     monkeypatch.setattr(reference_gradients, "_router_points", lambda base: ["L0.experts"])
     monkeypatch.setattr(reference_gradients, "dtype_of", lambda base: "bfloat16")
     monkeypatch.setattr(reference_gradients, "_free_device_memory", lambda device: 1000)
     peaks = {"all": 900, "layer": 100}
-    monkeypatch.setattr(memory, "gradient_memory",
-                        lambda *given, activations, **how: SimpleNamespace(
-                            peak=peaks[activations] * how["device"].get("times", 1)))  # fmt: skip
     monkeypatch.setattr(
-        reference_gradients, "batch_numbers",
+        memory,
+        "gradient_memory",
+        lambda *given, activations, **how: SimpleNamespace(
+            peak=peaks[activations] * how["device"].get("times", 1)
+        ),
+    )
+    monkeypatch.setattr(
+        reference_gradients,
+        "batch_numbers",
         lambda batch, scale: BatchNumbers({"scale": scale} if scale is not None else {}),
-    )  # fmt: skip
+    )
     yield gradients
 
 

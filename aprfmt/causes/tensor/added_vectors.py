@@ -18,14 +18,16 @@ from aprfmt.tensors import norms
 
 CAUSE_ROWS = (
     Cause(
-        "added_vector", "tensor", "bug",
+        "added_vector",
+        "tensor",
+        "bug",
         "The same vector was added to every row of a matrix, or to every column, or taken away: "
         "another table's row or a bias added once too often, or a mean.",
         "The difference is the same in every row, or in every column.",
         "Adding it gives the other side; where it is a row, a bias or a mean of the model, its "
         "name is said.",
     ),
-)  # fmt: skip
+)
 
 LEAST = 4  # rows that judge a vector
 MOVED = 4.0  # times the rounding that rows are moved at least

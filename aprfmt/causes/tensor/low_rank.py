@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 CAUSE = "low_rank"
 CAUSE_ROWS = (
     Cause(
-        "low_rank", "tensor", "bug",
+        "low_rank",
+        "tensor",
+        "bug",
         "A matrix has the other side's largest singular values alone, or its part in a few "
         "directions: a truncated decomposition, joined again.",
         "One side has a low rank, and what it lacks of the other is at right angles to it.",
         "The other side, put into the directions that are left, is equal to it.",
     ),
-)  # fmt: skip
+)
 
 LIMIT = 0.5  # of a matrix's smaller side that a rank has at most: more numbers are no saving
 SKETCHES = (24, 256, 1024)  # ranks that are looked for, one after the other
@@ -118,9 +120,7 @@ def _truncation(full: "Array", cut: "Array", unit: float) -> Truncation | None:
     Rows or columns of zeros are a part of a matrix in another way, which is not said here.
     """
     size = norms.exact_norm(full)
-    if not 0 < size < np.inf or any(
-        (full.any(axis) & ~cut.any(axis)).any() for axis in (0, 1)
-    ):  # fmt: skip
+    if not 0 < size < np.inf or any((full.any(axis) & ~cut.any(axis)).any() for axis in (0, 1)):
         return None
     allowed = max(2 * unit, LEAST)
     spaces = _spaces(cut, allowed)

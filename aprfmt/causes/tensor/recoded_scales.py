@@ -213,8 +213,9 @@ def _move_of_grid(part: ScalePart) -> str:
     for axis, what in ((1, "rows"), (0, "columns")):
         one, other = (values.reshape(rows, columns) for values in (x, y))
         moved = np.flatnonzero((one != other).any(axis)).tolist()
-        if len(moved) == 2 and np.array_equal(np.take(one, moved[::-1], 1 - axis),
-                                              np.take(other, moved, 1 - axis)):  # fmt: skip
+        if len(moved) == 2 and np.array_equal(
+            np.take(one, moved[::-1], 1 - axis), np.take(other, moved, 1 - axis)
+        ):
             return f"with {what} {moved[0]} and {moved[1]} exchanged"
     return ""
 

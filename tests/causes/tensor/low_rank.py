@@ -17,9 +17,22 @@ def cut(x: Any, rank: int) -> Any:
 
 
 FAULTS = (
-    Fault("rank 16", "low_rank", UP, computed(UP, lambda x: cut(x, 16)),
-          low_rank.explain_low_rank, "its 16 largest singular values alone", quantized=False),
-    Fault("rank 12 of weighted inputs", "low_rank", UP,
-          computed(UP, lambda x: cut(x * _WEIGHTS, 12) / _WEIGHTS),
-          low_rank.explain_low_rank, "12 directions of its outputs", quantized=False),
-)  # fmt: skip
+    Fault(
+        "rank 16",
+        "low_rank",
+        UP,
+        computed(UP, lambda x: cut(x, 16)),
+        low_rank.explain_low_rank,
+        "its 16 largest singular values alone",
+        quantized=False,
+    ),
+    Fault(
+        "rank 12 of weighted inputs",
+        "low_rank",
+        UP,
+        computed(UP, lambda x: cut(x * _WEIGHTS, 12) / _WEIGHTS),
+        low_rank.explain_low_rank,
+        "12 directions of its outputs",
+        quantized=False,
+    ),
+)

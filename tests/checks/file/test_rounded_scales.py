@@ -124,11 +124,17 @@ def test_so_many_groups_leave_no_doubt(bits: int, kind: str, least: int) -> None
         codes[changed.pop("lower", slice(0, 0))] = 3  # of -2 to 2
         scale = np.resize(np.array(changed.pop("scales", held)), groups)
         of: dict[str, Any] = {
-            "scale": SimpleNamespace(of=lambda expert: scale), "offset": None, "zero": None,
-            "rows": 1, "codes": SimpleNamespace(bits=bits), "shape": (1, 4 * groups),
-            "tile": (0, 0), "values": np.arange(-2, 3), "group": np.arange(4 * groups) // 4,
+            "scale": SimpleNamespace(of=lambda expert: scale),
+            "offset": None,
+            "zero": None,
+            "rows": 1,
+            "codes": SimpleNamespace(bits=bits),
+            "shape": (1, 4 * groups),
+            "tile": (0, 0),
+            "values": np.arange(-2, 3),
+            "group": np.arange(4 * groups) // 4,
             "unpack_rows": lambda start, stop: codes[None],
-        }  # fmt: skip
+        }
         laid: Any = SimpleNamespace(**of | changed)
         return rounded_scales_text(laid)
 

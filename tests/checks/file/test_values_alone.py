@@ -13,9 +13,15 @@ from aprfmt.tensors.stats import Stats
 
 
 def scan(
-    *, nan: int = 0, inf: int = 0, encoding: str = "F32", shape: tuple[int, ...] = (2, 8),
-    absmax: float = 1.0, l2: float = 1.0, **more: str,
-) -> TensorScan:  # fmt: skip
+    *,
+    nan: int = 0,
+    inf: int = 0,
+    encoding: str = "F32",
+    shape: tuple[int, ...] = (2, 8),
+    absmax: float = 1.0,
+    l2: float = 1.0,
+    **more: str,
+) -> TensorScan:
     """What the pass over a tensor of sixteen values found."""
     stats = Stats(16, 0.0, 1.0, -absmax, absmax, absmax, l2, nan, inf, 0)
     return TensorScan(TensorInfo("x", shape, encoding, 0, 64, 0), stats, **more)
@@ -67,8 +73,11 @@ def test_codes_of_the_whole_range_need_their_scale(monkeypatch: pytest.MonkeyPat
     """Weights cast without a scale are small; those of one axis are no matrix."""
     full: Any = {"encoding": "F8_E4M3", "absmax": 448.0}
     for l2, shape, expected in (
-        (4.0, (2, 8), 0), (4.1, (2, 8), 1), (4.1, (16,), 0), (1600.0, (2, 8), 1)
-    ):  # fmt: skip
+        (4.0, (2, 8), 0),
+        (4.1, (2, 8), 1),
+        (4.1, (16,), 0),
+        (1600.0, (2, 8), 1),
+    ):
         result = checked(monkeypatch, w=scan(l2=l2, shape=shape, **full))
         assert [one.found.startswith("F8_E4M3 values up to 448") for one in result.findings] == (
             [True] * expected

@@ -52,8 +52,12 @@ COMMANDS = {
 def test_a_section_that_cannot_be_read_leaves_the_answer_open(
     name: str, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = {"whole": models / "whole", "broken": models / "broken",
-              "trace": models / "t.safetensors", "ids": IDS}  # fmt: skip
+    places = {
+        "whole": models / "whole",
+        "broken": models / "broken",
+        "trace": models / "t.safetensors",
+        "ids": IDS,
+    }
     args = COMMANDS[name].format(**places).split()
     before = command(*args, "--json")
     read = _LedgerBuilder.config_keys

@@ -184,21 +184,34 @@ def test_keys_of_an_unknown_architecture_are_known_by_their_own_names(tmp_path: 
     """A key below another is what that one is; one that no table lists is unread."""
     save_file({"t": np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
     config = {
-        "model_type": "nobodys", "initializer_range": 0.5, "label2id": {"a": 1, "b": {"c": 2}},
-        "task_specific_params": {"x": {"max_length": 3}}, "mine": 1, "mine2": {"use_cache": True},
-        "empty": {}, "is_causal": True,
-    }  # fmt: skip
+        "model_type": "nobodys",
+        "initializer_range": 0.5,
+        "label2id": {"a": 1, "b": {"c": 2}},
+        "task_specific_params": {"x": {"max_length": 3}},
+        "mine": 1,
+        "mine2": {"use_cache": True},
+        "empty": {},
+        "is_causal": True,
+    }
     (tmp_path / CONFIG).write_text(json.dumps(config))
     with open_model(tmp_path) as model:
         found = {item.name: item for item in make_ledger(model).items if item.kind == "config key"}
     assert {name: item.reading for name, item in found.items()} == {
-        "model_type": "setting", "initializer_range": "without effect", "label2id.a": "setting",
-        "label2id.b.c": "setting", "task_specific_params.x.max_length": "text", "mine": "unread",
-        "mine2.use_cache": "unread", "empty": "without effect", "is_causal": "without effect",
-    }  # fmt: skip
+        "model_type": "setting",
+        "initializer_range": "without effect",
+        "label2id.a": "setting",
+        "label2id.b.c": "setting",
+        "task_specific_params.x.max_length": "text",
+        "mine": "unread",
+        "mine2.use_cache": "unread",
+        "empty": "without effect",
+        "is_causal": "without effect",
+    }
     assert {name for name, item in found.items() if item.as_stored} == {
-        "model_type", "label2id.a", "label2id.b.c"
-    }  # fmt: skip
+        "model_type",
+        "label2id.a",
+        "label2id.b.c",
+    }
     assert [name for name, item in found.items() if item.needed] == ["model_type"]
     assert all(item.of for item in found.values() if item.reading != "unread")
 
