@@ -1112,7 +1112,10 @@ def test_one_file_of_arrays_gives_them_in_every_form(tmp_path: Path) -> None:
 def test_a_module_with_rows_of_several_passes_is_no_parameter(ids: bool, tmp_path: Path) -> None:
     """Seen red: one such array made a dump of joined passes a model with other tensors."""
     block = "model.layers.0.self_attn."
-    held = {f"{block}q_proj": np.ones((5, 4)), f"{block}kv_b_proj": np.ones((8, 6))}
+    held: dict[str, np.ndarray] = {
+        f"{block}q_proj": np.ones((5, 4)),
+        f"{block}kv_b_proj": np.ones((8, 6)),
+    }
     held |= {"input_ids": np.arange(5)[None]} if ids else {}
     save_file(held, tmp_path / "a.safetensors")
     assert captures.is_stored_captures(tmp_path / "a.safetensors") is ids
