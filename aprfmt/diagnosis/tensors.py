@@ -1,6 +1,7 @@
 """Compares the stored tensors of two models and makes findings of their differences."""
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -16,11 +17,12 @@ from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.records import KINDS, Evidence
 from aprfmt.diagnosis.unwritten_tail import unwritten_tails
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
-from aprfmt.model.draft import is_draft_head
+from aprfmt.model.draft import contradicted_draft, is_draft_head
 from aprfmt.model.ledger import OF_TENSORS, SIDES, NotCompared, make_ledger, one_sided_tensors
 
 PADDED = "padded_vocabulary"
@@ -315,6 +317,7 @@ def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Le
             ),
             Touched(),
         )
+        _add_lost_draft(a, b, side, keys, found)
         # What no table lists may carry meaning: the verdict names it, unless it is accepted.
         ledger = make_ledger(a if side == "A" else b, OF_TENSORS)
         found.left += one_sided_tensors(keys, side, ledger, f"{name} does not read it")
@@ -322,6 +325,35 @@ def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Le
             f"{shown}: only in {side}, and no part of {name}; what another engine makes of it is "
             "not known"
         )
+
+
+def _add_lost_draft(a: Model, b: Model, side: str, keys: Sequence[str], found: Levels) -> None:
+    """Add the finding that the other side's key states a draft head whose tensors it lost.
+
+    `keys` are the tensors that only `side` has.
+    """
+    model, other = (a, b) if side == "A" else (b, a)
+    lost = [key for key in keys if is_draft_head(model, [key])]
+    claim = contradicted_draft(other) if lost else None
+    if claim is None or claim.stored:
+        return
+    label = "B" if side == "A" else "A"
+    many = f"{len(lost)} tensor{'s' if len(lost) > 1 else ''}"
+    command = set_command(other.path, [shlex.quote(one) for one in claim.setting])
+    found.add(
+        Finding(
+            "config_sizes",
+            f"{label}'s {claim.says}; {side} has the {many} of it, such as {lost[0]}",
+            "config",
+            CAUSES["config_sizes"].verdict,
+            (claim.key,),
+            True,
+            side=label,
+            proof=unfitted_proof(),
+            next=command if label == "B" else "",
+        ),
+        Touched(),
+    )
 
 
 def explained_findings(

@@ -113,23 +113,72 @@ def _no_draft_head_text(model: "Model", spec: ArchSpec, renamed: HeadNames) -> s
     It names the key that declares one, or the tensors that a draft head would have.
     """
     own = renamed.own_stored
-    stated = _draft_layers_key(model, spec)
-    if stated is None:
+    stated = _stated_draft_layers(model, spec)
+    if stated is None or not stated[1]:
         return f"has no draft head: no tensor such as {own[0]}, and no key that says it has one"
-    return f"{stated} is said, but no tensor of the draft head is there ({list_keys(own)}); {TODO}"
+    says = f"{stated[0]} = {stated[1]!r} is said"
+    return f"{says}, but no tensor of the draft head is there ({list_keys(own)}); {TODO}"
 
 
-def _draft_layers_key(model: "Model", spec: ArchSpec) -> str | None:
-    """Return "key = value" of the metadata key that declares draft layers; None without one."""
+@dataclass(frozen=True)
+class DraftClaim:
+    """How many draft layers a key states, and how many are stored; `setting` puts it right.
+
+    `setting` are KEY=VALUE arguments of `aprfmt set`.
+    """
+
+    key: str
+    stated: int
+    stored: int
+    setting: tuple[str, ...]
+
+    @property
+    def says(self) -> str:
+        """Return the contradiction as a clause."""
+        many = "s" if self.stated != 1 else ""
+        there = str(self.stored) if self.stored else "no tensor of one"
+        return f"{self.key} states {self.stated} draft layer{many}, and {there} is stored"
+
+
+def contradicted_draft(model: "Model") -> DraftClaim | None:
+    """Return the claim of draft layers that the stored tensors contradict; None without one.
+
+    Engines that run a draft head look for as many as the key states. A head that no key states is
+    no contradiction.
+    """
+    stated = _stated_draft_layers(model, model.spec) if model.style in model.spec.draft else None
+    if stated is None or not isinstance(stated[1], int):
+        return None
+    (key, value), count = stated, int(model.hyper["n_layers"])
+    layers = {split_key(role)[0] for role in model.roles} | {count - 1}
+    stored = sum(layer is not None and layer >= count for layer in layers)
+    if int(value) == stored:
+        return None
+    if model.style == "gguf":  # which counts a head among the blocks
+        blocks = key.replace("nextn_predict_layers", "block_count")
+        setting: tuple[str, ...] = (f"{key}={stored}", f"{blocks}={count + stored}")
+    else:
+        setting = (f"config.json:{key}={stored}",)
+    return DraftClaim(key, int(value), stored, setting)
+
+
+def _stated_draft_layers(model: "Model", spec: ArchSpec) -> tuple[str, Any] | None:
+    """Return (key, value) of the metadata key that states the draft layers; None without one.
+
+    A key of a section is written with its path.
+    """
     config = model.config or {}
     inner = config.get("text_config")
-    places: list[tuple[str, Mapping[str, Any]]] = [("gguf", model.metadata), ("hf", config)]
+    places: list[tuple[str, str, Mapping[str, Any]]] = [
+        ("gguf", "", model.metadata),
+        ("hf", "", config),
+    ]
     if isinstance(inner, Mapping):
-        places.append(("hf", inner))
+        places.append(("hf", "text_config.", inner))
     arch = str(model.metadata.get("general.architecture", ""))
-    for style, values in places:
+    for style, path, values in places:
         for key in spec.draft[style].counts if style in spec.draft else ():
             name = key.replace("{arch}", arch)
-            if values.get(name):
-                return f"{name} = {values[name]!r}"
+            if values.get(name) is not None:
+                return path + name, values[name]
     return None

@@ -12,6 +12,7 @@ from aprfmt.arch import ARCHS
 from aprfmt.checks import validate
 from aprfmt.errors import ArchError
 from aprfmt.model import open_model
+from aprfmt.model.draft import contradicted_draft
 from tests.cli.run import ROOT
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import tensors_of, write_mixed
@@ -122,3 +123,50 @@ def test_quantized_it_keeps_its_place(tmp_path: Path) -> None:
     _, _, tensors = read(tmp_path / "m.gguf")
     assert tensors[f"{BLOCK}ffn_down.weight"][0] == "Q8_0"
     assert tensors[f"{BLOCK}nextn.enorm.weight"][0] == "F32"
+
+
+def _without_head(folder: Path, stated: int | None, *, keep: bool = False) -> Path:
+    """Write a copy whose key states so many draft layers; the head is left out or kept."""
+    shutil.copytree(SOUND, folder)
+    rows = {name: row for name, row in tensors_of(SOUND).items() if keep or "mtp." not in name}
+    write_mixed(folder / "model.safetensors", rows)
+    config = json.loads((SOUND / "config.json").read_text())
+    config["mtp_num_hidden_layers"] = stated
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("stated", "keep", "right"),
+    [(1, False, 0), (0, True, 1), (2, True, 1), (1, True, None), (0, False, None),
+     (None, False, None), (None, True, None)],
+)  # fmt: skip
+def test_a_stated_head_is_held_against_the_tensors(
+    stated: int | None, keep: bool, right: int | None, tmp_path: Path
+) -> None:
+    report = validate(_without_head(tmp_path / "m", stated, keep=keep))
+    found = [row for row in report.warnings if "draft layer" in row.finding.found]
+    assert len(found) == (right is not None) and report.outcome == "PASS"
+    if right is not None:
+        assert found[0].check == "hyperparameters"
+        assert f"config.json:mtp_num_hidden_layers={right}" in found[0].finding.todo
+
+
+def test_a_lost_head_that_the_key_still_states_is_a_wrong_key(tmp_path: Path) -> None:
+    bad, good = _without_head(tmp_path / "bad", 1), _without_head(tmp_path / "good", 0)
+    done = command("diagnose", SOUND, bad, "--json")
+    (cause,) = [one for one in done.json["causes"] if one["cause"] == "config_sizes"]
+    assert (done.code, cause["level"]) == (1, "confirmed")
+    assert "mtp_num_hidden_layers=0" in cause["remedy"]["command"]
+    assert command("diagnose", SOUND, good, "--json").code == 0
+
+
+def test_a_gguf_that_lost_its_head_is_told_both_keys(made: Path, tmp_path: Path) -> None:
+    meta, _, tensors = read(made)
+    kept = {name: row for name, row in tensors.items() if not name.startswith(BLOCK)}
+    plain = {key: value for key, value in meta.items() if not key.startswith("aprfmt.")}
+    write(tmp_path / "m.gguf", plain, kept)
+    with open_model(tmp_path / "m.gguf") as model:
+        claim = contradicted_draft(model)
+    assert claim is not None and (claim.stated, claim.stored) == (1, 0)
+    assert claim.setting == ("qwen35.nextn_predict_layers=0", "qwen35.block_count=2")

@@ -23,7 +23,7 @@ from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text
 from aprfmt.model.config_paths import path_of_name, value_at_path
-from aprfmt.model.draft import draft_head
+from aprfmt.model.draft import contradicted_draft, draft_head
 from aprfmt.model.kinds import drop_stray_command, peft_config
 from aprfmt.model.ledger import OF_TENSORS, Surplus
 from aprfmt.model.own_keys import misleading_keys
@@ -244,7 +244,12 @@ def check_hyperparameters(ctx: CheckContext) -> Result:
         Finding(one.where, one.text, "one value from every source", level="warning")
         for one in find_disagreements(ctx.model, ctx.where)
     ]
-    more = (*_misleading_keys(ctx), *_unused_head(ctx), *_lists_of_other_lengths(ctx))
+    more = (
+        *_misleading_keys(ctx),
+        *_unused_head(ctx),
+        *_lists_of_other_lengths(ctx),
+        *_claimed_draft(ctx),
+    )
     return Result(found, [*findings, *more])
 
 
@@ -281,6 +286,22 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
         "a key that says what is stored",
         command_line("set", opening_path(ctx.model.path), f"config.json:{key}=false", "--in-place"),
     )
+
+
+def _claimed_draft(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield a warning where a key states other draft layers than are stored.
+
+    transformers reads neither; llama.cpp and vLLM look for as many as the key states.
+    """
+    claim = contradicted_draft(ctx.model)
+    if claim is not None:
+        yield Finding(
+            ctx.where,
+            f"{claim.says}: engines that run a draft head, and llama.cpp's converter, look for it",
+            f"{claim.key} = {claim.stored}, or the tensors of the draft layers",
+            set_command(ctx.model.path, [shlex.quote(one) for one in claim.setting]),
+            "warning",
+        )
 
 
 LISTS_OF_LAYERS = ("layer_types", "mlp_layer_types")  # of config.json, an entry for each layer
