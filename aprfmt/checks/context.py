@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from aprfmt.arch.draft_head import stored_groups
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_vocabulary
 from aprfmt.checks.file.value_pass import Progress, TensorScan, scan_values
@@ -45,6 +46,31 @@ class CheckContext:
     def scanned(self) -> Mapping[str, TensorScan]:
         """The census if a check asked for it, else {}: nothing is read for it."""
         return self.census if "census" in self.__dict__ else {}
+
+    @cached_property
+    def told_parts(self) -> frozenset[str]:
+        """Stored tensors of packed weights that lack a part, which the check `layout` names.
+
+        What else can be said of them follows from that: a weight read as its codes has another
+        shape, and its other parts have no role.
+        """
+        lost = self.model.lost_parts
+        return frozenset(name for weight in self.told_weights for name in lost[weight].stored)
+
+    @cached_property
+    def told_weights(self) -> frozenset[str]:
+        """Packed weights that lack a part, which the check `layout` names."""
+        said = " ".join(one.text for one in self.model.damage)
+        lost = self.model.lost_parts
+        return frozenset(one for one in lost if any(name in said for name in (one, *lost[one][0])))
+
+    def is_told_role(self, key: str) -> bool:
+        """Return whether a role is that of a weight in `told_weights`."""
+        found = self.resolution
+        if not (self.told_weights and found.style):
+            return False
+        groups = stored_groups(found.spec, found.style, [key], found.hyper)
+        return any(name in self.told_weights for group in groups for name in group.stored)
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -103,7 +103,7 @@ def check_completeness(ctx: CheckContext) -> Result:
             "get the file again, correct the configuration, or accept it: --allow-missing ROLE",
         )
         for key in found.missing
-        if key not in ctx.resolution.unread_roles
+        if key not in ctx.resolution.unread_roles and not ctx.is_told_role(key)
     ]
     unread = ctx.resolution.unread
     if unread is not None and ctx.resolution.unread_roles:
@@ -119,6 +119,7 @@ def check_completeness(ctx: CheckContext) -> Result:
 def check_shapes(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each tensor whose shape is not the configuration's."""
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
+    roles = ctx.resolution.roles
     if ctx.resolution.coverage.misshapen:
         todo = ctx.sizes_command or todo
     findings = [
@@ -131,8 +132,9 @@ def check_shapes(ctx: CheckContext) -> Result:
         if len(has) == 1 < len(wanted)
         else Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
         for key, has, wanted in ctx.resolution.coverage.misshapen
+        if key not in roles or not ctx.told_parts.intersection(roles[key].names)
     ]
-    return Result(f"{len(ctx.resolution.roles)} roles", findings)
+    return Result(f"{len(roles)} roles", findings)
 
 
 def _part_text(count: int) -> str:
@@ -156,7 +158,7 @@ def check_unexpected(ctx: CheckContext) -> Result:
             "warning",
         )
         for item in ctx.unread
-        if item.kind == "tensor"
+        if item.kind == "tensor" and item.name not in ctx.told_parts
     ]
     head = ctx.resolution.draft
     if head:

@@ -1,6 +1,7 @@
 """Checks of the container: its parts, the bytes between them, checksums, and sets of files."""
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ def check_layout(ctx: CheckContext) -> Result:
     metadata that cannot be read. An extension of another format fails too.
     """
     notes = [note for parsed in _parsed_files(ctx.model.source) for note in parsed.notes]
-    findings = [_damage_finding(one) for one in ctx.model.damage]
+    lost = ctx.told_weights | ctx.told_parts
+    findings = [_damage_finding(one, lost) for one in ctx.model.damage]
     todo = ctx.sizes_command if findings and not ctx.model.source.damage else ""
     if todo:
         findings = [replace(one, todo=todo) for one in findings]
@@ -47,15 +49,21 @@ def check_layout(ctx: CheckContext) -> Result:
     return Result(f"{count} tensors in {len(ctx.model.source.files)} files", findings)
 
 
-def _damage_finding(damage: Damage) -> Finding:
-    """Return a damage of a file as a Finding that names the tensors it makes unreadable."""
+def _damage_finding(damage: Damage, lost: Collection[str]) -> Finding:
+    """Return a damage of a file as a Finding that names the tensors it makes unreadable.
+
+    `lost` are packed weights that lack a part, and their tensors.
+    """
     names = damage.tensors
-    lost = ""
+    unreadable = ""
     if names:
         shown = ", ".join(shorten(name, 100) for name in names[:4]) + ", ..." * (len(names) > 4)
-        lost = f"; {len(names)} tensors cannot be read: {shown}"
-    todo = "the file is damaged: get it again"
-    return Finding(damage.where, damage.text + lost, "a file that keeps its format's rules", todo)
+        unreadable = f"; {len(names)} tensors cannot be read: {shown}"
+    wanted, todo = "a file that keeps its format's rules", "the file is damaged: get it again"
+    if any(damage.text.startswith(f"{name}: ") for name in lost):
+        wanted = "every part of a packed weight"
+        todo = "convert again from the source, with all parts"
+    return Finding(damage.where, damage.text + unreadable, wanted, todo)
 
 
 def check_checksum(ctx: CheckContext) -> Result:
