@@ -22,11 +22,13 @@ def run_delta_net(c: Context, layer: int, x: Array) -> Array:
     mixed = c.tap("conv", layer, mixed)
     # Output gate, strength of writing, and decay of the state, for each head.
     gate = c.tap("delta_gate", layer, c.linear(layer, "attn_gate", x))
-    beta, strength = b.sigmoid(c.linear(layer, "ssm_beta", x)), float(hp["delta_strength"])
+    product = c.tap("beta_mm", layer, c.linear(layer, "ssm_beta", x))
+    beta, strength = b.sigmoid(product), float(hp["delta_strength"])
     beta = c.tap("beta", layer, beta if strength == 1 else b.scale(beta, strength))
     rate, shift = c.vector(layer, "ssm_a.weight"), c.bias(layer, "ssm_dt")
     shift = b.zeros(rate.shape) if shift is None else shift
-    decay = c.tap("decay", layer, b.decay(c.linear(layer, "ssm_alpha", x), rate, shift))
+    alpha = c.tap("alpha", layer, c.linear(layer, "ssm_alpha", x))
+    decay = c.tap("decay", layer, b.decay(alpha, rate, shift))
     q, k, v = (
         part.reshape(len(x), heads, -1)
         for part, heads in (

@@ -28,7 +28,8 @@ def run_kimi_delta(c: Context, layer: int, x: Array) -> Array:
     # Output gate, strength of writing, and decay of every channel of the state.
     low = c.tap("delta_gate_low", layer, c.linear(layer, "ssm_g_a", x))
     gate = c.tap("delta_gate", layer, c.linear(layer, "ssm_g_b", low))
-    beta = c.tap("beta", layer, b.sigmoid(c.linear(layer, "ssm_beta", x)))
+    beta = c.tap("beta_mm", layer, c.linear(layer, "ssm_beta", x))
+    beta = c.tap("beta", layer, b.sigmoid(beta))
     low = c.tap("forget_low", layer, c.linear(layer, "ssm_f_a", x))
     forget = c.tap("forget", layer, c.linear(layer, "ssm_f_b", low))
     ones = b.shift(b.zeros((heads, width)), 1)

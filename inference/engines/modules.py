@@ -49,6 +49,8 @@ GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_b
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
 BESIDE_MODULES = 99  # rank of a value that counts only where no module gives the point
 PASSING = ("fc1_latent_proj",)  # modules that do nothing in models without such a projection
+# Architectures whose projections of delta nets engines join whole, not by key heads.
+DELTA_JOINED = ("qwen3_5", "qwen3_5_moe", "olmo_hybrid")
 # Architectures whose router gives the experts' weights before the model's factor on them.
 UNSCALED = ("minimax_m3_vl",)
 # Points whose last two axes are joined in ours: streams or groups of heads (deepseek_v4), and an
@@ -265,6 +267,7 @@ class ModuleReader:
         self._adjacent = architecture in ADJACENT
         self._grouped = architecture in GROUPED
         self._unscaled = architecture in UNSCALED
+        self._delta_joined = architecture in DELTA_JOINED
         self._gated = block is not None and block.attention_gate == "sigmoid"
         self._copied = block is not None and block.streams == "altup"
         self._compressed = block is not None and block.attention == "compressed"
@@ -429,6 +432,9 @@ class ModuleReader:
             values = values * values.dtype.type(collector.hp["routed_scale"])
         elif point == "per_layer_proj":
             values = values.reshape(len(values), -1)
+        elif point == "delta_norm" and collector.hp is not None:  # a norm's rows are heads
+            width = int(collector.hp["delta_value_heads"]) * int(collector.hp["delta_value_dim"])
+            values = values.reshape(-1, width)
         elif values.ndim == 3 and point in (STREAMS if self._compressed else INDEX_HEADS):
             values = values.reshape(len(values), -1)
         elif values.ndim == 3 and POINTS[point].rows != "scores" and point != "k_pe":
@@ -520,21 +526,24 @@ class ModuleReader:
         return {"ssm_gate": gate, "ssm_dt": step}.get(point, joined)
 
     def _delta_net_columns(self, point: str, values: Numbers) -> Numbers | None:
-        """Return a gated delta net's q, k and v joined, or its gate, from its joined projection.
+        """Return a point's columns of a gated delta net's joined projection.
 
-        The projection has q, k, v and gate of each key head side by side. The gate is returned for
-        point "delta_gate". None without the model's sizes.
+        A projection has q, k, v and gate of each key head side by side, or beta and alpha of each;
+        of some engines' modules of all heads. None without the model's sizes.
         """
         hp = self._collector.hp
         if hp is None:
             return None
-        groups, tokens = int(hp["delta_key_heads"]), len(values)
-        key = int(hp["delta_key_dim"])
-        value = int(hp["delta_value_heads"]) // groups * int(hp["delta_value_dim"])
-        q, k, v, z = np.split(
-            values.reshape(tokens, groups, -1), np.cumsum([key, key, value]), axis=-1
-        )
-        wanted = (z,) if point == "delta_gate" else (q, k, v)
+        heads, tokens = int(hp["delta_key_heads"]), len(values)
+        groups = 1 if self._delta_joined else heads
+        by_group = values.reshape(tokens, groups, -1)
+        if point in ("beta_mm", "alpha"):
+            wanted = np.split(by_group, 2, axis=-1)[point == "alpha" :][:1]
+        else:
+            key = heads // groups * int(hp["delta_key_dim"])
+            value = int(hp["delta_value_heads"]) // groups * int(hp["delta_value_dim"])
+            *joined, gate = np.split(by_group, np.cumsum([key, key, value]), axis=-1)
+            wanted = [gate] if point == "delta_gate" else joined
         return np.concatenate([part.reshape(tokens, -1) for part in wanted], axis=-1)
 
     def _split_point_heads(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:

@@ -89,7 +89,7 @@ def output_gate(here: Any, op: Any, x: Any, w: Any, gate: Any, kind: str, *, eps
 
 def raw_strength(here: Any, op: Any, x: Any) -> Any:
     """Leave the sigmoid of beta out."""
-    return x if here.point == "delta_gate" else op(x)
+    return x if here.point == "beta_mm" else op(x)
 
 
 def conv_linear(here: Any, op: Any, x: Any, kind: str, **how: Any) -> Any:

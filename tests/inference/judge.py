@@ -109,6 +109,8 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.g_b_proj": (("delta_gate",), ""),
     r"linear_attn\.in_proj_qkv": (("delta_qkv",), ""),
     r"linear_attn\.(in_proj_z|g_proj)": (("delta_gate",), ""),
+    r"linear_attn\.(in_proj_b|b_proj)|self_attn\.b_proj": (("beta_mm",), ""),
+    r"linear_attn\.(in_proj_a|a_proj)": (("alpha",), ""),
     r"linear_attn\.(out_proj|o_proj)": (("attn_out",), "delta_norm"),
     r"conv\.in_proj": (("conv_in",), ""),
     r"conv\.out_proj": (("attn_out",), "conv_gated"),

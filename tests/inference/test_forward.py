@@ -145,13 +145,13 @@ def test_float64_is_transformers_at_every_point(name: str) -> None:
     if architecture(name) in ADDITIONAL:
         assert compared >= ADDITIONAL[architecture(name)]
     if architecture(name) in RECURRENT:
-        apart = {"delta_qkv", "delta_gate", "attn_gate"}
+        apart = {"delta_qkv", "delta_gate", "attn_gate", "beta_mm", "alpha"}
         if "next" in name:
             apart = {"attn_gate"}  # one product there
         if "kimi" in name:
-            apart = {"delta_gate_low", "delta_gate", "forget_low", "forget"}
+            apart = {"delta_gate_low", "delta_gate", "forget_low", "forget", "beta_mm"}
         if "olmo" in name:
-            apart = {"delta_gate", "attn_contrib", "ffn_contrib"}
+            apart = {"delta_gate", "attn_contrib", "ffn_contrib", "beta_mm", "alpha"}
         assert compared >= {"conv", "beta", "decay", "delta", "delta_norm"} | apart
 
 

@@ -962,7 +962,7 @@ def test_of_three_axes_of_positions_the_first_counts() -> None:
 
 def test_a_joined_projection_needs_the_models_sizes_to_be_cut() -> None:
     """Of two key heads, each with q, k of 2 and v and a gate of 3 columns."""
-    reader: Any = SimpleNamespace(_collector=SimpleNamespace(hp=None))
+    reader: Any = SimpleNamespace(_collector=SimpleNamespace(hp=None), _delta_joined=False)
     values = np.arange(2 * 20, dtype=np.float32).reshape(2, 20)
     cut = partial(modules.ModuleReader._delta_net_columns, reader)
     assert cut("delta_qkv", values) is None
@@ -976,6 +976,14 @@ def test_a_joined_projection_needs_the_models_sizes_to_be_cut() -> None:
     assert np.array_equal(found[0], np.concatenate([part.reshape(-1) for part in wanted]))
     gate = cut("delta_gate", values)
     assert gate is not None and np.array_equal(gate[0], row[:, 7:].reshape(-1))
+    rates = np.arange(2 * 8).reshape(2, 8)
+    for joined, columns in ((False, [0, 1, 4, 5]), (True, [0, 1, 2, 3])):
+        reader._delta_joined = joined
+        beta, alpha = cut("beta_mm", rates), cut("alpha", rates)
+        assert beta is not None and np.array_equal(beta[0], columns)
+        assert alpha is not None and np.array_equal(np.sort([*beta[0], *alpha[0]]), np.arange(8))
+    whole = cut("delta_qkv", values)  # of all heads
+    assert whole is not None and np.array_equal(whole[0], values[0, :14])
 
 
 @pytest.mark.parametrize("through", [None, "Q8_0"])

@@ -313,7 +313,7 @@ def _patch_strength(how: Callable[[Any, Array], Array]) -> Patch:
 
     def override(op: Any, at: Any, x: Any) -> Any:
         """Return the changed strength for a delta net's gate, else the sigmoid of `x`."""
-        return how(op, x) if at.point == "delta_gate" else op(x)
+        return how(op, x) if at.point == "beta_mm" else op(x)
 
     return lambda patched, layers: patched.with_op("sigmoid", override, layers)
 
