@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.dump_names import SHAPES_FILE, tuple_member
 from aprfmt.base.protocols import Source
-from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.errors import AprfmtError, FormatError, UnsupportedError
 from aprfmt.formats import open_source
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.formats.mapped_file import changed_error, file_identity, in_mapped_file, open_regular
@@ -30,7 +30,7 @@ from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.modules import points_named
 from aprfmt.inference.engines.node_names import parse_node_name
-from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
+from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, ORDER, NpzFile, read_header
 from aprfmt.inference.engines.stored_arrays import (
     INTEGERS,
     FilePool,
@@ -132,15 +132,24 @@ def open_captures(path: Path) -> Iterator[Captures]:
         if path.is_dir():
             yield _open_folder(path, stack)
         elif _first_bytes(path)[:2] == b"PK" and not is_zip(_first_bytes(path)):
-            file = NpzFile(path, stack)
-            yield Captures(
-                path,
-                {name: shape for name, (shape, _) in file.arrays.items()},
-                {name: dtype.name for name, (_, dtype) in file.arrays.items()},
-                file.read,
-            )
+            yield _captures_of_npz(NpzFile(path, stack))
         else:
             yield _open_tensors(path, stack)
+
+
+def _captures_of_npz(file: NpzFile) -> Captures:
+    """Return the arrays of an .npz; those that hold no numbers are `left`, with the reason."""
+    held = {name: row for name, row in file.arrays.items() if row[1].kind != "U"}
+    left = {name: "holds text" for name in file.arrays if name not in held and name != ORDER}
+    left |= file.left
+    return Captures(
+        file.path,
+        {name: shape for name, (shape, _) in held.items()},
+        {name: dtype.name for name, (_, dtype) in held.items()},
+        file.read,
+        left=left,
+        lost=frozenset(filter(points_named, left)),
+    )
 
 
 def is_folder_of_arrays(path: Path) -> bool:
@@ -290,6 +299,8 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
     head = _first_bytes(path)
     if head[:2] == b"PK" and not is_zip(head):
         file = NpzFile(path, stack)
+        for name, why in file.left.items():
+            raise UnsupportedError(f"{path}: {name!r}: {why}")
         return Captures(
             path,
             {name: shape for name, (shape, _) in file.arrays.items()},

@@ -30,7 +30,12 @@ from aprfmt.inference.engines.collect import Collector, drop_batch_axis
 from aprfmt.inference.engines.dump_folders import is_dump
 from aprfmt.inference.engines.dumps import open_dump
 from aprfmt.inference.engines.layouts import STEPS, PointLayout, apply_layout
-from aprfmt.inference.engines.modules import ModuleReader, hidden_state_index, parse_module
+from aprfmt.inference.engines.modules import (
+    ModuleReader,
+    hidden_state_index,
+    parse_module,
+    points_named,
+)
 from aprfmt.inference.engines.node_names import node_adder, parse_node_name
 from aprfmt.inference.engines.npz import arithmetic_of_arrays, is_embedding_scaled
 from aprfmt.inference.engines.point_shapes import nearest_points_text, point_shapes
@@ -226,8 +231,9 @@ def mapped_trace(
     if not collector.records:
         _say_nearest_points(captures, collector, None if tokens is None else len(tokens))
     collector.unknown |= dict.fromkeys(captures.others, "a file that holds no array")
-    collector.unknown |= captures.left
-    collector.lost |= captures.lost
+    valueless = set(filter(points_named, captures.values))
+    collector.unknown |= {**dict.fromkeys(valueless, "is no array"), **captures.left}
+    collector.lost |= captures.lost | valueless
     run: dict[str, Value] = {
         "format": "captures", "path": str(captures.path), "ids": tokens,
         "ids_given": known is None and tokens is not None,
@@ -325,6 +331,10 @@ def _add_by_name(
         """Add an array's values, or to `into.unknown` why it is no point."""
         rows = captures.rows.get(name)
         key = find_key(name)
+        if 0 in captures.shapes[name]:
+            into.unknown[name] = f"holds no value: its shape is {list(captures.shapes[name])}"
+            into.lost |= {name} if points_named(name) else set()
+            return
         if key is None and parse_node_name(name) is not None:
             add_node(name, captures.shapes[name], partial(captures.read, name), into)
             return

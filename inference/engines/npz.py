@@ -22,7 +22,7 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.mapped_file import open_regular
 from aprfmt.inference.engines.collect import Collector
-from aprfmt.inference.engines.modules import ModuleReader
+from aprfmt.inference.engines.modules import ModuleReader, points_named
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
 from aprfmt.inference.weights import model_weights
@@ -71,6 +71,7 @@ class NpzFile:
             raise FormatError(f"{path}: {len(members)} members; at most {MAX_MEMBERS} are read")
         self._members: dict[str, zipfile.ZipInfo] = {}
         self.arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self.left: dict[str, str] = {}  # arrays that hold no numbers, and what they hold
         self._fortran: dict[str, bool] = {}
         total = 0
         # Check what a member declares before its header is read.
@@ -82,7 +83,15 @@ class NpzFile:
             self._members[key] = member
             with self._open_member(member) as file:
                 where = f"{path}: {_short_text(key)!r}"
-                self.arrays[key], self._fortran[key] = read_header(file, where, member.file_size)
+                try:
+                    found = read_header(file, where, member.file_size)
+                except UnsupportedError as error:
+                    self.left[key] = str(error).removeprefix(f"{where}: ")
+                    continue
+                self.arrays[key], self._fortran[key] = found
+        if self.left and self.arrays.keys() <= {IDS, ORDER}:
+            key, why = next(iter(self.left.items()))
+            raise UnsupportedError(f"{path}: {_short_text(key)!r}: {why}")
 
     def _member_key(self, member: zipfile.ZipInfo) -> str:
         """Return the array's name of a member; FormatError if it is no array or too large.
@@ -254,12 +263,18 @@ def load_npz(
             scaled_embedding=is_embedding_scaled(keys, opened.read, model, tokens),
         )
         # Read the arrays one by one.
+        valueless = dict(opened.left)
         for key in order:
-            if opened.arrays[key][1].kind == "U":
-                collector.unknown[key] = "holds text"
+            shape, dtype = opened.arrays[key]
+            if dtype.kind == "U":
+                valueless[key] = "holds text"
+            elif 0 in shape:
+                valueless[key] = f"holds no value: its shape is {list(shape)}"
             else:
                 collector.giver = key
                 reader.add(key, opened.read(key))
+        collector.unknown |= valueless
+        collector.lost |= set(filter(points_named, valueless))
         collector.note_unlike_seconds(
             lambda key, into: reader.for_collector(into).add(key, opened.read(key))
         )

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,7 @@ from aprfmt.inference.engines.mapping import load_mapped, read_mapping
 from aprfmt.inference.engines.opening import open_trace, trace_kind
 from aprfmt.inference.engines.proposing import propose_mapping
 from aprfmt.inference.trace_file import load_trace
+from aprfmt.measure.trace_view import unread_arrays
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
 from tests.diagnosis.engines import tiny_folder, trace
@@ -333,6 +334,30 @@ def test_arrays_of_every_container_are_the_same_trace(tmp_path: Path) -> None:
                 assert np.array_equal(
                     np.ravel(np.asarray(found.recorded_values(key))), np.ravel(values)
                 ), path
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [(np.array([{"a": 1}], object), "pickled objects"), (np.array(["x", "y"]), "holds text"),
+     (np.ones((7, 4), complex), "expected numbers"), (np.ones((0, 4)), "holds no value")],
+)  # fmt: skip
+def test_an_array_that_holds_no_numbers_ends_no_other(odd: Any, why: str, tmp_path: Path) -> None:
+    """One of a point had to be compared. Seen red: no trace at all, a bug, no word of it."""
+    right, path, layer = own(), tmp_path / "a.npz", "model.layers.0.self_attn"
+    with open_model(tiny_folder("llama")) as model:
+        for given, point, other in (
+            (model, "L0.q", "L0.k"),
+            (None, f"{layer}.q_proj", f"{layer}.k_proj"),
+        ):
+            for name in (point, "notes"):
+                q, k = (right[key].reshape(len(IDS), -1) for key in ("L0.q", "L0.k"))
+                arrays = {point: q, other: k, name: odd}
+                np.savez(path, **cast(Any, arrays))
+                with open_trace(path, list(IDS), given) as found:
+                    assert found.records and ("L0.q" in found.records) == (name == "notes")
+                    (row,) = unread_arrays(found)
+                state = "unread" if name == "notes" else "unreadable"
+                assert (row.name, row.state) == (name, state) and why in row.why
 
 
 BAD: Mapping[str, tuple[Any, str]] = {
