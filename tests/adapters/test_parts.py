@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from aprfmt.adapters.merging import MergeLoss, loss_notes
 from tests.cli.run import aprfmt
 
 PREFIX = "base_model.model."
@@ -389,3 +390,20 @@ def test_weights_of_the_base_beside_the_factors_are_said(also: bool, tmp_path: P
     assert (one.code, other.code) == (0, 0)
     mine, theirs = (load_file(tmp_path / out / "model.safetensors") for out in ("one", "other"))
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_what_stored_types_lose_of_a_merge_is_said_with_the_worst_weight() -> None:
+    """The share of all by the root of the squares; the worst by its own share."""
+    assert loss_notes([], Path("a")) == ()
+    small = MergeLoss("L0.q", ("q",), "BF16", 10, 3, 0, 0.3, 0.5)
+    large = MergeLoss("L1.q", ("r",), "F16", 20, 9, 4, 4.0, 12.0)
+    for losses in ([small, large], [large, small]):
+        (note,) = loss_notes(losses, Path("a"))
+        share = (0.3**2 + 4.0**2) ** 0.5 / (0.5**2 + 12.0**2) ** 0.5
+        assert (note.level, note.where, note.key) == ("warning", "a", "merge_rounding")
+        assert note.text == (
+            f"BF16, F16 takes {share:.2g} of the change in 2 weights, 4 of 30 changed values stay "
+            "as they were (most in L0.q: 0.6); --encoding F32 holds all of it"
+        )
+    (note,) = loss_notes([small], Path("a"))
+    assert "stay as they were" not in note.text and "in 1 weights (most in L0.q" in note.text

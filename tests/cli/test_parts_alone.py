@@ -966,3 +966,67 @@ def test_new_doubts_of_a_check_are_counted_beyond_a_number() -> None:
         found = list(set_command.new_doubts({"ids": ["old", "gone"], "names": ["other"]}, after))
         more = [f"and {new - 2} more of the check ids (aprfmt validate)"] if new > shown else []
         assert found == [*map(str, range(shown)), *more, "other"]
+
+
+@pytest.mark.parametrize("option", ["--index", "--by-index"])
+def test_an_index_and_its_shards_are_repaired_from_themselves_alone(
+    option: str, tmp_path: Path
+) -> None:
+    safetensors.numpy.save_file({}, tmp_path / "x.safetensors")
+    output = ("-o", tmp_path / "out")
+    given = {"--from": tmp_path, "--manifest": tmp_path / "m.json"}
+    for more in ("--from", "--manifest", "--partial", "--compare"):
+        value = (given[more],) if more in given else ()
+        done = aprfmt("repair", tmp_path, *output, option, more, *value)
+        assert done.code == 2 and f"{option} reads the shards alone" in done.err, more
+    done = aprfmt("repair", tmp_path, *output, "--index", "--by-index")
+    assert done.code == 2 and ": one" in done.err
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    for same in (tmp_path, tmp_path / "." / ".." / tmp_path.name):
+        done = aprfmt("repair", tmp_path, "-o", same, "--by-index", "--force")
+        assert done.code == 2 and "is the folder itself" in done.err
+
+
+def test_commands_that_have_an_option_are_named_up_to_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aprfmt.cli import main
+
+    for count in (1, 2, 4, 5, 6):
+        names = [f"aprfmt c{i}" for i in range(count)]
+        monkeypatch.setattr(main, "_commands_with_option", lambda name, ctx, names=names: names)
+        done = aprfmt("tree", "--quietly")
+        more = f" and {count - 4} more" if count > 4 else ""
+        has = "has" if count == 1 else "have"
+        assert f"No such option '--quietly'; {', '.join(names[:4])}{more} {has} it" in done.err
+    monkeypatch.setattr(main, "_commands_with_option", lambda name, ctx: [])
+    assert "have it" not in aprfmt("tree", "--quietly").err
+
+
+def test_the_speed_of_a_run_is_said_of_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from aprfmt.cli import run as run_command
+
+    monkeypatch.setattr("aprfmt.cli.run_options.run_headline", lambda run: "on a machine")
+    steps = {"median_seconds": 0.002, "first_seconds": 0.01, "range_seconds": (0.001, 0.003)}
+    base = {
+        "decode_tokens_per_second": 8.04, "prefill_tokens": 5, "prefill_tokens_per_second": 40.0,
+        "load_seconds": 1.5,
+    }  # fmt: skip
+    whole = "a step 2 ms (1 to 3), the first 10"
+    for changed, count, end, begins, lacks in (
+        ({}, 3, "max_tokens", "3 tokens, --max-tokens reached; 8.0 tokens/s; a step", ""),
+        ({}, 1, "context", "1 token, the context is full; 8.0 tokens/s; a step", ""),
+        ({"decode_tokens_per_second": None}, 0, "eos", "0 tokens, eos; a step", "8.0"),
+        ({"prefill_tokens_per_second": None}, 3, "eos", "3 tokens, eos; 8.0", "prompt"),
+        ({"median_seconds": None}, 3, "eos", "3 tokens, eos; 8.0 tokens/s; prompt", "a step"),
+        ({"first_seconds": None}, 3, "eos", "3 tokens, eos; 8.0 tokens/s; prompt", "a step"),
+        ({"range_seconds": None}, 3, "eos", "3 tokens, eos; 8.0 tokens/s; prompt", "a step"),
+    ):
+        took: Any = {**base, **changed, "steps": steps | changed}
+        where: Any = None
+        run_command.report_speed(where, count, end, took, 0.25)
+        said = capsys.readouterr().err
+        assert said.startswith(begins) and (not lacks or lacks not in said), changed
+        assert said.endswith("loaded in 1.50 s, tokenizer beside it in 0.25 s; on a machine\n")
+        assert (whole in said) is (lacks != "a step")
+        assert ("prompt of 5 at 40.0 tokens/s" in said) is (lacks != "prompt")

@@ -9,7 +9,7 @@ import pytest
 
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.base.protocols import TypedValue
-from aprfmt.diagnosis import examine, renumbered, tokens
+from aprfmt.diagnosis import examine, quantities, renumbered, shared_ranges, tokens
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import FormatError
 from aprfmt.model.ledger import LATE
@@ -226,3 +226,49 @@ def test_a_walk_without_anything_in_common_says_so() -> None:
     held = walk(findings=1)
     assert end_of(held, passes=FormatError("odd")) == "not comparable"
     assert held.levels.not_checked == ["forward pass: odd"]
+
+
+# --- tensors that share bytes -------------------------------------------------------------------
+
+
+def ranges(*places: tuple[int, int], path: str = "f") -> dict[str, Any]:
+    return {
+        f"t{i}": SimpleNamespace(
+            path=path,
+            info=SimpleNamespace(name=f"t{i}", offset=at, nbytes=size, encoding="F32", shape=()),
+        )
+        for i, (at, size) in enumerate(places)
+    }
+
+
+def test_ranges_overlap_with_the_one_that_reaches_furthest() -> None:
+    def found(*places: tuple[int, int]) -> list[tuple[Any, ...]]:
+        return [tuple(one) for one in shared_ranges.shared_ranges(ranges(*places))]
+
+    assert found((0, 8), (8, 8), (16, 0)) == []
+    assert found((0, 9), (8, 8)) == [("t0", "t1", 8, 9)]
+    assert found((0, 20), (4, 4), (10, 20)) == [("t0", "t1", 4, 8), ("t0", "t2", 10, 20)]
+    assert found((8, 8), (0, 9)) == [("t1", "t0", 8, 9)]
+    assert found((0, 8), (4, 0), (0, 8)) == [("t0", "t2", 0, 8)]
+    two: Any = ranges((0, 8)) | {"u": ranges((4, 8), path="g")["t0"]}
+    assert list(shared_ranges.shared_ranges(two)) == []
+
+
+def test_pairs_that_share_bytes_are_counted_beyond_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_ranges, "_proof", lambda *given: None)
+    for pairs in (1, 2, 3, 5):
+        tensors = ranges(*((8 * i, 9) for i in range(pairs + 1)))
+        model: Any = SimpleNamespace(source=SimpleNamespace(tensors=tensors), path=Path("m"))
+        good: Any = SimpleNamespace(source=SimpleNamespace(tensors={}), path=Path("n"))
+        report: Any = SimpleNamespace(tensors=[])
+        for a, b, label in ((model, good, "A"), (good, model, "B")):
+            (row,) = shared_ranges.overlap_findings(report, a, b, "write B")
+            assert row.says.startswith(f"{label}'s tensors share bytes of m, so that")
+            assert row.says.count(", 1 bytes") == min(pairs, 2)
+            assert row.says.endswith(f"; {pairs - 2} more pairs") is (pairs > 2)
+            assert (row.next == "write B") is (label == "B") and row.side == label
+
+
+def test_layers_are_counted_with_the_first_of_them() -> None:
+    assert quantities._layer_count_text(["L3"]) == "1 layer (L3)"
+    assert quantities._layer_count_text(["L0", "L1"]) == "2 layers (L0, ...)"

@@ -1,14 +1,20 @@
 """Rules of the readers of files, each by itself, at both sides of its bounds."""
 
+import errno
 import pickle
 import struct
+from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from aprfmt.base.protocols import TensorInfo
 from aprfmt.errors import FormatError
-from aprfmt.formats import foreign_formats, shard_set
-from aprfmt.formats.apr import layout
+from aprfmt.formats import foreign_formats, gguf, shard_set, temporary_files
+from aprfmt.formats.apr import layout, writer
 from aprfmt.formats.apr.fields import header_fields
 from aprfmt.formats.pytorch.pickle_imports import Imports
 from aprfmt.formats.pytorch.pickle_reader import MAX_LONG, Stream, Unpickler
@@ -124,3 +130,66 @@ def test_fields_of_an_apr_file_lie_one_behind_the_other() -> None:
     damaged = {row.name: row.value for row in header_fields(memoryview(odd), "f")}
     own = int.from_bytes(data[layout.CRC_AT : layout.CRC_AT + 4], "little")
     assert damaged["checksum"] == f"0x{own ^ 1:08x}, computed 0x{own:08x}"
+
+
+# --- bounds of a header, of a key, of a file system ---------------------------------------------
+
+
+def test_a_header_of_safetensors_is_as_long_as_the_format_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parse = import_module("aprfmt.formats.safetensors.parse")
+    monkeypatch.setattr(parse, "MAX_HEADER", 64)
+
+    def read(length: int, begins: bytes = b"{") -> Any:
+        text = begins + b"}".rjust(length - 1)
+        return parse.parse(memoryview(struct.pack("<Q", length) + text), "f")
+
+    assert read(63).header_size == 63 and read(64).header_size == 64
+    with pytest.raises(FormatError, match=r"its header has 65 bytes, the format allows 64\. This"):
+        read(65)
+    with pytest.raises(FormatError, match="length at offset 0 is 65, the format allows 64; the"):
+        read(65, b"x")
+
+
+def test_a_value_of_a_gguf_key_is_of_one_kind() -> None:
+    for value in ("", "a", 0, 1.5, True, [1], ["a", "b"], [[1, 2], [3]], [0.5, 0.5]):
+        assert gguf.can_store_value(value), value
+    odds: Any = (None, {}, {"a": 1}, [], [1, "a"], [1, 1.0], [None], [{}], [[]], (1,), b"a")
+    for odd in odds:
+        assert not gguf.can_store_value(odd), odd
+
+
+def test_a_folder_that_cannot_be_synced_is_an_error_but_for_what_knows_no_such_thing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(fd, "no")
+
+    monkeypatch.setattr("os.fsync", fail)
+    for code in (errno.EINVAL, errno.ENOTSUP):
+        temporary_files._sync_entries(code)
+    for code in (errno.EIO, errno.ENOSPC, errno.EBADF):
+        with pytest.raises(OSError, match="no"):
+            temporary_files._sync_entries(code)
+
+
+def test_a_plan_is_that_of_a_file_with_the_same_tensors_in_its_order() -> None:
+    def info(name: str, size: int = 8, shape: tuple[int, ...] = (2,), offset: int = 0) -> Any:
+        return TensorInfo(name, shape, "F32", offset, size, 0)
+
+    held = {"a": info("a"), "b": info("b", offset=8), "e": info("e", 0, (0,), 0)}
+
+    def same(*infos: Any, limit: int | None = None, **file: Any) -> bool:
+        facts = {"expanded": False, "size": 99, "end": 99, "infos": held} | file
+        like: Any = SimpleNamespace(shards=[SimpleNamespace(parsed=SimpleNamespace(**facts))])
+        return writer._is_same_plan(like, infos, limit)
+
+    a, b, e = held.values()
+    assert same(a, b, e) and same(a, e, b) and same(a, b, e, limit=16)
+    assert not same(a, b, e, limit=15) and not same(b, a, e)
+    assert not same(a, b) and not same(a, b, e, info("x"))
+    assert not same(a, info("b", shape=(1, 2)), e) and not same(a, info("b", 4), e)
+    assert not same(a, replace(b, encoding="I32"), e)
+    assert same(a, b, e, size=100) and not same(a, b, e, size=98)
+    assert not same(a, b, e, expanded=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from aprfmt.measure.byte_ranges import units_text
 from aprfmt.measure.distances import measure_blocks, measure_values
 from aprfmt.measure.logprob_tables import printed_resolution
 from aprfmt.measure.named_causes import completed_command, insert_stored_names, surplus_command
-from aprfmt.measure.sampling import RANGE, sample_files
+from aprfmt.measure.sampling import RANGE, DifferingRange, SampleReport, Unsampled, sample_files
 from aprfmt.measure.tolerances import (
     ALIKE_PRODUCTS,
     LEAST_ROUNDED,
@@ -264,3 +265,31 @@ def test_a_sample_counts_the_ranges_and_bytes_that_it_read(tmp_path: Path) -> No
         assert [one.start for one in found.differing] == [i * RANGE for i in range(count)]
     alone = sample_files(a, b, 99 * RANGE, tensors=["same"])
     assert alone.exit_code == 2 and alone.share == pytest.approx(1 - 0.05**0.5)
+
+
+def test_a_sample_says_its_sides_and_all_that_it_counted() -> None:
+    rows = (DifferingRange("x", 0, 8, 3),), (Unsampled("y", "other"),), (Unsampled("z", "why"),)
+    report = SampleReport("a.bin", "b.bin", 7, 3, 9, 30, 90, 2, *rows)
+    said: Any = report.to_json()
+    assert (said["a"], said["b"]) == ("a.bin", "b.bin")
+    assert said["sample"] == {
+        "different": True, "seed": 7, "range_bytes": RANGE, "ranges": 3, "of_ranges": 9,
+        "bytes": 30, "of_bytes": 90, "settled": 2, "share_below": None, "confidence": 0.95,
+        "differing": [{"tensor": "x", "start": 0, "stop": 8, "byte": 3}],
+        "unlike": [{"tensor": "y", "why": "other"}], "unsampled": [{"tensor": "z", "why": "why"}],
+    }  # fmt: skip
+    cases: Any = (
+        ({"differing": ()}, True, 1), ({"unlike": ()}, True, 1),
+        ({"differing": (), "unlike": ()}, False, 2),
+        ({"differing": (), "unlike": (), "unsampled": ()}, False, 2),
+    )  # fmt: skip
+    for changed, different, code in cases:
+        other = replace(report, **changed)
+        assert (other.different, other.exit_code) == (different, code)
+        assert (other.share is None) is different
+    settled = SampleReport("a", "b", 7, 0, 0, 0, 0, 2, (), (), ())
+    assert settled.all_settled and settled.exit_code == 2 and settled.share is None
+    assert "equal by the digests of their files" in settled.pronounced.says
+    assert not replace(settled, settled=0).all_settled
+    assert not replace(settled, unsampled=rows[2]).all_settled
+    assert not replace(settled, of_ranges=1).all_settled
