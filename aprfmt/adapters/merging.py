@@ -486,7 +486,8 @@ def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]
     worst = max(losses, key=lambda each: each.lost / each.size)
     stays = f", {still} of {count} changed values stay as they were" if still else ""
     said = (
-        f"{kinds} takes {share:.2g} of the change in {len(losses)} weights{stays} (most in "
+        f"{kinds} takes {share:.2g} of the change in {len(losses)} "
+        f"weight{'s' * (len(losses) > 1)}{stays} (most in "
         f"{worst.key}: {worst.lost / worst.size:.2g}); --encoding F32 holds all of it"
     )
     return (Note("warning", str(adapter), said, "merge_rounding"),)

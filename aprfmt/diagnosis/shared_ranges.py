@@ -84,7 +84,8 @@ def _pair_text(one: SharedRange, tensors: Mapping[str, LazyTensor]) -> str:
     """Return one pair in words: names, ranges, and how many bytes they share."""
     infos = [tensors[name].info for name in (one.first, one.second)]
     first, second = (f"{i.name} ({i.offset}..{i.offset + i.nbytes})" for i in infos)
-    return f"{first} and {second}, {one.stop - one.start} bytes"
+    count = one.stop - one.start
+    return f"{first} and {second}, {count} byte{'s' * (count != 1)}"
 
 
 def _proof(

@@ -406,4 +406,4 @@ def test_what_stored_types_lose_of_a_merge_is_said_with_the_worst_weight() -> No
             "as they were (most in L0.q: 0.6); --encoding F32 holds all of it"
         )
     (note,) = loss_notes([small], Path("a"))
-    assert "stay as they were" not in note.text and "in 1 weights (most in L0.q" in note.text
+    assert "stay as they were" not in note.text and "in 1 weight (most in L0.q" in note.text

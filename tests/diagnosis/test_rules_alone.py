@@ -10,6 +10,7 @@ import pytest
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.base.protocols import TypedValue
 from aprfmt.diagnosis import examine, quantities, renumbered, shared_ranges, tokens
+from aprfmt.diagnosis.search import Search
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import FormatError
 from aprfmt.model.ledger import LATE
@@ -264,11 +265,21 @@ def test_pairs_that_share_bytes_are_counted_beyond_two(monkeypatch: pytest.Monke
         for a, b, label in ((model, good, "A"), (good, model, "B")):
             (row,) = shared_ranges.overlap_findings(report, a, b, "write B")
             assert row.says.startswith(f"{label}'s tensors share bytes of m, so that")
-            assert row.says.count(", 1 bytes") == min(pairs, 2)
+            assert row.says.count(", 1 byte") == min(pairs, 2)
             assert row.says.endswith(f"; {pairs - 2} more pairs") is (pairs > 2)
+            assert row.says.count(" and t") == min(pairs, 2) and "1 bytes" not in row.says
             assert (row.next == "write B") is (label == "B") and row.side == label
 
 
 def test_layers_are_counted_with_the_first_of_them() -> None:
     assert quantities._layer_count_text(["L3"]) == "1 layer (L3)"
     assert quantities._layer_count_text(["L0", "L1"]) == "2 layers (L0, ...)"
+
+
+def test_the_share_that_a_single_change_leaves_is_that_of_the_best() -> None:
+    for left, share in (([], 1.0), ([0.3], 0.75), ([0.3, 0.1, 0.2], 0.25), ([0.0], 0.0)):
+        singles = [SimpleNamespace(residual=one) for one in left]
+        view = SimpleNamespace(residual=0.4)
+        search: Any = SimpleNamespace(singles=singles, case=SimpleNamespace(view=view))
+        found = Search.smallest_remaining_share.fget  # type: ignore[attr-defined]
+        assert found(search) == pytest.approx(share)
