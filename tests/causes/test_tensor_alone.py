@@ -20,6 +20,7 @@ from aprfmt.causes.tensor import (
     packed_copies,
     permutation,
 )
+from aprfmt.causes.training import step_case
 from aprfmt.compare import diff
 
 # --- one type read as another -------------------------------------------------------------------
@@ -246,3 +247,31 @@ def test_a_key_of_a_scaling_that_b_alone_lacks_is_said_to_be_missing() -> None:
         text = hyperparameters.difference_sentence(row, model(mine), model(theirs))
         assert text == f"rope_scaling: {', '.join(said)}", theirs
     assert hyperparameters.difference_sentence(row) == f"rope_scaling: {factor}, {length}"
+
+
+def test_of_large_tensors_runs_of_rows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first row to the last, and no row twice."""
+    monkeypatch.setattr(packed_copies, "MOST", 4096)
+    tile = packed_copies.TILE
+
+    def sampled(rows: int, columns: int) -> Any:
+        reader: Any = SimpleNamespace(size=rows * columns, rows=rows, columns=columns)
+        return packed_copies._sampled_rows(reader)
+
+    assert sampled(4096 // 16, 16) is None and sampled(tile, 4096) is None
+    for rows, columns, runs in ((257, 16, 2), (1024, 16, 2), (1024, 8, 4), (129, 4096, 1)):
+        found = sampled(rows, columns)
+        assert len(found) == runs * tile == len(set(found.tolist())) and found[0] == 0
+        assert (np.diff(found) >= 1).all() and found[-1] < rows
+        assert runs == 1 or found[-1] == rows // tile * tile - 1
+
+
+def test_what_weights_were_stepped_in_is_told_by_sums() -> None:
+    """Exactly at the shares; a step that is too small to tell leaves it open."""
+    cases = [
+        ((10000, 0.0, 0, 11), "finer"), ((10000, 0.0, 0, 9), ""), ((10, 0.0, 0, 8), "finer"),
+        ((10, 0.0, 0, 7), ""), ((10000, 10.0, 1, 0), "finer"), ((10000, 9.99, 0, 0), ""),
+        ((10000, 16.0, 2, 0), "finer"), ((10000, 16.0, 3, 0), "stored"),
+    ]  # fmt: skip
+    for sums, said in cases:
+        assert step_case.held_in(*sums) == said, sums

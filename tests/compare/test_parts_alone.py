@@ -8,7 +8,7 @@ equality is said without its doubt.
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import torch
 
 from aprfmt.arch.spec import HyperParams
 from aprfmt.causes import CAUSES
+from aprfmt.causes.tokenizer.comparison import TokensReport
 from aprfmt.cli import diff
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.short_answer import COMMANDS, LINES, short_answer
@@ -412,3 +413,45 @@ def test_the_base_of_a_head_is_the_embedding_where_they_are_one() -> None:
         assert base({}, tied).base_tensor("L0.attn_q.weight") is None
     assert base({}, True).base_tensor(head) is embedding
     assert base({}, False).base_tensor(head) is base({}, None).base_tensor(head) is None
+
+
+def test_parts_of_either_side_are_told_before_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aprfmt import compare
+
+    a, b, rows = (cast(Any, SimpleNamespace()) for _ in range(3))
+    taken: dict[Any, str] = {}
+    said: list[Any] = []
+
+    def parts(x: Any, y: Any, labels: Any = ("A", "B")) -> str:
+        said.append((x is a, labels))
+        return taken.get(id(x), "")
+
+    monkeypatch.setattr("aprfmt.compare.taken_parts.taken_parts_text", parts)
+    monkeypatch.setattr(
+        "aprfmt.compare.other_models.other_model_sentence",
+        lambda *given: "others" if given[0] is a and given[1] is b and given[2] is rows else "?",
+    )
+    assert compare._identity_sentences(a, b, rows) == ("", "others")
+    assert said == [(True, ("A", "B")), (False, ("B", "A"))]
+    for side, text in ((a, "A has B"), (b, "B has A")):
+        taken = {id(side): text}
+        assert compare._identity_sentences(a, b, rows) == (text, "")
+
+
+@pytest.mark.parametrize("carried", ["A", "B", "AB", ""])
+def test_a_tokenizer_of_one_side_is_present_there(
+    carried: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aprfmt import compare
+
+    report = TokensReport(carried=carried, remarks=("r",), not_checked=("n",), checked=("c",))
+    monkeypatch.setattr("aprfmt.causes.tokenizer.comparison.compare_tokens", lambda a, b: report)
+    monkeypatch.setattr(compare, "compare_texts", lambda a, b, report: None)
+    monkeypatch.setattr(compare, "uncompared_tokenizers", lambda a, b, report: ("left",))
+    side: Any = SimpleNamespace()
+    found: Any = compare._compare_tokenizers(side, side)
+    rows = [(row.name, row.a, row.b) for row in found.rows]
+    expected = {"A": ("present", "absent"), "B": ("absent", "present")}.get(carried)
+    assert rows == ([("tokenizer", *expected)] if expected else [])
+    assert found.remarks == {"AB": ("r", "n"), "": ("r",)}.get(carried, ())
+    assert found.both is (carried == "AB") and found.left == ("left",)

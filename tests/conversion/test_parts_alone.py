@@ -542,3 +542,24 @@ def test_companion_files_are_carried_but_for_a_configuration_of_the_keys(
     if own:
         embedded.pop("config.json"), texts.pop("config.json")
         assert "config.json" not in metadata._small_files(model)
+
+
+def test_what_a_copy_lacks_without_a_flag_is_of_the_source() -> None:
+    from aprfmt.conversion.accounting import Account, SourceItem
+
+    rows = [
+        SourceItem("a", "unread config key", "lost", "gone", "only in A"),
+        SourceItem("b", "config key", "transformed", "changed", "unequal"),
+        SourceItem("c", "file", "copied", "", "unreadable"),
+        SourceItem("d", "file", "copied", "", "equal"),
+        SourceItem("e", "tensor", "dropped", "by a flag"),
+    ]
+    account = Account(tuple(rows))
+    assert [(row.kind, row.name, row.state, row.why, row.side) for row in account.left] == [
+        ("config key", "a", "only in A", "gone", "the source"),
+        ("config key", "b", "unequal", "changed", ""), ("file", "c", "unreadable", "", ""),
+    ]  # fmt: skip
+    assert account.counts == {"copied": 2, "transformed": 1, "dropped": 1, "lost": 1}
+    assert account.lost == (rows[0],)
+    assert account.says == "5 of the source: 2 copied, 1 transformed, 1 dropped, 1 lost"
+    assert Account(()).says == "0 of the source: nothing"

@@ -22,6 +22,7 @@ from aprfmt.inference.loss import (
     assess_loss,
     compare_distributions,
     cross_entropy,
+    is_in_bits,
     mean_loss,
     plan_loss_windows,
     sample_window,
@@ -223,3 +224,18 @@ def test_why_a_text_has_no_loss_token(count: int, cut: bool, prompt: int) -> Non
         assert f"its prompt of {sample.prompt} tokens fills the window of 64" in said
     else:
         assert said.startswith(f"{count} tokens fill no window of 64, and llama scores no other")
+
+
+def test_a_loss_at_its_bound_is_within_it() -> None:
+    """The uniform loss itself passes, and so does the least that is plausible."""
+    uniform = measured(1.0).uniform_loss
+    for weights, low, high in (("trained", 0.05, uniform), ("random", 0.5, 1.5 * uniform)):
+        for nats, failing in (
+            (high, set()), (np.nextafter(high, 99), {"loss-below-uniform"}),
+            (low, set()), (np.nextafter(low, 0), {"loss-plausible"}),
+        ):  # fmt: skip
+            found = outcomes(measured(float(nats)), weights)
+            assert {name for name, outcome in found.items() if outcome == "FAIL"} == failing
+    for share, said in ((0.981, True), (1.019, True), (0.979, False), (1.021, False)):
+        assert is_in_bits(share * 2.0 / math.log(2), 2.0) is said
+    assert not is_in_bits(0.0, 0.0) and not is_in_bits(-1.0, -math.log(2))

@@ -7,6 +7,7 @@ import stat
 import sys
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from types import MethodType, ModuleType, SimpleNamespace
@@ -495,3 +496,27 @@ def test_files_that_are_fetched_are_hashed_and_others_are_not(
     remote = [RemotePath("https:", "h.org", name) for name in there]
     found: Any = stream_hash.hash_fetched_files([*map(Path, here), *remote])
     assert found == {path: path for path in remote}
+
+
+def test_bytes_wait_up_to_a_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as may wait are taken without a question, one more is asked for again."""
+    data = bytes(range(32))
+    for held, expected in ((16, []), (15, [(16, 24)])):
+        monkeypatch.setattr(stream_hash, "HELD", held)
+        asked: list[tuple[int, int]] = []
+
+        def windows(start: int, stop: int, asked: Any = asked) -> list[memoryview]:
+            asked.append((start, stop))
+            return [memoryview(data)[start:stop]]
+
+        file: Any = SimpleNamespace(
+            size=32, path="x", sha256="", proven=True, windows=windows,
+            observe=lambda take: None, head=lambda start: memoryview(b""),
+        )  # fmt: skip
+        stream = StreamHash(file)
+        for start, stop in ((24, 32), (16, 24), (4, 16), (0, 8)):
+            stream.take(start, memoryview(data)[start:stop])
+        stream.take(0, memoryview(data)[:16])  # again
+        assert stream.result() == hashlib.sha256(data).hexdigest()
+        assert asked == expected
+        assert stream.crc == zlib.crc32(data) and stream.done
