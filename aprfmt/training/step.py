@@ -17,10 +17,12 @@ from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, fi
 from aprfmt.causes.training.clipping import (
     CLIPPED_BY,
     CLIPS,
+    ON_PURPOSE,
     Clipping,
     OtherNorm,
     clip_factor,
     other_norm_clipping,
+    row_clipping,
     scaled_bound,
     tensor_clipping,
     value_clipping,
@@ -1196,7 +1198,9 @@ class _Step:
             if clipping is not None:
                 self._accept_clipped(clipping, max(abs(x.computed).max() for x in cases.values()))
                 return
-            if (each := tensor_clipping(cases)) is not None:
+            each = tensor_clipping(cases)
+            each = each or row_clipping(cases, lambda key: self._weights_of_rows(by_key[key]))
+            if each is not None:
                 self._accept_own_norms(*each)
                 return
         bounds = (
@@ -1225,6 +1229,12 @@ class _Step:
         if scaled is not None and simple_value(norm / before, SLACK * norm / before) is None:
             self._accept_clipped(Clipping("norm", *scaled), before)
 
+    def _weights_of_rows(self, parameter: Parameter) -> F64:
+        """Return a parameter before the step, float64 [rows, last axis]; a vector is one row."""
+        values = parameter.before.numpy().astype(np.float64)
+        parameter.drop()
+        return values.reshape((1, -1) if parameter.vector else matrix_shape(values.shape))
+
     def _accept_own_norms(self, says: str, keys: Collection[str]) -> None:
         """Set the gradients of `keys` to the mistake that each was scaled by its own norm.
 
@@ -1233,7 +1243,7 @@ class _Step:
         """
         stated = self.recipe is not None and self.recipe.clip is not None
         if not stated:
-            says += ", which some trainers do on purpose, and no clip=BOUND states otherwise"
+            says += ON_PURPOSE
         guess = BackwardGuess("clip_by_tensor", says)
         self._accept_mistake(guess, keys, (), "confirmed" if stated else "explained")
 

@@ -21,6 +21,7 @@ from tests.training.steps import (
     Values,
     adamw,
     adamw_all,
+    clip_rows,
     decaying_groups,
     gradients,
     moments,
@@ -65,6 +66,14 @@ def by_sgd(factor: Callable[[str], float], clip: float | None = None) -> Made:
         name: (w.astype(np.float64) - 0.5 * factor(name) * gradients(1)[name]).astype(np.float32)
         for name, w in weights().items()
     }
+    stated = SGD if clip is None else f"{SGD},clip={clip}"
+    return Made(after, stated, grads=gradients(1))
+
+
+def clipped_rows(clip: float | None) -> Made:
+    """Return an SGD step whose gradients are clipped by the norms of their rows."""
+    grads = clip_rows(gradients(1))
+    after = {n: (w - np.float32(0.5) * grads[n]).astype(np.float32) for n, w in weights().items()}
     stated = SGD if clip is None else f"{SGD},clip={clip}"
     return Made(after, stated, grads=gradients(1))
 
@@ -269,6 +278,9 @@ FAULTS = (
               lambda: by_sgd(lambda name: 0.25 * largest() / (largest() + 1e-6), largest() / 4)),
     StepFault("clipped by the sum of sizes", "clip_other_norm",
               lambda: by_sgd(lambda name: CLIP / (sizes() + 1e-6), CLIP)),
+    StepFault("clipped by rows", "clip_by_tensor", lambda: clipped_rows(1.0), 16),
+    StepFault("clipped by rows, which nothing states", "clip_by_tensor",
+              lambda: clipped_rows(None), 16, level="explained"),
     StepFault("another factor for each", "step_factor",
               lambda: by_sgd(lambda name: 1 + 0.1 * (1 + list(weights()).index(name)), CLIP * 1e4),
               level="explained"),

@@ -22,6 +22,7 @@ from tests.training.steps import (
     Make,
     Values,
     adamw,
+    clip_rows,
     gradients,
     rounded,
     save,
@@ -229,6 +230,16 @@ GRADIENT_FAULTS = (
         "clip_by_tensor",
         to_norm(1.0),
         15,
+        optimizer="sgd:lr=0.5,clip=1",
+    ),
+    GradientFault(
+        "clipped by rows", "clip_by_tensor", clip_rows, level="explained", says="to 0.01 of"
+    ),
+    GradientFault(
+        "by rows, where the norm of all is stated",
+        "clip_by_tensor",
+        clip_rows,
+        says="AGC",
         optimizer="sgd:lr=0.5,clip=1",
     ),
     GradientFault(

@@ -73,6 +73,21 @@ def rounded(values: NDArray[Any], encoding: str = "BF16") -> NDArray[Any]:
     return decode(encoding, encode(encoding, plain)[""], plain.shape)
 
 
+def clip_rows(grads: Values, share: float = 0.01) -> Values:
+    """Return gradients whose rows are clipped by their own norm, as timm's adaptive_clip_grad."""
+    made = {}
+    for name, g in grads.items():
+        axes = tuple(range(1, g.ndim)) or None
+        size, weight = (
+            np.sqrt(np.square(x, dtype=np.float64).sum(axes, keepdims=True))
+            for x in (g, weights()[name])
+        )
+        bound = share * np.maximum(weight, 1e-3)
+        factor = np.where(size < bound, 1.0, bound / np.maximum(size, 1e-6))
+        made[name] = (g * factor.astype(np.float32)).astype(np.float32)
+    return made
+
+
 def save(folder: Path, values: Values, encoding: str, *, tied: bool = False) -> Path:
     """Write a checkpoint of these weights; `tied`: the table of tokens is the head, too."""
     values = {name: each for name, each in values.items() if not (tied and name == HEAD)}

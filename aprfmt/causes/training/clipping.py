@@ -1,16 +1,18 @@
 """Gradients that were clipped otherwise than stated."""
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.gradient_case import SIDES, SIGMAS, GradientCase
-from aprfmt.causes.training.optimizers import Recipe, changed, round_to
+from aprfmt.causes.training.optimizers import F64, Recipe, changed, round_to
 from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.step_size import SLACK, measured_factor
+from aprfmt.measure.verdicts import Certainty
 from aprfmt.tensors.norms import exact_norm
 
 OtherNorm = Literal["largest", "sum"]
@@ -28,9 +30,10 @@ CAUSE_ROWS = (
         "clip_by_tensor",
         "update",
         "bug",
-        "The gradient of each tensor, or those of each shard, were clipped by their own norm, not "
-        "by the norm of all.",
-        "The factor of each tensor or shard is the bound over its own norm.",
+        "The gradient of each tensor, each shard or each row (adaptive clipping, AGC) was clipped "
+        "by its own norm, not by the norm of all.",
+        "The factor of each tensor or shard is the bound over its own norm, and that of each row a "
+        "share of its weights' norm over its own.",
         "The step clipped by that norm gives every weight, or the computed gradient every element.",
     ),
     Cause(
@@ -80,6 +83,9 @@ CLIPPED_BY: Mapping[str, str] = {
     "largest": "the largest element",
     "sum": "the sum of the sizes of all elements",
 }
+# Adaptive gradient clipping (AGC), by its authors and timm: the least norm of a row of weights.
+LEAST_WEIGHT = 1e-3
+ROWS = 8  # at least that have to show one share
 OWN_NORMS = 3  # gradients at least that have one norm, where each was clipped by its own
 AT_BOUND = 8  # elements at least that have to be at the bound of a clipping by value
 
@@ -186,6 +192,117 @@ def tensor_clipping(cases: Mapping[str, GradientCase]) -> tuple[str, tuple[str, 
     return says, tuple(key for key in cases if key in off)
 
 
+def _row_norms(values: F64, rows: NDArray[np.int64] | None = None) -> F64:
+    """Return the L2 norm of each row, [rows]; `rows` are the numbers of rows of flat elements."""
+    if rows is None:
+        return np.asarray(np.sqrt(np.square(values).sum(axis=1)))
+    return np.asarray(np.sqrt(np.bincount(rows, np.square(values))))
+
+
+def row_factors(share: float, gradients: F64, weights: F64) -> F64:
+    """Return what adaptive clipping multiplies each row of a gradient by, [rows], at most 1.0.
+
+    `gradients` and `weights` are the norms of the rows, `share` is what one may be of the other.
+    Source: Brock et al. 2021, equation 3; timm's adaptive_clip_grad.
+    """
+    bound = share * np.maximum(weights, LEAST_WEIGHT)
+    return np.asarray(np.minimum(1.0, bound / np.maximum(gradients, 1e-6)))
+
+
+def _common_share(factors: F64, gradients: F64, weights: F64) -> float | None:
+    """Return the share that the factors of rows below 1 have in common, None for none."""
+    below = factors < 1 - SLACK
+    if np.count_nonzero(below) < ROWS:
+        return None
+    shares = (factors * gradients / np.maximum(weights, LEAST_WEIGHT))[below]
+    share = float(np.median(shares))
+    return share if share > 0 and np.abs(shares - share).max() <= SLACK * share else None
+
+
+def row_clipping(
+    cases: Mapping[str, GradientCase], weights: Callable[[str], F64]
+) -> tuple[str, tuple[str, ...]] | None:
+    """Return (a sentence, keys) of gradients whose rows were clipped each by its own norm.
+
+    `cases` are all pairs by key, `weights(key)` the parameter's weights, [rows, columns]; a vector
+    is one row. None unless one share of the rows' weights gives every element of all of them.
+    """
+    off = tuple(key for key, each in cases.items() if not each.right)
+    sides, every = {}, []
+    for key, each in cases.items():
+        held = weights(key)
+        given, right = (_row_norms(x.reshape(held.shape)) for x in (each.given, each.computed))
+        sides[key] = right, _row_norms(held)
+        factors = np.divide(given, right, out=np.ones_like(given), where=right > 0)
+        every.append((factors, *sides[key]))
+    factors, right, held = (np.concatenate(part) for part in zip(*every, strict=True))
+    share = _common_share(factors, right, held)
+    if share is None:
+        return None
+    for key, each in cases.items():
+        rows = row_factors(share, *sides[key])[:, None]
+        wanted = (rows * each.computed.reshape(len(rows), -1)).reshape(each.given.shape)
+        if not each.near(each.given, wanted):
+            return None
+    return _of_rows(share), off
+
+
+def _of_rows(share: float) -> str:
+    """Return what is said of adaptive clipping."""
+    return (
+        f"each row of a gradient was clipped by its own norm to {share:.4g} of that of its weights "
+        "(adaptive clipping, AGC)"
+    )
+
+
+def guess_row_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that each row of the gradient was clipped by its own norm.
+
+    Nothing where the step does not depend on the size of the gradient, or rows are in it in parts.
+    """
+    if case.gradient is None or case.signs or recipe.row.sizes:
+        return
+    if case.vector and case.shape is None:
+        return
+    plain = changed(recipe, scale=1.0)
+    update = case.predict(plain)
+    if update is None:
+        return
+
+    def norms(part: StepCase) -> tuple[NDArray[np.int64], F64, F64]:
+        """Return (the row of each element from 0 on, norms of rows of gradients, of weights)."""
+        rows = np.zeros(part.before.size, np.int64)
+        if not part.vector:
+            rows = np.unique(part.rows, return_inverse=True)[1].reshape(-1)
+        assert part.gradient is not None
+        return rows, _row_norms(part.gradient, rows), _row_norms(part.before, rows)
+
+    rows, gradients, weights = norms(case)
+    known = np.bincount(rows, np.square(update.step))
+    made = np.bincount(rows, (case.change - update.decay) * update.step)
+    factors = np.divide(made, known, out=np.ones_like(known), where=known > 0)
+    share = case.others.get("row_share") or _common_share(factors, gradients, weights)
+    if share is None:
+        return
+
+    def holds(part: StepCase) -> bool:
+        """Return whether the recipe gives `part` with rows clipped so."""
+        rows, gradients, weights = norms(part)
+        assert part.gradient is not None
+        clipped = part.gradient * row_factors(share, gradients, weights)[rows]
+        fit = replace(part, gradient=clipped).fit(plain)
+        return fit is not None and fit.right
+
+    says = _of_rows(share)
+    most: Certainty = "confirmed"
+    if recipe.clip is None:
+        says, most = says + ON_PURPOSE, "explained"
+    yield StepGuess("clip_by_tensor", says, None, 1, holds, number=("row_share", share), most=most)
+
+
+ON_PURPOSE = ", which some trainers do on purpose, and no clip=BOUND states otherwise"
+
+
 def clip_factor(bound: float, norm: float) -> float:
     """Return the factor, at most 1.0, that torch's clip_grad_norm_ multiplies all gradients by.
 
@@ -267,5 +384,8 @@ HYPOTHESES = (
         guess_clipping,
         40,
         "factors that follow from norms, before a fitted one",
+    ),
+    StepHypothesis(
+        ("clip_by_tensor",), guess_row_clipping, 41, "one share of all rows, before a factor", True
     ),
 )
