@@ -31,6 +31,7 @@ from aprfmt.tensors.digest import decoded_sha256
 from aprfmt.tensors.stats import Stats, compute_stats
 
 Numbers = NDArray[Any]
+_FEW = 64  # of so many rows one is looked at first
 DROPPED = 0.1  # by which the share of zeros may be from the p that the other values show
 # Points with an axis of heads, and the hyperparameter that counts them.
 HEADED: Mapping[str, str] = {
@@ -351,16 +352,22 @@ class Collector:
             if scales and rel_l2(values, kept * values.dtype.type(factor)) <= bound:
                 return f"{point} times {name}"
         near = (f"L{layer}.", f"L{layer - 1}.out", "embd")
-        for other, record in self.records.items():
-            if other == key or record.shape != kept.shape or not other.startswith(near):
-                continue
-            stream = self._fetch(other)
-            if stream is None:
-                continue
-            if rel_l2(values, stream) <= bound:
-                return other
-            if rel_l2(values, kept + stream) <= bound:
-                return f"{point} plus {other}"
+        # Most are apart in a few rows already, and are not read to the end.
+        few = slice(max(1, len(values) // _FEW))
+        nothing = np.broadcast_to(kept.dtype.type(0), kept.shape)
+        with np.errstate(over="ignore", invalid="ignore"):
+            most = 2 * bound * float(np.linalg.norm(values))
+            for other, record in self.records.items():
+                if other == key or record.shape != kept.shape or not other.startswith(near):
+                    continue
+                stream = self._fetch(other)
+                if stream is None:
+                    continue
+                for text, base in ((other, nothing), (f"{point} plus {other}", kept)):
+                    if np.linalg.norm(values[few] - base[few] - stream[few]) > most:
+                        continue
+                    if rel_l2(values, base + stream) <= bound:
+                        return text
         return ""
 
     def for_reading_again(
@@ -463,8 +470,10 @@ def _dropped_share(before: Numbers, after: Numbers) -> float:
     """
     known = before != 0
     zero = known & (after == 0)
+    if not zero.any():
+        return 0.0
     rest = np.asarray(after, np.float64)[known & ~zero] / before[known & ~zero]
-    if not zero.any() or not rest.size:
+    if not rest.size:
         return 0.0
     factor, share = float(np.median(rest)), zero.sum() / known.sum()
     p = 1 - 1 / factor if factor > 1 else 0.0
