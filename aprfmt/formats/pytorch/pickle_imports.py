@@ -120,6 +120,8 @@ class Imports:
             if isinstance(one, GlobalName):
                 self.pending.pop(str(one), None)
                 continue
+            if isinstance(one, str | int | None):
+                continue
             inner = list(_inner_values(one))
             if inner and id(one) not in visited:
                 visited.add(id(one))
