@@ -107,7 +107,7 @@ class Batch:
 
     @property
     def behind_padding(self) -> int:
-        """The number of labels that are a text's first token, behind the padding of its row."""
+        """The number of labels that are a text's first token, after the padding of its row."""
         return int(self.label[:, 1:].sum()) - self.label_count
 
     @property

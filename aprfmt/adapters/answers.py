@@ -282,7 +282,7 @@ def _unexplained_others(
 
 
 def _unread_items(opened: Model, found: Adapter, merged: Model) -> tuple[NotCompared, ...]:
-    """Return what a merge does not use of an adapter: tensors, keys, files beside its weights.
+    """Return what a merge does not use of an adapter: tensors, keys, files next to its weights.
 
     They may change what the adapter does, and there is no other side: they count as unreadable.
     `opened` is the adapter's file, `merged` the base with the adapter `found`.

@@ -1,7 +1,7 @@
 """Keys of a configuration that its model's tensors contradict, or that it cannot be read with.
 
-A good configuration beside it shows which key was lost or changed: with that key alone the model is
-read.
+A good configuration of the same model shows which key was lost or changed: with that key alone the
+model is read.
 """
 
 import json
@@ -120,7 +120,7 @@ def misfitting_key_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> tu
 
 
 def is_of_own_keys(row: FieldDiff) -> bool:
-    """Return whether a row tells what two files' own keys say, beside what is read here."""
+    """Return whether a row compares what the files' own keys say, not what is read here."""
     return {row.origin_a, row.origin_b} <= {READ_HERE, ITS_KEY, NOT_THERE}
 
 

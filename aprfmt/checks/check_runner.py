@@ -37,10 +37,10 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
     """Return (the result of a check's function, why it did not run or "" where it did).
 
     A gate that raises has failed, and so has a check of another package, with TypeError if it
-    returned anything but a Result. What an earlier row failed for fails no other: they do not run.
-    A check of `validate` does not run on what is not supported. An
-    exception of aprfmt's own checks that is no AprfmtError is raised: it is a bug. `row` is the
-    check in the table.
+    returned anything but a Result. An error that an earlier check reported fails no other check:
+    those do not run. A check of `validate` does not run on what is not supported. An exception of
+    aprfmt's own checks that is no AprfmtError is raised: it is a bug. `row` is
+    the check in the table.
     """
     if row.formats and context.model.format not in row.formats:
         return Result(), f"a check of {' and '.join(row.formats)} files"

@@ -97,7 +97,7 @@ class CheckContext:
         )
 
     def reported_by(self, error: AprfmtError) -> str:
-        """Return the row that an error has failed, which is the running one where it is new.
+        """Return the check that reported an error: the running one, unless an earlier one did.
 
         Errors are the same if their text is, or if one part of the model that cannot be read stands
         in both.

@@ -102,7 +102,7 @@ def _find_rules(names: Sequence[str], wanted: Mapping[str, str]) -> tuple[Rename
             runs = _differing_runs(wanted, depth, whole)
             if not runs or len(runs) > MOST or any(run.isdigit() for run in runs):
                 continue
-            rules = _in_turn(runs)
+            rules = _rules_in_order(runs)
             try:
                 made = rename_names(names, rules, "", strict=False)
             except UsageError:
@@ -115,7 +115,7 @@ def _find_rules(names: Sequence[str], wanted: Mapping[str, str]) -> tuple[Rename
 def _differing_runs(wanted: Mapping[str, str], depth: int, whole: bool) -> dict[str, str]:
     """Return {run of components: the one in its place} of names that differ; {} if they conflict.
 
-    A run has the components that differ, `depth` before them and, if `whole`, all behind them.
+    A run has the components that differ, `depth` before them and, if `whole`, all after them.
     """
     runs: dict[str, str] = {}
     for name, right in wanted.items():
@@ -132,7 +132,7 @@ def _differing_runs(wanted: Mapping[str, str], depth: int, whole: bool) -> dict[
     return runs
 
 
-def _in_turn(runs: Mapping[str, str]) -> tuple[Rename, ...]:
+def _rules_in_order(runs: Mapping[str, str]) -> tuple[Rename, ...]:
     """Return rules that rename all runs in turn: no name is taken before it is free."""
     left, rules = dict(runs), []
     while left:

@@ -302,7 +302,7 @@ class FolderEdits:
 
 
 def _adapter_texts(folder: Path) -> dict[str, str]:
-    """Return {file name: text} of PEFT's configuration beside an adapter's weights; {} without."""
+    """Return {file name: text} of PEFT's configuration next to an adapter's weights; {} without."""
     path = folder / ADAPTER_CONFIG
     return {} if is_remote(path) or not path.is_file() else {ADAPTER_CONFIG: read_text(path)}
 

@@ -32,7 +32,7 @@ Ids = tuple[int, ...]
 
 @dataclass
 class BatchSequences:
-    """The sequences of two dumps beside the one of `ids`; each is opened when it is asked for."""
+    """The sequences of two dumps but the one of `ids`; each is opened when it is asked for."""
 
     sides: Mapping[str, Side]
     traces: Mapping[str, Trace]

@@ -312,7 +312,7 @@ def with_next_commands(
         replace(one, next=keep_training_command(parts, one) or one.next or next_command(parts, one))
         for one, parts in zip(findings, asked, strict=True)
     ]
-    # Renames mend names alone: beside another fault B is written again.
+    # Renames mend names alone: with another fault B is written again.
     apart_from_names = [one for one in made if _is_fault(one) and one.cause not in EXCHANGED]
     if any(one.next for one in apart_from_names):
         made = [

@@ -40,7 +40,7 @@ Rules = tuple[Rename, ...]
 def read_with_renamed_parts(good: Model, bad: Model, label: str) -> tuple[Model, Finding] | None:
     """Return (`bad` read with parts of its packed weights renamed, the finding), or None.
 
-    None where every tensor beside its packed weights has a name that some packing knows, or no
+    None where every tensor next to its packed weights has a name that some packing knows, or no
     renames of one to three parts bring the weights to `good`'s values: more of them than are read
     without, each within READ. Parts that change no value must be `good`'s own, byte for byte, or
     the groups of inputs in order. `label` is the side of `bad`. The model is open: who calls
@@ -201,11 +201,11 @@ def _raw(tensor: LazyTensor) -> bytes:
 
 
 def _possible_rules(good: Model, bad: Model) -> Iterator[Rules]:
-    """Yield renames to try: of one unknown part beside packed weights, of two, of three.
+    """Yield renames to try: of one unknown part next to packed weights, of two, of three.
 
     The likely ones of each come first.
 
-    A part is unknown that stands beside most packed weights under a name that no packing has.
+    A part is unknown that stands next to most packed weights under a name that no packing has.
     """
     modules = _unknown_tails(good, bad)
     counts = Counter(tail for tails in modules.values() for tail in tails)
@@ -226,7 +226,7 @@ def _possible_rules(good: Model, bad: Model) -> Iterator[Rules]:
 
 
 def _unknown_tails(good: Model, bad: Model) -> dict[str, list[str]]:
-    """Return {module of a packed weight: its tensors' names behind it that no packing knows}.
+    """Return {module of a packed weight: the names after it of its tensors that no packing knows}.
 
     A module of a weight that `good` has and `bad` has not is packed, whatever its parts are called.
     """

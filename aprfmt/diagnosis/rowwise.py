@@ -214,7 +214,7 @@ def solve_masks(late: Array, n: int) -> Iterator[Change]:
         what = "key is" if hidden == 1 else f"{hidden} keys are"
         says = f"the first {what} gone from token {first} on"
         yield mask_change(says, hide_keys((key >= hidden) | (query < first)))
-    for kept in range(1, min(first, 9)):  # a full cache that evicts behind its first keys
+    for kept in range(1, min(first, 9)):  # a full cache that evicts after its first keys
         what = "first key and" if kept == 1 else f"first {kept} keys and"
         says = f"only the {what} the last {first - kept} are seen"
         yield mask_change(says, hide_keys((key < kept) | (key > query - first + kept)))

@@ -74,7 +74,7 @@ def compare_tensors(
     if left:
         finding, part = _unexplained_finding(left)
         found.add(_check_stale(a, b, finding, part, found), part)
-    # A pass shows a fault beside tables that only have rows of more tokens, not beside a training.
+    # A pass shows a fault though tables have rows of more tokens, but not after a training.
     grown = all(finding.residual_before == 0 for finding, _ in derived)
     beside = grown and any(finding.verdict == "bug" for finding in found.findings)
     for finding, part in derived:
@@ -85,7 +85,7 @@ def compare_tensors(
 
 
 def _leave_undecoded(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> set[str]:
-    """Set what no codec decodes aside as not compared, and return the keys of it."""
+    """Record tensors that no codec decodes as not compared, and return their keys."""
     reasons = {one.unread.why_not_compared for one in (a, b) if one.unread is not None}
     held = [row for row in rows if row.verdict == "UNREADABLE" and row.cause in reasons]
     if held:

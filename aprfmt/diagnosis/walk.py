@@ -841,7 +841,7 @@ def _unfitting_arrays(trace: TraceLike, views: Mapping[str, ShadowPoint]) -> Ite
 
 
 def _unseen_end_clause(views: Mapping[str, ShadowPoint]) -> str:
-    """Return that nothing behind a trace's last compared point was compared; "" at the pass's end.
+    """Return a clause on what follows a trace's last compared point; "" at the pass's end.
 
     What lies between two compared points is judged with the second one.
     """

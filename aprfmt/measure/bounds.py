@@ -284,15 +284,15 @@ def _are_made_up_for(delta: "Array", step: "Array", matrices: int) -> bool:
 
 
 def _most_columns(rows: int) -> int:
-    """Return of how many columns the errors' covariance is told by so many rows."""
+    """Return how many columns the covariance of errors may have to be known from `rows` rows."""
     return min(rows // 2, CALIBRATED)
 
 
 def _excess_of_errors(delta: "Array", step: "Array") -> float:
-    """Return how far the determinant of the errors' covariance is above that of roundings.
+    """Return log(determinant of the errors' covariance / that of roundings), for each column.
 
-    It is the logarithm, a column. Where rows are few it is of the columns with the smallest errors,
-    which were rounded first. Infinite where it cannot be said.
+    Where rows are few it is of the columns with the smallest errors, which were rounded first.
+    Infinite where it cannot be said.
     """
     unit = np.median(step, axis=1)
     rows = np.isfinite(unit) & (unit > 0)

@@ -191,7 +191,7 @@ def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[
 
 
 def _unequal_settings(a: "Model", b: "Model") -> Iterator[NotCompared]:
-    """Yield the settings beside two tokenizers that are not read, where their values differ.
+    """Yield the settings next to two tokenizers that are not read, where their values differ.
 
     Those that a tokenizer acts on: keys that are compared as they are stored are listed by the
     ledgers. Files that only one side has, or that cannot be read, are listed apart.

@@ -557,7 +557,7 @@ class _LedgerBuilder:
         return kind is not None and self.spec is None and kind.name == "adapter"
 
     def _adapter_keys(self) -> Iterator[Item]:
-        """Yield an item per key of the adapter_config.json beside an adapter's weights.
+        """Yield an item per key of the adapter_config.json next to an adapter's weights.
 
         Keys that PEFT has and no merge here reads are unread only where they are set.
         """

@@ -38,7 +38,7 @@ TensorRow = dict[str, Any]  # key, names, encoding, shape, raw, decoded
 FileRow = dict[str, Any]  # name, size, sha256, and of weights `outside`
 Failure = dict[str, str]  # key, what
 
-MANIFEST_END = ".aprfmt-hash.json"  # behind the model's name
+MANIFEST_END = ".aprfmt-hash.json"  # after the model's name
 
 
 def manifest_path(model: Path) -> Path:

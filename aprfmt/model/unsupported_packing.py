@@ -69,10 +69,10 @@ class UndecodedPacking:
         """The `claim`, with the number of weights and the first tensors, as a clause."""
         measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
         more = ", ..." if len(self.tensors) > _SHOWN else ""
-        return f"{self._counted} ({', '.join(measures)}{more})"
+        return f"{self._claim_with_counts} ({', '.join(measures)}{more})"
 
     @property
-    def _counted(self) -> str:
+    def _claim_with_counts(self) -> str:
         """The `claim` and how many weights and tensors it speaks of, as a clause."""
         return f"{self.claim}: {len(self.weights)} weights in {len(self.tensors)} tensors"
 
@@ -87,7 +87,7 @@ class UndecodedPacking:
     @property
     def why_not_compared(self) -> str:
         """Why nothing is said of the values of these weights, as a clause."""
-        return f"{self._counted}; {self.todo}"
+        return f"{self._claim_with_counts}; {self.todo}"
 
     @property
     def todo(self) -> str:

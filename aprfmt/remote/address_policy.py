@@ -108,7 +108,7 @@ def split_url(url: str) -> SplitResult | None:
     """Return the parts of a URL, None for text that cannot be split.
 
     That is a bracket without its pair, a bracket around no IPv6 address, anything but a port
-    behind one, or a port that is not from 1 to 65,535.
+    after one, or a port that is not from 1 to 65,535.
     """
     try:
         parts = urlsplit(url)

@@ -87,7 +87,7 @@ def placeless_settings(carried: "Carried", other: "Carried") -> tuple[str, ...]:
     """Return the settings of `other` that a GGUF has no key for, where it states others by keys.
 
     () where `carried` has generation_config.json, or states nothing. Ids are compared with those of
-    the tokenizer, and `do_sample` is no setting of its own beside a temperature. Raises FormatError
+    the tokenizer, and `do_sample` is no setting of its own with a temperature. Raises FormatError
     for a damaged file.
     """
     if not has_keys_alone(carried):

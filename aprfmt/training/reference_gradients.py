@@ -166,7 +166,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
 
 
 def _behind_padding(batch: Batch) -> str:
-    """Return what is said of labels that are the first token behind padding; "" for none."""
+    """Return what is said of labels that are the first token after padding; "" for none."""
     count = batch.behind_padding
     if not count:
         return ""

@@ -322,7 +322,7 @@ class _Step:
             self.notes.append(f"names of the gradients are read without {' and '.join(around)}")
 
     def _left_out_of_names(self) -> list[str]:
-        """Return what names of gradients have before or behind a parameter's own, each quoted."""
+        """Return the quoted beginnings and ends that gradients' names add to parameters' names."""
         found: dict[str, None] = {}
         for row in self.parameters if self.given is not None else ():
             assert self.given is not None

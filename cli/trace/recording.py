@@ -30,7 +30,7 @@ from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import LATE, NotCompared, items_of_other_model
 
 Watch = Callable[[str, "Numbers"], None]
-LOGITS = 1 << 28  # bytes of logits in float32 that are recorded beside the last row's
+LOGITS = 1 << 28  # bytes of logits in float32 that are recorded with the last row's
 UNKNOWN = 8  # names of a foreign run that are warned of
 
 
@@ -83,7 +83,7 @@ def recording_request(
 def logits_to_record(
     model: Model, count: int, save: bool, other: Trace | None
 ) -> tuple[Sequence[int], bool]:
-    """Return (positions of logits to record beside the last, whether some are left out).
+    """Return (positions of logits to record with the last, whether some are left out).
 
     They are all of `count` tokens where the trace is saved, or those that the saved reference
     `other` has. Where they take more than LOGITS bytes, the last alone is recorded.

@@ -2,7 +2,7 @@
 
 The model's own pass on the same tokens gives the value of every point. Each array of a fitting size
 is compared with each in every layout that is met in practice. An engine that computes something
-else agrees up to its fault only; behind it, arrays of one name pattern (`blk.{}.q`) are taken to be
+else agrees up to its fault only; after it, arrays of one name pattern (`blk.{}.q`) are taken to be
 the point that most of the pattern's arrays are. A name that says a point decides before values that
 are near: in a residual stream each point is near its neighbour, and a fault in one branch makes the
 neighbour the nearer one.

@@ -1,6 +1,6 @@
 """Finds the sequences of a dump's passes, and gives one's arrays row by row of its tokens.
 
-A pass holds the tokens of several requests: packed behind one another (`cu_seqlens`,
+A pass holds the tokens of several requests: packed one after another (`cu_seqlens`,
 `query_start_loc`, `seq_lens`, or positions that begin anew), or as padded rows of a batch. A prompt
 may come in chunks, and each decode step adds a token. Rows are taken by request and position, never
 by their number alone.
@@ -229,7 +229,7 @@ def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
 
 
 def _without_padding(part: Segment, count: int) -> Segment:
-    """Return the segment with positions counted from the first token behind `count` of padding."""
+    """Return the segment with positions counted from the first token after `count` of padding."""
     if not count:
         return part
     return replace(part, positions=tuple(at - count for at in part.positions), padding=count)

@@ -199,7 +199,7 @@ class PartStats:
     def add(self, flat: Numbers) -> int:
         """Take elements that follow those taken, and return how many: whole parts, or all the rest.
 
-        What is left has to be given again, with more behind it.
+        What is left has to be given again, with more after it.
         """
         native = native_kernels()
         assert native is not None

@@ -57,7 +57,7 @@ class BackwardChange:
     `operation` is the operation whose backward is another one. `rows` are factors of the batch's
     rows in the loss, 1.0 for right. `joined`: documents of a packed row see each other.
     `norm_tokens` are the columns [start, stop) of the batch that reach the gradients of norms.
-    `shift` is how far ahead of a row its label is, 1 for right, -1 for one behind it, and
+    `shift` is how far ahead of a row its label is, 1 for right, -1 for one before it, and
     `unmasked` says that every token of the mask is one. `labels` are factors of the scored labels
     in the loss, in the order of rows and columns, 1.0 for right. `smoothing` is the share of a
     label that is spread over the vocabulary, `z_loss` the factor of the squared logarithm of the
@@ -95,7 +95,7 @@ class BackwardChange:
     def runs_padding(self) -> bool:
         """Whether the padding at the end of a row is run with it.
 
-        A label behind its row reaches into it.
+        A label before its row reaches into it.
         """
         return self.scores_padding or self.shift < 0 or self.operation == "mask_left_out"
 

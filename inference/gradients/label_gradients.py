@@ -116,16 +116,16 @@ def label_gradients(
     rest = norms.exact_norm(made.mean(np.ones(len(row))) - whole)
     if rest > NEAR * norms.exact_norm(whole):
         return None
-    head = _of_head(model, found, batch, np.concatenate(places), np.concatenate(weights))
+    head = _head_gradients(model, found, batch, np.concatenate(places), np.concatenate(weights))
     return replace(made, head=head)
 
 
 def _heads(model: Model) -> list[View]:
-    """Return the weights that the head may be: its own, and the table."""
+    """Return the weights that may serve as head: its own, and the table of tokens."""
     return [model.roles[key] for key in (HEAD, TABLE) if key in model.roles]
 
 
-def _of_head(
+def _head_gradients(
     model: Model,
     found: BatchGradients,
     batch: Batch,

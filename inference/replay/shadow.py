@@ -357,7 +357,7 @@ class _ShadowRecorder(CallRecorder):
         return goes_on
 
     def _without_ties(self, key: str, value: RecordedValue) -> RecordedValue:
-        """Return the value of the point behind a choice of experts without rows that have a tie.
+        """Return the value of the point after a choice of experts without rows that have a tie.
 
         Of experts with one score, as logits of 16 bits have it, another run may take another.
         """

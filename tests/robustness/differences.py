@@ -85,7 +85,7 @@ _TYPE = "an unknown or removed type does not stop reading the rest: named, copie
 _EMPTY = "current ggml allows a size of zero; such a tensor has no bytes"
 _COUNT = "a forged count must not size an allocation: it is compared with the bytes left first"
 _TWICE = "names and keys are unique by the format's page; which of the two counts is a guess"
-_STRICT = "the format's page says `{` first, and spaces alone behind the header"
+_STRICT = "the format's page says `{` first, and spaces alone after the header"
 
 REASONS: Mapping[str, str] = {
     **_each(_RESERVED, _COUNT),

@@ -75,7 +75,7 @@ def _in_another_order(axes: tuple[int, int, int], op: Any, at: Any, probs: Any, 
 
 
 def try_result_orders(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to attention's result reshaped in another order, for points behind it."""
+    """Yield changes to attention's result reshaped in another order, for points after it."""
     if case.call("mix") is not None:
         yield from result_order_changes(case.patched)
 

@@ -94,7 +94,7 @@ def dropped_bias_change(patched: PatchedModel, name: str) -> Change:
 
 
 def repeated_bias_change(patched: PatchedModel, name: str, times: float) -> Change:
-    """Return the change that adds the bias `name` so often."""
+    """Return the change that adds the bias `name` `times` times."""
     says = f"{name} is added {'twice' if times == 2 else f'{times:g} times'}"
     return scale_weights_change("missing_bias", says, (name,), patched, times)
 

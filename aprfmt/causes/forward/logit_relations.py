@@ -1,6 +1,6 @@
 """Logits of another temperature, or less a number for each row, which no operation makes wrong.
 
-A sampler divides logits by its temperature, behind all that the model does; a trainer may do so too
+A sampler divides logits by its temperature, after all that the model does; a trainer may do so too
 before it takes log-probabilities. Log-probabilities show the factor all the same: what a softmax
 took from a row is one number.
 """

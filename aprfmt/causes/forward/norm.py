@@ -339,7 +339,7 @@ SIDES: Mapping[str, tuple[str, ...]] = {"q and k": ("v", "q_norm"), "q": ("v",),
 
 
 def head_weight_changes() -> Iterator[Change]:
-    """Yield changes of norm weights that each head has its own of: the first one's, or transposed.
+    """Yield changes to norms with a weight for each head: the first head's for all, or transposed.
 
     They do nothing where all heads have one weight.
     """

@@ -17,7 +17,7 @@ MAX_VALUES = 1 << 26  # largest weight that is read for a hypothesis
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product behind the trace's value: rows of its input and of the trace's output.
+    """The matrix product that makes the trace's value: rows of its input and of the trace's output.
 
     `ours` is the reference's output; `bias` was added to the product (None: no bias); `key` is the
     weight, "" if the trace also holds the product itself, so that only the bias can be wrong.

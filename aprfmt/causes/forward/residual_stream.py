@@ -375,18 +375,18 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
 
 
 def try_left_out_layers(case: Mismatch) -> Iterator[Change]:
-    """Yield the change that leaves out a layer, for the point behind it."""
+    """Yield the change that leaves out a layer, for the point after it."""
     if case.view.point == "out":
         yield Change(
             "residual",
             "the layer is left out: what leaves it is what entered it",
             ("residual",),
-            lambda patched, layers: patched.with_tap("out", _entered, layers),
+            lambda patched, layers: patched.with_tap("out", _layer_input, layers),
             {"kept": "stream"},
         )
 
 
-def _entered(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+def _layer_input(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
     """Return what entered the layer, in place of what leaves it."""
     return held.get(STREAM, x)
 

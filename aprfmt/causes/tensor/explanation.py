@@ -272,7 +272,7 @@ def _explain_rows(case: DifferingPair) -> Tried | None:
 def _explain_common_rows(case: DifferingPair) -> Finding | None:
     """Return the finding of the rows that two tables of tokens of two lengths both have; or None.
 
-    None where these are equal: what is behind them is judged with the other tables.
+    None where these are equal: what is after them is judged with the other tables.
     """
     common = common_rows(case.key, case.a, case.b)
     if common is None:

@@ -38,7 +38,7 @@ class JoinedExchange:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredStack:
     """A way in which a stack of `count` joined matrices may be stored, and its axes exchanged.
 
     `rows` has the row of the joined matrix at each place; `across`: its rows are the last axis.
@@ -58,11 +58,11 @@ class _Stored:
         return (self.count, *sides)
 
     def number(self, places: "Array") -> "Array":
-        """Return the flat number, in the joined matrices, of the values at stored `places`."""
+        """Return where the values at stored `places` stand in the joined matrices, flat."""
         return self._number(np.unravel_index(places, self.shape))
 
     def source(self, places: "Array") -> "Array":
-        """Return the same of the values that stand at `places` once the axes are exchanged."""
+        """Return where the values that stand at `places` after the exchange come from, flat."""
         turned = np.unravel_index(places, [self.shape[axis] for axis in self.axes])
         return self._number([turned[self.axes.index(axis)] for axis in range(3)])
 
@@ -113,20 +113,20 @@ def find_joined_exchange(
     return None
 
 
-def _exchanges(outer: int, rows: "Array", columns: int) -> Iterator[_Stored]:
+def _exchanges(outer: int, rows: "Array", columns: int) -> Iterator[_StoredStack]:
     """Yield the exchanges of axes under one stored shape."""
     for across in (False, True):
         if not (across and len(rows) == columns):
-            yield _Stored(1, rows, columns, across, (0, 2, 1))
+            yield _StoredStack(1, rows, columns, across, (0, 2, 1))
     if outer < 2 or outer * len(rows) * columns > MOST:
         return
     for across in (False, True):
         for axes in permutations(range(3)):
             if axes[0] != 0:
-                yield _Stored(outer, rows, columns, across, axes)
+                yield _StoredStack(outer, rows, columns, across, axes)
 
 
-def _remaining_distance(case: DifferingPair, places: "Array", stored: _Stored) -> float | None:
+def _remaining_distance(case: DifferingPair, places: "Array", stored: _StoredStack) -> float | None:
     """Return the relative distance once B's exchange is undone; None if the sides differ then.
 
     `places` are the joined rows of each stacked matrix [experts, rows].

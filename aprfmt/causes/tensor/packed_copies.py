@@ -170,7 +170,7 @@ def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:
 
 
 def _find_copy(case: DifferingPair, *, swapped: bool) -> PackedCopy | None:
-    """Return B as a copy of A on the lattice its values are on, `swapped`: A of B; else None.
+    """Return B as a packed copy of A, or with `swapped` A of B; None if it is on no lattice.
 
     The values are packed, or were unpacked.
     """

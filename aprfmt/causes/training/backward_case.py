@@ -93,7 +93,7 @@ class LabelParts(Protocol):
 
     @property
     def head(self) -> HeadParts | None:
-        """The same of the head; None where that is not known."""
+        """What each label adds to the gradient of the head; None where that is not known."""
         ...
 
     def mean(self, factors: F64) -> F64:

@@ -101,7 +101,7 @@ def guess_label_weights(case: BackwardCase) -> Iterator[BackwardGuess]:
         return
     parts = case.by_label()
     if parts is not None:
-        yield from _guesses([*_weighted(case, parts)])
+        yield from _guesses([*_solve_weights(case, parts)])
 
 
 def _guesses(found: Sequence[tuple[float, _LabelFactors]]) -> Iterator[BackwardGuess]:
@@ -126,7 +126,7 @@ def _kept_only(parts: LabelParts, kept: Mask, says: str) -> Iterator[_LabelFacto
 def _rows_cut_short(parts: LabelParts) -> Iterator[_LabelFactors]:
     """Yield the factors of the labels where rows were cut after a number of tokens, for each one.
 
-    Labels behind the cut do not count.
+    Labels after the cut do not count.
     """
     columns = np.unique(parts.columns)
     for before, after in pairwise(columns):
@@ -192,7 +192,7 @@ def _means_of_rows(case: BackwardCase, parts: LabelParts) -> Iterator[_LabelFact
                 yield replace(one, cause="samples_left_out")
 
 
-def _weighted(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[float, _LabelFactors]]:
+def _solve_weights(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[float, _LabelFactors]]:
     """Yield (distance, way) of labels with weights that give the last norm's gradient.
 
     Two weights are solved: of the labels up to a column and of the others, of those of one token
@@ -208,11 +208,11 @@ def _weighted(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[float, _L
     for part, says in splits:
         if not 0 < int(part.sum()) < every:
             continue
-        solved = _solved(case, parts, [part.astype(np.float64), (~part).astype(np.float64)])
+        solved = _solve_factors(case, parts, [part.astype(np.float64), (~part).astype(np.float64)])
         if solved is not None and abs(solved[1][0] - solved[1][1]) > NEAR * abs(solved[1][1]):
             found.append((solved[0], _two_weights(part, solved[1], says)))
     column = parts.columns.astype(np.float64)
-    solved = _solved(case, parts, [np.ones(every), column])
+    solved = _solve_factors(case, parts, [np.ones(every), column])
     if solved is not None and abs(solved[1][1]) * float(np.ptp(column)) > NEAR:
         first, more = solved[1]
         says = f"a label in column n counts {first:.3g} + {more:.3g} n times"
@@ -225,7 +225,7 @@ def _weighted(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[float, _L
     yield from found
 
 
-def _solved(
+def _solve_factors(
     case: BackwardCase, parts: LabelParts, basis: Sequence[F64]
 ) -> tuple[float, F64] | None:
     """Return (relative distance, solved numbers) of factors of labels that are a sum of `basis`.

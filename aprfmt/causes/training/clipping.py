@@ -316,7 +316,7 @@ def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
     That is each by its own, matrices and vectors each by that of their kind, or all by another
     number than the L2 norm. Nothing where the recipe does not clip, a norm is not known, or the
-    step does not depend on the size of the gradient. Adam's does beside moments of before it.
+    step does not depend on the size of the gradient. Adam's does after its first step.
     """
     norm, own = case.others.get("norm"), case.others.get("own_norm")
     if recipe.clip_value is not None and case.gradient is not None and not case.signs:

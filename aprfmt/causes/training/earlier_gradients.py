@@ -28,8 +28,8 @@ CAUSE_ROWS = (
 )
 
 
-def guess_earlier(case: GradientCase) -> Iterator[GradientGuess]:
-    """Yield guesses that the gradient of the step before is given, alone or beside the batch's.
+def guess_earlier_gradient(case: GradientCase) -> Iterator[GradientGuess]:
+    """Yield guesses that the gradient of the step before is given, alone or added to the batch's.
 
     Nothing where that is not known, or is zero.
     """
@@ -45,7 +45,7 @@ def guess_earlier(case: GradientCase) -> Iterator[GradientGuess]:
 HYPOTHESES = (
     GradientHypothesis(
         ("gradient_stale", "gradient_not_zeroed"),
-        guess_earlier,
+        guess_earlier_gradient,
         203,
         "nothing is fitted",
         whole=True,

@@ -86,7 +86,7 @@ class PickledFile:
     def unfit_imports(self) -> list[str]:
         """Return in words each import that a file of tensors does not need.
 
-        They are those of its pickle, and all of a pickle that is hidden behind or beside it.
+        They are those of its pickle, and all of a pickle that is hidden after or next to it.
         """
         found = list(self.contents.imports.unfit(DESCRIBED))
         for place, (start, stop) in self.contents.unread.items():
