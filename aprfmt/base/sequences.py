@@ -1,6 +1,6 @@
-"""One value where several may be given: Python would read a text as its letters."""
+"""One value where several may be given, and the first of several as text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -10,7 +10,12 @@ Value = TypeVar("Value", bound="str | Path")
 
 
 def listed(values: Value | Iterable[Value]) -> list[Value]:
-    """Return the values as a list; a text or a path is one value."""
+    """Return the values as a list; a text or a path is one value, and not its letters."""
     if isinstance(values, Iterable) and not isinstance(values, str):
         return list(values)
     return [values]
+
+
+def join_first(items: Sequence[object], count: int) -> str:
+    """Return the first `count` items joined with commas, with ", ..." if there are more."""
+    return ", ".join(map(str, items[:count])) + (", ..." if len(items) > count else "")

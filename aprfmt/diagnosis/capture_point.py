@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.forward.capture_names import keys_taken_elsewhere, neighbour_values
 from aprfmt.causes.forward.cut_points import (
     STREAM,
@@ -236,7 +237,7 @@ def _rows_text(case: Mismatch) -> str:
     rows = np.flatnonzero(far)
     if not 0 < len(rows) < len(far):
         return ""
-    shown = ", ".join(map(str, rows[:4])) + (", ..." if len(rows) > 4 else "")
+    shown = join_first(rows.tolist(), 4)
     return f", in {'row' if len(rows) == 1 else 'rows'} {shown} of {len(far)}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.base.protocols import SURPLUS
+from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
 from aprfmt.causes.hyperparameters import stored_sub_key
 from aprfmt.causes.restored_keys import refusal_reason
@@ -61,7 +62,7 @@ def compare_by_name(
     unread = [row.key for row in report.tensors if row.verdict in lost]
     left = tuple(key for key in apart if key not in named and key not in unread)
     if left and not report.other_model:
-        shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
+        shown = join_first(left, 4)
         findings.append(
             Finding("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
         )
@@ -158,7 +159,7 @@ def _damage_sentence(
         if texts
     )
     compared = len(report.tensors) - len(unread)
-    shown = ", ".join(unread[:4]) + (", ..." if len(unread) > 4 else "")
+    shown = join_first(unread, 4)
     cost = f"; not compared: {len(unread)} tensors ({shown})" if unread else ""
     return (
         f"a file is not whole: {faults}; equal in what was compared: {compared} tensors by their "

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.foreign_values import judge_foreign
 from aprfmt.causes.tensor.summary import add_measurements
@@ -208,7 +209,7 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
             found.not_checked.append(f"forward pass: {side} lacks tensors that it reads")
             places = _tensors_large_enough(a, b, rows, side, others)
             known = not places
-            shown = ", ".join(places[:2]) + (", ..." if len(places) > 2 else "")
+            shown = join_first(places, 2)
             maybe = "" if known else f"; their values may be in tensors of no role: {shown}"
             found.stated.append(
                 Finding(
@@ -304,7 +305,7 @@ def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Le
             continue
         # They are a difference of the files, though not of the pass.
         many = f"{len(keys)} tensor{'s' if len(keys) > 1 else ''}"
-        shown = ", ".join(keys[:4]) + (", ..." if len(keys) > 4 else "")
+        shown = join_first(keys, 4)
         found.add(
             Finding(
                 "extra_tensor",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aprfmt.base.sequences import join_first
 from aprfmt.codecs.base import Array
 from aprfmt.measure.distances import ValueBlocks
 from aprfmt.measure.trace_view import RecordLike, TraceLike, WrappedTrace
@@ -117,4 +118,4 @@ def positions_text(numbers: Sequence[int]) -> str:
     """Return token positions as text: a range, or the first eight of many."""
     if len(numbers) > 4 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    return join_first(numbers, 8)

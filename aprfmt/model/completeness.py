@@ -12,6 +12,7 @@ from aprfmt.arch.name_templates import expand_template
 from aprfmt.arch.required_roles import collapse_roles
 from aprfmt.arch.spec import split_key
 from aprfmt.base.protocols import Value
+from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
 from aprfmt.model.patterns import similar_names, spelling_predicate
 
@@ -106,7 +107,7 @@ def missing_record(keys: Sequence[str], required: Sequence[str]) -> str:
 
 def list_keys(keys: Sequence[str]) -> str:
     """Return the first five keys joined with commas, with ", ..." if there are more."""
-    return ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
+    return join_first(keys, _SHOWN)
 
 
 def require_complete(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.protocols import Value
+from aprfmt.base.sequences import join_first
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.foreign_formats import foreign_folder
 from aprfmt.formats.mapped_file import Buffer, open_bytes
@@ -303,10 +304,9 @@ def snapshot_of_cache(folder: Path) -> Path | None:
     models = sorted(path for path in hub.glob("models--*") if newest_snapshot(path) is not None)
     if len(models) > 1:
         names = [path.name.removeprefix("models--").replace("--", "/") for path in models]
-        more = ", ..." if len(names) > 6 else ""
         raise UsageError(
             f"{folder}: is a hub cache of {len(names)} models; name one of them: "
-            f"{', '.join(names[:6])}{more}"
+            f"{join_first(names, 6)}"
         )
     return newest_snapshot(models[0]) if models else None
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.sequences import join_first
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped_file import open_bytes
@@ -92,16 +93,15 @@ def _adapter_text(model: "Model") -> str:
     whole = [name for name in parts.replacements if name not in bases]
     if whole:
         each = [f"{name} {list(model[parts.replacements[name]].shape)}" for name in whole]
-        found += f", {len(each)} of them whole ({_list_names(each)})"
+        found += f", {len(each)} of them whole ({join_first(each, _SHOWN)})"
     if bases:
         # Of an embedding PEFT's save_pretrained writes it, too.
         dumped = any("embed" not in name and not name.endswith(HEADS) for name in bases)
         of = ": a state_dict of PEFT's model, of which a merge takes what differs" if dumped else ""
-        found += f", {len(bases)} of them the base's own ({_list_names(bases)}){of}"
+        found += f", {len(bases)} of them the base's own ({join_first(bases, _SHOWN)}){of}"
     if parts.stray:
-        found += (
-            f", {len(parts.stray)} no part of an adapter and left out ({_list_names(parts.stray)})"
-        )
+        stray = join_first(parts.stray, _SHOWN)
+        found += f", {len(parts.stray)} no part of an adapter and left out ({stray})"
     return found
 
 
@@ -146,11 +146,6 @@ def _pair_rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, 
         if any(len(shape) > 1 for shape in shapes)
         else 0
     )
-
-
-def _list_names(names: Sequence[str]) -> str:
-    """Return the first three names joined with commas, with ", ..." if there are more."""
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def _adapter_next_step(model: "Model") -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from aprfmt.arch import ARCHS
 from aprfmt.arch.aliases import CALLED
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
+from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
@@ -769,7 +770,7 @@ def _file_contents_text(path: Path) -> str:
             names = list(source.tensors)
     except (AprfmtError, OSError):
         return "no index names it"
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    shown = join_first(names, _SHOWN)
     return f"{len(names)} tensors that no index names: {shown}"
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Note, Value
+from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object, read_embedded_files
 from aprfmt.tensors.companions import SECTIONS, quantization_section
@@ -233,7 +234,7 @@ def partial_input_scales(model: "Model") -> Note | None:
     for kind, (held, lacking) in kinds.items():
         if held and lacking:
             what = held[0].rpartition(".")[2]
-            shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
+            shown = join_first(lacking, _SHOWN)
             text = (
                 f"{len(lacking)} of {len(held) + len(lacking)} {kind.split()[0]} weights have no "
                 f"{what}, and the others do: {shown}; engines take 1.0 for theirs"

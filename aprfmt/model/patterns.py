@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import translate
 
+from aprfmt.base.sequences import join_first
 from aprfmt.errors import UsageError
 
 
@@ -92,10 +93,9 @@ def one_matching_index(spellings: Sequence[Sequence[str]], pattern: str, subject
     exact = [i for i, names in enumerate(spellings) if pattern in names]
     found = exact if len(exact) == 1 else matching_indices(spellings, [pattern], subject)
     if len(found) > 1:
-        shown = ", ".join(spellings[i][0] for i in found[:4])
-        dots = ", ..." if len(found) > 4 else ""
+        shown = join_first([spellings[i][0] for i in found], 4)
         raise UsageError(
-            f"{subject}: {pattern!r} matches {len(found)} tensors ({shown}{dots}); name one of them"
+            f"{subject}: {pattern!r} matches {len(found)} tensors ({shown}); name one of them"
         )
     return found[0]
 

@@ -5,12 +5,13 @@ dropped, and so are the parts of a packed one that a list leaves unquantized.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.name_templates import PREFIXES, strip_prefix
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.protocols import Value
+from aprfmt.base.sequences import join_first
 from aprfmt.codecs.module_lists import (
     MORE,
     claims_packed,
@@ -170,14 +171,14 @@ def _claim_relation(
     if claimed:
         parts.append(
             f"{len(claimed)} weights are plain, and config.json claims them as packed "
-            f"({_list_names(claimed)}): loaders look for their codes and drop the weights"
+            f"({join_first(claimed, _SHOWN)}): loaders look for their codes and drop the weights"
         )
     if left:
         group = group_without_modules(section, _module_spellings(packed))
         why = f"the targets of {group} fit none" if group else f"{key} leaves them as they are"
         parts.append(
             f"{len(left)} weights are packed, and by config.json they are plain "
-            f"({_list_names(left)}): "
+            f"({join_first(left, _SHOWN)}): "
             f"{why}, so that loaders drop their codes"
         )
     if stale:
@@ -187,12 +188,6 @@ def _claim_relation(
     remedy = _remedy_command(model, section, plain, packed, [name for name, _ in stale])
     where = tuple(f"{name}{_WEIGHT}" for name in (*claimed, *left))
     return Relation("claims", "; ".join(parts), where, (), remedy)
-
-
-def _list_names(names: Sequence[str]) -> str:
-    """Return the first two names joined with commas, with ", ..." if there are more."""
-    more = ", ..." if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def _remedy_command(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import BY_CLAIM
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
+from aprfmt.base.sequences import join_first
 from aprfmt.errors import CodecError, UnsupportedError
 from aprfmt.tensors.companions import quantization_section
 
@@ -67,9 +68,8 @@ class UndecodedPacking:
     @property
     def text(self) -> str:
         """The `claim`, with the number of weights and the first tensors, as a clause."""
-        measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
-        more = ", ..." if len(self.tensors) > _SHOWN else ""
-        return f"{self._claim_with_counts} ({', '.join(measures)}{more})"
+        measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors]
+        return f"{self._claim_with_counts} ({join_first(measures, _SHOWN)})"
 
     @property
     def _claim_with_counts(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
+from aprfmt.base.sequences import join_first
 from aprfmt.base.text_escape import shorten
 from aprfmt.cli import render, run_options
 from aprfmt.errors import FormatError, UsageError
@@ -121,7 +122,7 @@ def _no_point_error(
         f"{shorten(name, 60)} {list(shape)}" + (f" ({reasons[name]})" if name in reasons else "")
         for name, shape in sorted(captures.shapes.items(), key=lambda row: row[0] not in reasons)
     ]
-    shown = ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
+    shown = join_first(named, _SHOWN)
     there = f"name them in {written}" if written else "save a mapping with -o and correct it"
     return FormatError(
         f"{arrays}: none of its {len(named)} arrays is a point of {model.path}: {shown}; expected "

@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 
 from aprfmt.base.number_ranges import number_ranges
 from aprfmt.base.protocols import Value
+from aprfmt.base.sequences import join_first
 from aprfmt.cli import render, run_options
 from aprfmt.inference.capture import BESIDE, ENTERING, SLOTS
 from aprfmt.inference.trace import Trace
@@ -193,7 +194,7 @@ def _scope_lines(trace: Trace) -> list[str]:
     said = []
     ids = trace.run.get("ids")
     if ids:
-        some = ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "")
+        some = join_first(ids, 8)
         said.append(f"{len(ids)} token{'' if len(ids) == 1 else 's'}: {some}")
     scopes: dict[tuple[Any, str, str], list[str]] = {}
     for record in trace.records.values():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from aprfmt.base.protocols import Damage
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.forward import rope
 from aprfmt.causes.tokenizer import effect
 from aprfmt.causes.training import batch_samples
@@ -22,7 +23,7 @@ from aprfmt.diagnosis.stored_names import _damage_sentence
 from aprfmt.errors import UsageError
 from aprfmt.inference.engines import sequences
 from aprfmt.measure.trace_rows import positions_text
-from aprfmt.model import completeness, kinds, patterns, quantized_modules
+from aprfmt.model import completeness, patterns
 from aprfmt.model.hf_folder import snapshot_of_cache
 
 
@@ -82,8 +83,7 @@ def names(count: int) -> list[str]:
 # Who says it -> (how many are shown, the text for so many, one of them, what is between and behind)
 LISTS: Mapping[str, tuple[int, Callable[[int], str], Callable[[int], str], str, str]] = {
     "missing roles": (5, lambda n: completeness.list_keys(names(n)), "n{}".format, ", ", ", ..."),
-    "modules": (2, lambda n: quantized_modules._list_names(names(n)), "n{}".format, ", ", ", ..."),
-    "kinds": (3, lambda n: kinds._list_names(names(n)), "n{}".format, ", ", ", ..."),
+    "any items": (2, lambda n: join_first(names(n), 2), "n{}".format, ", ", ", ..."),
     "positions": (8, lambda n: positions_text([3 * i for i in range(n)]), lambda i: str(3 * i),
                   ", ", ", ..."),
     "frequencies": (8, lambda n: rope._list_values(np.arange(n) + 0.5), "{}.5".format, ", ",

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.forward.attention import known_entries
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
 from aprfmt.causes.row import Cause
@@ -159,7 +160,7 @@ def find_unwritten_rows(case: Mismatch) -> Change | None:
     gives = case.plain[case.view.key].copy()
     gives[empty[case.view.key]] = 0
     rows = sorted({int(row) for each in empty.values() for row in each})
-    shown = ", ".join(map(str, rows[:MOST])) + (", ..." if len(rows) > MOST else "")
+    shown = join_first(rows, MOST)
     return Change(
         "kv_cache",
         f"keys or values of {'row' if len(rows) == 1 else 'rows'} {shown} are zeros, so they were "

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.rope_hf import yarn_mscale
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.forward.mismatch import (
     Array,
     Change,
@@ -810,8 +811,7 @@ def _scaling_text(scaling: Mapping[str, Any] | None) -> str:
 
 def _list_values(values: Array) -> str:
     """Return at most 8 numbers as text, with "..." if there are more."""
-    shown = ", ".join(f"{value:.4g}" for value in values[:8])
-    return shown + (", ..." if len(values) > 8 else "")
+    return join_first([f"{value:.4g}" for value in values], 8)
 
 
 def find_position_rows(case: Mismatch) -> Iterator[Change]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
@@ -139,7 +140,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
         text = "every column of B is A's times a factor of its own"
         if np.abs(np.abs(across) - 1.0).max() <= 4 * slack:
             columns = np.flatnonzero(across < 0).tolist()
-            shown = ", ".join(map(str, columns[:6])) + (", ..." if len(columns) > 6 else "")
+            shown = join_first(columns, 6)
             text = "the sign of whole columns is turned, and nothing else differs"
             said = f"{len(columns)} of {len(across)} columns: {shown}"
         scaled = _apply_after(a.take, lambda values: values * across[None, :])

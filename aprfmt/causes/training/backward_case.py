@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.row import LAST
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import F64
@@ -187,7 +188,7 @@ def first_place(wrong: Collection[str], right: Collection[str]) -> str:
         return ""
     before = [key for key in right if backward_order(key) < backward_order(found[0])]
     at = list(dict.fromkeys(key.rpartition(".")[0] for key in found))
-    text = "at " + ", ".join(at[:3]) + (", ..." if len(at) > 3 else "")
+    text = "at " + join_first(at, 3)
     if not before:
         return text
     return f"after {max(before, key=backward_order).rpartition('.')[0]}, {text}"

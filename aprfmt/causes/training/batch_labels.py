@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.backward_case import (
     BackwardCase,
@@ -269,9 +270,8 @@ def _own_weights(parts: LabelParts, solved: F64) -> _LabelFactors:
         where = " of their rows, the first" if prefix else " of their rows, the last" * suffix
         one = np.array([two[low][0], two[~low][0]])
         return _two_weights(low, one, f"{int(low.sum())} of {len(low)} labels{where},")
-    shown = ", ".join(f"{value:.3g}" for value in solved[:SHOWN])
-    more = ", ..." if len(solved) > SHOWN else ""
-    return _LabelFactors("labels_weighted", f"labels count {shown}{more} times", solved)
+    shown = join_first([f"{value:.3g}" for value in solved], SHOWN)
+    return _LabelFactors("labels_weighted", f"labels count {shown} times", solved)
 
 
 HYPOTHESES = (

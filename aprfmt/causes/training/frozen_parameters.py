@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.optimizers import Recipe, changed
 from aprfmt.causes.training.step_case import Mask, StepCase, StepGuess, StepHypothesis
@@ -137,7 +138,7 @@ def guess_frozen_rows(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if not lost.any() or not fit.near[~lost[order]].all():
         return
     numbers = rows[lost]
-    shown = ", ".join(map(str, numbers[:4].tolist())) + (", ..." if numbers.size > 4 else "")
+    shown = join_first(numbers.tolist(), 4)
     says = f"rows did not move: {shown}" if numbers.size < 9 else "many rows did not move"
     if shard := _still_shard(rows, moves, lost):
         says = f"part {shard[0]} of {shard[1]} of the rows did not move, as of a shard"

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess, GradientHypothesis
 from aprfmt.causes.training.optimizers import F64
@@ -102,7 +103,7 @@ def guess_block_order(case: GradientCase) -> Iterator[GradientGuess]:
             found = _block_order(given, computed, count)
             if found is not None:
                 what = "columns" if across else "rows"
-                shown = ", ".join(map(str, found[:8].tolist())) + (", ..." if count > 8 else "")
+                shown = join_first(found.tolist(), 8)
                 says = f"{count} equal blocks of {what} stand in the order {shown}"
                 orders.append((says, np.arange(rows).reshape(count, -1)[found].reshape(-1)))
         for name in _BLOCKS[:2]:
@@ -211,10 +212,8 @@ def guess_missing_rows(case: GradientCase) -> Iterator[GradientGuess]:
         """Return the computed gradient with the missing rows set to zero."""
         return np.where(lost[:, None], 0.0, part.computed)
 
-    numbers = ", ".join(map(str, np.flatnonzero(lost)[:4].tolist()))
-    says = f"{int(lost.sum())} rows have no gradient: {numbers}" + (
-        ", ..." if lost.sum() > 4 else ""
-    )
+    numbers = np.flatnonzero(lost).tolist()
+    says = f"{len(numbers)} rows have no gradient: {join_first(numbers, 4)}"
     yield GradientGuess("gradient_rows", says, made)
 
 
