@@ -359,6 +359,7 @@ def test_a_plain_file_loads_what_reads_it_alone(
     others = {"aprfmt.formats.apr.parse", "aprfmt.formats.gguf.parse", "aprfmt.checks"}
     dear = {"aprfmt.codecs.repacks", "aprfmt.codecs.writers", "aprfmt.conversion.estimate"}
     causes = {"aprfmt.causes.tensor", "aprfmt.measure.tensors", "aprfmt.tokenizer.template"}
+    causes |= {"aprfmt.causes.contradicted_flags", "aprfmt.causes.packing_files"}
     assert not loaded & {*others, *dear, *causes, "importlib.metadata"}
 
 

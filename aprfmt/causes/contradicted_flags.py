@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import BIASES, FLAG_LOADERS, hyper_causes, shows_hyper
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
@@ -19,6 +18,7 @@ from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.pair_comparison import compare_pair
 from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model
+from aprfmt.model.own_keys import contradicted_parts
 from aprfmt.tensors.view import is_zero
 
 HEAD, TABLE = "output.weight", "token_embd.weight"
@@ -52,10 +52,8 @@ def contradictions(model: Model) -> Iterator[Contradiction]:
     """
     if model.config is None or model.key_style in ("gguf", "apr"):
         return
-    report, coverage = model.resolution.report, model.resolution.coverage
-    for name, row in report.demanded.items():
-        if name not in model.hyper or same_value(row.value, model.hyper[name]):
-            continue
+    coverage = model.resolution.coverage
+    for name, row in contradicted_parts(model):
         said = bool(row.value)
         if (name, said) not in FLAG_LOADERS:
             continue

@@ -39,7 +39,8 @@ from aprfmt.measure.texts import (
 )
 from aprfmt.model import Model, missing_shards, open_damaged
 from aprfmt.model.ledger import LATE, Kind, NotCompared, State, list_not_compared, make_ledger
-from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, misleading_keys
+from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, contradicted_parts, misleading_keys
+from aprfmt.model.packing import packing_conflicts
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
@@ -238,21 +239,7 @@ def diff_models(
     # Flags that one file contradicts and the other does not: readers compute otherwise.
     contradicted: tuple[Finding, ...] = ()
     if "hyperparameters" in only and alignment.by_role:
-        from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
-        from aprfmt.causes.packing_files import packing_file_findings
-
-        contradicted = tuple(
-            finding
-            for model, other, side in ((a, b, "A"), (b, a, "B"))
-            for finding in contradiction_findings(
-                judged_contradictions(model, other)[0], model, side
-            )
-        )
-        contradicted += tuple(
-            finding
-            for model, other, side in ((a, b, "A"), (b, a, "B"))
-            for finding in packing_file_findings(model, other, side)
-        )
+        contradicted = _contradiction_findings(a, b)
     fields: tuple[FieldDiff, ...] = ()
     if "hyperparameters" in only:
         fields = _differing_hyperparameters(a, b, alignment, results)
@@ -335,6 +322,24 @@ def diff_models(
         item_arguments(left, *ledgers),
         input_scale_endings(a),
     )
+
+
+def _contradiction_findings(a: Model, b: Model) -> tuple[Finding, ...]:
+    """Return the findings of flags that tensors contradict, and of two files on one packing."""
+    found: list[Finding] = []
+    sides = ((a, b, "A"), (b, a, "B"))
+    if any(next(contradicted_parts(model), None) for model in (a, b)):
+        from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
+
+        for model, other, side in sides:
+            changing, _ = judged_contradictions(model, other)
+            found += contradiction_findings(changing, model, side)
+    if any(packing_conflicts(model) for model in (a, b)):
+        from aprfmt.causes.packing_files import packing_file_findings
+
+        for model, other, side in sides:
+            found += packing_file_findings(model, other, side)
+    return tuple(found)
 
 
 def _taken_finding(says: str, tensors: int) -> Finding:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.spec import Facts, HyperParam
+from aprfmt.arch.value_checks import same_value
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 from aprfmt.model.resolve import ARCH_KEYS
@@ -48,6 +50,16 @@ class MisleadingKey:
         )
 
 
+def contradicted_parts(model: "Model") -> Iterator[tuple[str, HyperParam]]:
+    """Yield (hyperparameter, what keys say of it) of parts of which the tensors show otherwise.
+
+    Such as biases that a flag denies, or a head of its own in a model that is said to be tied.
+    """
+    for name, row in model.resolution.report.demanded.items():
+        if name in model.hyper and not same_value(row.value, model.hyper[name]):
+            yield name, row
+
+
 def misleading_keys(model: "Model") -> dict[str, MisleadingKey]:
     """Return {hyperparameter: MisleadingKey} of a model's keys that other programs are misled by.
 
@@ -69,7 +81,6 @@ def _unstated_keys(model: "Model") -> Iterator[MisleadingKey]:
     Only of a file that carries a config.json.
     """
     from aprfmt.arch.hyperparameters import read_back_hyper, read_hyper
-    from aprfmt.arch.spec import Facts
 
     style, spec = model.key_style, model.spec
     if style not in ARCH_KEYS or model.config is None:
