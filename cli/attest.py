@@ -126,8 +126,7 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
         shown = [headline, *lines, *((f"next: {text}", "head") for text in commands)]
     else:
         shown = short_answer(headline, (), first_said=True, others=lines, commands=commands)
-    for text, style in shown:
-        render.say(text, style=style)
+    render.say_lines(shown)
 
 
 def _difference_lines(found: "Attestation", show_all: bool) -> "Iterator[Line]":

@@ -67,8 +67,7 @@ def show_short(
     if len(lines) + len(said) + len(skipped) - len(named) <= output_format.LINES:
         begin, end = [*begin, *skipped], [row for row in end if row not in named]
     every = [*begin, *said, *end]
-    for text, style in render.shorten_answer(every, "-v, --json", kept=len(said) + len(end)):
-        render.say(text, style=style)
+    render.say_lines(render.shorten_answer(every, "-v, --json", kept=len(said) + len(end)))
 
 
 def skipped_checks(report: "Validation") -> "list[Line]":

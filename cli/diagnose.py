@@ -1,6 +1,6 @@
 """`aprfmt diagnose`: where two models, traces or runs first differ, and why."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,19 +62,15 @@ def show(result: "Diagnosis", verbose: bool = False) -> None:
     from aprfmt.diagnosis import words
 
     if not verbose:
-        _print_lines(words.first_lines(result, STYLES[result.kind], output_format.shown_names()))
+        render.say_lines(
+            words.first_lines(result, STYLES[result.kind], output_format.shown_names())
+        )
         return
     render.say(result.sentence, style=STYLES[result.kind])
-    _print_lines(words.cause_lines(result))
-    _print_lines(words.evidence_lines(result))
+    render.say_lines(words.cause_lines(result))
+    render.say_lines(words.evidence_lines(result))
     _print_points(result)
-    _print_lines(words.coverage_lines(result))
-
-
-def _print_lines(lines: Iterable[tuple[str, str]]) -> None:
-    """Print (text, style) lines."""
-    for text, style in lines:
-        render.say(text, style=style)
+    render.say_lines(words.coverage_lines(result))
 
 
 def _print_points(result: "Diagnosis") -> None:

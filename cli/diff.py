@@ -282,8 +282,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
         source=report.a,
         names=output_format.shown_names(),
     )
-    for text, style in lines:
-        render.say(text, style=style)
+    render.say_lines(lines)
 
 
 def _other_difference_lines(report: DiffReport) -> Iterator[Line]:

@@ -87,12 +87,6 @@ def answer(
     return lines
 
 
-def show_short(lines: "list[tuple[str, str]]") -> None:
-    """Print the short answer of a comparison with a manifest."""
-    for text, style in lines:
-        render.say(text, style=style)
-
-
 @click.command("hash")
 @options.model()
 @options.tensor
@@ -182,7 +176,7 @@ def command(
     return render.emit(
         {**body, **found.to_json()},
         code,
-        lambda: show(body, found) if verbose else show_short(answer(body, found, check)),
+        lambda: show(body, found) if verbose else render.say_lines(answer(body, found, check)),
         answer=lambda: answer(body, found, check),
     )
 

@@ -127,8 +127,7 @@ def emit(
     elif written and is_flag_set("quiet"):
         pass
     elif form == "agent" and answer is not None:
-        for text, style in shorten_answer(answer()):
-            say(text, style=style)
+        say_lines(shorten_answer(answer()))
     elif show is not None:
         _COMMANDS_SAID.clear()
         show()
@@ -209,6 +208,12 @@ def say(text: str, *, style: str = "") -> None:
     if text.startswith(_NEXT):
         _COMMANDS_SAID.add(text)
     line(escape(fit_names(text)), style=style)
+
+
+def say_lines(lines: Iterable[tuple[str, str]]) -> None:
+    """Print (text, style) lines as `say` does."""
+    for text, style in lines:
+        say(text, style=style)
 
 
 # Commands whose answer is what a file holds: text, values, names.

@@ -84,8 +84,7 @@ def show_answer(found: "Parity", chosen: bool, bundle: str | None) -> None:
     *lines, last = answer(found, chosen, bundle)
     rest: Line = ("points, operations, losses and checks: -v", "dim")
     end = [last, rest] if not last[0].startswith("next: ") else [rest, last]
-    for text, style in render.shorten_answer([*lines, *end], "-v, --json"):
-        render.say(text, style=style)
+    render.say_lines(render.shorten_answer([*lines, *end], "-v, --json"))
 
 
 def show(found: "Parity", show_all: bool) -> None:

@@ -29,8 +29,7 @@ def show(report: "StepReport", verbose: bool) -> None:
         commands=list(_next_commands(report, verbose)) if found.exit else (),
         names=output_format.shown_names(),
     )
-    for text, style in lines:
-        render.say(text, style=style)
+    render.say_lines(lines)
     if verbose:
         _table(report)
 
