@@ -14,7 +14,7 @@ from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import ArchSpec, HyperRule, Params
 from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import Q, RoleRow, Rows, linear, make_tables, norm, single_row
-from aprfmt.arch.vision_towers import UNUSED, evidence_of_projector
+from aprfmt.arch.vision_towers import UNUSED, evidence_of_projector, tower_size_rule
 from aprfmt.base.protocols import Value
 
 _TOWER, _PROJECTOR = "audio_tower.", "multi_modal_projector."
@@ -49,14 +49,6 @@ def _convolution_rows(number: int, into: str) -> Rows:
         single_row(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
         single_row(f"{role}.bias", f"{hf}.bias", "hidden_size", gguf_steps=_COLUMN),
     )
-
-
-def _size_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
-    """Return the rule of a size with its keys in config.json and in GGUF.
-
-    `default` is the size where config.json does not give it.
-    """
-    return hyper_rules.size(name, hf, gguf, hf_default=default)
 
 
 def _tower_spec(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> ArchSpec:
@@ -99,9 +91,11 @@ def _tower_spec(name: str, shown: str, *projector: RoleRow, joins: bool = False)
             )
         ),
         hyper_rules.hyper_table(
-            _size_rule("hidden_size", "d_model hidden_size", "audio.embedding_length", 1280),
-            _size_rule("n_layers", "encoder_layers num_hidden_layers", "audio.block_count", 32),
-            _size_rule(
+            tower_size_rule("hidden_size", "d_model hidden_size", "audio.embedding_length", 1280),
+            tower_size_rule(
+                "n_layers", "encoder_layers num_hidden_layers", "audio.block_count", 32
+            ),
+            tower_size_rule(
                 "n_heads",
                 "encoder_attention_heads num_attention_heads",
                 "audio.attention.head_count",
@@ -110,7 +104,7 @@ def _tower_spec(name: str, shown: str, *projector: RoleRow, joins: bool = False)
             HyperRule("n_kv_heads", default=lambda hp: hp["n_heads"]),
             HyperRule("head_dim", default=lambda hp: hp["hidden_size"] // hp["n_heads"]),
             HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
-            _size_rule(
+            tower_size_rule(
                 "ffn_size", "encoder_ffn_dim intermediate_size", "audio.feed_forward_length", 5120
             ),
             hyper_rules.fixed("vocab_size", 0),
@@ -130,7 +124,7 @@ def _tower_spec(name: str, shown: str, *projector: RoleRow, joins: bool = False)
                 hf_default=1500,
                 shape=hyper_rules.axis("a.position_embd.weight", 0),
             ),
-            _size_rule("mel_bins", "num_mel_bins", "audio.num_mel_bins", 128),
+            tower_size_rule("mel_bins", "num_mel_bins", "audio.num_mel_bins", 128),
             HyperRule(
                 "projection_size",
                 {"gguf": ("{arch}.audio.projection_dim",)},

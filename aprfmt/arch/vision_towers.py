@@ -80,8 +80,11 @@ def _count_positions(hp: Mapping[str, Value]) -> int:
     return side * side + bool(hp["class_token"])
 
 
-def _size_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
-    """Return the rule of a size with its keys in config.json and in GGUF."""
+def tower_size_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+    """Return the rule of a size with its keys in config.json and in GGUF.
+
+    `default` is the size where config.json does not give it.
+    """
     return hyper_rules.size(name, hf, gguf, hf_default=default)
 
 
@@ -118,13 +121,13 @@ def tower_rules(
     """
     width, layers, heads, ffn, image = usual
     return hyper_rules.hyper_table(
-        _size_rule("hidden_size", "hidden_size", "vision.embedding_length", width),
-        _size_rule("n_layers", "num_hidden_layers", "vision.block_count", layers),
-        _size_rule("n_heads", "num_attention_heads", "vision.attention.head_count", heads),
+        tower_size_rule("hidden_size", "hidden_size", "vision.embedding_length", width),
+        tower_size_rule("n_layers", "num_hidden_layers", "vision.block_count", layers),
+        tower_size_rule("n_heads", "num_attention_heads", "vision.attention.head_count", heads),
         HyperRule("n_kv_heads", default=lambda hp: hp["n_heads"]),
         HyperRule("head_dim", default=lambda hp: hp["hidden_size"] // hp["n_heads"]),
         HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
-        _size_rule("ffn_size", "intermediate_size", "vision.feed_forward_length", ffn),
+        tower_size_rule("ffn_size", "intermediate_size", "vision.feed_forward_length", ffn),
         hyper_rules.fixed("vocab_size", 0),
         hyper_rules.fixed("context_length", 0),
         HyperRule(
@@ -136,8 +139,8 @@ def tower_rules(
         activation_rule(activation),
         hyper_rules.fixed("tied_embeddings", True),
         *NO_ROPE,
-        _size_rule("image_size", "image_size", "vision.image_size", image),
-        _size_rule("patch_size", "patch_size", "vision.patch_size", 32 if class_token else 16),
+        tower_size_rule("image_size", "image_size", "vision.image_size", image),
+        tower_size_rule("patch_size", "patch_size", "vision.patch_size", 32 if class_token else 16),
         hyper_rules.size("image_channels", "num_channels", default=3),
         hyper_rules.fixed("class_token", class_token),
         HyperRule("image_positions", default=_count_positions),
