@@ -269,9 +269,14 @@ def test_of_large_tensors_runs_of_rows_are_looked_at(monkeypatch: pytest.MonkeyP
 def test_what_weights_were_stepped_in_is_told_by_sums() -> None:
     """Exactly at the shares; a step that is too small to tell leaves it open."""
     cases = [
-        ((10000, 0.0, 0, 11), "finer"), ((10000, 0.0, 0, 9), ""), ((10, 0.0, 0, 8), "finer"),
-        ((10, 0.0, 0, 7), ""), ((10000, 10.0, 1, 0), "finer"), ((10000, 9.99, 0, 0), ""),
-        ((10000, 16.0, 2, 0), "finer"), ((10000, 16.0, 3, 0), "stored"),
-    ]  # fmt: skip
+        ((10000, 0.0, 0, 11), "finer"),
+        ((10000, 0.0, 0, 9), ""),
+        ((10, 0.0, 0, 8), "finer"),
+        ((10, 0.0, 0, 7), ""),
+        ((10000, 10.0, 1, 0), "finer"),
+        ((10000, 9.99, 0, 0), ""),
+        ((10000, 16.0, 2, 0), "finer"),
+        ((10000, 16.0, 3, 0), "stored"),
+    ]
     for sums, said in cases:
         assert step_case.held_in(*sums) == said, sums

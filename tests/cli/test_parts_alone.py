@@ -1009,9 +1009,11 @@ def test_the_speed_of_a_run_is_said_of_what_was_measured(
     monkeypatch.setattr("aprfmt.cli.run_options.run_headline", lambda run: "on a machine")
     steps = {"median_seconds": 0.002, "first_seconds": 0.01, "range_seconds": (0.001, 0.003)}
     base = {
-        "decode_tokens_per_second": 8.04, "prefill_tokens": 5, "prefill_tokens_per_second": 40.0,
+        "decode_tokens_per_second": 8.04,
+        "prefill_tokens": 5,
+        "prefill_tokens_per_second": 40.0,
         "load_seconds": 1.5,
-    }  # fmt: skip
+    }
     whole = "a step 2 ms (1 to 3), the first 10"
     for changed, count, end, begins, lacks in (
         ({}, 3, "max_tokens", "3 tokens, --max-tokens reached; 8.0 tokens/s; a step", ""),

@@ -138,9 +138,16 @@ def _without_head(folder: Path, stated: int | None, *, keep: bool = False) -> Pa
 
 @pytest.mark.parametrize(
     ("stated", "keep", "right"),
-    [(1, False, 0), (0, True, 1), (2, True, 1), (1, True, None), (0, False, None),
-     (None, False, None), (None, True, None)],
-)  # fmt: skip
+    [
+        (1, False, 0),
+        (0, True, 1),
+        (2, True, 1),
+        (1, True, None),
+        (0, False, None),
+        (None, False, None),
+        (None, True, None),
+    ],
+)
 def test_a_stated_head_is_held_against_the_tensors(
     stated: int | None, keep: bool, right: int | None, tmp_path: Path
 ) -> None:

@@ -557,8 +557,9 @@ def test_what_a_copy_lacks_without_a_flag_is_of_the_source() -> None:
     account = Account(tuple(rows))
     assert [(row.kind, row.name, row.state, row.why, row.side) for row in account.left] == [
         ("config key", "a", "only in A", "gone", "the source"),
-        ("config key", "b", "unequal", "changed", ""), ("file", "c", "unreadable", "", ""),
-    ]  # fmt: skip
+        ("config key", "b", "unequal", "changed", ""),
+        ("file", "c", "unreadable", "", ""),
+    ]
     assert account.counts == {"copied": 2, "transformed": 1, "dropped": 1, "lost": 1}
     assert account.lost == (rows[0],)
     assert account.says == "5 of the source: 2 copied, 1 transformed, 1 dropped, 1 lost"

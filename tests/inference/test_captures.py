@@ -338,9 +338,13 @@ def test_arrays_of_every_container_are_the_same_trace(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("odd", "why"),
-    [(np.array([{"a": 1}], object), "pickled objects"), (np.array(["x", "y"]), "holds text"),
-     (np.ones((7, 4), complex), "expected numbers"), (np.ones((0, 4)), "holds no value")],
-)  # fmt: skip
+    [
+        (np.array([{"a": 1}], object), "pickled objects"),
+        (np.array(["x", "y"]), "holds text"),
+        (np.ones((7, 4), complex), "expected numbers"),
+        (np.ones((0, 4)), "holds no value"),
+    ],
+)
 def test_an_array_that_holds_no_numbers_ends_no_other(odd: Any, why: str, tmp_path: Path) -> None:
     """One of a point had to be compared. Seen red: no trace at all, a bug, no word of it."""
     right, path, layer = own(), tmp_path / "a.npz", "model.layers.0.self_attn"

@@ -231,9 +231,11 @@ def test_a_loss_at_its_bound_is_within_it() -> None:
     uniform = measured(1.0).uniform_loss
     for weights, low, high in (("trained", 0.05, uniform), ("random", 0.5, 1.5 * uniform)):
         for nats, failing in (
-            (high, set()), (np.nextafter(high, 99), {"loss-below-uniform"}),
-            (low, set()), (np.nextafter(low, 0), {"loss-plausible"}),
-        ):  # fmt: skip
+            (high, set()),
+            (np.nextafter(high, 99), {"loss-below-uniform"}),
+            (low, set()),
+            (np.nextafter(low, 0), {"loss-plausible"}),
+        ):
             found = outcomes(measured(float(nats)), weights)
             assert {name for name, outcome in found.items() if outcome == "FAIL"} == failing
     for share, said in ((0.981, True), (1.019, True), (0.979, False), (1.021, False)):

@@ -273,16 +273,26 @@ def test_a_sample_says_its_sides_and_all_that_it_counted() -> None:
     said: Any = report.to_json()
     assert (said["a"], said["b"]) == ("a.bin", "b.bin")
     assert said["sample"] == {
-        "different": True, "seed": 7, "range_bytes": RANGE, "ranges": 3, "of_ranges": 9,
-        "bytes": 30, "of_bytes": 90, "settled": 2, "share_below": None, "confidence": 0.95,
+        "different": True,
+        "seed": 7,
+        "range_bytes": RANGE,
+        "ranges": 3,
+        "of_ranges": 9,
+        "bytes": 30,
+        "of_bytes": 90,
+        "settled": 2,
+        "share_below": None,
+        "confidence": 0.95,
         "differing": [{"tensor": "x", "start": 0, "stop": 8, "byte": 3}],
-        "unlike": [{"tensor": "y", "why": "other"}], "unsampled": [{"tensor": "z", "why": "why"}],
-    }  # fmt: skip
+        "unlike": [{"tensor": "y", "why": "other"}],
+        "unsampled": [{"tensor": "z", "why": "why"}],
+    }
     cases: Any = (
-        ({"differing": ()}, True, 1), ({"unlike": ()}, True, 1),
+        ({"differing": ()}, True, 1),
+        ({"unlike": ()}, True, 1),
         ({"differing": (), "unlike": ()}, False, 2),
         ({"differing": (), "unlike": (), "unsampled": ()}, False, 2),
-    )  # fmt: skip
+    )
     for changed, different, code in cases:
         other = replace(report, **changed)
         assert (other.different, other.exit_code) == (different, code)

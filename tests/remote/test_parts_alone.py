@@ -510,9 +510,14 @@ def test_bytes_wait_up_to_a_number_of_them(monkeypatch: pytest.MonkeyPatch) -> N
             return [memoryview(data)[start:stop]]
 
         file: Any = SimpleNamespace(
-            size=32, path="x", sha256="", proven=True, windows=windows,
-            observe=lambda take: None, head=lambda start: memoryview(b""),
-        )  # fmt: skip
+            size=32,
+            path="x",
+            sha256="",
+            proven=True,
+            windows=windows,
+            observe=lambda take: None,
+            head=lambda start: memoryview(b""),
+        )
         stream = StreamHash(file)
         for start, stop in ((24, 32), (16, 24), (4, 16), (0, 8)):
             stream.take(start, memoryview(data)[start:stop])

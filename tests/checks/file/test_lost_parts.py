@@ -15,9 +15,11 @@ from tests.conversion.folders import tensors_of, write_mixed
 WEIGHT = "model.layers.1.mlp.up_proj"
 # The dialect, and the part that one weight loses.
 LOST = {
-    "gptq": "scales", "awq": "qzeros", "compressed_packed": "weight_scale",
+    "gptq": "scales",
+    "awq": "qzeros",
+    "compressed_packed": "weight_scale",
     "modelopt": "weight_scale_2",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dialect", LOST)
