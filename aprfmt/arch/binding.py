@@ -18,6 +18,9 @@ from aprfmt.errors import ArchError
 
 Shape = tuple[int, ...]
 
+# The rotary module computes it from the configuration; checkpoints of old transformers hold it.
+FREQUENCIES = (".rotary_emb.inv_freq",)
+
 
 @dataclass(frozen=True, slots=True)
 class BoundGroup:
@@ -107,10 +110,12 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
     used = {name for group in groups.values() for name in group.stored}
     derived = {row.name(style) for row in spec.derived}
     templates = NameIndex(style, [(name, name) for name in spec.buffers.get(style, ())])
+    computed = FREQUENCIES if style == "hf" and spec.block.position == "rope" else ()
     buffers = {
         name
         for name in every
-        if name not in used and (name.startswith(NO_MODEL) or templates.find(name))
+        if name not in used
+        and (name.startswith(NO_MODEL) or name.endswith(computed) or templates.find(name))
     }
     claims = used | derived | buffers
     order = ExecutionOrder(spec)

@@ -60,8 +60,6 @@ GPT_NEOX = ArchSpec(
         ),
     ),
     ignored=frozenset({"rope_pct"}),
-    # Masks and frequencies that early checkpoints store.
-    buffers={
-        "hf": tuple(_L + "attention." + x for x in ("bias", "masked_bias", "rotary_emb.inv_freq"))
-    },
+    # Masks that early checkpoints store.
+    buffers={"hf": tuple(_L + "attention." + x for x in ("bias", "masked_bias"))},
 )

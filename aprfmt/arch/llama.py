@@ -26,9 +26,6 @@ from aprfmt.arch.tensor_rows import (
 )
 from aprfmt.base.protocols import Value
 
-# Old checkpoints store inverse frequencies, which the rotary module computes.
-BUFFERS = {"hf": (LAYER + "self_attn.rotary_emb.inv_freq",)}
-
 _NORMS = norm("attn_norm", "input_layernorm"), norm("ffn_norm", "post_attention_layernorm")
 
 _TENSORS, _BINDINGS = make_tables(
@@ -48,7 +45,6 @@ LLAMA = ArchSpec(
     block=BlockSpec(),
     lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
     derived=ROPE_TENSORS,
-    buffers=BUFFERS,
 )
 
 _MISTRAL_TENSORS, _MISTRAL_BINDINGS = make_tables(
@@ -77,7 +73,6 @@ MISTRAL = ArchSpec(
     block=BlockSpec(),
     lost=(*losses.common_losses(), IGNORED_WINDOW),
     derived=ROPE_TENSORS,
-    buffers=BUFFERS,
     evidence=_has_window_key,
 )
 
@@ -128,6 +123,5 @@ MIXTRAL = ArchSpec(
     block=BlockSpec(router_cast="logits"),
     lost=(*losses.common_losses(), IGNORED_WINDOW),
     derived=ROPE_TENSORS,
-    buffers=BUFFERS,
     evidence=moe.has_router,
 )

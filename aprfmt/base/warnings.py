@@ -24,7 +24,8 @@ WARNINGS: Mapping[str, str] = {
     "shard_metadata": "the shards of one model say different things under one metadata key; the "
     "first shard's value is used.",
     "index_size": "the index states a total size that the tensors of all shards do not have: "
-    "index and shards may be of different versions.",
+    "index and shards may be of different versions, or types or ties were changed since. "
+    "Loaders read the set; `aprfmt repair --index FOLDER` makes the index anew.",
     "legacy_format": "the file is of an older version of its format. aprfmt reads it, today's "
     "loaders may not; `aprfmt convert FILE OUT` writes the present one.",
     "unknown_version": "the file states a version of its format that this reader does not know; "

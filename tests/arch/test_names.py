@@ -409,3 +409,13 @@ def test_shapes_known_before_the_hyperparameters() -> None:
     known = known_shapes(read(tiny).bound, make(tiny).shapes)
     assert known["L0.ffn_up.weight"] == (96, 24)  # Conv1D undone
     assert known["L0.attn_q.weight"] == ()  # its size needs the head count
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_stored_frequencies_are_a_buffer_of_every_model_with_rope(arch: str) -> None:
+    """Seen red: of other architectures than Llama they were a tensor that nothing reads."""
+    spec = ARCHS[arch]
+    names = [f"model.{where}rotary_emb.inv_freq" for where in ("", "layers.1.self_attn.")]
+    bound = bind_names(spec, "hf", names)
+    rope = spec.block.position == "rope"
+    assert (list(bound.buffers), list(bound.unbound)) == ((names, []) if rope else ([], names))

@@ -181,8 +181,8 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suff
 def check_shards(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each disagreement of a set's index, names and files.
 
-    A file that is named like the set and does not belong to it is a warning. Raises NotRun for a
-    model in one file.
+    A file that is named like the set and does not belong to it is a warning, and so is an index
+    whose sum of bytes is wrong: loaders read it. Raises NotRun for a model in one file.
     """
     source: Any = ctx.model.source
     own = {id(note) for parsed in _parsed_files(source) for note in parsed.notes}
@@ -192,12 +192,14 @@ def check_shards(ctx: CheckContext) -> Result:
     if alone and not of_set and source.path.name in members:
         raise NotRun("the model is one file")
     todo, anew = "get all files of one set", index_repair_text(ctx.model.path)
+    total = next((note for note in of_set if note.key == "index_size"), None)
     findings = [
         Finding(
             note.where,
             note.text,
             "files of one set that agree",
-            anew if anew and note.text.endswith("is missing") else todo,
+            anew if anew and (note is total or note.text.endswith("is missing")) else todo,
+            level="warning" if note is total else "fail",
         )
         for note in of_set
         if note.level == "warning"

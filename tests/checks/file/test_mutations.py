@@ -270,7 +270,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("padding", "apr", _sealed_gap, "byte 0x01", True),
     Mutation("alignment", "small", _unaligned, "1 of 2 tensors", True),
     Mutation("shards", "shards", _stray_shard, "no index or count", True, ("unread",)),
-    Mutation("shards", "shards", _total_size, "total_size is 1"),
+    Mutation("shards", "shards", _total_size, "total_size is 1", True),
     Mutation("names", "gguf", lambda p: swap(p, b"aprfmt.writer", b"aprfmt.writ\x1bm"),
              "key 'aprfmt.writ\\x1bm'", True, ("unread",)),
     Mutation("writer", "gguf", lambda p: swap(p, b"tokenizer.ggml.pre", b"tokenizer.ggml.prx"),
