@@ -1448,6 +1448,11 @@ class _Step:
         names = ("n_heads", "n_kv_heads", "n_experts", "tied_embeddings")
         return {name: int(hyper[name]) for name in names if isinstance(hyper.get(name), int)}
 
+    def _given_options(self) -> frozenset[str]:
+        """Return the options by which arrays of the step were given."""
+        held = {"--grads": self.given, "--optimizer-state": self.state}
+        return frozenset(name for name, arrays in held.items() if arrays is not None)
+
     def _causes(
         self,
         rows: list[TensorStep],
@@ -1489,7 +1494,7 @@ class _Step:
             if (said := self._clipped_group(one, judged)) is not None:
                 cause, one = said[0], replace(one, says=said[1])
                 proof = None if proof is None else cap_proof(proof, "explained")
-            text = one.says + _rivals(cause, also)
+            text = one.says + _rivals(cause, also, self._given_options())
             if cause == self.doubted:
                 proof = None if proof is None else cap_proof(proof, "explained")
                 text += FINER_COPY
@@ -1858,15 +1863,19 @@ def _nonfinite_causes(
             yield _cause("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
 
 
-def _rivals(cause: str, also: Sequence[str]) -> str:
+def _rivals(cause: str, also: Sequence[str], given: Collection[str]) -> str:
     """Return, for a sentence, other causes that explain the same and the option that tells which.
 
-    "" without other causes.
+    "" without other causes. `given` are options that the command has already: they told nothing.
     """
     if not also:
         return ""
-    tells = next((CAUSES[one].told_by for one in (cause, *also) if CAUSES[one].told_by), "")
-    return f" (as well given by {', '.join(also)}" + (f"; {tells}, tells which)" if tells else ")")
+    every = (CAUSES[one].told_by for one in (cause, *also))
+    tells = next((one for one in every if one and one.partition(",")[0] not in given), "")
+    comma = "," if "," in tells else ""
+    return f" (as well given by {', '.join(also)}" + (
+        f"; {tells}{comma} tells which)" if tells else ")"
+    )
 
 
 @dataclass(frozen=True)

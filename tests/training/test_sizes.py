@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aprfmt.training.report import StepReport
-from aprfmt.training.step import explain_step
+from aprfmt.training.step import _rivals, explain_step
 from tests.training.steps import (
     EMBED,
     EPS,
@@ -115,6 +115,18 @@ def test_two_steps_or_twice_the_rate_is_not_confirmed(tmp_path: Path) -> None:
         assert "as well given by" in report.causes[0].says
         assert "--optimizer-state, whose groups have the rate, tells which" in report.causes[0].says
         assert len(report.causes[0].roles) == len(shapes())
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ((), "; --grads tells which)"),
+        (("--grads",), "; --optimizer-state, which has epsilon and the moments, tells which)"),
+        (("--grads", "--optimizer-state"), "given by gradient_scaled)"),
+    ],
+)
+def test_an_option_that_was_given_is_not_asked_for(given: tuple[str, ...], wanted: str) -> None:
+    assert _rivals("decay_coupled", ("gradient_scaled",), given).endswith(wanted)
 
 
 @pytest.mark.parametrize(("rate", "cause"), [(LR, "step_twice"), (2 * LR, "step_factor")])
