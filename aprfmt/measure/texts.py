@@ -210,7 +210,9 @@ def _unequal_settings(a: "Model", b: "Model") -> Iterator[NotCompared]:
         left, right = a.carried.parse_file(file), b.carried.parse_file(file)
     except AprfmtError:
         return
-    for key in dict.fromkeys((*left, *right)) if left and right else ():
+    if any(not keys and side.folder is None for side, keys in ((a, left), (b, right))):
+        return  # a file that embeds none
+    for key in dict.fromkeys((*left, *right)):
         row = matching_row(FILES[file], key)
         if row is None or not _is_acted_on(row):
             continue

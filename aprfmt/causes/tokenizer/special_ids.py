@@ -142,13 +142,15 @@ def dropped_token_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterato
 
     An empty text or null is no token, whatever id config.json has for it: the tokenizer has no such
     id then, though a generation may end as before. Where neither file names the role, programs take
-    what its class has, if anything. Nothing with a GGUF on either side, or where a side has no file
-    that could name one.
+    what its class has, if anything. Nothing with a GGUF on either side, or where one side is a file
+    that embeds none which could name one.
     """
     if a.uses_lists or b.uses_lists:
         return
     left, right = token_statements(a.carried), token_statements(b.carried)
-    if not left or not right:
+    if any(
+        not found and side.carried.model.folder is None for side, found in ((a, left), (b, right))
+    ):
         return
     for role in dict.fromkeys((*left, *right)):
         x, y = (found.get(role, (None, ""))[0] for found in (left, right))

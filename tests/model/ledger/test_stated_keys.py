@@ -232,3 +232,24 @@ def test_what_a_refused_configuration_lost_is_not_taken_with_its_name(
         rows = done.json["pronounced"]["not_compared"]
         lost = [row["name"] for row in rows if row["state"] != "equal"]
         assert (done.code, lost) == (1, [key]), done.json["says"]
+
+
+@pytest.mark.parametrize("left", ["{}", None])
+def test_a_folder_without_a_file_lacks_its_keys(
+    left: str | None, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: exit 1 for one lost key, 0 for all of them. A file that embeds none has none."""
+    a, b = (Path(shutil.copytree(demo_model, tmp_path / side)) for side in "ab")
+    for side in (a, b):
+        (side / TOKENS).unlink()
+    if left is not None:
+        (b / TOKENS).write_text(left)
+    assert command("diff", demo_model, b).code == command("diff", b, demo_model).code == 1
+    done = command("diagnose", demo_model, b, "--json")
+    (following,) = done.json["next"]
+    assert done.code == 1
+    mended = written(following, b, tmp_path / "mended", monkeypatch)
+    assert command("diff", demo_model, mended).code == 0, following
+    assert command("diff", a, b).code == command("diff", b, a).code == 0
+    assert command("convert", a, tmp_path / "a.apr").code == 0
+    assert command("diff", demo_model, tmp_path / "a.apr").code == 0
