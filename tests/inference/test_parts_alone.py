@@ -1210,3 +1210,35 @@ def vars_of(found: Any) -> tuple[dict[str, float], float | None]:
     """Return the distances by point, and that of the losses."""
     _, _, away, loss = (getattr(found, field.name) for field in fields(found))
     return away, loss
+
+
+def test_the_arithmetic_of_arrays_is_that_of_their_types_or_of_few_norms() -> None:
+    """numpy has no bfloat16: such a run is float32 whose norms have zeros in the low bits."""
+    from aprfmt.inference.engines.npz import arithmetic_of_arrays
+
+    short = np.array([1.5, -2.0, np.nan], np.float32)
+    exact = np.array([1.5, 1 + 2**-20], np.float32)
+    read: list[str] = []
+
+    def arithmetic(held: dict[str, Any], **dtypes: str) -> str:
+        read.clear()
+
+        def values(key: str) -> Any:
+            read.append(key)
+            return held[key]
+
+        return arithmetic_of_arrays(dtypes, values)
+
+    assert arithmetic({}, a="bfloat16", b="float16", ids="int64") == "bfloat16"
+    assert arithmetic({}, a="float16", ids="int64") == "float16"
+    assert arithmetic({}, a="float64") == "float64"
+    assert arithmetic({}, a="float64", b="float32") == arithmetic({}, a="float32") == "float32"
+    assert arithmetic({}, a="float16", b="float32") == "float32" and not read
+    norms = {f"norm{i}": "float32" for i in range(6)}
+    assert arithmetic(dict.fromkeys(norms, short), q="float32", **norms) == "bfloat16"
+    assert read == ["norm0", "norm1", "norm2", "norm3"]
+    odd = dict.fromkeys(norms, short) | {"norm3": exact}
+    assert arithmetic(odd, **norms) == "float32"
+    late = dict.fromkeys(norms, short) | {"norm4": exact}
+    assert arithmetic(late, **norms) == "bfloat16"  # the fifth is not read
+    assert arithmetic({"norm": np.empty(0, np.float32)}, norm="float32") == "float32"

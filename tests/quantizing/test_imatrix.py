@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.errors import ConversionError, FormatError, UsageError
+from aprfmt.errors import ConversionError, FormatError, OutputError, UsageError
 from aprfmt.quantizing.imatrix import read_imatrix
 from aprfmt.quantizing.row_encoding import encode_rows
 from tests.codecs.data import libgguf_blocks, libgguf_mode
@@ -228,3 +228,20 @@ def _is_read(path: Path, raw: bytes) -> bool:
 def test_a_model_is_no_imatrix(smollm2: Path) -> None:
     with pytest.raises(FormatError, match="expected 'imatrix'"):
         read_imatrix(smollm2)
+
+
+def test_a_collected_matrix_is_written_over_another_only_by_force(tmp_path: Path) -> None:
+    from aprfmt.quantizing.imatrix import CollectedImatrix, InputSums
+
+    sums = InputSums.empty(2, 3)
+    sums.add(1, np.ones((4, 3)))
+    sums.add(1, 2 * np.ones((2, 1, 3)))
+    assert sums.sums.tolist() == [[0, 0, 0], [12, 12, 12]] and sums.counts.tolist() == [0, 6]
+    matrix = CollectedImatrix({"blk.0.ffn_up_exps.weight": sums}, "text", 5, 64)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"kept")
+    with pytest.raises(OutputError, match="exists"):
+        matrix.write(path)
+    assert path.read_bytes() == b"kept"
+    matrix.write(path, force=True)
+    assert path.read_bytes()[:4] == b"GGUF"

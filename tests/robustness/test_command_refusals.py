@@ -53,6 +53,9 @@ REFUSED: Mapping[str, tuple[str, bytes, str]] = {
         "logits MODEL --ids 1,2 --reference FILE --out OUT.npy", b"{}",
         "--out writes a run's logits; leave --reference out",
     ),
+    "verbose of no manifest": (
+        "hash MODEL -v", b"", "-v lists what differs from a manifest; give --check MANIFEST",
+    ),
     "no root": ("scan -o OUT.jsonl", b"", "nothing to scan; give a ROOT, or --list FILE"),
     "empty list": ("scan --list FILE -o OUT.jsonl", b"\n# none\n", "nothing to scan; give a ROOT"),
     "no utf-8": (
