@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from aprfmt.adapters import answers
 from aprfmt.adapters.merging import MergeLoss, loss_notes
 from tests.cli.run import aprfmt
 
@@ -407,3 +409,31 @@ def test_what_stored_types_lose_of_a_merge_is_said_with_the_worst_weight() -> No
         )
     (note,) = loss_notes([small], Path("a"))
     assert "stay as they were" not in note.text and "in 1 weight (most in L0.q" in note.text
+
+
+def test_pairs_that_are_all_as_many_layers_off_are_told_together() -> None:
+    """Those past the last layer begin again with the first; one pair alone is no rule."""
+
+    def weight(key: str, source: str) -> Any:
+        return SimpleNamespace(key=key, source=source)
+
+    def said(*moves: tuple[int, int], more: Any = ()) -> tuple[str, ...]:
+        rows = [weight(f"L{to}.attn_q.weight", f"L{own}.attn_q.weight") for own, to in moves]
+        found: tuple[str, ...] = answers._layer_offset_text([*rows, *more], 4)
+        return found
+
+    own = weight("L0.attn_q.weight", "L0.attn_q.weight")
+    other = weight("L0.attn_q.weight", "L1.attn_k.weight")
+    head = weight("output.weight", "output.weight")
+    assert said((0, 1), (1, 2), more=(own, other, head)) == (
+        "the pairs were merged 1 layer too far up: that of layer N into layer N+1 (2 of 5 weights)",
+    )
+    assert said((2, 0), (3, 1)) == (
+        "the pairs were merged 2 layers too far down: that of layer N into layer N-2 (2 of 2 "
+        "weights)",
+    )
+    assert said((0, 1), (1, 2), (3, 0)) == (
+        "the pairs were merged 1 layer too far up: that of layer N into layer N+1, counted on from "
+        "the other end where there is none (3 of 3 weights)",
+    )
+    assert said((0, 1)) == said() == said((0, 1), (1, 3)) == ()

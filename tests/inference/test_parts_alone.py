@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from aprfmt.causes.training.optimizers import parse_recipe
 from aprfmt.checks.gates.forward import judge_loss
 from aprfmt.checks.gates.golden import GoldenText
 from aprfmt.cli.parity.output import worst_points
@@ -1242,3 +1243,43 @@ def test_the_arithmetic_of_arrays_is_that_of_their_types_or_of_few_norms() -> No
     late = dict.fromkeys(norms, short) | {"norm4": exact}
     assert arithmetic(late, **norms) == "bfloat16"  # the fifth is not read
     assert arithmetic({"norm": np.empty(0, np.float32)}, norm="float32") == "float32"
+
+
+def test_a_ranks_share_of_a_point_is_told_by_its_place() -> None:
+    """From two rows on, since one is the last token's; of columns one is enough."""
+    from aprfmt.inference.engines.parts import _share_text
+
+    whole = np.random.default_rng(2).normal(size=(8, 6))
+    for axis, part, word in ((0, 2, "rows"), (0, 4, "rows"), (1, 1, "columns"), (1, 3, "columns")):
+        size = whole.shape[axis]
+        for rank in range(size // part):
+            share = np.split(whole, size // part, axis)[rank]
+            first = rank * part
+            assert _share_text(share, whole, "L0.q", axis) == (
+                f"{word} {first} to {first + part - 1} of the {size} of L0.q: rank {rank} of "
+                f"{size // part}; put the ranks' {word} together"
+            )
+            assert _share_text(share + 9, whole, "L0.q", axis) == ""
+            assert _share_text(share, whole, "L0.q", 1 - axis) == ""
+    assert _share_text(whole[:1], whole, "L0.q", 0) == _share_text(whole, whole, "L0.q", 0) == ""
+    assert _share_text(whole[:3], whole, "L0.q", 0) == ""  # no share of eight
+
+
+@pytest.mark.parametrize("off", [1e-6, 1e-3])
+def test_a_measured_rate_is_one_that_somebody_wrote(off: float) -> None:
+    """Three digits of it, within what the measurement may be off."""
+    from aprfmt.causes.training import step_size
+
+    recipe = parse_recipe("sgd:lr=0")
+    for rate, near in ((0.00123, 0.00123), (0.00123 * (1 + 5e-4), 0.00123)):
+        fit = SimpleNamespace(factors=(rate, off * rate, None))
+        case: Any = SimpleNamespace(others={}, fit=lambda recipe, fit=fit: fit)
+        (guess,) = step_size._guess_rate(case, recipe)
+        wanted = near if rate == near or off > 1e-4 else rate
+        number: Any = guess.number
+        assert number == ("factor", pytest.approx(wanted, rel=1e-12))
+        assert f"a rate of {wanted:.3g}; a rate of 0 is stated" in guess.says
+    for rate, share in ((0.001, 0.06), (-0.001, 1e-6), (math.nan, 0.0)):
+        fit = SimpleNamespace(factors=(rate, abs(rate) * share, None))
+        case = SimpleNamespace(others={}, fit=lambda recipe, fit=fit: fit)
+        assert not list(step_size._guess_rate(case, recipe))
