@@ -6,6 +6,7 @@ equality is said without its doubt.
 """
 
 import math
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -170,33 +171,30 @@ def test_equality_of_a_sample_is_said_with_its_doubt(
     assert ("x: byte 1 differs" in out) is bool(differing)
 
 
-@pytest.mark.parametrize("equal", [None, 0, 1])
-@pytest.mark.parametrize("published", [False, True])
-def test_rows_in_an_engines_order_are_told_of_their_file(
-    published: bool, equal: int | None
-) -> None:
+def test_rows_in_an_engines_order_are_told_of_their_file() -> None:
     """Once for all layers of a kind, and only where the first reading says the published order."""
     held = np.arange(4, dtype=np.float32)
 
-    def reading(number: int) -> Any:
+    def reading(number: int, equal: int | None, published: bool) -> Any:
         values = held if equal == number else held + 1
         return SimpleNamespace(
             parameter=SimpleNamespace(published=published is (number == 0)),
             published_tensors=lambda part, hyper: [values],
         )
 
-    reader: Any = SimpleNamespace(_chosen={}, _hyper=None, _path=Path("s.pt"), notes=[])
     part = SimpleNamespace(stored=("h.0.qkv", "h.1.qkv"))
-    readings: Any = [(reading(0), part), (reading(1), part)]
     tensor: Any = SimpleNamespace(raw=lambda: memoryview(held.tobytes()))
-    for name in ("h.0.qkv", "h.0.qkv"):
-        found = engine_state._StateReader._choose_order(reader, name, tensor, readings)
-        assert found == (equal or 0)
-    assert len(reader.notes) == (equal == 1 and published)
-    for note in reader.notes:
-        assert (note.level, note.where, note.key) == ("note", "s.pt", "remark")
-        assert note.text.startswith("h.#.qkv: rows stand in the order of an engine's")
-    assert engine_state._StateReader._choose_order(reader, "x", tensor, readings[:1]) == 0
+    for equal, published in product((None, 0, 1), (False, True)):
+        reader: Any = SimpleNamespace(_chosen={}, _hyper=None, _path=Path("s.pt"), notes=[])
+        readings: Any = [(reading(i, equal, published), part) for i in range(2)]
+        for name in ("h.0.qkv", "h.0.qkv"):
+            found = engine_state._StateReader._choose_order(reader, name, tensor, readings)
+            assert found == (equal or 0)
+        assert len(reader.notes) == (equal == 1 and published)
+        for note in reader.notes:
+            assert (note.level, note.where, note.key) == ("note", "s.pt", "remark")
+            assert note.text.startswith("h.#.qkv: rows stand in the order of an engine's")
+        assert engine_state._StateReader._choose_order(reader, "x", tensor, readings[:1]) == 0
 
 
 @pytest.mark.parametrize("roles", [1, 3, 4, 5, 7])
