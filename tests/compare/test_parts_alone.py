@@ -453,3 +453,20 @@ def test_a_tokenizer_of_one_side_is_present_there(
     assert rows == ([("tokenizer", *expected)] if expected else [])
     assert found.remarks == {"AB": ("r", "n"), "": ("r",)}.get(carried, ())
     assert found.both is (carried == "AB") and found.left == ("left",)
+
+
+def test_experts_of_one_rank_in_two_files_are_there_twice() -> None:
+    """Though no name is, since each rank has one stack; equal bytes are no excuse for it."""
+
+    def source(name: str, *tensors: str) -> Any:
+        info = SimpleNamespace(shape=(2,), encoding="F32")
+        held = SimpleNamespace(info=info, raw=lambda: memoryview(b"12345678"))
+        return SimpleNamespace(path=Path(name), tensors=dict.fromkeys(tensors, held))
+
+    expert = "decoder.layers.0.mlp.experts.linear_fc1.weight{}"
+    group: Any = engine_state._group_by_name
+    two = [(source(f"r{i}.pt", expert.format(i)), {"tp": 0}) for i in range(2)]
+    with pytest.raises(FormatError, match=r"of tp rank 0 is there twice, the second in r1\.pt$"):
+        group(Path("s"), two)
+    found = group(Path("s"), [(source("r.pt", expert.format(0), expert.format(1)), {"tp": 0})])
+    assert len(found) == 1 and found.popitem()[1].ranks == (0,)
