@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -121,14 +119,6 @@ def parallel_decode(
         return lambda: kernel(piece, out[start:stop], store)
 
     run_tasks([decode_part(start, stop) for start, stop in parts], threads)
-
-
-def aligned_array(count: int) -> "NDArray[np.float32]":
-    """Return a new float32 array [count] that begins on a cache line, for streaming stores."""
-    larger = np.empty(count + 16, np.float32)
-    skip = -larger.ctypes.data % 64 // 4
-    result: NDArray[np.float32] = larger[skip : skip + count]
-    return result
 
 
 def _thread_pool() -> "ThreadPoolExecutor":

@@ -30,7 +30,7 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import native, parallel
 from tests.benchmarks import codec_peers as peers
 from tests.benchmarks.codec_peers import HEADING, Row, Task, best, in_parts
-from tests.benchmarks.measure import cpu_name
+from tests.benchmarks.measure import aligned_array, cpu_name
 
 GOALS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16", "NF4")
 
@@ -68,7 +68,7 @@ def limits(options: Options, threads: int) -> Iterator[Row]:
     """Measure the machine, in bytes written: what the shares of the other rows refer to."""
     if not options.wants("limit"):
         return
-    a, b = parallel.aligned_array(options.size << 20), parallel.aligned_array(options.size << 20)
+    a, b = aligned_array(options.size << 20), aligned_array(options.size << 20)
     for array in (a, b):
         array.fill(0)
     tasks: dict[str, Task] = {
@@ -84,7 +84,7 @@ def limits(options: Options, threads: int) -> Iterator[Row]:
 
 def dequantizing(options: Options, threads: int) -> Iterator[Row]:
     """Decode every encoding into warm memory, those with a goal into fresh memory too."""
-    library, warm = peers.ggml(), parallel.aligned_array(options.size << 20)
+    library, warm = peers.ggml(), aligned_array(options.size << 20)
     warm.fill(0)
     for encoding in (*native.KERNELS, "NF4"):
         if encoding == "APR_Q8" or not options.wants("dequantize", encoding):
@@ -107,7 +107,7 @@ def dequantizing(options: Options, threads: int) -> Iterator[Row]:
 
 def target(warm: Any, fresh: bool) -> Any:
     """Return where to decode to."""
-    return parallel.aligned_array(warm.size) if fresh else warm
+    return aligned_array(warm.size) if fresh else warm
 
 
 def store(fresh: bool) -> int:
@@ -260,7 +260,7 @@ def statistics(options: Options, threads: int) -> Iterator[Row]:
         ]
 
     with open_source(path) as source:
-        warm = parallel.aligned_array(max(count for _, _, count in shapes(source)))
+        warm = aligned_array(max(count for _, _, count in shapes(source)))
 
         def decode_all() -> None:
             for encoding, raw, count in shapes(source):

@@ -11,6 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+
+def aligned_array(count: int) -> NDArray[np.float32]:
+    """Return a new float32 array [count] that begins on a cache line, for streaming stores."""
+    larger = np.empty(count + 16, np.float32)
+    skip = -larger.ctypes.data % 64 // 4
+    result: NDArray[np.float32] = larger[skip : skip + count]
+    return result
+
 
 def compile_as_installed(folder: Path) -> None:
     """Let this program's children keep compiled modules in `folder`, as pip does on installing."""

@@ -25,11 +25,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from aprfmt.codecs import native, parallel
+from aprfmt.codecs import native
 from aprfmt.codecs.dialect import Config, StoredPart
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
-from tests.benchmarks.measure import cpu_name
+from tests.benchmarks.measure import aligned_array, cpu_name
 from tests.benchmarks.packed_peers import PEERS
 
 Shape = tuple[int, ...]
@@ -261,9 +261,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--cpu", action="store_true", help="processor time instead of the clock's")
     options = parser.parse_args()
-    out = parallel.aligned_array(options.rows * options.columns).reshape(
-        options.rows, options.columns
-    )
+    out = aligned_array(options.rows * options.columns).reshape(options.rows, options.columns)
     out.fill(0)
     print(
         f"{'case':32} {'weight':>7} {'GB/s':>7} {'rows':>7} {'limit':>7} {'share':>6} "

@@ -11,6 +11,7 @@ import pytest
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import parallel
 from aprfmt.errors import CodecError
+from tests.benchmarks.measure import aligned_array
 from tests.patience import PATIENCE
 
 
@@ -45,7 +46,7 @@ def test_decoding_in_threads_gives_the_same_numbers(name: str) -> None:
         count // row.block_size // 64 + 2,
     )
     raw = raw[: -(-count // row.block_size) * row.type_size]
-    alone, split = np.empty(count, np.float32), parallel.aligned_array(count)
+    alone, split = np.empty(count, np.float32), aligned_array(count)
     native.KERNELS[name](raw, alone)
     for threads in (2, 3):
         split.fill(-1)
@@ -112,11 +113,3 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_aligned_arrays_begin_on_a_cache_line() -> None:
-    for count in (1, 1000, 1 << 20):
-        array = parallel.aligned_array(count)
-        assert array.size == count
-        assert array.ctypes.data % 64 == 0
-        assert array.flags.c_contiguous
