@@ -165,20 +165,32 @@ def test_steps_of_both_sides_are_no_proof(source: Path, tmp_path: Path) -> None:
 def test_a_proof_is_enough_from_half_of_the_items_and_32_digits_on() -> None:
     """As many items have to judge as gave the numbers, and 32 digits of them have to agree."""
     for count, free, bits, judged in (
-        (16, 8, 4.0, True), (15, 8, 99.0, False), (16, 8, 3.99, False), (17, 9, 99.0, False),
-        (1, 0, 32.0, True), (1, 0, 31.9, False), (0, 0, math.inf, False), (4, 4, math.inf, False),
-        (2, 1, math.inf, True), (32, 0, 1.0, True), (31, 0, 1.0, False),
-    ):  # fmt: skip
+        (16, 8, 4.0, True),
+        (15, 8, 99.0, False),
+        (16, 8, 3.99, False),
+        (17, 9, 99.0, False),
+        (1, 0, 32.0, True),
+        (1, 0, 31.9, False),
+        (0, 0, math.inf, False),
+        (4, 4, math.inf, False),
+        (2, 1, math.inf, True),
+        (32, 0, 1.0, True),
+        (31, 0, 1.0, False),
+    ):
         proof = Proof(count, 1.0, free, bits)
         assert proof.judged is judged, proof
         if count:
             assert certainty_of(proof) == ("confirmed" if judged else "explained")
     whole = Proof(100, 1.0, 0, 1.0)
     for changed, certainty in (
-        ({"share": 0.999}, "explained"), ({"share": MOST}, "explained"),
-        ({"share": MOST - 1e-9}, "located"), ({"accused": True}, "explained"),
-        ({"moved": 1}, "confirmed"), ({"moved": 0}, "located"), ({"count": 0}, "located"),
-    ):  # fmt: skip
+        ({"share": 0.999}, "explained"),
+        ({"share": MOST}, "explained"),
+        ({"share": MOST - 1e-9}, "located"),
+        ({"accused": True}, "explained"),
+        ({"moved": 1}, "confirmed"),
+        ({"moved": 0}, "located"),
+        ({"count": 0}, "located"),
+    ):
         made: Any = changed
         assert certainty_of(replace(whole, **made)) == certainty, changed
     assert cap_proof(whole, "located") is None and cap_proof(whole, "confirmed") is whole

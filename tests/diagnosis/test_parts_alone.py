@@ -91,8 +91,9 @@ def test_of_several_layers_their_outputs_lack() -> None:
     assert missing_points(point("L2.out", 2, after=("L0.q",)), views) == ["L0.out", "L1.out"]
     assert missing_points(point("L1.out", 1, after=("L0.q",)), views) == ["L0.out"]
     assert missing_points(point("L0.out", 0), {"embd": point("embd", -1), **views}) == [
-        "embd", "L0.q"
-    ]  # fmt: skip
+        "embd",
+        "L0.q",
+    ]
 
 
 def test_alike_are_other_steps_of_the_same_cause_that_solve_it() -> None:
