@@ -184,7 +184,8 @@ class _Comparison:
         """
         self.copy, self.source, self.excused, self.edited = copy, source, excused, edited
         self.roles, self.roles_of = _roles(copy, source), source.roles_of
-        items = make_ledger(source, (*OF_WEIGHTS, *_UNREAD_KINDS)).items
+        ledger = make_ledger(source, (*OF_WEIGHTS, *_UNREAD_KINDS))
+        items, self.unreadable = ledger.items, ledger.unreadable
         self.mine = Ledger(str(source.path), items)
         self.read = {item.name: item for item in items if item.kind in OF_WEIGHTS}
         self._texts, self._stated = _texts_of(copy), _texts_of(source)
@@ -349,7 +350,8 @@ class _Comparison:
     def unread(self) -> Iterator[SourceItem]:
         """Yield an entry on what became of every file and key of the source that no table lists.
 
-        A copy holds the keys for which its format has a place, and none of these files.
+        A copy holds the keys for which its format has a place, and none of these files. Nothing is
+        known of those that cannot be read.
         """
         fates: Mapping[State, tuple[Fate, str]] = {
             "equal": ("copied", ""),
@@ -367,6 +369,10 @@ class _Comparison:
             why = self.excused("config.json" if item.kind == "config key" else item.name) or why
             state = None if why else states.get((item.kind, item.name))
             yield SourceItem(item.name, f"unread {item.kind}", fate, why or how, state)
+        for row in self.unreadable:
+            why = self.excused(row.name)
+            state = None if why else row.state
+            yield SourceItem(row.name, f"unread {row.kind}", "dropped", why or row.why, state)
 
     # --- files --------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ for, and no tensor then.
 
 import hashlib
 import re
+import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +19,7 @@ from aprfmt.arch import ARCHS
 from aprfmt.arch.aliases import CALLED
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.base.sequences import join_first
-from aprfmt.errors import AprfmtError, ArchError, UsageError
+from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FOLDER, file_row
@@ -48,6 +49,7 @@ _SHOWN = 3
 _ALIKE = 2  # items of a kind that are named; more are their count, and as many of them
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 _BLOCK = 1 << 20
+_VERSIONS = frozenset({"transformers_version", "__version__"})  # of who wrote a JSON file
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +372,13 @@ class _LedgerBuilder:
                 reading, of = "unread", "there is no tokenizer.json, which is read here"
         if reading == "unread" and not of:
             of = _file_contents_text(path)
-        return Item("file", path.name, reading, of, path)  # type: ignore[arg-type]
+        lost = reading not in ("unread", "text", "without effect") and not path.is_file()
+        if lost and not path.is_dir() and not is_remote(path):
+            what = "a link to nothing" if path.is_symlink() else "no regular file"
+            self._add_unreadable("file", path.name, FormatError(f"it is {what}"))
+        stored = row.as_stored and not lost
+        means = _json_value(path) if stored else None
+        return Item("file", path.name, reading, of, path, stored, means, stored)  # type: ignore[arg-type]
 
     @cached_property
     def _module_types(self) -> Mapping[str, str]:
@@ -759,6 +767,19 @@ class Surplus:
         return digest.hexdigest()
 
 
+def _json_value(path: Path) -> Value:
+    """Return what a JSON file holds but for its writer's version; None for one that is not read."""
+    from aprfmt.formats.bounded_json import load_file
+
+    try:
+        found = load_file(path, max_bytes=_BLOCK)
+    except AprfmtError:
+        return None
+    if isinstance(found, Mapping):
+        return {key: value for key, value in found.items() if key not in _VERSIONS}
+    return found
+
+
 def _file_contents_text(path: Path) -> str:
     """Return what tensors an unlisted .safetensors file holds, in words; "" for other files."""
     if path.suffix != ".safetensors":
@@ -961,12 +982,15 @@ def _compare_items(
     there = x or y
     assert there is not None
     if x is not None and y is not None:
-        if x.unread or y.unread:
-            state: State = "equal" if same_content(x.holds, y.holds) else "unequal"
-            return NotCompared(kind, name, state, there.of)
-        if x.as_stored and not same_content(x.holds, y.holds):
-            if x.means is None or not same_content(x.means, y.means):
-                return NotCompared(kind, name, "unequal", there.of)
+        try:
+            if x.unread or y.unread:
+                state: State = "equal" if same_content(x.holds, y.holds) else "unequal"
+                return NotCompared(kind, name, state, there.of)
+            if x.as_stored and not same_content(x.holds, y.holds):
+                if x.means is None or not same_content(x.means, y.means):
+                    return NotCompared(kind, name, "unequal", there.of)
+        except OSError as error:
+            return NotCompared(kind, name, "unreadable", error.strerror or str(error))
         return None
     other = b if x is not None else a
     needed = there.needed or (other.refused and there.reading == "hyperparameter")
@@ -987,7 +1011,9 @@ def _compare_items(
 
 
 def _has_home_of(item: Item, a: Ledger, b: Ledger) -> bool:
-    """Return whether both ledgers have what an item is a key of: a file, or keys of one style."""
+    """Return whether both ledgers have what holds an item: a folder, a file, keys of one style."""
+    if item.kind == "file":  # a folder, of which the configuration tells
+        return all("config.json" in side.items_of_kind("file") for side in (a, b))
     if item.kind == "metadata key":
         return a.style == b.style
     if item.kind == "config key":
@@ -1006,7 +1032,7 @@ def read_value(held: Any) -> Any:
 def same_content(x: Value, y: Value) -> bool:
     """Return whether what two items hold is equal: values as plain data, files byte for byte.
 
-    Values that are read on demand are read first.
+    Values that are read on demand are read first. Raises OSError for a file that cannot be read.
     """
     x, y = read_value(x), read_value(y)
     if isinstance(x, Path) and isinstance(y, Path):
@@ -1018,19 +1044,25 @@ def same_content(x: Value, y: Value) -> bool:
 
 
 def _files_equal(x: Path, y: Path) -> bool:
-    """Return whether two files, or two folders, hold the same bytes; False if not readable."""
+    """Return whether two files, or two folders, hold the same bytes.
+
+    Raises OSError for what cannot be read, or is no file: a pipe never ends, a device has no size.
+    """
     if x.is_dir() or y.is_dir():
         return x.is_dir() and y.is_dir() and _folders_equal(x, y)
-    try:
-        if x.stat().st_size != y.stat().st_size:
-            return False
-        return x.samefile(y) or _file_digest(x) == _file_digest(y)
-    except OSError:
+    sizes = []
+    for path in (x, y):
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path.name} is no regular file")
+        sizes.append(found.st_size)
+    if sizes[0] != sizes[1]:
         return False
+    return x.samefile(y) or _file_digest(x) == _file_digest(y)
 
 
 def _folders_equal(x: Path, y: Path) -> bool:
-    """Return whether two folders hold files of the same names and bytes."""
+    """Return whether two folders hold files of the same names and bytes; OSError as for files."""
     mine, theirs = ({each.name: each for each in side.iterdir()} for side in (x, y))
     return mine.keys() == theirs.keys() and all(_files_equal(mine[n], theirs[n]) for n in mine)
 

@@ -11,13 +11,15 @@ class FileRow:
     """A row: a regular expression of file names, how such files are used, and the source.
 
     `companion` is the kind under which a conversion reports the file (it must be copied or left
-    out by a flag), "" for the rest.
+    out by a flag), "" for the rest. `as_stored`: loaders read it and nothing here does, so that two
+    folders are compared by what it holds.
     """
 
     names: str
     reading: str
     source: str
     companion: str = ""
+    as_stored: bool = False
 
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of PEFT
@@ -39,7 +41,7 @@ ROWS: tuple[FileRow, ...] = (
             "template"),
     FileRow(r"generation_config\.json", "setting", "its keys are items", "generation config"),
     FileRow(r"((image_|video_)?preprocessor|processor)_config\.json", "setting",
-            "transformers' processors of images, video and audio", "preprocessor"),
+            "transformers' processors of images, video and audio", "preprocessor", as_stored=True),
     FileRow(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)(\.(txt|md))?", "text", "a licence",
             "licence"),
     FileRow(r"adapter_config\.json|adapter_model.*\.(safetensors|bin|gguf)", "unread", "",
@@ -49,7 +51,7 @@ ROWS: tuple[FileRow, ...] = (
     FileRow(r"mmproj.*\.gguf", "unread", "", "tower"),
     FileRow(r"(mtp|.*draft).*\.(safetensors|gguf)", "unread", "", "draft head"),
     FileRow(r"modules\.json|sentence_\w+_config\.json|config_sentence_transformers\.json",
-            "setting", "sentence-transformers"),
+            "setting", "sentence-transformers", as_stored=True),
     FileRow(r".*\.(md|rst|txt|png|jpe?g|gif|svg|webp|pdf|html|ipynb|log|csv|mp4)", "text",
             "nothing that loads a model reads it"),
     FileRow(r"recipe\.ya?ml|mergekit_config\.ya?ml|README|CITATION\.cff|requirements\.txt", "text",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from aprfmt.model import open_model
 from aprfmt.model.ledger import Ledger, make_ledger, same_content
+from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder
 
 MODELS = "sentence_transformers.models"
@@ -80,7 +82,11 @@ CHANGES: dict[str, Change] = {
     "a file less": lambda f: (f / "d" / "b.txt").rename(f / "b.txt"),
     "another name": lambda f: (f / "a.txt").rename(f / "A.txt"),
     "a folder for a file": replaced(os.mkdir),
-    "a broken link": replaced(partial(os.symlink, "none")),
+}
+NO_FILES: dict[str, Change] = {
+    "a broken link": partial(os.symlink, "none"),
+    "a pipe": os.mkfifo,
+    "a device": partial(os.symlink, "/dev/zero"),
 }
 
 
@@ -95,8 +101,63 @@ def test_folders_are_equal_by_names_and_bytes(change: str, tmp_path: Path) -> No
         CHANGES[change](sides[1])
     for x, y in (sides, sides[::-1]):
         assert same_content(x, y) == (not change)
-        assert same_content(x, x) or change == "a broken link"
+        assert same_content(x, x)
         assert not same_content(x, y / "d" / "b.txt") and not same_content(y / "d", x)
+
+
+@pytest.mark.parametrize("name", NO_FILES)
+def test_what_is_no_file_is_neither_equal_nor_unequal(
+    name: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: a wait without end, two devices that were equal, a lost link to config.json."""
+    spoilt = ("config.json", "tokenizer.json", "generation_config.json", "tekken.json",
+              "preprocessor_config.json", "planted.bin")  # fmt: skip
+    sides = [Path(shutil.copytree(demo_model, tmp_path / side)) for side in "ab"]
+    for side in sides:
+        for each in spoilt:
+            (side / each).unlink(missing_ok=True)
+            NO_FILES[name](side / each)
+    done = command("diff", *sides, "--json")
+    said = {row["name"]: row["state"] for row in done.json["not_compared"]}
+    assert (done.code, said) == (2, dict.fromkeys(spoilt, "unreadable"))
+    with pytest.raises(OSError, match=r".+"):
+        same_content(sides[0] / "planted.bin", sides[1] / "planted.bin")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "generation_config.json"])
+def test_a_link_to_nothing_is_said_of_one_model(
+    file: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """As a pruned cache leaves it. Seen red: PASS, and "verified" of a copy without a tokenizer."""
+    b = Path(shutil.copytree(demo_model, tmp_path / "b"))
+    (b / file).unlink()
+    (b / file).symlink_to("../blobs/none")
+    assert command("diff", demo_model, b).code and command("diagnose", demo_model, b).code
+    for args in (("validate", b), ("convert", b, tmp_path / "b.apr")):
+        done = command(*args)
+        assert done.code == 2, done.out
+        assert file == "config.json" or f"{file} (it is a link to nothing)" in done.out
+
+
+def test_settings_that_loaders_read_are_compared_by_what_they_hold(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """Nothing here reads them by meaning. Seen red: "equal", whatever they held."""
+    held = {"image_mean": [0.5, 0.5, 0.5], "transformers_version": "5.0"}
+    a, b = (Path(shutil.copytree(demo_model, tmp_path / side)) for side in "ab")
+    (a / "preprocessor_config.json").write_text(json.dumps(held))
+    told = {
+        json.dumps(held | {"transformers_version": "5.1"}, indent=2): 0,
+        json.dumps(held | {"image_mean": [0.4, 0.5, 0.5]}): 1,
+        "{": 1,
+    }
+    for text, code in told.items():
+        (b / "preprocessor_config.json").write_text(text)
+        assert command("diff", a, b).code == command("diff", b, a).code == code, text
+    (b / "preprocessor_config.json").unlink()
+    assert command("diff", a, b).code == command("diff", b, a).code == 1
+    made = tmp_path / "a.gguf"
+    assert command("convert", a, made).code == command("diff", a, made).code == 0
 
 
 def test_a_file_is_equal_to_its_text(tmp_path: Path) -> None:
