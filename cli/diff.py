@@ -110,7 +110,7 @@ def show_adapter(
 
 
 def _weight_text(weight: "ChangedWeight") -> str:
-    """Return what is said of a weight that an adapter was merged into.
+    """Return the words for a weight that an adapter was merged into.
 
     That is the mistake of the merge, or how many times the adapter's change was added.
     """

@@ -77,8 +77,8 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     says = "; ".join(f"{name} is {text}" for name, text in zip(names, words, strict=True))
     return Change(
         "capture_point",
-        f"{_begin(any(texts.values()))}: {says}{_rows_text(case)}; {cut}, which is computed from "
-        "it, agrees",
+        f"{_first_clause(any(texts.values()))}: {says}{_rows_text(case)}; {cut}, which is computed "
+        "from it, agrees",
         tuple(k for k in (*here, *sorted(others)) if case.recorded.has_record(k)),
         drop=frozenset((*here, *others)),
         values={"recorded_as": case.view.point, "is": words[0], "agrees": cut},
@@ -110,7 +110,7 @@ def _equal_to_other_points(case: Mismatch) -> Change | None:
         names[SHOWN - 1 : -1] = [f"{len(names) - SHOWN} more"]
     return Change(
         "capture_point",
-        f"{_begin(True)}: {'; '.join(names)}",
+        f"{_first_clause(True)}: {'; '.join(names)}",
         tuple(moved),
         drop=frozenset(moved),
         values={"recorded_as": case.view.point, "is": f"what belongs to {other}"},
@@ -174,7 +174,7 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
         known = relation or UNKNOWN
         return Change(
             "capture_point",
-            f"{_begin(bool(relation))}: {case.view.point} is {known}"
+            f"{_first_clause(bool(relation))}: {case.view.point} is {known}"
             f"{'' if relation else _rows_text(case)}; {cut}, which is computed from it, agrees",
             (key, *sorted(elsewhere - {key})),
             drop=frozenset(elsewhere),
@@ -219,8 +219,8 @@ def _recorded_values_show(case: Mismatch, cut: ShadowPoint) -> bool:
     )
 
 
-def _begin(related: bool) -> str:
-    """Return what is said of the recording: of values that nothing relates, only the place."""
+def _first_clause(related: bool) -> str:
+    """Return the clause that begins a finding; `related`: the values are those of another point."""
     if related:
         return "what is recorded was taken at another point"
     return "what is recorded is not what was computed there, and what it is instead is not known"

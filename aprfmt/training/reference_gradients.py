@@ -157,7 +157,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         batch.row_length,
         bool(batch.document_starts.any()),
         routers(batch),
-        (*filter(None, (router_text(batch), _behind_padding(batch))),),
+        (*filter(None, (router_text(batch), _after_padding_text(batch))),),
         frozenset(int(i) for i in known[often > 1]),
         unread=batch.unread,
         padded_first=bool((~batch.mask[:, 0]).any()),
@@ -165,8 +165,8 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
     )
 
 
-def _behind_padding(batch: Batch) -> str:
-    """Return what is said of labels that are the first token after padding; "" for none."""
+def _after_padding_text(batch: Batch) -> str:
+    """Return the sentence on labels that are the first token after padding; "" for none."""
     count = batch.behind_padding
     if not count:
         return ""

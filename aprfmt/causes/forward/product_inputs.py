@@ -32,7 +32,7 @@ Read = Callable[[Context, int, Mapping[str, Any]], Any]
 
 
 def _read_value(source: str, norm: str, c: Context, layer: int, held: Mapping[str, Any]) -> Any:
-    """Return a value that products may read; None where this layer has not what it is made of.
+    """Return a value that products may read; None where the layer lacks a point or a weight for it.
 
     `source` is a row of SOURCES, `norm` one of NORMS. `held` are the layer's earlier points.
     """

@@ -31,20 +31,20 @@ def byte_readings(kind: "MinifloatCodec") -> Iterator[tuple[str, "Array", bool]]
     exponent = kind is fp8.E8M0
     meant = "each is the exponent of a power of two" if exponent else f"each is of {kind.name}"
 
-    def said(how: str) -> str:
-        """Return the words for bytes that are read in a way."""
+    def read_as(how: str) -> str:
+        """Return the sentence on scale bytes that are read as `how`."""
         return f"their scale bytes read as {how}, where {meant}"
 
-    yield said("whole numbers"), plain, False
-    yield said("signed whole numbers"), np.where(plain < 128, plain, plain - 256), False
-    yield said("whole numbers over 255"), plain / 255, False
+    yield read_as("whole numbers"), plain, False
+    yield read_as("signed whole numbers"), np.where(plain < 128, plain, plain - 256), False
+    yield read_as("whole numbers over 255"), plain / 255, False
     for float8 in (*fp8.OF_TWO_SIGNS, fp8.E8M0):
         if float8 is not kind:
-            yield said(f"{float8.name} numbers"), float8.values.astype(np.float64), False
+            yield read_as(f"{float8.name} numbers"), float8.values.astype(np.float64), False
     if exponent:
-        yield said("exponents without their bias of 127"), 2.0**plain, False
+        yield read_as("exponents without their bias of 127"), 2.0**plain, False
         for bias in (BIAS - 1, BIAS + 1):
-            yield said(f"exponents with a bias of {bias}, not 127"), 2.0 ** (plain - bias), True
+            yield read_as(f"exponents with a bias of {bias}, not 127"), 2.0 ** (plain - bias), True
 
 
 def describe_misread_exponents(stored: "Array", factor: "Array") -> str:

@@ -70,7 +70,7 @@ _COUNTS = (1, 2, 3, 4, 5, 10, 100, 1000)
 
 
 def of_new_optimizer(recipe: Recipe) -> str:
-    """Return what is said of the step of an optimizer that was made anew."""
+    """Return the sentence on a step of an optimizer that was created again, without its state."""
     was = "both moments were zero and the count began anew, as a new optimizer's are"
     if not recipe.row.second:
         was = "the momentum was zero, as a new optimizer's is, or none is used"
