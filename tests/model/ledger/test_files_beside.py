@@ -110,8 +110,14 @@ def test_what_is_no_file_is_neither_equal_nor_unequal(
     name: str, demo_model: Path, tmp_path: Path
 ) -> None:
     """Seen red: a wait without end, two devices that were equal, a lost link to config.json."""
-    spoilt = ("config.json", "tokenizer.json", "generation_config.json", "tekken.json",
-              "preprocessor_config.json", "planted.bin")  # fmt: skip
+    spoilt = (
+        "config.json",
+        "tokenizer.json",
+        "generation_config.json",
+        "tekken.json",
+        "preprocessor_config.json",
+        "planted.bin",
+    )
     sides = [Path(shutil.copytree(demo_model, tmp_path / side)) for side in "ab"]
     for side in sides:
         for each in spoilt:
