@@ -242,6 +242,8 @@ def _are_outputs(arrays: Sequence[tuple[str, Sequence[int]]]) -> bool:
     head_rows: set[int] = set()
     per_token = any(name == IDS for name, _ in arrays)
     for name, shape in arrays:
+        if 0 in shape:
+            continue  # it holds nothing, so that it says nothing
         kinds = {point.rows for point in points_named(name)}
         held = _without_leading_ones(shape)
         count = held[0] if len(held) == 2 else 1

@@ -24,7 +24,7 @@ from aprfmt.base.dump_names import MAPPING_FILE
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.bounded_json import dumps, load_file
-from aprfmt.inference.capture import find_key, parse_key
+from aprfmt.inference.capture import find_key, key_name, parse_key
 from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays
 from aprfmt.inference.engines.collect import Collector, drop_batch_axis
 from aprfmt.inference.engines.dump_folders import is_dump
@@ -331,6 +331,9 @@ def _add_by_name(
         """Add an array's values, or to `into.unknown` why it is no point."""
         rows = captures.rows.get(name)
         key = find_key(name)
+        if key is not None and into.record_key(key_name(*key)) is None:
+            into.unknown[name] = "the model has no such point"
+            return
         if 0 in captures.shapes[name]:
             into.unknown[name] = f"holds no value: its shape is {list(captures.shapes[name])}"
             into.lost |= {name} if points_named(name) else set()

@@ -364,6 +364,20 @@ def test_an_array_that_holds_no_numbers_ends_no_other(odd: Any, why: str, tmp_pa
                 assert (row.name, row.state) == (name, state) and why in row.why
 
 
+@pytest.mark.parametrize("form", ["npz", "safetensors"])
+def test_a_point_that_the_model_does_not_have_is_said(form: str, tmp_path: Path) -> None:
+    """One of a layer behind the last, or of another architecture. Seen red: no word of it."""
+    right, path = own(), tmp_path / f"a.{form}"
+    q = right["L0.q"].reshape(len(IDS), -1)
+    arrays = {"L0.q": q, "L77.q": q, "L0.q_norm": q, "L1.q": q[:0]}
+    save: Any = np.savez if form == "npz" else lambda to, **rows: save_file(rows, to)
+    save(path, **arrays)
+    with open_model(tiny_folder("llama")) as model, open_trace(path, list(IDS), model) as found:
+        assert set(found.records) == {"L0.q"}
+        said = {row.name: row.state for row in unread_arrays(found)}
+    assert said == {"L77.q": "unread", "L0.q_norm": "unread", "L1.q": "unreadable"}
+
+
 BAD: Mapping[str, tuple[Any, str]] = {
     "no mark": ({"names": {}}, "is no mapping file"),
     "names": ({"aprfmt_mapping": 1, "names": []}, "an object of array names"),
