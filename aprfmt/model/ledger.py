@@ -378,7 +378,8 @@ class _LedgerBuilder:
             self._add_unreadable("file", path.name, FormatError(f"it is {what}"))
         stored = row.as_stored and not lost
         means = _json_value(path) if stored else None
-        return Item("file", path.name, reading, of, path, stored, means, stored)  # type: ignore[arg-type]
+        needed = stored and bool(row.companion)  # which a conversion takes along
+        return Item("file", path.name, reading, of, path, stored, means, needed)  # type: ignore[arg-type]
 
     @cached_property
     def _module_types(self) -> Mapping[str, str]:
