@@ -59,6 +59,7 @@ def test_exponents_read_as_other_numbers(
     one, other = ("A", "B") if swapped else ("B", "A")
     assert found.says.startswith(f"{one}'s values are the codes of {other}") and says in found.says
     assert (f"or {other}'s scales are wrong" in found.says) is either
+    assert found.side == ("" if either else one)
 
 
 def nvfp4(x: Array) -> tuple[packing.Rows, Array, Array, Array]:

@@ -7,6 +7,7 @@ factors follow from the stored bytes, and no number is free.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -78,7 +79,8 @@ def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
             x = to_float64(plain.take(case.sample))
             proof = prove_values(x, plain.size, 0, ROUNDED * UNIT[plain.encoding])
             before = case.before.relative
-            yield make_finding("quant_scale", (case.key,), (says,), before, 0.0, proof)
+            found = make_finding("quant_scale", (case.key,), (says,), before, 0.0, proof)
+            yield found if reading.either else replace(found, side=one)
             return
 
 
@@ -115,7 +117,8 @@ def explain_misread_exponents(case: DifferingPair) -> Iterator[Finding]:
                     ROUNDED * UNIT[wrong.encoding],
                 )
                 before = case.before.relative
-                yield make_finding("quant_scale", (case.key,), (said,), before, 0.0, proof)
+                found = make_finding("quant_scale", (case.key,), (said,), before, 0.0, proof)
+                yield replace(found, side=one)
                 return
 
 
