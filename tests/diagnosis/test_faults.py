@@ -111,6 +111,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
 # test_misread_codes, test_packed_copies, test_adapter_deltas and
 # model/test_older_packing_files.
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
+    "added_vector",
     "architecture_key",
     "clipped_codes",
     "code_type",
@@ -118,6 +119,7 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "delta_scale",
     "flat_order",
     "flat_shard",
+    "low_rank",
     "other_sequence",
     "overlapping_ranges",
     "packing_file",
@@ -126,6 +128,7 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "rope_precision",
     "shard_order",
     "token_numbering",
+    "value_order",
     "visible_padding",
 }
 USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in
