@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.training.steps import (
     B1,
@@ -68,6 +69,16 @@ def by_sgd(factor: Callable[[str], float], clip: float | None = None) -> Made:
     }
     stated = SGD if clip is None else f"{SGD},clip={clip}"
     return Made(after, stated, grads=gradients(1))
+
+
+def in_few_bits(narrow: Callable[[NDArray[Any]], NDArray[Any]], wd: float = WD) -> Made:
+    """Return a long step of AdamW, float32 weights after it made BF16 by `narrow`."""
+    after = {
+        name: narrow((w + right(w, gradients(1)[name], 50 * LR, wd)).astype(np.float32))
+        for name, w in weights().items()
+    }
+    stated = f"adamw:lr={50 * LR},wd={WD},step=1"
+    return Made(after, stated, grads=gradients(1), encoding="BF16")
 
 
 def clipped_rows(clip: float | None) -> Made:
@@ -321,6 +332,12 @@ FAULTS = (
     StepFault("decay swallowed", "decay_rounded_away", lambda: Made(
         in_bfloat16(1e-3, 1.0), "adamw:lr=1e-3,wd=1,step=1", grads=gradients(1), encoding="BF16"),
         ALL - NORMS),
+    StepFault("cut off", "update_cut_off", lambda: in_few_bits(
+        lambda x: (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)), ALL - NORMS),
+    StepFault("five times the decay in bfloat16", "",
+              lambda: in_few_bits(rounded, 5 * WD), ALL - NORMS, "located"),
+    StepFault("three times the decay in bfloat16", "",
+              lambda: in_few_bits(rounded, 3 * WD), ALL - NORMS, "located"),
     StepFault("a NaN", "nonfinite", lambda: given(with_nan()), 1, "located"),
 )  # fmt: skip
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.optimizers import F64, Recipe, round_to
-from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.optimizers import F64, Recipe, cut_to, round_to
+from aprfmt.causes.training.step_case import EXACT, StepCase, StepGuess, StepHypothesis
 from aprfmt.measure.encoding_noise import float_spacing
 
 CAUSE_ROWS = (
@@ -26,6 +26,15 @@ CAUSE_ROWS = (
         "The decay is made in a type of few bits, which rounds all of it away; the step arrives.",
         "Weights of the type are the ones without any decay.",
         "The decay rounded to the type, then the step, gives every weight, to the bit.",
+    ),
+    Cause(
+        "update_cut_off",
+        "update",
+        "bug",
+        "The stepped weights were cut to a type of few bits, toward zero, not rounded to the "
+        "nearest number of it: they shrink by half of its spacing in each step.",
+        "Weights are the expected ones or one spacing nearer to zero, as often as not.",
+        "The expected weights cut to the type give every weight, to the bit.",
     ),
 )
 ROOM, NOISE = 0.1, 2.0**-6  # of a step of the type, and of the step: arithmetic in 8 bits
@@ -118,14 +127,38 @@ def _guess_by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[S
         yield StepGuess("update_rounded_away", says, holds=holds)
 
 
+def guess_cut_off(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that the stepped weights were cut to BF16 or F16, toward zero.
+
+    Nothing unless both sides are stored in the same one of these types, and the signs are known.
+    """
+    if case.signs or not case.coarse or case.encodings[0] != case.encodings[1]:
+        return
+    encoding = case.encodings[1]
+
+    def holds(part: StepCase) -> bool:
+        """Return whether the weights of `part` are to the bit the expected ones, cut."""
+        inner = part.predict(recipe)
+        if inner is None:
+            return False
+        return bool((cut_to(part.before + inner.whole, encoding) == part.after).mean() >= EXACT)
+
+    says = (
+        f"the stepped weights were cut to {encoding}, toward zero, and not rounded to the nearest"
+    )
+    yield StepGuess("update_cut_off", says, holds=holds)
+
+
 def guess_lost_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that BF16 or F16 rounded the weight decay away, and then the step was added.
 
-    Nothing where the decay is in the gradient or would have changed a stored weight.
+    Nothing where the decay is in the gradient or would have changed a stored weight, and where the
+    weights shrink as by some decay.
     """
-    update = case.predict(recipe)
-    if update is None or not _loses_decay(case, recipe, update.decay):
+    fit = case.fit(recipe)
+    if fit is None or not _loses_decay(case, recipe, fit.update.decay) or fit.shrinks:
         return
+    update = fit.update
     width = float_spacing(case.before, case.encodings[1])
     due = float((np.abs(np.broadcast_to(update.decay, width.shape)) / width).sum())
     if due < CHANCE:
@@ -180,6 +213,7 @@ def _loses_decay(case: StepCase, recipe: Recipe, decay: F64 | float) -> bool:
 
 
 HYPOTHESES = (
+    StepHypothesis(("update_cut_off",), guess_cut_off, 7, "exact to the bit, nothing is fitted"),
     StepHypothesis(
         ("update_rounded_away",), guess_rounded_away, 4, "of the type, before any rule", whole=True
     ),

@@ -414,3 +414,13 @@ def round_to(values: F64, encoding: str) -> F64:
     if encoding == "F32":
         return narrow.astype(np.float64)
     return decode(encoding, encode(encoding, narrow)[""], narrow.shape).astype(np.float64)
+
+
+def cut_to(values: F64, encoding: str) -> F64:
+    """Return values cut to BF16 or F16, toward zero, as float64: what lies below a bit is lost."""
+    nearest = round_to(values, encoding)
+    plain = np.ascontiguousarray(nearest, np.float32)
+    bits = np.frombuffer(encode(encoding, plain)[""], "<u2").reshape(plain.shape)
+    over = np.abs(nearest) > np.abs(values.astype(np.float32))
+    raw = (bits - over.astype(np.uint16)).astype("<u2").tobytes()
+    return decode(encoding, raw, plain.shape).astype(np.float64)

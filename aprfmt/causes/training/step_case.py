@@ -446,6 +446,15 @@ class Fit:
         return is_one(min(1.0, step + short), step_off) and is_one(decay, decay_off + self.constant)
 
     @property
+    def shrinks(self) -> bool:
+        """Whether the weights of a stated decay shrink by some part of it, or by more.
+
+        In a type of few bits each weight alone hides a decay; all of them together do not.
+        """
+        decay, off = self.factors[2:]
+        return decay > SIGMAS * off
+
+    @property
     def constant(self) -> float:
         """The deviation of the decay's factor that comes of 1 - lr * wd being a float32.
 

@@ -76,11 +76,14 @@ def guess_vector_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 def guess_no_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that no weight decay was made where the recipe states one.
 
-    Nothing where the optimizer's state says that the decay is in the gradient, or where another
-    guess says more (`_has_better_guess`).
+    Nothing where the optimizer's state says that the decay is in the gradient, where the weights
+    shrink as by some decay, or where another guess says more (`_has_better_guess`).
     """
     if case.others.get("decoupled") == 0.0 and case.moments is not None:
         return  # the state says that the decay is in the gradient
+    fit = case.fit(recipe)
+    if case.coarse and fit is not None and fit.shrinks:
+        return
     if recipe.decays(case.vector) and not _has_better_guess(case, recipe):
         says = f"no decay; {recipe.lr * recipe.wd:g} of the weight is stated (lr times wd)"
         yield StepGuess("decay_missing", says, changed(recipe, decay_factor=0.0))
