@@ -172,6 +172,9 @@ def _parts(value: torch.Tensor, path: str) -> Iterator[tuple[str, torch.Tensor]]
         for name in _PLAIN[value.layout]:
             yield f"{path}.{name}", getattr(value, name)()
         yield path + ".values", value.values()
+    elif value.layout == torch.jagged:
+        yield path + ".values", value.values()
+        yield path + ".offsets", value.offsets()  # type: ignore[attr-defined]
     elif value.is_nested:
         yield path + ".buffer", value.values()
         yield path + ".sizes", value._nested_tensor_size()
@@ -271,6 +274,11 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "quantized-channels-uint8": lambda: {
         "x": torch.quantize_per_channel(
             torch.arange(12.0).reshape(3, 4), torch.ones(4), torch.ones(4).long(), 1, torch.quint8
+        )
+    },
+    "jagged": lambda: {
+        "x": torch.nested.nested_tensor(
+            [torch.arange(6.0).reshape(2, 3), torch.ones(4, 3)], layout=torch.jagged
         )
     },
     "float4": lambda: {"x": torch.arange(8, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)},

@@ -7,7 +7,7 @@ import pickle
 import struct
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -477,3 +477,36 @@ def test_members_of_a_tar_are_those_of_tarfile(
     less: Any = SimpleNamespace(view=memoryview(raw[: stop - 1]), size=stop - 1)
     with pytest.raises(FormatError, match="ends inside 'last'"):
         storages._read_tar_members(less, "x.tar")
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[Any]:
+    """A mesh of two ranks, of which this process is the second; nothing is exchanged."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        yield init_device_mesh("cpu", (2,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_rank_part_has_its_tensor_name_and_a_summand_has_not(
+    tmp_path: Path, two_ranks: Any
+) -> None:
+    """What a rank holds of a tensor is named as the tensor; a summand has other numbers."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    local = torch.arange(6.0).reshape(2, 3)
+    state = {
+        name: DTensor.from_local(local, two_ranks, [placed], run_check=False)
+        for name, placed in (("s", Shard(0)), ("r", Replicate()), ("p", Partial()))
+    }
+    path = files.save(state, tmp_path / "x.pt", "zip", 2)
+    with open_source(path) as source:
+        assert sorted(source.tensors) == ["p._local_tensor", "r", "s"]
+        assert all(bytes(one.raw()) == files.raw(local) for one in source.tensors.values())
+        assert source.metadata["s.global_shape"] == [4, 3]
+        assert "r.global_shape" not in source.metadata

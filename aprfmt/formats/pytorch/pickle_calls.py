@@ -249,6 +249,21 @@ def _describe_nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Spa
     return SparseTensorValue("nested", parts, {"layout": "nested"})
 
 
+def _describe_jagged(given: Any) -> SparseTensorValue:
+    """Return the description of a nested tensor in the jagged layout: values, offsets, lengths.
+
+    What is cached beside them follows from the offsets. ValueError without values and offsets.
+    """
+    held = dict(given.pairs) if isinstance(given, PickledDict) else {}
+    parts = {name: held.get(name) for name in ("values", "offsets", "lengths")}
+    if not all(isinstance(parts[name], TensorValue) for name in ("values", "offsets")):
+        raise ValueError("it has no values and offsets")
+    found = {name: part for name, part in parts.items() if part is not None}
+    return SparseTensorValue(
+        "jagged", found, {"layout": "torch.jagged", "ragged_idx": held.get("_ragged_idx")}
+    )
+
+
 def _describe_dict(pairs: Any = None, *more: Any) -> PickledDict:
     """Return a dict of the (key, value) pairs that a dict class was called with.
 
@@ -367,6 +382,7 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
     "torch._utils._rebuild_sparse_tensor": _describe_sparse,
     "torch._utils._rebuild_sparse_csr_tensor": _describe_sparse,
     "torch._utils._rebuild_nested_tensor": _describe_nested,
+    "torch.nested._internal.nested_tensor._rebuild_njt": _describe_jagged,
     _OF_TYPE: _describe_subclass,
     "torch.Size": lambda sizes=(): _check_sizes(sizes, "the size"),
     "torch.device": _describe_text,

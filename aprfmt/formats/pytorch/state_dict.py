@@ -21,6 +21,8 @@ MAX_VISITS = 2_000_000  # values visited; one that is shared counts each time
 FREE_VISITS, BYTE_VISITS = 50_000, 2
 MAX_PATH = 4096  # characters of a name
 ALONE = "tensor"  # the name of a tensor that is all the file holds
+_LOCAL = "_local_tensor"  # of torch.distributed.tensor.DTensor: what one rank holds
+_PLACED = ("Shard", "Replicate")  # placements by which that is a part of the tensor, or all of it
 _MODULE = ("_parameters", "_buffers", "_modules")  # of a pickled module, none of them in its names
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -131,6 +133,13 @@ class Flattened:
     def _add_tensor(self, value: TensorValue, path: tuple[str, ...], depth: int) -> None:
         """Add a tensor, and the tensors among its attributes; FormatError for a name used twice."""
         inner = {suffix: part for suffix, part in value.parts.items() if _holds_tensors(part)}
+        local = _rank_part(value)
+        if local is not None and len(inner) == 1:
+            if local.shape != value.shape:
+                self._add_value((*path, "global_shape"), list(value.shape))
+            local.kind = local.kind or value.kind
+            self._walk(local, path, depth + 1)
+            return
         if value.storage is not None or not inner:
             name = self._join_path(path) or ALONE
             if name in self.tensors:
@@ -178,6 +187,21 @@ def _key_text(key: Any) -> str:
     if isinstance(key, int | float | None | bytes | GlobalName):
         return str(key)
     return type(key).__name__
+
+
+def _rank_part(value: TensorValue) -> TensorValue | None:
+    """Return what one rank holds of a distributed tensor; None for any other tensor.
+
+    None, too, for a summand of it, whose numbers are not those of the tensor.
+    """
+    local, spec = value.parts.get(_LOCAL), value.parts.get("_spec")
+    state = spec.state if isinstance(spec, PickledObject) else None
+    placed = state.get("placements") if isinstance(state, PickledDict) else None
+    if value.storage is not None or not isinstance(local, TensorValue) or not placed:
+        return None
+    kinds = placed if isinstance(placed, list | tuple) else [placed]
+    known = (isinstance(one, PickledObject) and one.kind.name in _PLACED for one in kinds)
+    return local if all(known) else None
 
 
 def _holds_tensors(value: Any) -> bool:
