@@ -181,7 +181,7 @@ def _parts(value: torch.Tensor, path: str) -> Iterator[tuple[str, torch.Tensor]]
         yield path + ".strides", value._nested_tensor_strides()
         yield path + ".storage_offsets", value._nested_tensor_storage_offsets()
     elif value.is_quantized:
-        yield path, value.int_repr()
+        yield path, value.dequantize()
         if "per_channel" in str(value.qscheme()):
             yield path + ".scales", value.q_per_channel_scales()
             yield path + ".zero_points", value.q_per_channel_zero_points()
@@ -250,6 +250,12 @@ def _jagged() -> Any:
     return torch.nested.nested_tensor([torch.arange(3.0), torch.arange(5.0)])
 
 
+def packed(dtype: torch.dtype) -> torch.Tensor:
+    """Return an odd count of codes, some of which share bytes in some dtypes."""
+    values = torch.arange(15.0).reshape(3, 5)
+    return torch.quantize_per_channel(values, torch.ones(3), torch.zeros(3), 0, dtype)
+
+
 OTHERS: dict[str, Callable[[], Any]] = {
     **dict(_optimizer_states()),
     "generator": lambda: {"rng": torch.Generator().manual_seed(3).get_state()},
@@ -276,6 +282,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
             torch.arange(12.0).reshape(3, 4), torch.ones(4), torch.ones(4).long(), 1, torch.quint8
         )
     },
+    "quantized-4-bits": lambda: {"x": packed(torch.quint4x2)},
+    "quantized-2-bits": lambda: {"x": packed(torch.quint2x4)},
     "jagged": lambda: {
         "x": torch.nested.nested_tensor(
             [torch.arange(6.0).reshape(2, 3), torch.ones(4, 3)], layout=torch.jagged

@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as npst
 
 from aprfmt.errors import FormatError
 from aprfmt.formats import open_source
-from aprfmt.formats.pytorch import storages
+from aprfmt.formats.pytorch import storages, tensor
 from aprfmt.formats.pytorch.reader import first_names
 from tests.formats import pytorch_files as files
 from tests.formats.test_pytorch_hostile import zipped
@@ -510,3 +510,33 @@ def test_a_rank_part_has_its_tensor_name_and_a_summand_has_not(
         assert all(bytes(one.raw()) == files.raw(local) for one in source.tensors.values())
         assert source.metadata["s.global_shape"] == [4, 3]
         assert "r.global_shape" not in source.metadata
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint4x2, torch.quint2x4])
+def test_values_of_codes_by_range(
+    tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any range of bytes of a quantized tensor is that of its values."""
+    monkeypatch.setattr(tensor, "_STEP", 4)
+    made = files.packed(dtype)
+    path = files.save({"x": made}, tmp_path / "x.pt", "zip", 2)
+    whole = files.raw(made.dequantize())
+    with open_source(path) as source:
+        held = source.tensors["x"]
+        assert (held.info.encoding, held.info.shape) == ("F32", (3, 5))
+        for start, stop in ((0, 0), (1, 3), (4, 40), (17, 60), (60, 60)):
+            assert bytes(held.raw(start, stop)) == whole[start:stop]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_codes_whose_scales_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """A scale a channel is asked for, and not made up."""
+    made = files.packed(torch.qint8)
+    path = files.save({"x": made}, tmp_path / "x.pt", "zip", 2)
+    data = path.read_bytes()
+    axis = data.index(b"per_channel_affine")
+    at = data.index(b"K\x00tq", axis)  # the axis, behind scales and zero points
+    path.write_bytes(data[: at + 1] + b"\x01" + data[at + 2 :])
+    with pytest.raises(FormatError, match="scales are not one number a channel"):
+        open_source(path)

@@ -42,6 +42,8 @@ DTYPES: Mapping[str, tuple[str, int, int]] = {
     **{f"int{bits}": ("I8", 1, 1) for bits in range(1, 8)},
     **{name: ("U8", 1, 1) for name in ("bits8", "bits1x8", "bits2x4", "bits4x2")},
 }
+# Of these a byte holds several numbers, one after another through the whole tensor.
+PACKED: Mapping[str, int] = {"quint4x2": 2, "quint2x4": 4}
 # The classes of typed storages, torch/storage.py.
 STORAGES: Mapping[str, str] = {
     "FloatStorage": "float32",
@@ -107,6 +109,11 @@ class TensorValue:
     facts: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
     shifts: tuple[str, ...] = ()
+
+    @property
+    def quantized(self) -> bool:
+        """Whether its stored numbers are codes of its values, of whatever class it is."""
+        return "qscheme" in self.facts
 
 
 @dataclass(slots=True, eq=False)

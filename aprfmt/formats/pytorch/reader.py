@@ -106,13 +106,20 @@ def _make_notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
     kinds = {
         name: value
         for name, value in found.tensors.items()
-        if value.kind not in ("", "Parameter", "storage")
+        if value.kind not in ("", "Parameter", "storage", "quantized")
     }
     if kinds:
         shown = first_names([f"{name} ({value.kind})" for name, value in kinds.items()])
         text = (
             f"{len(kinds)} tensors are of a class of their own, shown by their stored numbers: "
             f"{shown}"
+        )
+        notes.append(Note("note", path, text, "remark"))
+    codes = [name for name, value in found.tensors.items() if value.quantized]
+    if codes:
+        text = (
+            f"{len(codes)} tensors are quantized, shown by their values, (code - zero point) * "
+            f"scale: {first_names(codes)}"
         )
         notes.append(Note("note", path, text, "remark"))
     pairs = [n for n, v in found.tensors.items() if v.dtype in ("complex128", "complex32")]

@@ -1,20 +1,26 @@
-"""Tensors of torch.save as lazy tensors: mapped bytes, views made row by row, or none."""
+"""Tensors of torch.save as lazy tensors: mapped bytes, bytes made on request, or none."""
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import ByteSource, LazyTensor, TensorInfo
 from aprfmt.base.text_escape import shorten
-from aprfmt.errors import TruncatedError, UnsupportedError, UsageError
+from aprfmt.errors import FormatError, TruncatedError, UnsupportedError, UsageError
 from aprfmt.formats.mapped_file import DamagedTensor, StoredTensor
-from aprfmt.formats.pytorch.pickle_values import DTYPES, TensorValue
+from aprfmt.formats.pytorch.pickle_values import DTYPES, PACKED, TensorValue
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Bytes that a view may have more than the file: strides of 0 repeat a byte without end.
 REPEATED = 64 << 20
+_STEP = 1 << 18  # values of a quantized tensor that are made together
+_FLOAT = 4  # bytes of a value of a quantized tensor
+_CODES = {"qint8": "i1", "qint32": "<i4"}  # the other codes are unsigned bytes
+_PARAMETERS = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4"}
 
 
 class StridedTensor(LazyTensor):
@@ -103,6 +109,142 @@ class StridedTensor(LazyTensor):
         return bytes(numbers.tobytes())
 
 
+class DequantizedTensor(LazyTensor):
+    """A quantized tensor's values in float32, as torch's dequantize() gives them.
+
+    They are made when they are asked for: (code - zero point) * scale.
+    """
+
+    __slots__ = ("_axis", "_codes", "_each", "_kind", "_scales", "_zeros", "info")
+
+    info: TensorInfo
+    makes = True
+
+    def __init__(
+        self,
+        info: TensorInfo,
+        codes: LazyTensor,
+        kind: str,
+        scales: LazyTensor | float,
+        zeros: LazyTensor | int,
+        axis: int,
+    ) -> None:
+        """Take the stored codes in row-major order, of the dtype `kind`.
+
+        `scales` and `zeros` are of the whole tensor, or tensors of one number an index of `axis`.
+        """
+        self.info, self._codes, self._kind = info, codes, kind
+        self._scales, self._zeros, self._axis = scales, zeros, axis
+        self._each = PACKED.get(kind, 1)
+
+    @property
+    def path(self) -> Path | None:
+        """The file that has the codes."""
+        return self._codes.path
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return bytes [start, stop) of the values, little-endian.
+
+        Raises ValueError for bytes outside the tensor, UsageError after the file was closed.
+        """
+        import numpy as np
+
+        stop = self.info.nbytes if stop is None else stop
+        if not 0 <= start <= stop <= self.info.nbytes:
+            raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")
+        first, last = start // _FLOAT, -(-stop // _FLOAT)
+        made = np.empty(last - first, "<f4")
+        for at in range(first, last, _STEP):
+            stop_at = min(at + _STEP, last)
+            made[at - first : stop_at - first] = self._values(at, stop_at)
+        held = made.view(np.uint8).data.toreadonly()
+        return held[start - first * _FLOAT : stop - first * _FLOAT]
+
+    def _values(self, first: int, last: int) -> "NDArray[Any]":
+        """Return the values of elements [first, last) in float32."""
+        import numpy as np
+
+        size = DTYPES[self._kind][1]
+        begin, end = first // self._each, -(-last // self._each)
+        dtype = _CODES.get(self._kind, "u1")
+        codes = np.frombuffer(self._codes.raw(begin * size, end * size), dtype)
+        if self._each > 1:
+            bits = 8 // self._each
+            shifts = bits * np.arange(self._each, dtype=np.uint8)
+            codes = ((codes[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)
+            codes = codes[first - begin * self._each :][: last - first]
+        scale, zero = self._numbers(first, last)
+        # torch subtracts integers, and floats where the zero points are such.
+        whole = zero.dtype.kind == "i"
+        apart = codes.astype(np.int64 if whole else np.float32) - zero
+        return np.asarray(apart.astype(np.float32) * scale)
+
+    def _numbers(self, first: int, last: int) -> "tuple[NDArray[Any], NDArray[Any]]":
+        """Return (scales in float32, zero points) of elements [first, last)."""
+        import numpy as np
+
+        if isinstance(self._scales, float) or isinstance(self._zeros, int):
+            return np.array([self._scales], np.float32), np.array([self._zeros], np.int64)
+        inner = math.prod(self.info.shape[self._axis + 1 :])
+        channel = np.arange(first, last) // max(1, inner) % self.info.shape[self._axis]
+        scales, zeros = (
+            np.frombuffer(one.raw(), _PARAMETERS[one.info.encoding])
+            for one in (self._scales, self._zeros)
+        )
+        whole = zeros.dtype.kind == "i"
+        zeros = zeros.astype(np.int64 if whole else np.float32)
+        return scales.astype(np.float32)[channel], zeros[channel]
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the pages of the codes."""
+        self._codes.drop()
+
+
+def _open_quantized(
+    file: ByteSource,
+    name: str,
+    value: TensorValue,
+    places: dict[str, tuple[int, int]],
+    swapped: bool,
+) -> LazyTensor:
+    """Return the values of a quantized tensor; see `open_tensor`.
+
+    FormatError where its scales or zero points do not fit its shape, UnsupportedError for codes
+    that share bytes and are not in order.
+    """
+    where = f"{file.path}: tensor {shorten(name, 100)!r}"
+    stored, each = replace(value, kind="", facts={}), PACKED.get(value.dtype, 1)
+    if each > 1:
+        pairs = list(zip(value.shape, value.stride, strict=True))
+        if value.offset % each or not _is_contiguous(pairs):
+            raise UnsupportedError(
+                f"{where}: is a view of {value.dtype}, whose numbers share bytes; save it with "
+                ".contiguous()"
+            )
+        count = -(-math.prod(value.shape) // each)
+        stored = replace(stored, offset=value.offset // each, shape=(count,), stride=(1,))
+    codes = open_tensor(file, name, stored, places, swapped)
+    if isinstance(codes, AbsentTensor):
+        return codes
+    info = tensor_info(name, replace(value, dtype="float32"), str(file.path), codes.info.offset)
+    facts, axis = value.facts, value.facts.get("axis", 0)
+    if "scale" in facts:
+        scale, zero = facts["scale"], facts["zero_point"]
+        if type(scale) is not float or type(zero) is not int or abs(zero) >= 1 << 32:
+            raise FormatError(f"{where}: its scale or its zero point is no number; it is damaged")
+        return DequantizedTensor(info, codes, value.dtype, scale, zero, 0)
+    opened = []
+    for part in ("scales", "zero_points"):
+        held = value.parts[part]
+        length = value.shape[axis : axis + 1] if type(axis) is int and axis >= 0 else None
+        if not isinstance(held, TensorValue) or held.shape != length or held.quantized:
+            raise FormatError(f"{where}: its {part} are not one number a channel; it is damaged")
+        opened.append(open_tensor(file, f"{name}.{part}", held, places, swapped))
+        if opened[-1].info.encoding not in _PARAMETERS:
+            raise FormatError(f"{where}: its {part} are {held.dtype}; it is damaged")
+    return DequantizedTensor(info, codes, value.dtype, opened[0], opened[1], axis)
+
+
 def tensor_info(name: str, value: TensorValue, where: str, start: int) -> TensorInfo:
     """Return the TensorInfo of a described tensor: shape, encoding, offset and size in bytes.
 
@@ -134,6 +276,8 @@ def open_tensor(
     `places` are (start, stop) of storages by key. Raises TruncatedError where a storage is too
     short for it, UnsupportedError for a view that repeats bytes too often.
     """
+    if value.quantized:
+        return _open_quantized(file, name, value, places, swapped)
     where = f"{file.path}: tensor {shorten(name, 100)!r}"
     count, size = math.prod(value.shape), DTYPES[value.dtype][1]
     if value.storage is None:
