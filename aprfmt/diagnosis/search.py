@@ -22,6 +22,7 @@ from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.causes.forward.norm import eps_change
 from aprfmt.causes.forward.rope import position_divisor_change, theta_change
 from aprfmt.causes.forward.shards import find_shard_counts_beside_bias
+from aprfmt.causes.forward.single_pass import changes_of_one_pass, tokens_of_one_pass
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import (
     added_window_mistake,
@@ -250,6 +251,11 @@ class Search:
                         yield SearchStep(found, layers)
         for change in drafted_row_changes(case) if "mix" in ops else ():
             yield SearchStep(change, None)
+        passed = tokens_of_one_pass(late)
+        if passed is not None:
+            usual = [(step.change, step.layers) for step in self._usual_steps()]
+            for change, layers in changes_of_one_pass(usual, case.patched, *passed):
+                yield SearchStep(change, layers)
 
     def _row_residuals(self, change: Change, layers: Layers) -> np.ndarray | None:
         """Return the residual of every row of the point under a change; None if the pass fails."""

@@ -13,7 +13,9 @@ import pytest
 
 from aprfmt.causes.forward.drafted_rows import drafted_row_changes
 from aprfmt.causes.forward.mismatch import Mismatch
+from aprfmt.causes.forward.single_pass import changes_of_one_pass, tokens_of_one_pass
 from aprfmt.causes.forward.table import TABLE
+from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.diagnosis.rowwise import solve_masks
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
@@ -188,3 +190,60 @@ def test_what_a_later_pass_reads_is_told(name: str) -> None:
         tokens = DRAFTED[name.removeprefix("drafts: ")][1]
         told = {str(at): token for at, token in tokens.items()}
         assert told in [change.values.get("tokens") for change in right]
+
+
+STEP = 18  # the one token of a pass that runs otherwise, with others before and after it
+
+
+def in_one_step(first: int, last: int, op: str, change: Callable[..., Any]) -> Plant:
+    """Plant a change of an operation's result for queries of some tokens alone."""
+
+    def override(beneath: Any, at: Any, *given: Any) -> Any:
+        made = np.array(beneath(*given))
+        made[:, first : last + 1] = change(beneath, *given)[:, first : last + 1]
+        return made
+
+    return lambda patched: patched.with_op(op, override, None)
+
+
+def without_own_token(op: Any, scores: Any, heads: Any) -> Any:
+    mask = np.array(heads.mask) & ~np.eye(len(heads.mask), dtype=bool)
+    return op(scores, replace(heads, mask=mask, causal=None))
+
+
+def without_sinks(op: Any, scores: Any, heads: Any) -> Any:
+    return op(scores, replace(heads, sinks=None))
+
+
+ONE_PASS = {
+    "own token": ("llama", STEP, STEP, without_own_token, "mask"),
+    "sinks": ("gpt_oss", STEP, STEP, without_sinks, "softmax_reduction"),
+    "the last chunk": ("qwen3", STEP, len(IDS) - 1, without_own_token, "mask"),
+}
+
+
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_a_fault_of_one_pass_is_told_with_its_tokens(name: str) -> None:
+    """Seen red: a step that ran otherwise was located, and none of the usual mistakes fitted."""
+    base, first, last, change, cause = ONE_PASS[name]
+    with open_model(tiny_folder(base)) as model:
+        patched = PatchedModel.unpatched(model, IDS, "float32", None)
+        plain = record_points(patched)
+        wrong = record_points(in_one_step(first, last, "probs", change)(patched))
+        usual = [(one.change, one.layers) for one in usual_mistakes(patched)]
+        late = np.flatnonzero(np.abs(wrong["L0.attn"] - plain["L0.attn"]).max(1))
+        tokens = tokens_of_one_pass(late)
+        assert tokens == (first, last)
+        told = {
+            (made.cause, *made.values["tokens"])
+            for made, layers in changes_of_one_pass(usual, patched, *tokens)
+            if made.cause == cause
+            and np.array_equal(record_points(made.make(patched, layers))["logits"], wrong["logits"])
+        }
+        patched.weights.close()
+    assert told == {(cause, first, last)}
+
+
+@pytest.mark.parametrize("rows", [[], [0, 1], [5, 7]])
+def test_rows_that_no_single_pass_has_are_of_none(rows: list[int]) -> None:
+    assert tokens_of_one_pass(np.array(rows, np.int64)) is None

@@ -1,0 +1,77 @@
+"""Changes in the tokens of one pass alone: a later chunk or one step that ran otherwise."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aprfmt.causes.forward.mismatch import Array, Change, Layers
+from aprfmt.inference.replay.patched_model import Override, PassLocation, PatchedModel
+
+# Operations whose second axis counts tokens, after that of heads.
+BY_HEADS = ("scores", "probs")
+# What a change of operations alone leaves as it is.
+KEPT = ("spec", "hp", "weights", "backend", "ids", "positions", "taps", "own")
+
+
+def tokens_of_one_pass(late: Array) -> tuple[int, int] | None:
+    """Return (first, last) of the rows that differ where they may be those of one later pass.
+
+    None where the first token differs, or another one between them agrees.
+    """
+    if not len(late) or not late[0] or len(late) != late[-1] - late[0] + 1:
+        return None
+    return int(late[0]), int(late[-1])
+
+
+def changes_of_one_pass(
+    changes: Iterable[tuple[Change, Layers]], patched: PatchedModel, first: int, last: int
+) -> Iterator[tuple[Change, Layers]]:
+    """Yield the changes that wrap operations alone, made for tokens `first` to `last` only."""
+    for change, layers in changes:
+        if change.drop or change.gives is not None:
+            continue
+        made = change.make(patched, layers)
+        if all(getattr(made, part) is getattr(patched, part) for part in KEPT):
+            yield _limited_change(change, first, last, len(patched.ids)), layers
+
+
+def _limited_change(change: Change, first: int, last: int, tokens: int) -> Change:
+    """Return a change in the results of operations for tokens `first` to `last` alone."""
+    which = f"token {first}" if first == last else f"tokens {first} to {last}"
+    if last == tokens - 1:
+        which = f"token {first} on" if first < last else f"the last token, {first},"
+        says = f"from {which}" if first < last else f"for {which}"
+    else:
+        says = f"in the pass of {which} alone"
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with each operation that the change wraps wrapped for these tokens."""
+        made = change.make(patched, layers)
+        overrides = dict(made.overrides)
+        for op, wraps in made.overrides.items():
+            known = patched.overrides.get(op, ())
+            added = (_for_tokens(op, wrap, first, last) for wrap in wraps[len(known) :])
+            overrides[op] = (*known, *added)
+        return replace(made, overrides=overrides)
+
+    values = {**change.values, "tokens": [first, last]}
+    return replace(change, says=f"{says} {change.says}", make=make, values=values)
+
+
+def _for_tokens(op: str, wrap: Override, first: int, last: int) -> Override:
+    """Return an operation's override that changes the results of these tokens alone."""
+    axis = int(op in BY_HEADS)
+
+    def override(beneath: Any, at: PassLocation, *args: Any, **kwargs: Any) -> Any:
+        """Return the operation's result, that of the override for these tokens."""
+        own, theirs = beneath(*args, **kwargs), wrap(beneath, at, *args, **kwargs)
+        if own is theirs or isinstance(own, tuple):
+            return theirs
+        made = np.array(own)
+        rows = (slice(None),) * axis + (slice(first, last + 1),)
+        made[rows] = np.asarray(theirs)[rows]
+        return made
+
+    return override
