@@ -172,6 +172,21 @@ def reading(names: tuple[str, ...], chosen: int | None, after: bool, weighed: bo
     return wrong
 
 
+def router_before_norm(model: Any, stack: ExitStack) -> None:
+    """Let each router read what the norm before the experts reads."""
+    for one in model.model.layers:
+        held: dict[str, Any] = {}
+
+        def stream(module: Any, given: Any, held: dict[str, Any] = held) -> None:
+            held["x"] = given[0]
+
+        def read(module: Any, given: Any, held: dict[str, Any] = held) -> Any:
+            return (held["x"].reshape(given[0].shape),)
+
+        one.post_attention_layernorm.register_forward_pre_hook(stream)
+        one.mlp.gate.register_forward_pre_hook(read)
+
+
 @pytest.mark.parametrize(
     ("base", "wrong", "cause", "says"),
     [
@@ -181,6 +196,12 @@ def reading(names: tuple[str, ...], chosen: int | None, after: bool, weighed: bo
             reading(tuple(f"self_attn.{x}_proj" for x in "qkv"), 1, False, False),
             "norm_skipped",
             "attention reads the layer's input, normed without a weight",
+        ),
+        (
+            "mixtral",
+            router_before_norm,
+            "residual",
+            "the router reads the stream after attention, without a norm",
         ),
     ],
 )

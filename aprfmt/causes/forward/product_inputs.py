@@ -20,6 +20,7 @@ from aprfmt.inference.replay.patched_model import STREAM, PatchedModel
 READERS: Mapping[str, Mapping[str, str]] = {
     "attention": {"q": "attn_q", "k": "attn_k", "v": "attn_v"},
     "the MLP": {"ffn_gate": "ffn_gate", "ffn_up": "ffn_up"},
+    "the router": {"router": "ffn_gate_inp"},
 }
 SOURCES = ("the layer's input", "the stream after attention")
 NORMS: Mapping[str, str] = {
@@ -83,7 +84,7 @@ def try_other_inputs(case: Mismatch) -> Iterator[Change]:
     if found is None or not found.key:
         return
     for who, roles in readers:
-        for source in SOURCES[: 2 if who == "the MLP" else 1]:
+        for source in SOURCES[: 1 if who == "attention" else 2]:
             for norm, words in NORMS.items():
                 cause = "residual" if source != SOURCES[0] else "norm_skipped"
                 yield Change(

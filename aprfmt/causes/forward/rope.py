@@ -329,7 +329,9 @@ def try_positions_of_a_side(case: Mismatch) -> Iterator[Change]:
 
 
 def try_pairings_of_a_side(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the other rope pairing, or direction, of queries or of keys alone.
+    """Yield changes to the pairing, direction or base of rope, of queries or of keys alone.
+
+    Another base is that of another kind of the model's layers.
 
     The rotated vectors of that side stand in their own order, or in that of the other pairing.
     """
@@ -337,7 +339,15 @@ def try_pairings_of_a_side(case: Mismatch) -> Iterator[Change]:
     if call is None or not hides_rope_angles(case):
         return
     style, pairs = call.kwargs["style"], case.array(call.args[1][0]).shape[-1]
-    for made in (pairing_change(style), pairing_change(style, pairs), reversed_rotation_change()):
+    patched, own = case.patched, rope_kind_of_layer(case)
+    kinds = dict.fromkeys(rotation_of_layer(patched.hp, at) for at in range(patched.n_layers))
+    bases = (
+        theta_of_other_layers_change(patched, kind)
+        for kind in kinds
+        if kind is not None and kind != own
+    )
+    turns = pairing_change(style), pairing_change(style, pairs), reversed_rotation_change()
+    for made in (*turns, *bases):
         for side, other in SIDES.items():
             yield replace(
                 made,
@@ -345,6 +355,19 @@ def try_pairings_of_a_side(case: Mismatch) -> Iterator[Change]:
                 make=_on_side(side, made.make),
                 values={**made.values, "of": side},
             )
+
+
+def theta_of_other_layers_change(patched: PatchedModel, kind: RopeKind) -> Change:
+    """Return the change that layers rotate as those of another kind of the model's do."""
+    rope = compute_frequencies(patched.hp, kind, pass_length(patched))
+    return Change(
+        "rope_layers",
+        f"layers rotate with base {kind.theta:g}{' and scaling' if kind.scaled else ''}, which "
+        "belongs to the other kind of layer",
+        ("rope_layers",),
+        rotate_with(rope.inv_freq, rope.factor),
+        {"rope_theta": kind.theta, "scaled": kind.scaled},
+    )
 
 
 def _on_side(side: str, patch: Patch) -> Patch:

@@ -103,6 +103,10 @@ SINKS: dict[str, Any] = {
     "are multiplied by the factor on scores, too": lambda heads: heads.sinks * heads.scale,
     "are divided by the factor on scores": lambda heads: heads.sinks / heads.scale,
     "are zeros": lambda heads: heads.sinks * 0,
+    "are those of the head before": lambda heads: np.roll(heads.sinks, 1),
+    "are those of the next head": lambda heads: np.roll(heads.sinks, -1),
+    "are in reverse order": lambda heads: heads.sinks[::-1],
+    "are all the first head's": lambda heads: np.full_like(heads.sinks, heads.sinks[0]),
 }
 
 

@@ -26,11 +26,12 @@ from aprfmt.causes.forward.rope import (
     rotated_count_change,
     scaling_value_changes,
     theta_change,
+    theta_of_other_layers_change,
     usual_divisors,
     usual_positions,
     without_scaling_changes,
 )
-from aprfmt.causes.forward.rotations import pass_length, rotate_with, token_positions, without_rope
+from aprfmt.causes.forward.rotations import token_positions, without_rope
 from aprfmt.causes.forward.usual_blocks import (
     BLOCKS,
     UsualMistake,
@@ -40,7 +41,7 @@ from aprfmt.causes.forward.usual_blocks import (
 )
 from aprfmt.causes.forward.usual_steps import STEPS
 from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.inference.rope import RopeKind, compute_frequencies, rotation_of_layer
+from aprfmt.inference.rope import RopeKind, rotation_of_layer
 
 
 def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
@@ -107,19 +108,7 @@ def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     for kind, layers in every.items():
         for other in every:
             if other != kind:
-                rope = compute_frequencies(patched.hp, other, pass_length(patched))
-                yield UsualMistake(
-                    Change(
-                        "rope_layers",
-                        f"layers rotate with base {other.theta:g}"
-                        f"{' and scaling' if other.scaled else ''}, which belongs to the other "
-                        "kind of layer",
-                        ("rope_layers",),
-                        rotate_with(rope.inv_freq, rope.factor),
-                        {"rope_theta": other.theta, "scaled": other.scaled},
-                    ),
-                    layers,
-                )
+                yield UsualMistake(theta_of_other_layers_change(patched, other), layers)
     # No rotation at all, or in all layers.
     if every:
         yield UsualMistake(
