@@ -312,6 +312,17 @@ def keys_otherwise(turn: Callable[[Any, Any, Any, Any], Any]) -> Any:
     return rope
 
 
+def base_of_the_first() -> Callable[[Any, Any, Any, Any], Any]:
+    """Turn by the table of the first layer in every layer."""
+    first: list[Any] = []
+
+    def turn(op: Any, x: Any, table: Any, how: Any) -> Any:
+        first[:] = first or [table]
+        return op(x, first[0], **how)
+
+    return turn
+
+
 def one_further(op: Any, q: Any, k: Any, v: Any, own: Any) -> Any:
     """Attention whose queries are turned by the angles of one more position."""
     half = q.shape[-1] // 2
@@ -353,6 +364,11 @@ ENGINES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "keys backwards": ("llama", dict(broken_here(rope=keys_otherwise(
         lambda op, x, table, how: op(x, (table[0], -table[1]), **how)))),
         "rope_pairing", "of keys alone, not of queries: rope turns backwards"),
+    "keys of other layers": ("gemma3", dict(broken_here(rope=keys_otherwise(base_of_the_first()))),
+        "rope_layers", "of keys alone, not of queries: layers rotate with base"),
+    "sinks of others": ("gpt_oss", {"backend": lambda: broken("probs", heads(
+        sinks=lambda own: np.roll(own.sinks, 1)))}, "softmax_reduction",
+        "the attention sinks are those of the head before"),
     "experts' weights": ("mixtral", {"alter": lambda: lambda point, layer, x: (
         np.take_along_axis(np.sort(x)[:, ::-1], np.argsort(np.argsort(x)), -1)
         if point == "expert_w" else x)}, "moe_routing",
