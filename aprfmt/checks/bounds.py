@@ -38,12 +38,12 @@ RoleBounds = Mapping[str, UsualRange]
 _ZEROS = UsualRange(0, 0.8, "share of zeros", "a tensor of zeros was never filled")
 EMBEDDING: RoleBounds = {
     "mean": UsualRange(-1, 1, "weight", "seen: -0.0022 to 0.0001"),
-    "std": UsualRange(0.005, 0.5, "weight", "seen: 0.015 to 0.14; BF16 read as F16 gives 1.2"),
+    "std": UsualRange(0.005, 0.5, "weight", "seen: 0.015 to 0.14"),
     "zeros": UsualRange(0, 0.5, "share of zeros", "half a vocabulary of zeros was never filled"),
 }
 LINEAR: RoleBounds = {
     "mean": UsualRange(-0.1, 0.1, "weight", "seen: -0.002 to 0.002"),
-    "std": UsualRange(1e-3, 1.0, "weight", "seen: 0.012 to 0.40; BF16 read as F16 gives 1.2"),
+    "std": UsualRange(1e-3, 1.0, "weight", "seen: 0.012 to 0.40"),
     "zeros": _ZEROS,
 }
 NORM: RoleBounds = {

@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from aprfmt.arch.draft_head import DRAFT_LAYER_KEYS
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
 from aprfmt.base.protocols import tensor_damage
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes.contradicted_flags import has_own_head
+from aprfmt.causes.tensor.stored_bytes import SIXTEEN
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.codecs import decode
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.formats.safetensors.index_check import index_repair_text
 from aprfmt.measure.encoding_noise import UNIT
@@ -384,7 +388,7 @@ def check_role_bounds(ctx: CheckContext) -> Result:
             findings.append(
                 Finding(
                     f"{key} ({logical.stored[0].info.name})",
-                    f"{_WORDS[name]} {value:.4g}",
+                    f"{_WORDS[name]} {value:.4g}{_reread_text(logical) * (name == 'std')}",
                     f"{bound}: {bound.reason}",
                     "is the encoding's tag right, and was the file converted correctly?",
                     "fail" if _is_far(bound, value) else "warning",
@@ -507,10 +511,30 @@ def _far_matrices(resolution: Resolution, sizes: Mapping[str, float]) -> Finding
     bound = bounds.LINEAR["std"]
     return Finding(
         f"{first} ({stored.info.name}){more}",
-        f"{_WORDS['std']} {sizes[first]:.4g}{rows}",
+        f"{_WORDS['std']} {sizes[first]:.4g}{rows}{_reread_text(view)}",
         f"{bound}: {bound.reason}",
         what,
     )
+
+
+REREAD = 1 << 16  # bytes of a tensor that are read as the other 16-bit type
+
+
+def _reread_text(view: View) -> str:
+    """Return, for a sentence, the size that a 16-bit tensor has read as the other type.
+
+    "" for other encodings, and where that size is no more usual than the stored one.
+    """
+    stored = view.stored[0]
+    kind, raw = stored.info.encoding, min(REREAD, stored.info.nbytes) // 2 * 2
+    if kind not in SIXTEEN or len(view.stored) > 1 or tensor_damage(stored) or not raw:
+        return ""
+    other = SIXTEEN[1 - SIXTEEN.index(kind)]
+    with np.errstate(all="ignore"):
+        values = decode(other, stored.raw(0, raw), (raw // 2,)).astype(np.float64)
+        size = float(np.std(values))
+    usual = bounds.LINEAR["std"].low <= size <= bounds.EMBEDDING["std"].high
+    return f", and {size:.4g} in its first {raw // 2} values if these are {other}" if usual else ""
 
 
 def check_filled(ctx: CheckContext) -> Result:
