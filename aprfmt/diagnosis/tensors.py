@@ -8,6 +8,7 @@ from dataclasses import replace
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
+from aprfmt.causes.tensor.derived_weights import RELATED, floor_text
 from aprfmt.causes.tensor.foreign_values import judge_foreign
 from aprfmt.causes.tensor.summary import add_measurements
 from aprfmt.causes.tensor.token_tables import common_rows
@@ -427,7 +428,7 @@ def _unexplained_finding(rows: Sequence[TensorDiff]) -> tuple[Finding, Touched]:
     return (
         Finding(
             "stale_tensor",
-            f"{len(rows)} tensors have other values, which nothing relates to the other side's: "
+            f"{len(rows)} tensors have other values, {_relation_words(rows)}: "
             f"{', '.join(keys[:3])}",
             "tensor",
             "bug",
@@ -438,3 +439,22 @@ def _unexplained_finding(rows: Sequence[TensorDiff]) -> tuple[Finding, Touched]:
         ),
         Touched((), keys),
     )
+
+
+def _relation_words(rows: Sequence[TensorDiff]) -> str:
+    """Return how values that nothing explains relate to the other side's, in words.
+
+    Vectors say nothing, as those of norms are all near one.
+    """
+    related = [
+        row.stats.cosine
+        for row in rows
+        if row.stats is not None
+        and row.shape_a is not None
+        and len(row.shape_a) > 1
+        and row.stats.cosine > RELATED
+    ]
+    if not related:
+        return "which nothing relates to the other side's"
+    many = f"of which {len(related)} belong" if len(related) < len(rows) else "which belong"
+    return f"{many} to the other side's (correlation {floor_text(min(related))})"

@@ -1300,13 +1300,18 @@ def test_what_nothing_explains_is_as_far_as_its_worst_tensor() -> None:
     """A tensor without a distance counts in the number and takes nothing from the others."""
 
     def row(key: str, rel_l2: float | None) -> Any:
-        return SimpleNamespace(key=key, stats=rel_l2 and SimpleNamespace(rel_l2=rel_l2))
+        stats = rel_l2 and SimpleNamespace(rel_l2=rel_l2, cosine=0.5)
+        return SimpleNamespace(key=key, stats=stats, shape_a=(2, 2))
 
     for distances, worst in (((0.5, None, 2.0), 2.0), ((0.25,), 0.25), ((None, None), None)):
         rows = [row(f"L{at}.q", one) for at, one in enumerate(distances)]
         finding, touched = tensors._unexplained_finding(rows)
         assert (finding.residual_before, finding.confirmed) == (worst, False)
         assert finding.says.startswith(f"{len(rows)} tensors have other values")
+        assert ("nothing relates" in finding.says) is (worst is None)
+        assert ("belong to the other side's (correlation at least 0.5)" in finding.says) is (
+            worst is not None
+        )
         assert touched == Touched((), tuple(row.key for row in rows))
 
 

@@ -131,7 +131,8 @@ def _explain_model(
         for row in rows
         if row.shape_a is not None and len(row.shape_a) > 1 and row.shape_a == row.shape_b
     ]
-    open_ = [row for row in matrices if _is_unexplained_float(row)]
+    beside = _floats_were_trained(by_key, rows)
+    open_ = [row for row in matrices if _is_unexplained_float(row) or (beside and _is_open(row))]
     light, moved = _light_training(rows, matrices)
     open_ = light or open_
     few = len(open_) < min(PAIR, len(matrices))
@@ -154,7 +155,7 @@ def _explain_model(
             by_key[row.key].drop()
         if change is not None:
             changes.append(change)
-    made = _derived_explanations(by_key, matrices, changes)
+    made = _derived_explanations(by_key, matrices, changes, beside)
     if made and next(iter(made.values())).cause == "derived":
         vectors = [row for row in rows if not light or row.key in moved]
         made |= _vector_explanations(vectors, next(iter(made.values())))
@@ -238,6 +239,49 @@ def _table_explanations(
         said += "belong to each other" if changed.any() else "are equal"
         found[row.key] = make_finding("derived", (row.key,), (said, line), apart, None, None)
     return found
+
+
+def _floats_were_trained(by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]) -> bool:
+    """Return whether what both sides store as floats shows that B holds other weights.
+
+    A faulty quantization leaves norms, biases and tables of floats as they are; a training moves
+    them with the packed matrices. True where most of them, at least FEW, differ beyond rounding and
+    belong to the other side's. Those that only rounding may have moved say nothing.
+    """
+    floats = [
+        row
+        for row in rows
+        if row.shape_a is not None
+        and row.shape_a == row.shape_b
+        and max(map(storage_noise, (row.encoding_a, row.encoding_b))) <= FINE
+        and {row.encoding_a, row.encoding_b} <= UNIT.keys()
+        and (row.explanation is None or row.explanation.cause != "rounding" or _is_sure(row))
+    ]
+    if len(floats) == len(rows):
+        return False  # no packed tensor that could be faulty
+    open_ = [row for row in floats if row.is_unexplained()]
+    enough = max(FEW, NEARLY_ALL * len(floats))
+    if len(open_) < enough:
+        return False
+    related = [row for row in open_ if _is_related(by_key[row.key], row)]
+    return len(related) >= enough
+
+
+def _is_related(pair: TensorPair, row: TensorDiff) -> bool:
+    """Return whether a tensor of floats that differs belongs to the other side's."""
+    if row.shape_a is not None and len(row.shape_a) == 1:
+        return _vector_change(pair) is not None
+    return row.stats is not None and row.stats.cosine > RELATED
+
+
+def _is_open(row: TensorDiff) -> bool:
+    """Return whether a tensor, packed or not, differs and nothing explains it."""
+    return row.is_unexplained() and row.explanation is None
+
+
+def _is_quantized_copy(row: TensorDiff) -> bool:
+    """Return whether a tensor differs from the other side's by its quantization alone."""
+    return row.is_rounded or row.verdict == "WITHIN"
 
 
 def _is_unexplained_float(row: TensorDiff, weak: tuple[str, ...] = ()) -> bool:
@@ -391,11 +435,15 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
 
 
 def _derived_explanations(
-    pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], changes: Sequence[MatrixChange]
+    pairs: Mapping[str, TensorPair],
+    matrices: Sequence[TensorDiff],
+    changes: Sequence[MatrixChange],
+    beside: bool = False,
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of a training or a merge; {} if neither fits.
 
-    `matrices` are all compared matrices, `changes` those that differ.
+    `matrices` are all compared matrices, `changes` those that differ. `beside`: the floats beside
+    packed matrices show that B holds other weights.
     """
     # One direction lost in all of them is a direction taken out of the stream.
     found = _removal_explanations(changes)
@@ -405,7 +453,7 @@ def _derived_explanations(
     turned = [change for change in changes if change.related < -AKIN]
     if turned and len(turned) < len(changes):
         rest = [change for change in changes if not change.related < -AKIN]
-        found = _derived_explanations(pairs, matrices, rest)
+        found = _derived_explanations(pairs, matrices, rest, beside)
         return found and found | {change.key: _turned_explanation(change) for change in turned}
     # Differences of low rank are a merged adapter.
     low = [change for change in changes if change.rank]
@@ -413,14 +461,16 @@ def _derived_explanations(
         found = _merge_explanations(pairs, matrices, low)
         if found:
             return found
-    if not all(change.plain for change in changes):
+    if not (beside or all(change.plain for change in changes)):
         return {}  # a faulty quantization of all tensors looks like a training
     # Otherwise most must be related to the other side: a training or pruning.
     related = [change for change in changes if change.related > RELATED]
     if len(related) < 0.9 * len(changes):
         return {}
     keys = [change.key for change in changes]
-    if len(changes) >= max(FEW, NEARLY_ALL * len(matrices)):
+    # What a training did may be less than the rounding of a coarse type.
+    hidden = beside and sum(_is_quantized_copy(row) for row in matrices)
+    if len(changes) >= max(FEW, NEARLY_ALL * (len(matrices) - hidden)):
         where = ""
     elif _is_trained_part({row.key for row in matrices}, keys):
         where = f": {short_keys(keys)} alone"
@@ -429,16 +479,17 @@ def _derived_explanations(
     sizes = sorted(change.size for change in changes)
     if any(change.experts for change in changes):
         where += f"{',' if where else ':'} {_differing_experts(changes)} alone"
-    least = _floor_text(min(change.related for change in related))
+    least = floor_text(min(change.related for change in related))
     text = (
-        f"{len(changes)} of {len(matrices)} matrices differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} "
-        f"of their norm, and belong to those of the other side (correlation {least}): "
-        f"{_training_words(changes)}{where}"
+        f"{len(changes)} of {len(matrices)} matrices differ"
+        f"{' by more than their quantization' if hidden else ''}, by {sizes[0]:.2g} to "
+        f"{sizes[-1]:.2g} of their norm, and belong to those of the other side "
+        f"(correlation {least}): {_training_words(changes)}{where}"
     )
     return {change.key: _derived_explanation(change, text) for change in changes}
 
 
-def _floor_text(related: float) -> str:
+def floor_text(related: float) -> str:
     """Return the least correlation in words, rounded down: only equal values have 1."""
     return f"at least {math.floor(1e4 * related) / 1e4:g}"
 
@@ -529,7 +580,7 @@ def _removal_explanations(changes: Sequence[MatrixChange]) -> dict[str, Finding]
     text = (
         f"{what} from {len(changes)} matrices that write to it: B - A has rank 1, {sizes[0]:.2g} "
         f"to {sizes[-1]:.2g} of the norm, with the same vector on the stream's side in all (cosine "
-        f"{_floor_text(least)}), times what A has along it"
+        f"{floor_text(least)}), times what A has along it"
     )
     return {change.key: _derived_explanation(change, text) for change in changes}
 
@@ -648,7 +699,7 @@ def _explain_vectors_alone(
     text = (
         f"{len(changes)} vectors differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} of their norm, and "
         f"belong to those of the other side (correlation "
-        f"{_floor_text(min(c.related for c in changes))}"
+        f"{floor_text(min(c.related for c in changes))}"
         f"): trained further: {short_keys(keys)} alone"
     )
     return {change.key: _derived_explanation(change, text) for change in changes}
