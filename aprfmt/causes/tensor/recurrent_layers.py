@@ -74,7 +74,8 @@ def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
     if step is None or not case.context.hyper or (a.rows, a.columns) != (b.rows, b.columns):
         return
     try:
-        orders = _value_head_orders(step, a.columns if step.axis else a.rows, case.context.hyper[0])
+        count = a.columns if step.axis else a.rows
+        orders = list(_value_head_orders(step, count, case.context.hyper[0]))
     except ArchError:  # no delta nets, or of other sizes
         return
     for side, order in orders:
