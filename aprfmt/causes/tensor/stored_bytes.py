@@ -260,7 +260,10 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
         text += units_text(case.b, first, last + 1)
         return _damage_explanation(case, text, (range_text(case.b, first, last + 1),), True)
     # Few bytes: changes that have a name come before damaged bits.
-    if _elements_exchanged(case, places):
+    exchanged = _exchanged_share(case, places)
+    if exchanged > EXCHANGED:
+        return None  # much of a small tensor in another order: one of heads or rows says more
+    if exchanged:
         text = f"values are exchanged, each is as it was: {_elements_text(case, places)}"
         return _damage_explanation(case, text, (), True, named=True)
     if len({_block_of_byte(case, place)[0] for place in places}) > MOST * _block_count(case) > MOST:
@@ -326,22 +329,22 @@ def _turned_signs_text(
     )
 
 
-def _elements_exchanged(case: DifferingPair, places: list[int]) -> bool:
-    """Return whether the elements at differing bytes are the same ones in another order.
+def _exchanged_share(case: DifferingPair, places: list[int]) -> float:
+    """Return the share of a tensor's elements that are the same ones in another order, or 0.
 
-    `places` are the byte offsets. False if they are most of the tensor.
+    `places` are the offsets of the differing bytes; 0 where an element there is another one.
     """
     row = encoding_row(case.b.encoding)
     starts = sorted({at // row.type_size * row.type_size for at in places})
     if row.block_size != 1 or len(starts) < 2 or case.a.bytes is None or case.b.bytes is None:
-        return False
-    if len(starts) > EXCHANGED * max(1, len(case.b.bytes) // row.type_size):
-        return False  # most of a small tensor in another order: an order of heads or rows says more
+        return 0.0
     held = [
         sorted(bytes(copy_bytes(side, at, at + row.type_size)) for at in starts)
         for side in (case.a.bytes, case.b.bytes)
     ]
-    return held[0] == held[1]
+    if held[0] != held[1]:
+        return 0.0
+    return len(starts) * row.type_size / len(case.b.bytes)
 
 
 def _is_whole_experts(case: DifferingPair, start: int, stop: int) -> bool:
