@@ -29,6 +29,7 @@ MENDS = ("aprfmt convert ", "aprfmt quantize ", "aprfmt set ", "aprfmt repair ",
 NAMED = 2  # places in a line; JSON has all
 _RELATED = 0.2  # correlation of the values from which two tables belong together
 _ROWS = 512  # rows of them that are read
+_NAMED = 4  # tensors that a command names, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,17 +282,38 @@ def _encoding_options(
         return ["convert"]
     if len(wished) == 1:
         (name,) = wished
-        row = ENCODINGS.get(name)
-        plain = row is not None and (bool(row.numpy) or (row.ggml is not None and not row.removed))
-        return ["convert", f"--encoding {name}"] if plain else _scheme_options(name)
+        return ["convert", f"--encoding {name}"] if _is_plain(name) else _scheme_options(name)
     from aprfmt.quantizing.mixture import SCHEMES
 
+    most = max(wished.values(), default=0)
     schemes = [
         name
         for name, scheme in SCHEMES.items()
-        if scheme.file_type == file_type and not scheme.options
+        if scheme.file_type == file_type and not scheme.options and wished[scheme.base] == most
     ]
-    return ["quantize", f"--type {schemes[0]}"] if file_type is not None and schemes else None
+    if file_type is not None and schemes:
+        return ["quantize", f"--type {schemes[0]}"]
+    return _named_encodings({key: theirs[key] for key in common}, wished)
+
+
+def _named_encodings(encodings: Mapping[str, str], counts: Counter[str]) -> list[str] | None:
+    """Return ["convert", *options] that give most matrices one encoding, and name the others.
+
+    `encodings` are by role key, `counts` how many matrices have each. None where many would have to
+    be named, or where an encoding is not written without calibration or parts of its own.
+    """
+    (most, _), *_ = counts.most_common(1) or [("", 0)]
+    others = {key: name for key, name in encodings.items() if name != most}
+    if len(others) > _NAMED or not all(map(_is_plain, counts)):
+        return None
+    named = (f"--tensor {shlex.quote(f'{key}={name}')}" for key, name in others.items())
+    return ["convert", f"--encoding {most}", *named]
+
+
+def _is_plain(encoding: str) -> bool:
+    """Return whether tensors of an encoding are written without parts or calibration."""
+    row = ENCODINGS.get(encoding)
+    return row is not None and (bool(row.numpy) or (row.ggml is not None and not row.removed))
 
 
 def _scheme_options(encoding: str) -> list[str] | None:

@@ -16,7 +16,12 @@ from aprfmt.measure import difference_image, distances, logprob_tables
 from aprfmt.measure.byte_ranges import units_text
 from aprfmt.measure.distances import measure_blocks, measure_values
 from aprfmt.measure.logprob_tables import printed_resolution
-from aprfmt.measure.named_causes import completed_command, insert_stored_names, surplus_command
+from aprfmt.measure.named_causes import (
+    completed_command,
+    insert_stored_names,
+    rewrite_command,
+    surplus_command,
+)
 from aprfmt.measure.sampling import RANGE, DifferingRange, SampleReport, Unsampled, sample_files
 from aprfmt.measure.tolerances import (
     ALIKE_PRODUCTS,
@@ -141,6 +146,27 @@ def test_errors_of_one_arithmetic_are_alike_and_not_too_small() -> None:
     assert arithmetic_of_errors(least * 0.999, least * 0.999, least * 0.999) == ""
     assert arithmetic_of_errors(math.nan, middle, middle) == ""
     assert arithmetic_of_errors(middle, math.nan, middle) == ""
+
+
+@pytest.mark.parametrize(
+    ("most", "others", "file_type", "options"),
+    [
+        ("MXFP4", {"token_embd.weight": "BF16"}, 32,
+         "convert {} --encoding MXFP4 --tensor token_embd.weight=BF16"),
+        ("BF16", {"L0.ffn_gate_inp.weight": "F32"}, 32, "quantize {} --type BF16"),
+        ("Q4_K", {"output.weight": "Q6_K"}, 15, "quantize {} --type Q4_K_M"),
+        ("GPTQ", {"token_embd.weight": "BF16"}, 32, ""),
+        ("MXFP4", {f"L{layer}.ffn_down.weight": "Q6_K" for layer in range(9)}, 32, ""),
+    ],
+)  # fmt: skip
+def test_a_copy_is_in_the_encodings_of_the_tensors_and_not_of_a_wrong_file_type(
+    most: str, others: dict[str, str], file_type: int, options: str
+) -> None:
+    """Seen red: 28 tensors of MXFP4 written again as BF16, because the file type said so."""
+    theirs = {f"L{layer}.attn_q.weight": most for layer in range(12)} | others
+    command = rewrite_command("a", "b.gguf", dict.fromkeys(theirs, "F32"), theirs, file_type)
+    head, _, rest = options.partition(" {}")
+    assert command == (f"aprfmt {head} a b-fixed.gguf{rest}" if options else "")
 
 
 # --- commands that mend one file ----------------------------------------------------------------
