@@ -1,6 +1,7 @@
 """Checks of the container: its parts, the bytes between them, checksums, and sets of files."""
 
 import re
+import shlex
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,9 @@ def _damage_finding(damage: Damage, lost: Collection[str]) -> Finding:
         shown = ", ".join(shorten(name, 100) for name in names[:4]) + ", ..." * (len(names) > 4)
         unreadable = f"; {len(names)} tensors cannot be read: {shown}"
     wanted, todo = "a file that keeps its format's rules", "the file is damaged: get it again"
+    if damage.kind == "truncated" and Path(damage.where).is_file():
+        file = shlex.quote(damage.where)
+        todo += f", or only what is missing: aprfmt repair {file} --from A_WHOLE_COPY -o NEW"
     if any(damage.text.startswith(f"{name}: ") for name in lost):
         wanted = "every part of a packed weight"
         todo = "convert again from the source, with all parts"

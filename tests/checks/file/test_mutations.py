@@ -1,6 +1,7 @@
 """Every check fails for its own fault and for no other; good files pass, also with --strict."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -454,6 +455,21 @@ def test_a_fault_of_one_tensor_hides_none_of_those_behind_it(
     for row in aprfmt("validate", path, "--json").json["findings"]:
         said.setdefault(row["check"], []).append(row["where"])
     assert sorted(said["values"]) == sorted(nan) and sorted(said["block_scales"]) == sorted(bad)
+
+
+@pytest.mark.parametrize("base", ["gguf", "hf"])
+def test_a_cut_file_is_mended_by_the_command_that_is_said(
+    base: str, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Seen red: "get it again" alone, where a part of a good copy is enough."""
+    path = copied(made(base), tmp_path)
+    good, cut, new = (bases.weights(one) for one in (made(base), path, tmp_path / "new"))
+    cut.write_bytes(cut.read_bytes()[:-1000])
+    said = [row.finding.todo for row in validate(path).findings if row.check == "layout"]
+    (words,) = {shlex.join(shlex.split(one.partition("aprfmt ")[2])) for one in said}
+    line = words.replace("A_WHOLE_COPY", str(good)).replace("NEW", str(new))
+    assert aprfmt(*shlex.split(line)).code == 0, said
+    assert new.read_bytes() == good.read_bytes()
 
 
 def test_text_of_findings_is_json(made: Callable[[str], Path], tmp_path: Path) -> None:
