@@ -62,9 +62,14 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "Q8_0": ("convert", "b.gguf", "--encoding", "Q8_0"),
     "Q4_K_M": ("quantize", "b.gguf", "--type", "Q4_K_M"),
     "MXFP4 but one": (
-        "convert", "b.gguf", "--encoding", "MXFP4", "--tensor", "token_embd.weight=BF16"
+        "convert",
+        "b.gguf",
+        "--encoding",
+        "MXFP4",
+        "--tensor",
+        "token_embd.weight=BF16",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -11,12 +11,21 @@ from tests.diagnosis.engines import tiny_folder
 # Six value heads of two key heads, and what B has of A's: numbers of places, or other values.
 HEADS: dict[str, tuple[list[float], list[int] | list[float], str]] = {
     "tiled, two differ": (
-        [-2.0, -2.6875, -3.1875, -2.6875, -2.6875, -0.75], [0, 3, 1, 4, 2, 5], "value_heads"),
-    "two exchanged": ([-2.0, -2.6875, -3.1875, -1.5, -2.5, -0.75], [0, 2, 1, 3, 4, 5],
-                      "row_offset"),
-    "one other": ([-2.0, -2.6875, -3.1875, -1.5, -2.5, -0.75],
-                  [-2.0, -2.6875, -3.25, -1.5, -2.5, -0.75], "bit_rot"),
-}  # fmt: skip
+        [-2.0, -2.6875, -3.1875, -2.6875, -2.6875, -0.75],
+        [0, 3, 1, 4, 2, 5],
+        "value_heads",
+    ),
+    "two exchanged": (
+        [-2.0, -2.6875, -3.1875, -1.5, -2.5, -0.75],
+        [0, 2, 1, 3, 4, 5],
+        "row_offset",
+    ),
+    "one other": (
+        [-2.0, -2.6875, -3.1875, -1.5, -2.5, -0.75],
+        [-2.0, -2.6875, -3.25, -1.5, -2.5, -0.75],
+        "bit_rot",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", HEADS)

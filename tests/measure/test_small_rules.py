@@ -151,14 +151,18 @@ def test_errors_of_one_arithmetic_are_alike_and_not_too_small() -> None:
 @pytest.mark.parametrize(
     ("most", "others", "file_type", "options"),
     [
-        ("MXFP4", {"token_embd.weight": "BF16"}, 32,
-         "convert {} --encoding MXFP4 --tensor token_embd.weight=BF16"),
+        (
+            "MXFP4",
+            {"token_embd.weight": "BF16"},
+            32,
+            "convert {} --encoding MXFP4 --tensor token_embd.weight=BF16",
+        ),
         ("BF16", {"L0.ffn_gate_inp.weight": "F32"}, 32, "quantize {} --type BF16"),
         ("Q4_K", {"output.weight": "Q6_K"}, 15, "quantize {} --type Q4_K_M"),
         ("GPTQ", {"token_embd.weight": "BF16"}, 32, ""),
         ("MXFP4", {f"L{layer}.ffn_down.weight": "Q6_K" for layer in range(9)}, 32, ""),
     ],
-)  # fmt: skip
+)
 def test_a_copy_is_in_the_encodings_of_the_tensors_and_not_of_a_wrong_file_type(
     most: str, others: dict[str, str], file_type: int, options: str
 ) -> None:
