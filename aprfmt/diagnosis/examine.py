@@ -29,6 +29,7 @@ from aprfmt.diagnosis.answers import (
 from aprfmt.diagnosis.capture_point import find_other_capture_point
 from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic, arithmetic_of_products
 from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide, spanned_layers
+from aprfmt.diagnosis.shifted_series import find_shifted_series
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, run_shadow_pass
@@ -77,6 +78,17 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
         case = Mismatch(patched, recorded, view, found, values)
+        shifted = None if divergences else find_shifted_series(case)
+        if shifted is not None:
+            recorded = shifted.recorded
+            found = run_shadow_pass(patched, recorded)
+            start = (start[0], recorded)
+            then = found.first
+            answer = Solution(
+                shifted.change, None, 0.0, then, math.inf, patched, recorded, Agreement()
+            )
+            divergences.append(Divergence(view, answer))
+            continue
         unwritten = find_unwritten_rows(case)
         elsewhere = unwritten or find_other_capture_point(case)
         if elsewhere is not None:

@@ -4,7 +4,7 @@ The values are transformers' own (`output_hidden_states=True`). Seen red: the la
 the last layer's output, entry N for the output of layer N, an entry lost without a word.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -344,3 +344,57 @@ def test_one_value_throughout_is_no_other_point(fill: float) -> None:
             b = replace(base, fetch={"L0.ffn_out": theirs}.get)
             found = equal_neighbour("L0.ffn_out", a, b, 1e-5)
             assert found.endswith(expected) and bool(found) == bool(expected)
+
+
+# Layers whose scan leaves out what skips the state (D x).
+SKIPLESS: Mapping[str, tuple[int, ...]] = {
+    "first": (0,),
+    "middle": (1,),
+    "last": (2,),
+    "all": (0, 1, 2),
+}
+
+
+def mamba_states(layers: Collection[int], noise: float = 0.0) -> tuple[Any, list[Any], Any]:
+    """Return (embedding rows, transformers' `hidden_states`, logits) of a Mamba with faults.
+
+    `layers` leave out D x; `noise` is added to the embedding. Its list has no embedding.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder("mamba"), dtype=torch.float32).eval()
+    ids = torch.tensor([list(IDS)])
+    with torch.no_grad():
+        table = model.get_input_embeddings()
+        table.weight += noise * torch.randn(table.weight.shape, generator=torch.manual_seed(4))
+        for layer in layers:
+            model.backbone.layers[layer].mixer.D.zero_()
+        made = model(ids, output_hidden_states=True)
+        rows = table(ids)[0].numpy()
+    return rows, [value[0].numpy() for value in made.hidden_states], made.logits[0].numpy()
+
+
+@pytest.mark.parametrize("where", [*SKIPLESS])
+def test_faults_are_judged_behind_a_list_without_its_embedding(where: str, tmp_path: Path) -> None:
+    """One operation reproduces that has no fault, and shows the shift.
+
+    Seen red: "stale_tensor" of the sound embedding led.
+    """
+    _, made, _ = mamba_states(SKIPLESS[where])
+    path = saved(tmp_path / "h.npz", {f"hidden_states.{n}": v for n, v in enumerate(made)})
+    found = diagnose(str(tiny_folder("mamba")), str(path))
+    assert {row.cause for row in found.findings} == {"ssm_scan", "capture_point"}, found.sentence
+    assert found.lead is not None and found.lead.cause == "ssm_scan"
+    assert found.lead.certainty == "confirmed"
+    assert found.lead.first == f"L{SKIPLESS[where][0]}.out"
+
+
+@pytest.mark.parametrize("layers", [(), (0, 1, 2)])
+def test_a_stale_embedding_is_no_shifted_list(layers: Collection[int], tmp_path: Path) -> None:
+    """The list is whole: what the layers make of its first entry, they make of the stale one."""
+    rows, made, _ = mamba_states(layers, noise=0.05)
+    entries = [rows, *made[:-2], made[-1]]
+    path = saved(tmp_path / "h.npz", {f"hidden_states.{n}": v for n, v in enumerate(entries)})
+    found = diagnose(str(tiny_folder("mamba")), str(path))
+    assert (found.cause, found.exit_code) == ("stale_tensor", 1), found.sentence
+    assert "capture_point" not in [row.cause for row in found.findings]
