@@ -21,6 +21,7 @@ from aprfmt.causes.tokenizer.probe_texts import _differing_piece_texts
 from aprfmt.measure.alignment import TensorPair, _pair_tied_head
 from aprfmt.measure.bounds import Fit
 from aprfmt.measure.proofs import Proof, certainty_of, unfitted_proof
+from aprfmt.measure.records import TensorDiff, ValueStats
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
 
@@ -107,6 +108,50 @@ def test_a_change_of_half_of_the_rows_is_one_of_the_matrix(changed: int) -> None
     assert (derived_weights._matrix_change(pair) is not None) == (
         changed / 4 >= derived_weights.EVERY_ROW
     )
+
+
+# Matrices stored as floats, how far matrices and vectors were moved, whether it is a training.
+TABLES = ("token_embd.weight", "output.weight")
+TRAINED: dict[str, tuple[tuple[str, ...], float, float, bool]] = {
+    "all": ((), 0.4, 0.2, True),
+    "all, coarse, lightly": ((), 0.02, 0.02, True),
+    "norms frozen, tables of floats": (TABLES, 0.4, 0.0, True),
+    "packed matrices alone": ((), 0.4, 0.0, False),
+    "norms frozen, one table of floats": (TABLES[:1], 0.4, 0.0, False),
+    "of another model": ((), 40.0, 40.0, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", ["Q8_0", "Q4_K", "NF4"])
+@pytest.mark.parametrize("case", TRAINED)
+def test_a_quantized_training_is_told_by_the_floats_beside(case: str, packed: str) -> None:
+    """Seen red: "which nothing relates to the other side's" of every quantized training."""
+    plain, step, vector_step, derived = TRAINED[case]
+    rng = np.random.default_rng(0)
+    pairs: dict[str, Any] = {}
+    rows = {}
+    vectors = ("L0.attn_norm.weight", "L0.ffn_norm.weight", "output_norm.weight")
+    for key in (*TABLES, "L0.attn_q.weight", "L0.ffn_up.weight", *vectors):
+        x = rng.normal(size=64 if key in vectors else (48, 64)).astype(np.float32)
+        by = vector_step if key in vectors else step
+        y = x + by * rng.normal(size=x.shape).astype(np.float32)
+        y = np.where(rng.random(x.shape) < 0.6, x, y) if "lightly" in case and x.ndim == 1 else y
+        stored = "F32" if key in (*vectors, *plain) else packed
+        pairs[key] = SimpleNamespace(key=key, drop=lambda: None, **{
+            side: SimpleNamespace(shape=v.shape, encoding=kind, numpy=lambda v=v: v, stored=())
+            for side, v, kind in (("a", x, "F32"), ("b", y, stored))
+        })  # fmt: skip
+        apart = float(np.linalg.norm(y - x) / np.linalg.norm(x))
+        cosine = float(np.vdot(x, y) / np.linalg.norm(x) / np.linalg.norm(y))
+        rows[key] = TensorDiff(
+            key, "DIFFERENT" if by else "SAME_BYTES", key, key, "F32", stored, x.shape, y.shape,
+            stats=ValueStats(x.size, x.size, 1.0, (0,), apart, cosine, 1),
+        )  # fmt: skip
+    (group,) = derived_weights.whole_model(SimpleNamespace(models={}), pairs, rows)  # type: ignore[arg-type]
+    found = group()
+    differ = {key for key, row in rows.items() if row.verdict == "DIFFERENT"}
+    assert set(found) == (differ if derived else set())
+    assert {one.cause for one in found.values()} <= {"derived"}
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -88,6 +88,7 @@ WRITERS = ("attn_output.", "ffn_down")  # begin the roles of matrices whose outp
 POWERS = 8  # steps to the largest singular vector of a difference that has one alone
 SAME_LINE = 0.99  # cosine from which two vectors are the same direction
 WHOLE = 0.05  # of the share of a direction that was removed, within which it is all of it
+LIGHT = 0.25  # share of a vector's values that a light training moves at least in 16 bits
 EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training changes at least
 
 
@@ -246,7 +247,8 @@ def _floats_were_trained(by_key: Mapping[str, TensorPair], rows: Sequence[Tensor
 
     A faulty quantization leaves norms, biases and tables of floats as they are; a training moves
     them with the packed matrices. True where most of them, at least FEW, differ beyond rounding and
-    belong to the other side's. Those that only rounding may have moved say nothing.
+    belong to the other side's; or all matrices among them, at least PAIR, whatever is done to
+    vectors, which may be frozen. Those that only rounding may have moved say nothing.
     """
     floats = [
         row
@@ -259,18 +261,18 @@ def _floats_were_trained(by_key: Mapping[str, TensorPair], rows: Sequence[Tensor
     ]
     if len(floats) == len(rows):
         return False  # no packed tensor that could be faulty
-    open_ = [row for row in floats if row.is_unexplained()]
+    matrices = [row for row in floats if len(row.shape_a or ()) > 1]
     enough = max(FEW, NEARLY_ALL * len(floats))
-    if len(open_) < enough:
-        return False
+    open_ = [row for row in floats if row.is_unexplained()]
     related = [row for row in open_ if _is_related(by_key[row.key], row)]
-    return len(related) >= enough
+    tables = sum(row in related for row in matrices)
+    return len(related) >= enough or tables >= max(PAIR, len(matrices))
 
 
 def _is_related(pair: TensorPair, row: TensorDiff) -> bool:
     """Return whether a tensor of floats that differs belongs to the other side's."""
     if row.shape_a is not None and len(row.shape_a) == 1:
-        return _vector_change(pair) is not None
+        return _vector_change(pair, LIGHT) is not None
     return row.stats is not None and row.stats.cosine > RELATED
 
 
@@ -472,6 +474,8 @@ def _derived_explanations(
     hidden = beside and sum(_is_quantized_copy(row) for row in matrices)
     if len(changes) >= max(FEW, NEARLY_ALL * (len(matrices) - hidden)):
         where = ""
+    elif not beside and any(_is_open(row) and not _is_unexplained_float(row) for row in matrices):
+        return {}  # packed ones differ as well: no part alone
     elif _is_trained_part({row.key for row in matrices}, keys):
         where = f": {short_keys(keys)} alone"
     else:
@@ -705,11 +709,11 @@ def _explain_vectors_alone(
     return {change.key: _derived_explanation(change, text) for change in changes}
 
 
-def _vector_change(pair: TensorPair) -> MatrixChange | None:
+def _vector_change(pair: TensorPair, least: float = EVERY_ROW) -> MatrixChange | None:
     """Return how a pair of vectors differs; None if training cannot be told from other causes.
 
     None for short, quantized or mostly equal vectors, unrelated ones, and a difference that follows
-    the values or is nearly constant.
+    the values or is nearly constant. Of a mostly equal one less than the share `least` differs.
     """
     assert pair.a is not None and pair.b is not None
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
@@ -721,7 +725,7 @@ def _vector_change(pair: TensorPair) -> MatrixChange | None:
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
     delta = y - x
-    if np.mean(delta != 0) < EVERY_ROW:
+    if np.mean(delta != 0) < least:
         return None
     apart = [values - values.mean() for values in (x, y, delta)]
     related, follows = _cosine(apart[0], apart[1]), _cosine(apart[0], apart[2])
