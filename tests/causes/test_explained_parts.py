@@ -119,7 +119,7 @@ TRAINED: dict[str, tuple[tuple[str, ...], float, float, bool]] = {
     "packed matrices alone": ((), 0.4, 0.0, False),
     "norms frozen, one table of floats": (TABLES[:1], 0.4, 0.0, False),
     "of another model": ((), 40.0, 40.0, False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("packed", ["Q8_0", "Q4_K", "NF4"])
@@ -137,16 +137,27 @@ def test_a_quantized_training_is_told_by_the_floats_beside(case: str, packed: st
         y = x + by * rng.normal(size=x.shape).astype(np.float32)
         y = np.where(rng.random(x.shape) < 0.6, x, y) if "lightly" in case and x.ndim == 1 else y
         stored = "F32" if key in (*vectors, *plain) else packed
-        pairs[key] = SimpleNamespace(key=key, drop=lambda: None, **{
-            side: SimpleNamespace(shape=v.shape, encoding=kind, numpy=lambda v=v: v, stored=())
-            for side, v, kind in (("a", x, "F32"), ("b", y, stored))
-        })  # fmt: skip
+        pairs[key] = SimpleNamespace(
+            key=key,
+            drop=lambda: None,
+            **{
+                side: SimpleNamespace(shape=v.shape, encoding=kind, numpy=lambda v=v: v, stored=())
+                for side, v, kind in (("a", x, "F32"), ("b", y, stored))
+            },
+        )
         apart = float(np.linalg.norm(y - x) / np.linalg.norm(x))
         cosine = float(np.vdot(x, y) / np.linalg.norm(x) / np.linalg.norm(y))
         rows[key] = TensorDiff(
-            key, "DIFFERENT" if by else "SAME_BYTES", key, key, "F32", stored, x.shape, y.shape,
+            key,
+            "DIFFERENT" if by else "SAME_BYTES",
+            key,
+            key,
+            "F32",
+            stored,
+            x.shape,
+            y.shape,
             stats=ValueStats(x.size, x.size, 1.0, (0,), apart, cosine, 1),
-        )  # fmt: skip
+        )
     (group,) = derived_weights.whole_model(SimpleNamespace(models={}), pairs, rows)  # type: ignore[arg-type]
     found = group()
     differ = {key for key, row in rows.items() if row.verdict == "DIFFERENT"}
