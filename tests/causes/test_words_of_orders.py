@@ -142,6 +142,19 @@ def test_what_was_done_to_scales_is_named(says: str) -> None:
         assert _scale_relation(copy_of(stored), TRUE.reshape(-1), some, 1e-3) == ""
 
 
+@pytest.mark.parametrize("sharing", [False, True])
+def test_equal_scales_are_shared_only_where_they_are_right_somewhere(sharing: bool) -> None:
+    """Seen red: other scales of few values, one right by accident, were said to be shared."""
+    if sharing:
+        stored = np.repeat(TRUE.reshape(-1)[::6], 6)
+    else:
+        stored = np.random.default_rng(6).choice([0.7, 1.3, 2.1, 2.9, 3.7], TRUE.size)
+        stored[0] = TRUE[0, 0]
+    wrong = np.abs(stored / TRUE.reshape(-1) - 1) > 0.05
+    found = _scale_relation(copy_of(stored), TRUE.reshape(-1), wrong, 1e-3)
+    assert found == (packed_scales.SHARED if sharing else "")
+
+
 @pytest.mark.parametrize("kind", [fp8.E4M3, fp8.E5M2])
 def test_scales_that_were_rounded_are_of_the_coarsest_type_that_has_them(
     kind: Any, monkeypatch: pytest.MonkeyPatch

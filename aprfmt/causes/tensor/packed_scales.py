@@ -286,6 +286,7 @@ def _scales_of_cells(copy: PackedCopy, grouping: Grouping) -> "Array":
 
 
 SHARED = "several groups share one"
+SOMEWHERE = 0.5  # share of the stored scales that are right in one of the groups that share them
 NESTED = "each is too small by one number: the offset of nested absmax was lost"
 INVERTED = "they are inverted: 1/s stands for s"
 
@@ -378,7 +379,9 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         same = grid.shape[axis] > 1 and np.ptp(grid, axis=axis) <= LEAST * grid.max(axis)
         if np.all(same) and own.any(axis).all():
             return f"one scale is shared by all {what}"
-    if own.any() and 4 * np.unique(stored).size < stored.size:
+    held = np.unique(stored).size
+    right_ones = np.unique(stored[own.reshape(-1)]).size  # few are right by accident
+    if right_ones >= max(1, SOMEWHERE * held) and 4 * held < stored.size:
         return SHARED
     return ""
 
