@@ -4,7 +4,7 @@ The values are transformers' own (`output_hidden_states=True`). Seen red: the la
 the last layer's output, entry N for the output of layer N, an entry lost without a word.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -346,53 +346,67 @@ def test_one_value_throughout_is_no_other_point(fill: float) -> None:
             assert found.endswith(expected) and bool(found) == bool(expected)
 
 
-# Layers whose scan leaves out what skips the state (D x).
-SKIPLESS: Mapping[str, tuple[int, ...]] = {
-    "first": (0,),
-    "middle": (1,),
-    "last": (2,),
-    "all": (0, 1, 2),
+def without_skip(layer: Any) -> None:
+    """Leave out what skips the state (D x)."""
+    layer.mixer.D.zero_()
+
+
+def without_norm_weight(layer: Any) -> None:
+    """Take the weight of the norm at the gate as ones."""
+    layer.mixer.norm.weight.fill_(1.0)
+
+
+# Name -> model, fault, layers that have it, its cause.
+BEHIND: Mapping[str, tuple[str, Callable[[Any], None], tuple[int, ...], str]] = {
+    "first": ("mamba", without_skip, (0,), "ssm_scan"),
+    "middle": ("mamba", without_skip, (1,), "ssm_scan"),
+    "last": ("mamba", without_skip, (2,), "ssm_scan"),
+    "all": ("mamba", without_skip, (0, 1, 2), "ssm_scan"),
+    "norm weight": ("mamba2", without_norm_weight, (0, 1, 2), "ssm_gate"),
 }
 
 
-def mamba_states(layers: Collection[int], noise: float = 0.0) -> tuple[Any, list[Any], Any]:
-    """Return (embedding rows, transformers' `hidden_states`, logits) of a Mamba with faults.
+def mamba_states(
+    base: str, fault: Callable[[Any], None], layers: Collection[int], noise: float = 0.0
+) -> tuple[Any, list[Any]]:
+    """Return (embedding rows, transformers' `hidden_states`) of a Mamba with faults.
 
-    `layers` leave out D x; `noise` is added to the embedding. Its list has no embedding.
+    Its list has no embedding. `layers` have the fault; `noise` is added to the embedding.
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny_folder("mamba"), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder(base), dtype=torch.float32).eval()
     ids = torch.tensor([list(IDS)])
     with torch.no_grad():
         table = model.get_input_embeddings()
         table.weight += noise * torch.randn(table.weight.shape, generator=torch.manual_seed(4))
         for layer in layers:
-            model.backbone.layers[layer].mixer.D.zero_()
+            fault(model.backbone.layers[layer])
         made = model(ids, output_hidden_states=True)
         rows = table(ids)[0].numpy()
-    return rows, [value[0].numpy() for value in made.hidden_states], made.logits[0].numpy()
+    return rows, [value[0].numpy() for value in made.hidden_states]
 
 
-@pytest.mark.parametrize("where", [*SKIPLESS])
+@pytest.mark.parametrize("where", [*BEHIND])
 def test_faults_are_judged_behind_a_list_without_its_embedding(where: str, tmp_path: Path) -> None:
     """One operation reproduces that has no fault, and shows the shift.
 
-    Seen red: "stale_tensor" of the sound embedding led.
+    Seen red: "stale_tensor" of the sound embedding led, and no cause of the norm's weight.
     """
-    _, made, _ = mamba_states(SKIPLESS[where])
+    base, fault, layers, cause = BEHIND[where]
+    _, made = mamba_states(base, fault, layers)
     path = saved(tmp_path / "h.npz", {f"hidden_states.{n}": v for n, v in enumerate(made)})
-    found = diagnose(str(tiny_folder("mamba")), str(path))
-    assert {row.cause for row in found.findings} == {"ssm_scan", "capture_point"}, found.sentence
-    assert found.lead is not None and found.lead.cause == "ssm_scan"
+    found = diagnose(str(tiny_folder(base)), str(path))
+    assert {row.cause for row in found.findings} == {cause, "capture_point"}, found.sentence
+    assert found.lead is not None and found.lead.cause == cause
     assert found.lead.certainty == "confirmed"
-    assert found.lead.first == f"L{SKIPLESS[where][0]}.out"
+    assert found.lead.first == f"L{layers[0]}.out"
 
 
 @pytest.mark.parametrize("layers", [(), (0, 1, 2)])
 def test_a_stale_embedding_is_no_shifted_list(layers: Collection[int], tmp_path: Path) -> None:
     """The list is whole: what the layers make of its first entry, they make of the stale one."""
-    rows, made, _ = mamba_states(layers, noise=0.05)
+    rows, made = mamba_states("mamba", without_skip, layers, noise=0.05)
     entries = [rows, *made[:-2], made[-1]]
     path = saved(tmp_path / "h.npz", {f"hidden_states.{n}": v for n, v in enumerate(entries)})
     found = diagnose(str(tiny_folder("mamba")), str(path))

@@ -163,6 +163,9 @@ GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
         x * _silu(gate), w, eps
     ),
     "the norm behind the state is left out": lambda x, w, gate, eps: x * _silu(gate),
+    "the norm behind the state has no weight: it is taken as ones": lambda x, w, gate, eps: (
+        _rms_norm(x, np.ones_like(w), eps) * _silu(gate)
+    ),
     "the norm behind the state multiplies by its weight plus 1": lambda x, w, gate, eps: (
         _rms_norm(x, w + 1, eps) * _silu(gate)
     ),
@@ -180,6 +183,9 @@ SIGMOID_GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
         x / (1 + np.exp(-gate)), w, eps
     ),
     "the norm behind the state is left out": lambda x, w, gate, eps: x / (1 + np.exp(-gate)),
+    "the norm behind the state has no weight: it is taken as ones": lambda x, w, gate, eps: (
+        _rms_norm(x, np.ones_like(w), eps) / (1 + np.exp(-gate))
+    ),
 }
 # What is said -> the decay's logarithm [tokens, heads, channels], of the model's.
 CHANNELS: Mapping[str, Callable[[Array], Array]] = {

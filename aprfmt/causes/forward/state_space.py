@@ -162,6 +162,9 @@ GATES: Mapping[str, Gate] = {
     "the norm is over all groups together": lambda op, x, gate, weight, how: op(
         x, gate, weight, **{**how, "groups": 1}
     ),
+    "the gate's norm has no weight: it is taken as ones": lambda op, x, gate, weight, how: op(
+        x, gate, np.ones_like(weight), **how
+    ),
     "the gate's norm is left out": lambda op, x, gate, weight, how: op(x, gate, None, **how),
     "the gate is left out": lambda op, x, gate, weight, how: op(
         x, np.full_like(gate, OPEN), weight, **how
