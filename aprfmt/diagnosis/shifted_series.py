@@ -150,13 +150,16 @@ def _agreeing_entries(
 
 
 def _all_nearer(case: Mismatch, found: ShadowPass, moved: Mapping[str, str]) -> bool:
-    """Return whether every moved entry is much NEARER to what is computed in its new place."""
-    near = [
-        after.residual <= NEARER * view.residual
+    """Return whether all differing entries are much NEARER to what is computed in their new place.
+
+    The first one need only be nearer: it is computed from token ids, by all of a layer.
+    """
+    near = {
+        key: (after.residual or 0.0) <= (1.0 if key == case.view.key else NEARER) * view.residual
         for key, view, after in _entries(case, found, moved)
-        if key in moved and view.residual is not None and after.residual is not None
-    ]
-    return len(near) >= ENOUGH and all(near)
+        if view.residual is not None and (view.flagged or after.flagged)
+    }
+    return len({*near} - {case.view.key}) >= ENOUGH and all(near.values())
 
 
 def _shift_change(case: Mismatch, moved: Mapping[str, str], agree: int, judged: int) -> Change:

@@ -367,15 +367,21 @@ BEHIND: Mapping[str, tuple[str, Callable[[Any], None], tuple[int, ...], str]] = 
 
 
 def mamba_states(
-    base: str, fault: Callable[[Any], None], layers: Collection[int], noise: float = 0.0
+    base: str,
+    fault: Callable[[Any], None],
+    layers: Collection[int],
+    noise: float = 0.0,
+    **config: Any,
 ) -> tuple[Any, list[Any]]:
     """Return (embedding rows, transformers' `hidden_states`) of a Mamba with faults.
 
-    Its list has no embedding. `layers` have the fault; `noise` is added to the embedding.
+    Its list has no embedding. `layers` have the fault; `noise` is added to the embedding. `config`
+    are keys of the configuration that have other values.
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny_folder(base), dtype=torch.float32).eval()
+    config["dtype"] = torch.float32
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder(base), **config).eval()
     ids = torch.tensor([list(IDS)])
     with torch.no_grad():
         table = model.get_input_embeddings()
@@ -412,3 +418,12 @@ def test_a_stale_embedding_is_no_shifted_list(layers: Collection[int], tmp_path:
     found = diagnose(str(tiny_folder("mamba")), str(path))
     assert (found.cause, found.exit_code) == ("stale_tensor", 1), found.sentence
     assert "capture_point" not in [row.cause for row in found.findings]
+
+
+def test_a_list_of_which_nothing_agrees_is_placed_by_what_is_nearer(tmp_path: Path) -> None:
+    """All norms have another epsilon, the last one too. Seen red: "stale_tensor" led."""
+    _, made = mamba_states("mamba", without_skip, (), layer_norm_epsilon=0.03)
+    path = saved(tmp_path / "h.npz", {f"hidden_states.{n}": v for n, v in enumerate(made)})
+    found = diagnose(str(tiny_folder("mamba")), str(path))
+    assert (found.cause, found.exit_code) == ("norm_eps", 1), found.sentence
+    assert found.lead is not None and found.lead.certainty == "confirmed"
