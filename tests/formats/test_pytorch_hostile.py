@@ -386,6 +386,16 @@ def _overlapping() -> bytes:
     return _field("archive/data/0", 20, struct.pack("<2I", 500, 500))
 
 
+def _script() -> bytes:
+    """Return an archive of torch.jit.save's kind, whose code stands compressed before the rest."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("x/data.pkl", EMPTY)
+        archive.writestr("x/code/__torch__/m.py", "class M(Module): pass", zipfile.ZIP_DEFLATED)
+        archive.writestr("x/constants.pkl", EMPTY)
+    return buffer.getvalue()
+
+
 EMPTY = b"\x80\x02}."
 ARCHIVES = {
     "bomb": (_compressed, "is compressed"),
@@ -425,6 +435,7 @@ ARCHIVES = {
     ),
     "no-pickle": (lambda: _rezipped(("x/version", b"3")), "has 0 records"),
     "script": (lambda: _rezipped(("x/data.pkl", EMPTY), ("x/constants.pkl", EMPTY)), "TorchScript"),
+    "saved-script": (_script, r"TorchScript archive.*torch\.jit\.load\('.*x\.pt'\)"),
     "order": (lambda: _rezipped(("x/data.pkl", EMPTY), ("x/byteorder", b"middle")), "byte order"),
     "empty-pickle": (lambda: _rezipped(("x/data.pkl", b"")), "an opcode at byte"),
 }

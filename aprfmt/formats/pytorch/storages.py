@@ -25,7 +25,7 @@ from aprfmt.formats.pytorch.pickle_values import (
     Storage,
     TensorValue,
 )
-from aprfmt.formats.pytorch.zip_archive import ZipRecord, read_directory
+from aprfmt.formats.pytorch.zip_archive import ZipRecord, read_directory, script_text
 
 MAX_PICKLE = 256 << 20
 _PROTOCOL = 1001  # the number after the magic number
@@ -155,9 +155,7 @@ def _read_zip(file: ByteSource, where: str) -> PickleContents:
         )
     root = pickles[0].removesuffix("data.pkl")
     if root + "constants.pkl" in records:
-        raise UnsupportedError(
-            f"{where}: is a TorchScript program, not a file of torch.save; save its state_dict"
-        )
+        raise UnsupportedError(script_text(where))
     record = records[pickles[0]]
     if record.size > MAX_PICKLE:
         raise FormatError(

@@ -66,6 +66,14 @@ def read_directory(file: ByteSource, where: str) -> dict[str, ZipRecord]:
     return records
 
 
+def script_text(where: str) -> str:
+    """Return the sentence that refuses a TorchScript archive."""
+    return (
+        f"{where}: is a TorchScript archive, a program with its weights, not a file of torch.save; "
+        f"save these: torch.save(torch.jit.load({where!r}).state_dict(), 'weights.pt')"
+    )
+
+
 def _name_end(entry: ZipRecord) -> int:
     """Return the offset at which the name in a record's local header ends."""
     return entry.header + _LOCAL.size + len(entry.name.encode("utf-8", "surrogateescape"))
@@ -126,7 +134,7 @@ def _read_entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
     """Yield the record of every directory entry; its `start` is 0, not known yet.
 
     Raises FormatError for a damaged entry, TruncatedError for bytes past the records' end,
-    UnsupportedError for a record that is encrypted or compressed.
+    UnsupportedError for a record that is encrypted or compressed, and for TorchScript.
     """
     count, begin, length, _ = _find_directory(view, size, where)
     data = bytes(view[begin : begin + length])
@@ -151,6 +159,8 @@ def _read_entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
         if flags & 1:
             what = _record_text(where, text)
             raise UnsupportedError(f"{what} is encrypted; decrypt the file first")
+        if method and "/code/" in text:  # which torch.jit.save compresses
+            raise UnsupportedError(script_text(where))
         if method:
             what = _record_text(where, text)
             raise UnsupportedError(
