@@ -3,16 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aprfmt.errors import ArchError
+from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import SideRelation
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.relations import Relation, relation_between_names
-from aprfmt.model.renames import prefix_rule_between
+from aprfmt.model.renames import Rename, prefix_rules_between
 from aprfmt.model.solve import value_at
 from aprfmt.model.towers import has_towers, tower_name
+from aprfmt.tensors import norms
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
 
+WHOLE = 0.5  # share of the smaller model that a set of names under another prefix is at least
 AHEAD = 5  # pairs that are announced before they are read, and more while they are small:
 AHEAD_BYTES, AHEAD_TENSORS = 192 << 20, 32  # of each side
 
@@ -159,20 +163,41 @@ def _is_same_tensor(pair: TensorPair) -> bool:
 
 def _pair_by_name(
     a: Model, b: Model, names_a: Sequence[str], names_b: Sequence[str]
-) -> tuple[list[TensorPair], tuple[SideRelation, ...]]:
+) -> tuple[list[TensorPair], Sequence[SideRelation]]:
     """Return (pairs, relations) of tensors paired by name, towers in either of their layouts.
 
-    Where nearly all names of both sides differ by one prefix, they are paired without it, and a
-    relation says so. `names_a` and `names_b` are stored names.
+    Where the names of two sets of tensors differ by one prefix, they are paired without it, and a
+    relation says so. Of several sets of the same names, such as weights and their averages, the
+    one with the nearest values is paired. `names_a` and `names_b` are stored names.
     """
     here, there = _names_for_pairing(a, names_a), _names_for_pairing(b, names_b)
-    alone = [name for name in there if name not in here]
-    rule = prefix_rule_between(alone, [name for name in here if name not in there])
-    found: tuple[SideRelation, ...] = ()
-    if rule is not None:
-        apply = rule.function
-        there = {apply(name) if name in alone else name: stored for name, stored in there.items()}
-        found = (SideRelation("b", relation_between_names(b.path, alone, rule, len(b))),)
+    fewest = max(2, WHOLE * min(len(here), len(there)))
+    found: dict[Rename, dict[str, str]] = {}
+    beside: list[Rename] = []
+    while True:
+        ours = {name: stored for name, stored in here.items() if name not in there}
+        theirs = {name: stored for name, stored in there.items() if name not in here}
+        rules = prefix_rules_between(theirs, ours, fewest)
+        if found:  # what one prefix leaves over is another set only if that is whole as well
+            rules = {rule: names for rule, names in rules.items() if len(names) >= fewest}
+        if not rules:
+            break
+        apart = {rule: (0.0, 0.0) for rule in rules}
+        if len(rules) > 1:
+            apart = {
+                rule: _apart([(a[ours[name]], b[theirs[other]]) for other, name in names.items()])
+                for rule, names in rules.items()
+            }
+        rule = min(rules, key=lambda one: apart[one])
+        found[rule] = rules[rule]
+        there = {rules[rule].get(name, name): stored for name, stored in there.items()}
+        beside += [one for one in rules if one != rule and apart[one][0] < WHOLE]
+    left = [one.old for one in beside if one.old not in {rule.old for rule in found}]
+    more = [one.new for one in beside if one.new not in {rule.new for rule in found}]
+    related = [
+        SideRelation("b", relation_between_names(a, b, rule, names, left, more))
+        for rule, names in found.items()
+    ]
     pairs = []
     for name in dict.fromkeys((*here, *there)):
         mine, other = here.get(name), there.get(name)
@@ -180,7 +205,28 @@ def _pair_by_name(
         pairs.append(
             TensorPair(key, None if mine is None else a[mine], None if other is None else b[other])
         )
-    return pairs, found
+    return pairs, related
+
+
+def _apart(pairs: Sequence[tuple[View, View]]) -> tuple[float, float]:
+    """Return (share of pairs of other shapes, how far a few rows of the others are apart).
+
+    The second is relative to A's rows, from 0 to 1; 1 too for what cannot be read.
+    """
+    alike = [(x, y) for x, y in pairs if x.shape == y.shape]
+    apart = []
+    for x, y in sorted(alike, key=lambda pair: -len(pair[0].shape))[:: max(1, len(alike) // 4)]:
+        one, other = RowReader(x), RowReader(y)
+        rows = list(range(0, one.rows, max(1, one.rows // 4)))
+        try:
+            left, right = to_float64(one.take(rows)), to_float64(other.take(rows))
+        except AprfmtError:
+            apart.append(1.0)
+            continue
+        size = norms.exact_norm(left)
+        away = norms.exact_norm(left - right)
+        apart.append(min(1.0, away / size if size else float(away > 0)))
+    return 1 - len(alike) / len(pairs), sum(apart) / len(apart) if apart else 1.0
 
 
 def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:

@@ -1,12 +1,13 @@
 """A Relation: one change that maps what a file holds onto what its readers look for."""
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from aprfmt.base.protocols import Note, Overlay, Value
-from aprfmt.errors import AprfmtError
+from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.formats import FORMATS
 from aprfmt.model.hf_folder import WEIGHT_FILES
 from aprfmt.model.renames import Rename, command_line, prefix_rule_onto
@@ -194,14 +195,18 @@ def rename_relation(
 
 
 def relation_between_names(
-    path: "Path", names: Sequence[str], rule: Rename, total: int
+    a: "Model",
+    b: "Model",
+    rule: Rename,
+    names: Mapping[str, str],
+    left: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> Relation:
     """Return the Relation that a rule maps B's names to A's; neither side need be wrong.
 
-    `names` are B's, `path` is B's file, `total` the number of its tensors.
+    `names` are {B's name: A's} of the tensors that are mapped. `left` are prefixes under which B
+    has the same names again, `more` those of A: sets that are not compared.
     """
-    apply = rule.function
-    pairs = tuple((name, apply(name)) for name in names if apply(name) != name)
     what = (
         f"{rule.old} in B stands for {rule.new} in A"
         if rule.old and rule.new
@@ -209,9 +214,31 @@ def relation_between_names(
         if rule.old
         else f"A has the prefix {rule.new}, B has not"
     )
-    says = f"{len(pairs)} of {total} tensors have other names in B: {what}"
-    remedy = command_line("convert", opening_path(path), "OUT", "--rename", str(rule))
-    return Relation("names", says, tuple(n for n, _ in pairs), pairs[:SHOWN], remedy, (rule,))
+    says = f"{len(names)} of {len(b)} tensors have other names in B: {what}"
+    for side, model, taken, again in (("B", b, rule.old, left), ("A", a, rule.new, more)):
+        if again and taken:
+            alone = command_line(
+                "convert", opening_path(model.path), "OTHERS.safetensors", "--generic", "--drop",
+                f"re:^{re.escape(taken)}",
+            )  # fmt: skip
+            says += (
+                f"; {side} has these names under {' and '.join(again)} too, which are not "
+                f"compared: to compare them, {alone}"
+            )
+    options = ["--rename", str(rule)]
+    if rule.old and left:
+        options += [part for old in left for part in ("--drop", f"re:^{re.escape(old)}")]
+        if any(name.startswith(old) for name in names.values() for old in left):
+            # What is left out is looked for under the new names.
+            aside = [part for old in left for part in ("--rename", f"{old}=others.{old}")]
+            options = [*aside, "--rename", str(rule), "--drop", "others.*"]
+    target = "OUT"
+    try:
+        b.roles  # noqa: B018  # asked for its error
+    except ArchError:
+        target, options = "OUT.safetensors", ["--generic", *options]
+    remedy = command_line("convert", opening_path(b.path), target, *options)
+    return Relation("names", says, tuple(names), tuple(names.items())[:SHOWN], remedy, (rule,))
 
 
 def opening_path(path: "Path") -> "Path":

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"\{N(?:([+-])(\d{1,6}))?\}")
 _DEPTH = 8  # components before a name's own part that are tried
+_SETS = 8  # sets of the same names, under a prefix each, that are told apart
 _MOST = 8  # components that one relation may rename (q, k, v, o and the three of an MLP)
 # Modules that wrap a model when it is saved -> what puts them there. Sources: torch's
 # OptimizedModule and DistributedDataParallel, FSDP, PEFT's PeftModel, Lightning's state_dict.
@@ -387,34 +388,46 @@ def differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str]
     return ".".join(mine), ".".join(theirs)
 
 
-def prefix_rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | None:
-    """Return the prefix rule that maps unmatched names of one file to those of the other.
+def prefix_rules_between(
+    theirs: Collection[str], ours: Collection[str], fewest: float
+) -> dict[Rename, dict[str, str]]:
+    """Return {prefix rule: {their name: ours}} for names that only one of two files has each.
 
-    `theirs` are the names only one file has, `ours` those only the other has. None where fewer
-    than nine of ten on both sides are mapped.
+    A rule maps nine of ten names of both sides. Or one side has more than the other, such as a
+    second set of the same names, or the state of an optimizer: then it maps nine of ten names that
+    have its prefix on one of the sides, and at least `fewest`. Several rules are as many sets of
+    names, those with most names first.
     """
-    left, wanted = list(theirs), set(ours)
-    if not left or not wanted:
-        return None
-    votes: Counter[Rename] = Counter()
-    ends = {tail: name for name in wanted for tail in _name_tails(name)}
-    for name in left:
+    wanted = set(ours)
+    ends: dict[str, list[str]] = {}
+    for name in ours:
         for tail in (name, *_name_tails(name)):
-            if tail in wanted:
-                votes[Rename(name[: len(name) - len(tail)], "")] += 1
-                break
-            if tail in ends:
-                rule = _shortest_prefix_rule(
-                    name[: len(name) - len(tail)], ends[tail][: -len(tail)]
-                )
-                votes.update([rule] if rule is not None else [])
-                break
-    for rule, _ in votes.most_common(3):
+            held = ends.setdefault(tail, [])
+            if len(held) < _SETS:
+                held.append(name)
+    votes: Counter[Rename] = Counter()
+    for name in theirs:
+        tails = (name, *_name_tails(name))
+        tail = next((each for each in tails if each in ends), None)
+        if tail is None:
+            continue
+        targets = [tail] if tail in wanted else ends[tail]
+        heads = (target[: len(target) - len(tail)] for target in targets)
+        made = {_shortest_prefix_rule(name[: len(name) - len(tail)], head) for head in heads}
+        votes.update(rule for rule in made if rule is not None)
+    found = {}
+    for rule, _ in votes.most_common(_SETS):
         apply = rule.function
-        mapped = wanted & {apply(name) for name in left}
-        if len(mapped) >= 0.9 * max(len(left), len(wanted)):
-            return rule
-    return None
+        mapped = {name: to for name in theirs if (to := apply(name)) in wanted}
+        groups = (
+            sum(name.startswith(rule.old) for name in theirs),
+            sum(name.startswith(rule.new) for name in ours),
+        )
+        if len(mapped) >= 0.9 * max(len(theirs), len(ours)) or (
+            len(mapped) >= max(0.9 * min(groups), fewest)
+        ):
+            found[rule] = mapped
+    return found
 
 
 def prefix_rule_onto(names: Sequence[str], targets: Collection[str]) -> Rename | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from aprfmt.model.renames import (
     Rename,
     component_rules,
     parse_rename,
+    prefix_rules_between,
     rename_modules,
     rename_names,
 )
@@ -270,3 +272,95 @@ def test_a_prefix_that_one_loader_takes_off_is_said_for_the_others(tmp_path: Pat
 def test_names_that_would_be_lost_are_refused(rule: str, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         rename_names(["h", "w"], [parse_rename(rule)], "m.gguf")
+
+
+def _state() -> dict[str, torch.Tensor]:
+    """Return a few tensors with the names of a decoder."""
+    parts = {"mlp.w": (6, 4), "norm.weight": (4,)}
+    names = {f"layers.{at}.{part}": size for at in range(2) for part, size in parts.items()}
+    drawn = torch.Generator().manual_seed(3)
+    return {
+        name: torch.randn(size, generator=drawn)
+        for name, size in {"embed.weight": (9, 4), **names}.items()
+    }
+
+
+def _sets(held: dict[str, torch.Tensor], *sets: str) -> dict[str, torch.Tensor]:
+    """Return a state under the first prefix, and further sets of other values under the others."""
+    made = {}
+    for number, prefix in enumerate(sets):
+        for name, value in held.items():
+            made[prefix + name] = value + number * 0.1 * value.abs().mean()
+    return made
+
+
+# what one file holds -> (prefix that is compared, prefix of a set that is not, other tensors)
+KEPT_TOGETHER: dict[str, tuple[str, str, int]] = {
+    "weights and their average": ("model.", "ema.", 0),
+    "the average first": ("state_dict.", "ema_state_dict.", 0),
+    "the average is the model": ("ema.", "model.", 0),
+    "optimizer": ("model.", "", 2),
+    "draft head": ("module.", "", 1),
+}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("label", KEPT_TOGETHER)
+def test_one_of_the_sets_in_a_file_is_compared_and_said(
+    label: str, turned: bool, tmp_path: Path
+) -> None:
+    """The nearest one; the others are not compared, and no tensor is called exchanged."""
+    taken, other, more = KEPT_TOGETHER[label]
+    held = _state()
+    state = _sets(held, *filter(None, (taken, other)))
+    if label == "the average first":
+        state = dict(reversed(state.items()))
+    for number in range(more * len(held)):
+        state[f"{taken}mtp.{number}.w" if more == 1 else f"optimizer.state.{number}.m"] = (
+            torch.full((3,), float(number))
+        )
+    torch.save(state, tmp_path / "together.pt")
+    torch.save(held, tmp_path / "alone.pt")
+    pair = (tmp_path / "alone.pt", tmp_path / "together.pt")
+    report = aprfmt.diff(*(reversed(pair) if turned else pair))
+    only = "ONLY_IN_A" if turned else "ONLY_IN_B"
+    counts = {verdict: count for verdict, count in report.counts.items() if count}
+    assert counts == {"SAME_BYTES": len(held), only: len(state) - len(held)}
+    assert not report.equal and report.exit_code() == 1 and not report.findings
+    ((relation, remedy, says),) = [
+        (one.relation, one.relation.remedy, one.relation.says) for one in report.relations
+    ]
+    assert relation.count == len(held) and (f"{other} too, which are not" in says) is bool(other)
+    if turned:
+        return
+    # The printed commands write the set that was compared, and the other one alone.
+    with open_model(remedied(remedy, tmp_path / "mended")) as model:
+        assert held.keys() <= set(model) and (not other or len(model) == len(held))
+        assert all((model[name].numpy() == value.numpy()).all() for name, value in held.items())
+    if other:
+        alone = says.partition("to compare them, ")[2].replace("OTHERS", "OUT")
+        with open_model(remedied(alone, tmp_path / "alone")) as model:
+            assert set(model) == {other + name for name in held}
+
+
+def test_towers_of_one_shape_are_told_by_their_values(tmp_path: Path) -> None:
+    held = _state()
+    torch.save(_sets(held, "text.", "vision."), tmp_path / "both.pt")
+    for tower in ("text.", "vision."):
+        own = {
+            name.removeprefix(tower): value
+            for name, value in _sets(held, "text.", "vision.").items()
+            if name.startswith(tower)
+        }
+        torch.save(own, tmp_path / "one.pt")
+        report = aprfmt.diff(tmp_path / "one.pt", tmp_path / "both.pt")
+        assert [one.relation.rules for one in report.relations] == [(Rename(tower, ""),)]
+        assert report.counts["SAME_BYTES"] == len(held) and not report.findings
+
+
+def test_a_set_of_few_names_is_no_relation() -> None:
+    """One norm that stands below another module's prefix is not the other file's norm."""
+    left = {"norm.weight": "", "layers.0.w": "", "layers.1.w": "", "layers.2.w": ""}
+    theirs = ["vision.norm.weight", "vision.patch.w", *(f"text.h.{at}.v" for at in range(9))]
+    assert not prefix_rules_between(theirs, left, 2)
+    assert not prefix_rules_between(theirs, ["norm.weight"], 2)
