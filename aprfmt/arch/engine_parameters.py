@@ -584,13 +584,15 @@ def whole_parameter(name: str, shape: Shape) -> EngineParameter:
 
 
 def companion_parameter(
-    parameter: EngineParameter, leaves: tuple[str, str], shapes: Mapping[str, Shape]
+    parameter: EngineParameter, leaves: tuple[str, str], shapes: Mapping[str, Shape], slots: int = 1
 ) -> EngineParameter | None:
     """Return the parameter that holds a companion (a scale, a zero point) of `parameter`'s codes.
 
     `leaves` are the last part of the published names, of codes and of companions; `shapes` are
     those of the published companions, by the name of their codes. Their rows are divided as those
-    of the codes; a scalar stands for all of them. None where a tensor has no such companion.
+    of the codes; a scalar stands for all of them. Of a matrix that is published joined an engine
+    may have `slots` of them all the same, one for each part of its rows, and each holds the one
+    scalar (vLLM's PerTensorScaleParameter). None where a tensor has no such companion.
     """
     made = []
     for part in parameter.parts:
@@ -620,6 +622,8 @@ def companion_parameter(
                 divided,
             )
         )
+    if len(made) == 1 and made[0].shapes == ((1,),):
+        made = [replace(one) for one in made * slots]  # told apart, though they are equal
     return replace(parameter, names=(), parts=tuple(made), vocabulary=False)
 
 

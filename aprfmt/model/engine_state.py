@@ -73,6 +73,8 @@ _SHARES = 3  # tensors of too small a shape, at least, that show a rank's state 
 _MOST_RANKS = 64
 _NORMS = ("norm",)  # ends of the roles of norms
 _ONE_ADDED = ("gemma",)  # sglang/srt/models/gemma.py, load_weights (0.5.23)
+# What vLLM's fp8_utils.py fills the slots of scales with; of these it takes the largest.
+_UNSET = np.finfo("<f4").min.tobytes()
 _BEGIN = 4096  # bytes of a share that are compared before the whole of it
 _VARIED = 8  # different bytes that a share of trained or random numbers begins with, at least
 
@@ -227,7 +229,7 @@ class EngineReading:
 
     def index_of(self, part: Part) -> int:
         """Return the number of a part among the parameter's."""
-        return self.parameter.parts.index(part)
+        return next(at for at, one in enumerate(self.parameter.parts) if one is part)
 
     def copies_of(self, part: Part) -> int:
         """Return how many ranks hold the same rows of a part."""
@@ -626,8 +628,8 @@ class _StateReader:
         An engine has them next to the joined codes: `w13_weight_scale` next to `w13_weight`.
         """
         done: set[str] = set()
-        for tensor in self._packed.values():
-            main = tensor.parts[""].info.name
+        for name, tensor in self._packed.items():
+            main, roles = tensor.parts[""].info.name, len(self._model.roles_of.get(name, ()))
             for reading, _ in self._readings.get(main, [])[:1]:
                 whole, leaf = reading.tensor, main.rpartition(".")[2]
                 if whole.name in done or not whole.name.endswith(leaf):
@@ -639,11 +641,16 @@ class _StateReader:
                     held = self._held.get(f"{above}{own}")
                     if held is not None and part.info.name not in self._readings:
                         shapes = {
-                            name: self._published[other].info.shape
-                            for name in (n for one in reading.parameter.parts for n in one.stored)
-                            if (other := name.removesuffix(leaf) + own) in self._published
+                            code: self._published[other].info.shape
+                            for code in (n for one in reading.parameter.parts for n in one.stored)
+                            if (other := code.removesuffix(leaf) + own) in self._published
                         }
-                        found = companion_parameter(reading.parameter, (leaf, own), shapes)
+                        found = companion_parameter(
+                            reading.parameter,
+                            (leaf, own),
+                            shapes,
+                            roles if held.shape == (roles,) else 1,
+                        )
                         if found is not None:
                             self._record_readings(found, held)
 
@@ -858,14 +865,19 @@ class _StateReader:
         """Return the (reading, part) to compare of several that hold a tensor: the first wrong one.
 
         A layer whose values are its keys has them twice in one parameter. Returns the first of
-        `places` where all are as published. Adds a warning where they are not the same.
+        `places` where all are as published. Adds a warning where they are not the same. A slot for
+        a scale that was never loaded counts as little as for the engine, if another was.
         """
         published_bytes = bytes(published.raw())
-        odd = [
-            (reading, part)
+        made = [
+            reading.published_tensors(part, self._hyper)[part.stored.index(name)].tobytes()
             for reading, part in places
-            if reading.published_tensors(part, self._hyper)[part.stored.index(name)].tobytes()
-            != published_bytes
+        ]
+        loaded = [place for place, raw in zip(places, made, strict=True) if raw != _UNSET]
+        odd = [
+            place
+            for place, raw in zip(places, made, strict=True)
+            if raw != published_bytes and (raw != _UNSET or not loaded)
         ]
         if odd and len(odd) < len(places):
             reading, part = odd[0]
@@ -874,9 +886,7 @@ class _StateReader:
                 f"its part {reading.index_of(part) + 1} has other values, which are compared"
             )
             self.notes.append(Note("warning", str(self._path), text, "remark"))
-        if odd:
-            return odd[0]
-        return places[0]
+        return [*odd, *loaded, *places][0]
 
     def is_unused_kv(self, name: str, tensor: RankTensor) -> bool:
         """Return whether a parameter belongs to keys or values that its layer does not compute.

@@ -146,6 +146,42 @@ def test_joined_codes_and_scales_are_equal(
     assert (done.code, apart) == (1, ["L0.ffn_up_exps.weight"])
 
 
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of models whose queries, keys and values are published as one matrix."""
+    above = tmp_path_factory.mktemp("joined")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    save_tiny("phi3", above / "base", "bfloat16", **sizes)
+    for name in ("MODELOPT-NVFP4", "COMPRESSED-NVFP4"):
+        done = aprfmt("quantize", above / "base", above / name, "--type", name)
+        assert done.code == 0, done.err
+    return above
+
+
+# Which slots of the factor are what: published (1), never loaded (0), another number (2).
+@pytest.mark.parametrize(
+    ("slots", "code"),
+    [((1, 1, 1), 0), ((1, 0, 0), 0), ((0, 1, 1), 0), ((1, 1, 2), 1), ((0, 0, 0), 2)],
+)
+@pytest.mark.parametrize("kind", ["MODELOPT-NVFP4", "COMPRESSED-NVFP4"])
+def test_a_joined_matrix_has_a_slot_of_the_factor_for_each_part(
+    kind: str, slots: tuple[int, ...], code: int, joined: Path, tmp_path: Path
+) -> None:
+    """Seen red: "part '.weight_scale_2' has shape [3], expected [1]", exit code 2."""
+    held = published(joined / kind)
+    for name in [one for one in held if one.endswith(("weight_scale_2", "weight_global_scale"))]:
+        count = 3 if "qkv" in name else 2 if "gate_up" in name else 0
+        if count:
+            every = torch.tensor([torch.finfo(torch.float32).min, float(held[name]), 7.5])
+            held[name] = every[list(slots[:count])]
+    done = aprfmt("diff", joined / kind, save(tmp_path / "s", [held]), "--json")
+    assert done.code == code, done.out[:2000]
+    apart = {one["key"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"}
+    if code and slots[0]:
+        assert apart == {f"L0.attn_{one}.weight" for one in "qkv"}
+        assert "part 3 has other values" in done.out + done.err
+
+
 def test_a_state_is_diagnosed_as_it_is_compared(tmp_path: Path) -> None:
     """Seen red: a bug without a cause, of a state with all that was published."""
     held = states("llama", 1)
