@@ -218,9 +218,13 @@ def relation_between_names(
     for side, model, taken, again in (("B", b, rule.old, left), ("A", a, rule.new, more)):
         if again and taken:
             alone = command_line(
-                "convert", opening_path(model.path), "OTHERS.safetensors", "--generic", "--drop",
+                "convert",
+                opening_path(model.path),
+                "OTHERS.safetensors",
+                "--generic",
+                "--drop",
                 f"re:^{re.escape(taken)}",
-            )  # fmt: skip
+            )
             says += (
                 f"; {side} has these names under {' and '.join(again)} too, which are not "
                 f"compared: to compare them, {alone}"
