@@ -84,6 +84,14 @@ REPLACED = (
     (".conv.conv.weight", ".conv.conv_weight"),
     (".A_log", ".A"),
 )
+# Roles of which one matrix is made whose parts have one factor of NVFP4's scales: ModelOpt and
+# llm-compressor export them so, as vLLM and SGLang take the largest factor for all.
+ONE_FACTOR = (
+    ("attn_q", "attn_k", "attn_v"),
+    ("ffn_gate", "ffn_up"),
+    ("ffn_gate_shexp", "ffn_up_shexp"),
+    ("ffn_gate_exps", "ffn_up_exps"),
+)
 # Stacks of all experts: the roles whose rows one has, and the begin of its name.
 STACKED = (
     JoinedModule(("ffn_gate_exps", "ffn_up_exps"), ("w13",)),

@@ -1,7 +1,8 @@
 """Write weights as NVFP4 and MXFP4, uncalibrated, as compressed-tensors and as ModelOpt store them.
 
-NVFP4: both map the tensor's largest magnitude to 6 * 448. compressed-tensors divides by its global
-scale (NVFP4A16: inputs are not quantized); ModelOpt multiplies by weight_scale_2. Without scales of
+NVFP4: both map the largest magnitude to 6 * 448, that of all tensors which engines join to one
+(q, k and v, gate and up), as these take one global scale for all. compressed-tensors divides by it
+(NVFP4A16: inputs are not quantized); ModelOpt multiplies by weight_scale_2. Without scales of
 inputs, which calibration gives, ModelOpt's algorithm is W4A16_NVFP4. MXFP4 (MXFP4A16): a quarter of
 the power of two at or below the largest magnitude, of the next one above from 1.75 times it on. So
 gpt-oss stores its experts, whatever else is left unquantized (config.json of openai/gpt-oss-20b).
@@ -37,10 +38,11 @@ def _choose_divided(values: F32, settings: Settings) -> Groups:
     """Return NVFP4 scales as compressed-tensors stores them: E4M3 for 16 values, and a divisor.
 
     The E4M3 scales are already multiplied by the global scale, which is `divisor` of the result.
-    `settings` is not used.
+    `settings.most` counts as a value.
     """
     most = largest_magnitudes(values, _SIZE)
-    divisor = np.float32(1) / np.maximum(most.max(initial=0), _TINY) * _WHOLE  # rounded twice
+    whole = most.max(initial=np.float32(settings.most))
+    divisor = np.float32(1) / np.maximum(whole, _TINY) * _WHOLE  # rounded twice
     if not np.isfinite(divisor):
         divisor = np.float32(1)
     scales = e4m3_bytes(divisor * (most / E2M1_MAX))
@@ -52,10 +54,10 @@ def _choose_multiplied(values: F32, settings: Settings) -> Groups:
     """Return NVFP4 scales as ModelOpt stores them: E4M3, one for 16 values, and a common factor.
 
     The scales are already divided by weight_scale_2, the common float32 factor, which is
-    `tensor_scale` of the result. `settings` is not used.
+    `tensor_scale` of the result. `settings.most` counts as a value.
     """
     most = largest_magnitudes(values, _SIZE)
-    whole = np.float32(most.max(initial=0)) / _WHOLE
+    whole = most.max(initial=np.float32(settings.most)) / _WHOLE
     if not whole:
         whole = np.float32(1)  # the library divides by zero
     found = most / (E2M1_MAX * whole)
@@ -159,6 +161,7 @@ COMPRESSED = Writer(
         },
         left_out,
     ),
+    shares=True,
 )
 
 
@@ -263,4 +266,5 @@ MODELOPT = Writer(
     },
     section=_section,
     files=_files,
+    shares=True,
 )

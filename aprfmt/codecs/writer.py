@@ -26,12 +26,14 @@ class Settings(NamedTuple):
     """How a weight is written: `size` inputs share a scale, `scales` is the encoding of scales.
 
     `version` is that of the layout. With `activations` every weight also has scales of its inputs.
+    `most` is the largest magnitude of the weights with which it shares the factor of the whole.
     """
 
     size: int
     scales: str
     version: int = 1
     activations: bool = False
+    most: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Writer:
     of GridWeight.codes. `hold(groups, settings)` returns the scales of a weight that is repacked as
     they can be stored here, or raises CodecError. `tensors` are by suffix, the main part first.
     `section(settings, left_out)` returns the keys of config.json, and `files` further JSON files.
+    `shares`: weights that engines join have one factor of the whole (`Settings.most`).
     """
 
     encoding: str
@@ -66,6 +69,7 @@ class Writer:
     files: Callable[[Settings, Sequence[str]], Mapping[str, Any]] = lambda settings, left_out: {}
     scales: str = ""  # their encoding where it is not the weight's own
     stacked: bool = False
+    shares: bool = False
 
     @property
     def main(self) -> str:

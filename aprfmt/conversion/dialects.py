@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.arch.engine_parameters import ONE_FACTOR
+from aprfmt.arch.role_vocabulary import role_key, split_key
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion.options import Options
@@ -35,10 +37,14 @@ _ACTIVATIONS = "input_scale"  # stands next to ModelOpt's weights where calibrat
 
 @dataclass
 class LatestGrid:
-    """The weight whose codes were made last, so that only one weight's are in memory."""
+    """The weight whose codes were made last, so that only one weight's are in memory.
+
+    `most` is the largest magnitude of each weight that shares a factor with others, by name.
+    """
 
     name: str = ""
     source: "GridWeight | None" = None
+    most: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -50,6 +56,7 @@ class DialectWeight(PackedWeight):
     output: Output = field(kw_only=True)
     latest: LatestGrid = field(kw_only=True)
     beside: Mapping[str, bytes] = field(kw_only=True, default_factory=dict)  # float32 numbers
+    joined: Sequence[Output] = field(kw_only=True, default=())  # share its factor of the whole
 
     def part(self, suffix: str) -> bytes:
         """Return the bytes of the stored tensor `suffix`; "" is the one that holds the codes.
@@ -85,9 +92,18 @@ class DialectWeight(PackedWeight):
             self.judged = found[1]
             return found[0]
         try:
-            return self.writer.quantize(self._row_values(), self.settings)
+            most = max(map(self._largest, self.joined), default=0.0)
+            return self.writer.quantize(self._row_values(), self.settings._replace(most=most))
         except CodecError as error:
             raise ConversionError(f"{self.name}: {error}") from error
+
+    def _largest(self, output: Output) -> float:
+        """Return the largest magnitude of the weight `output`, which is read once for it."""
+        if output.info.name not in self.latest.most:
+            values = output.make()
+            most = max(float(values.max(initial=0)), -float(values.min(initial=0)))
+            self.latest.most[output.info.name] = most if math.isfinite(most) else 0.0
+        return self.latest.most[output.info.name]
 
     def _count_changes(self) -> None:
         """Count the values that rounding changed, unless a repack counted them by groups before."""
@@ -139,12 +155,18 @@ def dialect_writer(options: Options) -> "Writer | None":
 
 
 def make_dialect_weight(
-    output: Output, writer: "Writer", options: Options, dtype: str, latest: LatestGrid
+    output: Output,
+    writer: "Writer",
+    options: Options,
+    dtype: str,
+    latest: LatestGrid,
+    joined: Sequence[Output] = (),
 ) -> DialectWeight:
     """Return a weight as it will be stored in the writer's tensors.
 
     `output` is the planned tensor. `dtype` is that of its scales where neither layout nor source
-    says it. `latest` keeps the codes made last, which several stored tensors share. Raises
+    says it. `latest` keeps the codes made last, which several stored tensors share. `joined` are
+    the other weights that engines join with it, as `joined_outputs` lists them. Raises
     ConversionError for a tensor that is no matrix, or no stack of experts where the layout stores
     stacks.
     """
@@ -164,7 +186,30 @@ def make_dialect_weight(
         output=output,
         latest=latest,
         beside=_activation_scales(output, writer),
+        joined=joined if writer.shares else (),
     )
+
+
+def joined_outputs(outputs: Sequence[Output]) -> Mapping[str, Sequence[Output]]:
+    """Return {name: the weights that engines join with this one}, of the same encoding.
+
+    Experts are joined each for itself.
+    """
+    held: dict[str, list[Output]] = {}
+    for output in outputs:
+        for role in output.spellings:
+            held.setdefault(role, []).append(output)
+    found: dict[str, Sequence[Output]] = {}
+    for key, firsts in held.items():
+        layer, role = split_key(key)
+        for group in ONE_FACTOR:
+            if role != f"{group[0]}.weight":
+                continue
+            others = [held.get(role_key(layer, f"{one}.weight"), []) for one in group[1:]]
+            for each in zip(firsts, *others, strict=False):
+                if len({one.info.encoding for one in each}) == 1:
+                    found |= {one.info.name: [*each] for one in each}
+    return found
 
 
 def _settings(output: Output, writer: "Writer", options: Options, dtype: str = "F32") -> "Settings":

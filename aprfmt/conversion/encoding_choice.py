@@ -11,7 +11,12 @@ from aprfmt.base.encoding_names import find_name, nearest_names, unknown_name_me
 from aprfmt.base.encodings import ENCODINGS, find_encoding
 from aprfmt.base.protocols import Note, TensorInfo
 from aprfmt.codecs import codec, encodable_names, encode
-from aprfmt.conversion.dialects import LatestGrid, dialect_writer, make_dialect_weight
+from aprfmt.conversion.dialects import (
+    LatestGrid,
+    dialect_writer,
+    joined_outputs,
+    make_dialect_weight,
+)
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
 from aprfmt.conversion.packed_weights import (
@@ -241,12 +246,15 @@ def split_into_parts(
 ) -> list[Output]:
     """Return the outputs with every weight that has companions replaced by its stored tensors."""
     latest, sources, writer = LatestParts(), LatestGrid(), dialect_writer(options)
+    joined = joined_outputs(outputs) if writer is not None and writer.shares else {}
     found: list[Output] = []
     for output in outputs:
         packed: PackedWeight
         if writer is not None and output.info.encoding == writer.encoding:
             dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
-            packed = make_dialect_weight(output, writer, options, DTYPES[dtype], sources)
+            packed = make_dialect_weight(
+                output, writer, options, DTYPES[dtype], sources, joined.get(output.info.name, ())
+            )
         elif output.copies or not has_companions(output.info.encoding):
             found.append(output)
             continue

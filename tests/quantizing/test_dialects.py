@@ -55,6 +55,15 @@ def left_out(section: Mapping[str, Any]) -> list[str] | None:
     )
 
 
+def joined(name: str) -> list[str]:
+    """Return the names of the weights of which engines make one matrix with this one."""
+    for parts in ("qkv", ("gate", "up")):
+        for part in parts:
+            if f".{part}_proj." in name:
+                return [name.replace(f".{part}_", f".{other}_") for other in parts]
+    return [name]
+
+
 @pytest.mark.parametrize("scheme", DIALECTS)
 def test_matrices_are_rounded_and_the_rest_is_as_it_was(
     scheme: str, source: Path, tmp_path: Path
@@ -75,6 +84,8 @@ def test_matrices_are_rounded_and_the_rest_is_as_it_was(
         for name in names:
             values = before[name].numpy()
             how = Settings(row["size"] or values.shape[1], writer.scales or "BF16", row["version"])
+            if "NVFP4" in scheme:  # one factor for what engines join
+                how = how._replace(most=max(np.abs(before[n].numpy()).max() for n in joined(name)))
             expected = writer.quantize(values, how).values(0, len(values))
             np.testing.assert_array_equal(after[name].numpy(), expected)
     assert command("validate", tmp_path / "q").code == 0
