@@ -127,6 +127,11 @@ CHECKS: tuple[CheckRow, ...] = (
         ".file.stated_facts:check_activation_scales",
     ),
     CheckRow(
+        "joined_scales",
+        "weights that engines join have one NVFP4 factor of the whole tensor",
+        ".file.joined_scales:check_joined_scales",
+    ),
+    CheckRow(
         "packed",
         "weights stored as several tensors are whole and decode",
         ".file.values:check_packed",

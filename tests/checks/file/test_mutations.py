@@ -249,6 +249,15 @@ def _as_whole(values: Any) -> Any:
     return (values / abs(values).max() * 127).round()
 
 
+def _double(path: Path, name: str) -> None:
+    """Store twice the float32 values of a tensor."""
+    rows = tensors_of(path)
+    dtype, shape, raw = rows[name]
+    assert dtype == "F32"
+    rows[name] = (dtype, shape, (np.frombuffer(raw, "<f4") * np.float32(2)).tobytes())
+    write_mixed(path / "model.safetensors", rows)
+
+
 def _import(path: Path) -> None:
     """Let the pickle import a function that no value needs, and drop it."""
     import zipfile
@@ -286,6 +295,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("packed", "nf4", _state, "expected"),
     Mutation("activation_scales", "nvfp4", lambda p: bases.without(p, _SCALE), "1 of 28", True,
              ("quantization",)),
+    Mutation("joined_scales", "nvfp4",
+             lambda p: _double(p, "model.layers.2.mlp.up_proj.weight_scale_2"), "1 of 8", True),
     Mutation("unread", "hf", _key("planted", {"deep": 1}), "in no table", True),
     Mutation("unread", "hf", lambda p: (p / "model-mtp.safetensors").write_bytes(b""),
              "no index names it", True),
