@@ -139,6 +139,27 @@ def test_a_number_of_one_layer_is_said_of_this_layer(
     assert found.findings[0].where == tuple(f"L1.{name}" for name in values)
 
 
+@pytest.mark.parametrize("gone", [frozenset({"embd_scaled"}), frozenset()])
+def test_another_size_of_the_stream_is_no_factor_of_what_is_added(gone: frozenset[str]) -> None:
+    """Norms hide it up to the first sum; a recorded embedding may be as the model says."""
+    folder = tiny_folder("granite")
+    with open_model(folder) as model:
+        patched = PatchedModel.unpatched(model, IDS, "float32")
+        twice = float(patched.hp["embedding_scale"]) ** 2
+        right = record_points(patched)
+        made = record_points(patched.with_hyper(None, embedding_scale=twice))
+    made = {**made, "embd_scaled": right["embd_scaled"]}
+    run = trace(
+        folder,
+        f"twice-{len(gone)}",
+        points=frozenset({"embd", "embd_scaled", "attn_out", "ffn_norm", "out"}) - gone,
+        rename=lambda own: {key: made[key] for key in own},
+    )
+    found = confirmed(folder, run)
+    assert found.findings[0].where == ("embedding_scale",)
+    assert "applied twice" in found.sentence and len(found.findings) == 1
+
+
 def reading(names: tuple[str, ...], chosen: int | None, after: bool, weighed: bool) -> Any:
     """Return what makes modules read a layer's stream, normed with attention's weight or none."""
 

@@ -1,6 +1,7 @@
 """Hypotheses about the embedding, the residual stream, the factors on it and the logits."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ FACTORS = {
 
 MOST_WRONG = 0.5  # share of the tokens up to which single ids are wrong, not the table
 MOST_ROWS = 512
+POWERS = (-3, -2, -1, 1, 2, 3)  # of 2: factors that are tried before a number is fitted
 
 
 def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
@@ -242,6 +244,8 @@ def factor_change(name: str, value: float, configured: float) -> Change:
     A factor of the logits may as well be a sampler's: both readings are named.
     """
     says = f"{name} is {value:.9g}; the model says {configured:.9g}"
+    if name == "embedding_scale" and value == configured**2 != configured:
+        says += ": applied twice"
     if name == "logit_scale" and value > 0 and configured and value != 1:
         says += f"; or {temperature_text(value / configured)}"
     return hyper_change("multiplier", says, **{name: value})
@@ -292,6 +296,45 @@ def find_factor(case: Mismatch) -> Iterator[Change]:
         )
 
 
+def usual_embedding_factors(patched: PatchedModel) -> tuple[float, ...]:
+    """Return the factors that engines put on the embedding instead of the model's.
+
+    Left out, applied twice, and sqrt(hidden size), alone or beside the model's. None for models
+    with learned positions: a factor there is on the tokens' rows alone.
+    """
+    if patched.spec.block.position == "learned":
+        return ()
+    configured, root = (float(patched.hp[name]) for name in ("embedding_scale", "hidden_size"))
+    root = root**0.5
+    found = (1.0, configured**2, root, configured * root)
+    return tuple(value for value in dict.fromkeys(found) if value != configured)
+
+
+def find_stream_size(case: Mismatch) -> Iterator[Change]:
+    """Yield changes of the embedding's factor, for points inside the first layer.
+
+    Norms hide the size of the stream, so that another size shows first where something is added to
+    the stream, just as another factor on what is added does. What follows tells the two apart.
+    """
+    usual = usual_embedding_factors(case.patched)
+    if case.layer != 0 or not usual:
+        return
+    configured = float(case.patched.hp["embedding_scale"])
+    behind = case.found.views.get("embd_scaled")
+    recorded = behind is not None and behind.recorded is not None
+
+    def make(value: float) -> Change:
+        """Return the change of the factor to `value`, behind a recorded scaled embedding."""
+        change = factor_change("embedding_scale", value, configured)
+        if not recorded:
+            return change
+        says = f"{change.says}; it entered the first layer so, and not as recorded before it"
+        return replace(change, says=says, drop=frozenset({"embd_scaled"}))
+
+    tries = (*usual, *(configured * 2.0**k for k in POWERS))
+    yield from case.best_number(make, tries)
+
+
 def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]:
     """Yield changes to common factors, for a trace that does not hold the scaled value itself.
 
@@ -311,7 +354,7 @@ def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]
     if case.trial(plain) <= case.view.tolerance:
         yield plain
         return
-    tries = (configured * 2.0**k for k in (-3, -2, -1, 1, 2, 3))
+    tries = (configured * 2.0**k for k in POWERS)
     yield from case.best_number(lambda v: factor_change(name, v, configured), tries)
 
 
@@ -533,6 +576,7 @@ HYPOTHESES = (
     ),
     Hypothesis("residual", try_left_out_layers, 28, "no operation at all, before any number"),
     Hypothesis("multiplier", find_factor, 30, "one factor, before the numbers of an operation"),
+    Hypothesis("multiplier", find_stream_size, 32, "the stream, before a factor of what is added"),
     Hypothesis("residual", try_residual_sums, 370, "sums, once both terms are right"),
     Hypothesis("softcap", try_logit_caps, 430, "the logits, after all that gives them"),
     Hypothesis(

@@ -36,6 +36,7 @@ from aprfmt.causes.forward.residual_stream import (
     factor_change,
     keep_one_summand,
     parallel_change,
+    usual_embedding_factors,
     usual_token_type_mistakes,
 )
 from aprfmt.causes.forward.shards import usual_shard_sum_mistakes, usual_shard_table_mistakes
@@ -223,9 +224,9 @@ def _bf16_embedding_factor(patched: PatchedModel) -> float:
 
 def _factor_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of factors on embedding, stream and logits: left out or another."""
-    width = float(patched.hp["hidden_size"])
+    embedding = usual_embedding_factors(patched)
     for name, values in (
-        ("embedding_scale", (1.0, width**0.5, _bf16_embedding_factor(patched))),
+        ("embedding_scale", (*embedding, _bf16_embedding_factor(patched))),
         ("residual_scale", (1.0,)),
         ("logit_scale", (1.0,)),
     ):
