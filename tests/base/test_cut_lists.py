@@ -54,7 +54,7 @@ def ids_of_a_run(count: int) -> str:
 
 
 def damaged(count: int) -> str:
-    return _damage_finding(Damage("m.gguf", "is cut", tuple(names(count)))).found
+    return _damage_finding(Damage("m.gguf", "is cut", tuple(names(count))), ()).found
 
 
 def not_compared(count: int) -> str:

@@ -127,7 +127,7 @@ def _loss_terms(x: Any, y: Any) -> float | None:
 def _labels(x: Any, y: Any) -> float | None:
     case: Any = SimpleNamespace(case=lambda key: SimpleNamespace(given=y[:, 0]))
     parts: Any = SimpleNamespace(mean=lambda basis: x[:, 0])
-    found = batch_labels._solved(case, parts, [np.ones(1)])
+    found = batch_labels._solve_factors(case, parts, [np.ones(1)])
     return None if found is None else float(found[1][0])
 
 

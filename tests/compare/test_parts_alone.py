@@ -416,7 +416,7 @@ def test_the_base_of_a_head_is_the_embedding_where_they_are_one() -> None:
 def test_parts_of_either_side_are_told_before_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
     from aprfmt import compare
 
-    a, b, rows = (cast(Any, SimpleNamespace()) for _ in range(3))
+    a, b, rows = (cast(Any, SimpleNamespace(hyper=n)) for n in range(3))
     taken: dict[Any, str] = {}
     said: list[Any] = []
 

@@ -105,7 +105,7 @@ SINKS: dict[str, Any] = {
     "are zeros": lambda heads: heads.sinks * 0,
     "are those of the head before": lambda heads: np.roll(heads.sinks, 1),
     "are those of the next head": lambda heads: np.roll(heads.sinks, -1),
-    "are in reverse order": lambda heads: heads.sinks[::-1],
+    "are in reverse order": lambda heads: heads.sinks[::-1].copy(),
     "are all the first head's": lambda heads: np.full_like(heads.sinks, heads.sinks[0]),
 }
 

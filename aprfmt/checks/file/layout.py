@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.protocols import Damage, Note
+from aprfmt.base.sequences import join_first
 from aprfmt.base.text_escape import escape, shorten
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
@@ -58,7 +59,7 @@ def _damage_finding(damage: Damage, lost: Collection[str]) -> Finding:
     names = damage.tensors
     unreadable = ""
     if names:
-        shown = ", ".join(shorten(name, 100) for name in names[:4]) + ", ..." * (len(names) > 4)
+        shown = join_first([shorten(name, 100) for name in names], 4)
         unreadable = f"; {len(names)} tensors cannot be read: {shown}"
     wanted, todo = "a file that keeps its format's rules", "the file is damaged: get it again"
     if damage.kind == "truncated" and Path(damage.where).is_file():

@@ -31,7 +31,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, **census: TensorScan) -> Any:
     monkeypatch.setattr(values, "_buffer_names", lambda ctx: frozenset({"mask"}))
     zeros = SimpleNamespace(text="", expected="")
     monkeypatch.setattr(values, "find_zero_pairs", lambda model: zeros)
-    ctx: Any = SimpleNamespace(census=census, model={}, where="m")
+    ctx: Any = SimpleNamespace(census=census, model={}, where="m", told_parts=frozenset())
     return values.check_values(ctx)
 
 
