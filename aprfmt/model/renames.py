@@ -408,12 +408,12 @@ def prefix_rules_between(
     votes: Counter[Rename] = Counter()
     for name in theirs:
         tails = (name, *_name_tails(name))
-        tail = next((each for each in tails if each in ends), None)
-        if tail is None:
+        shared = next((each for each in tails if each in ends), None)
+        if shared is None:
             continue
-        targets = [tail] if tail in wanted else ends[tail]
-        heads = (target[: len(target) - len(tail)] for target in targets)
-        made = {_shortest_prefix_rule(name[: len(name) - len(tail)], head) for head in heads}
+        targets = [shared] if shared in wanted else ends[shared]
+        heads = (target[: len(target) - len(shared)] for target in targets)
+        made = {_shortest_prefix_rule(name[: len(name) - len(shared)], head) for head in heads}
         votes.update(rule for rule in made if rule is not None)
     found = {}
     for rule, _ in votes.most_common(_SETS):
