@@ -270,7 +270,7 @@ def test_classes_and_exit_codes() -> None:
         assert found.sentence.startswith(KINDS[found.kind])
 
 
-@pytest.mark.parametrize("cause", TRAINED)
+@pytest.mark.parametrize("cause", sorted(TRAINED))
 def test_other_weights_made_from_these_are_derived_whatever_made_them(cause: str) -> None:
     far = Finding(cause, "other weights", "identity", "not_comparable", (), True)
     found = Diagnosis("a", "b", (far,), (), (), ())
