@@ -16,6 +16,7 @@ from aprfmt.model.renames import (
     numbering_rule,
     prefix_rules,
     rename_names,
+    rules_of_sets,
 )
 from aprfmt.model.solve import solve_key
 from aprfmt.model.towers import has_towers, tower_name, tower_rule
@@ -209,6 +210,7 @@ def _propose_rules(
     left = [name for name in left if names[name] not in codes and not (held and tower_name(name))]
     nested = style == "hf" and isinstance(config.get(spec.section), Mapping)
     prefixes = prefix_rules(spec, style, left, nested)
+    yield from rules_of_sets(prefixes, left)
     for k in range(1, min(3, len(prefixes)) + 1):
         yield prefixes[:k]
     if best is None:

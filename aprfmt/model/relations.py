@@ -10,7 +10,7 @@ from aprfmt.base.protocols import Note, Overlay, Value
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.formats import FORMATS
 from aprfmt.model.hf_folder import WEIGHT_FILES
-from aprfmt.model.renames import Rename, command_line, prefix_rule_onto
+from aprfmt.model.renames import ASIDE, Rename, command_line, prefix_rule_onto
 from aprfmt.tensors.companions import quantization_section
 
 if TYPE_CHECKING:
@@ -180,7 +180,13 @@ def rename_relation(
 
     `total` is the number of tensors in the file.
     """
-    changed = [(stored, read) for stored, read in pairs if stored != read]
+    aside = [rule for rule in rules if rule.sets_aside]
+    every, rules = rules, [rule for rule in rules if not rule.sets_aside]
+    changed = [
+        (stored, read)
+        for stored, read in pairs
+        if stored != read and not any(stored.startswith(rule.old) for rule in aside)
+    ]
     known = [why for rule in rules if (why := rule.origin)]
     of = f" ({', '.join(dict.fromkeys(known))})" if known else ""
     many = "all" if len(changed) == total else f"{len(changed)} of"
@@ -188,10 +194,28 @@ def rename_relation(
         f"{many} {total} tensors stand under other names than readers look for: "
         f"{' and '.join(rule.text for rule in rules)}{of}"
     )
-    options = [part for rule in rules for part in ("--rename", str(rule))]
+    options = [part for rule in every for part in ("--rename", str(rule))]
+    if aside:
+        options += ["--drop", f"{ASIDE}*"]
+        says += _other_sets_text("the file", path, rules[-1].old, [rule.old for rule in aside])
     remedy = command_line("convert", opening_path(path), "OUT", *options)
     where = tuple(stored for stored, _ in changed)
-    return Relation("names", says, where, tuple(changed[:SHOWN]), remedy, tuple(rules))
+    return Relation("names", says, where, tuple(changed[:SHOWN]), remedy, tuple(every))
+
+
+def _other_sets_text(what: str, path: "Path", taken: str, others: Sequence[str]) -> str:
+    """Return the clause that `what`, the file `path`, has the names below `taken` below others too.
+
+    With the command that keeps those alone.
+    """
+    alone = command_line(
+        "convert", opening_path(path), "OTHERS.safetensors", "--generic", "--drop",
+        f"re:^{re.escape(taken)}",
+    )  # fmt: skip
+    return (
+        f"; {what} has these names under {' and '.join(others)} too, which are left aside: "
+        f"to compare them alone, {alone}"
+    )
 
 
 def relation_between_names(
@@ -217,25 +241,14 @@ def relation_between_names(
     says = f"{len(names)} of {len(b)} tensors have other names in B: {what}"
     for side, model, taken, again in (("B", b, rule.old, left), ("A", a, rule.new, more)):
         if again and taken:
-            alone = command_line(
-                "convert",
-                opening_path(model.path),
-                "OTHERS.safetensors",
-                "--generic",
-                "--drop",
-                f"re:^{re.escape(taken)}",
-            )
-            says += (
-                f"; {side} has these names under {' and '.join(again)} too, which are not "
-                f"compared: to compare them, {alone}"
-            )
+            says += _other_sets_text(side, model.path, taken, again)
     options = ["--rename", str(rule)]
     if rule.old and left:
         options += [part for old in left for part in ("--drop", f"re:^{re.escape(old)}")]
         if any(name.startswith(old) for name in names.values() for old in left):
             # What is left out is looked for under the new names.
-            aside = [part for old in left for part in ("--rename", f"{old}=others.{old}")]
-            options = [*aside, "--rename", str(rule), "--drop", "others.*"]
+            aside = [part for old in left for part in ("--rename", f"{old}={ASIDE}{old}")]
+            options = [*aside, "--rename", str(rule), "--drop", f"{ASIDE}*"]
     target = "OUT"
     try:
         b.roles  # noqa: B018  # asked for its error

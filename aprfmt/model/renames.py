@@ -37,6 +37,11 @@ WRAPPERS: Mapping[str, str] = {
 }
 
 
+ASIDE = "others."  # before the names of a second set of the same names, which is not read
+# What training programs call the running average of the weights, in a key of its own.
+_AVERAGES = frozenset({"ema", "swa", "avg", "average", "averaged", "shadow"})
+
+
 @dataclass(frozen=True, slots=True)
 class Rename:
     """A rule OLD=NEW for tensor names. Calling it returns a name as the rule changes it."""
@@ -55,6 +60,11 @@ class Rename:
         if not self.new:
             return f"{'the prefix ' if self.old.endswith('.') else ''}{self.old} has to go"
         return f"{self.old} stands for {self.new}"
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether the rule only takes a second set of the same names out of the way."""
+        return bool(self.old) and self.new == ASIDE + self.old
 
     @property
     def origin(self) -> str:
@@ -388,6 +398,29 @@ def differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str]
     return ".".join(mine), ".".join(theirs)
 
 
+def rules_of_sets(rules: Sequence[Rename], names: Collection[str]) -> list[list[Rename]]:
+    """Return for each of several sets of the same names the rules under which it alone is read.
+
+    `rules` each take a prefix away; those that leave the same names mean as many sets. [] for fewer
+    than two. A set that is called an average of the weights comes last; else the one with most
+    names comes first, or the one stored first.
+    """
+    made = {rule: {rule(n) for n in names if n.startswith(rule.old)} for rule in rules if rule.old}
+    sets = [
+        rule
+        for rule, mine in made.items()
+        if any(2 * len(mine & more) > len(mine) for other, more in made.items() if other != rule)
+    ]
+    order = list(names)
+    first = {r: next(at for at, name in enumerate(order) if name.startswith(r.old)) for r in sets}
+    averaged = {rule: not _AVERAGES.isdisjoint(re.split(r"[._]", rule.old)) for rule in sets}
+    sets.sort(key=lambda rule: (averaged[rule], -len(made[rule]), first[rule]))
+    return [
+        [*(Rename(more.old, ASIDE + more.old) for more in sets if more != rule), rule]
+        for rule in sets
+    ]
+
+
 def prefix_rules_between(
     theirs: Collection[str], ours: Collection[str], fewest: float
 ) -> dict[Rename, dict[str, str]]:
@@ -401,8 +434,8 @@ def prefix_rules_between(
     wanted = set(ours)
     ends: dict[str, list[str]] = {}
     for name in ours:
-        for tail in (name, *_name_tails(name)):
-            held = ends.setdefault(tail, [])
+        for part in (name, *_name_tails(name)):
+            held = ends.setdefault(part, [])
             if len(held) < _SETS:
                 held.append(name)
     votes: Counter[Rename] = Counter()

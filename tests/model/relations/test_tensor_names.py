@@ -28,7 +28,7 @@ from aprfmt.model.renames import (
     rename_names,
 )
 from tests.cli.run import aprfmt as command
-from tests.model.relations.edits import remedied, same, substituted, with_names
+from tests.model.relations.edits import edited, remedied, same, substituted, with_names
 from tests.models import save_tiny
 
 PREFIXES = {
@@ -330,7 +330,9 @@ def test_one_of_the_sets_in_a_file_is_compared_and_said(
     ((relation, remedy, says),) = [
         (one.relation, one.relation.remedy, one.relation.says) for one in report.relations
     ]
-    assert relation.count == len(held) and (f"{other} too, which are not" in says) is bool(other)
+    assert relation.count == len(held) and (f"{other} too, which are left aside" in says) is bool(
+        other
+    )
     if turned:
         return
     # The printed commands write the set that was compared, and the other one alone.
@@ -338,9 +340,30 @@ def test_one_of_the_sets_in_a_file_is_compared_and_said(
         assert held.keys() <= set(model) and (not other or len(model) == len(held))
         assert all((model[name].numpy() == value.numpy()).all() for name, value in held.items())
     if other:
-        alone = says.partition("to compare them, ")[2].replace("OTHERS", "OUT")
+        alone = says.partition("to compare them alone, ")[2].replace("OTHERS", "OUT")
         with open_model(remedied(alone, tmp_path / "alone")) as model:
             assert set(model) == {other + name for name in held}
+
+
+@pytest.mark.parametrize("order", [("ema.", "model."), ("model.", "ema."), ("a.", "b.")])
+def test_one_set_of_a_folder_is_read_whole(
+    order: tuple[str, str], demo_model: Path, tmp_path: Path
+) -> None:
+    """No role of one set beside those of another; an average only where nothing else is."""
+    taken, other = order if order[0] != "ema." else order[::-1]
+
+    def both(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        made = _sets(held, taken, other)
+        return {name: made[name] for prefix in order for name in made if name.startswith(prefix)}
+
+    bad = edited(demo_model, tmp_path / "bad", both)
+    with open_model(bad) as model:
+        (relation,) = model.relations
+        assert {name for view in model.roles.values() for name in view.names} == {
+            name for name in model if name.startswith(taken)
+        }
+        assert f"{other} too, which are left aside" in relation.says
+    same(demo_model, remedied(relation.remedy, tmp_path / "mended"))
 
 
 def test_towers_of_one_shape_are_told_by_their_values(tmp_path: Path) -> None:
