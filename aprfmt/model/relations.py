@@ -209,9 +209,13 @@ def _other_sets_text(what: str, path: "Path", taken: str, others: Sequence[str])
     With the command that keeps those alone.
     """
     alone = command_line(
-        "convert", opening_path(path), "OTHERS.safetensors", "--generic", "--drop",
+        "convert",
+        opening_path(path),
+        "OTHERS.safetensors",
+        "--generic",
+        "--drop",
         f"re:^{re.escape(taken)}",
-    )  # fmt: skip
+    )
     return (
         f"; {what} has these names under {' and '.join(others)} too, which are left aside: "
         f"to compare them alone, {alone}"
