@@ -68,7 +68,7 @@ def test_the_next_file_is_found_and_can_be_cut_off(case: str, files: Path, tmp_p
 def test_other_bytes_are_no_file(name: str, tail: bytes, files: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes((files / name).read_bytes() + tail)
     said = command("validate", tmp_path / name).out
-    assert "bytes follow" in said and "joined" not in said
+    assert "bytes follow" in said and "joined from" not in said
 
 
 @pytest.mark.parametrize("at", [0, -1])
