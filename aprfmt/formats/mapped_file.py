@@ -223,6 +223,17 @@ class BufferFile(MappedFile):
         self.identity = ""
 
 
+def checked_stop(info: TensorInfo, start: int, stop: int | None) -> int:
+    """Return `stop`, or a tensor's size in bytes for None.
+
+    Raises ValueError where bytes [start, stop) are not all inside the tensor.
+    """
+    stop = info.nbytes if stop is None else stop
+    if not 0 <= start <= stop <= info.nbytes:
+        raise ValueError(f"{info.name}: bytes {start}..{stop} of {info.nbytes}")
+    return stop
+
+
 class StoredTensor(LazyTensor):
     """A tensor whose bytes are one contiguous region of a mapped file."""
 
@@ -244,9 +255,7 @@ class StoredTensor(LazyTensor):
 
         Raises ValueError for bytes outside the tensor, UsageError after the file was closed.
         """
-        stop = self.info.nbytes if stop is None else stop
-        if not 0 <= start <= stop <= self.info.nbytes:
-            raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")
+        stop = checked_stop(self.info, start, stop)
         base = self.info.offset
         try:
             return self._file.view[base + start : base + stop]

@@ -9,7 +9,7 @@ from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import ByteSource, LazyTensor, TensorInfo
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError, UsageError
-from aprfmt.formats.mapped_file import DamagedTensor, StoredTensor
+from aprfmt.formats.mapped_file import DamagedTensor, StoredTensor, checked_stop
 from aprfmt.formats.pytorch.pickle_values import DTYPES, PACKED, TensorValue
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ class StridedTensor(LazyTensor):
 
         Raises ValueError for bytes outside the tensor, UsageError after the file was closed.
         """
-        stop = self.info.nbytes if stop is None else stop
-        if not 0 <= start <= stop <= self.info.nbytes:
-            raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")
+        stop = checked_stop(self.info, start, stop)
         if start == stop:
             return memoryview(b"")
         size = DTYPES[self._value.dtype][1]
@@ -149,9 +147,7 @@ class DequantizedTensor(LazyTensor):
         """
         import numpy as np
 
-        stop = self.info.nbytes if stop is None else stop
-        if not 0 <= start <= stop <= self.info.nbytes:
-            raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")
+        stop = checked_stop(self.info, start, stop)
         first, last = start // _FLOAT, -(-stop // _FLOAT)
         made = np.empty(last - first, "<f4")
         for at in range(first, last, _STEP):
