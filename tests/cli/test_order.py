@@ -19,9 +19,10 @@ from tests.checks.gates.faults import copied, swapped_tokens
 from tests.cli.run import ROOT, aprfmt
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.patience import PATIENCE
-from tests.scope import SAMPLED, SCOPE
+from tests.scope import SAMPLED, SCOPE, chosen
 
-SEEDS = (0, 3) if os.environ.get(SCOPE) == SAMPLED else (0, 1, 2, 3)
+PART = os.environ.get(SCOPE) == SAMPLED
+SEEDS = (0, 3) if PART else (0, 1, 2, 3)
 # {m} is the demo model, {g} its GGUF, {q} a quantized one, {l} one with an adapter merged into
 # some parts, {t} one with tokens exchanged, {k} one with other keys, {x} a text, {o} a new folder.
 RUNS: Mapping[str, tuple[str, ...]] = {
@@ -118,10 +119,13 @@ def merged(folder: Path) -> None:
 
 def test_no_output_hangs_on_the_order_of_sets(inputs: Mapping[str, str], tmp_path: Path) -> None:
     texts: dict[int, dict[str, list[str]]] = {}
+    # {l} is merged, {t} has other tokens: the longest lists of what differs.
+    every = [text for name in RUNS for text in RUNS[name]]
+    asked = [text for text in every if not PART or chosen(text, 3) or text.startswith("diff")]
     for seed in SEEDS:
         out = tmp_path / f"o{seed}"
         out.mkdir()
-        runs = [text.format(**inputs, o=out) for name in RUNS for text in RUNS[name]]
+        runs = [text.format(**inputs, o=out) for text in asked]
         done = subprocess.run(
             [sys.executable, "-c", _DRIVER], input=json.dumps(runs), capture_output=True, text=True,
             cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": str(seed)}, timeout=PATIENCE * 5,
@@ -135,7 +139,7 @@ def test_no_output_hangs_on_the_order_of_sets(inputs: Mapping[str, str], tmp_pat
             for command, parts in told.items()
         }
     first = texts[SEEDS[0]]
-    assert len(first) == sum(map(len, RUNS.values()))
+    assert len(first) == len(asked)
     for seed in SEEDS[1:]:
         assert texts[seed].keys() == first.keys()
         for command, said in texts[seed].items():
