@@ -211,7 +211,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/robustness/test_configs.py": Family(8, first_word),
     "tests/robustness/test_differences.py": Family(4),
     "tests/robustness/test_files.py": Family(12),
-    "tests/robustness/test_side_inputs.py": Family(6, first_word),
+    "tests/robustness/test_side_inputs.py": Family(3, first_word),
     "tests/robustness/test_smoke.py": Family(10, first_word),
     "tests/robustness/test_smoke.py::test_valid_and_odd_files_are_read": Family(4),
     "tests/test_packaging.py": Family(1 << 64),
