@@ -167,8 +167,8 @@ def short_keys(keys: Iterable[str]) -> str:
             else ""
         )
         said.append(role + at)
-    shown = ", ".join(said[:4])
-    return shown if len(said) <= 4 else f"{shown} and {len(said) - 4} more roles"
+    shown, more = ", ".join(said[:4]), len(said) - 4
+    return shown if more <= 0 else f"{shown} and {more} more role{'s' if more > 1 else ''}"
 
 
 def fixed_name(path: Path) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.cli.commands import COMMANDS
+from tests import approved
 from tests.checks.gates.faults import copied, swapped_tokens
 from tests.cli.run import ROOT, aprfmt
 from tests.conversion.folders import tensors_of, write_mixed
@@ -22,6 +23,7 @@ from tests.patience import PATIENCE
 from tests.scope import SAMPLED, SCOPE, chosen
 
 PART = os.environ.get(SCOPE) == SAMPLED
+ANSWERS = Path(__file__).parent / "answers"
 SEEDS = (0, 3) if PART else (0, 1, 2, 3)
 # {m} is the demo model, {g} its GGUF, {q} a quantized one, {l} one with an adapter merged into
 # some parts, {t} one with tokens exchanged, {k} one with other keys, {x} a text, {o} a new folder.
@@ -140,6 +142,13 @@ def test_no_output_hangs_on_the_order_of_sets(inputs: Mapping[str, str], tmp_pat
         }
     first = texts[SEEDS[0]]
     assert len(first) == len(asked)
+    for text in asked:
+        command = text.format(**inputs, o="OUT")
+        if text != "doctor":  # says what the machine has
+            name = re.sub(r"[^\w.=-]+", "_", text)
+            paths = {path: f"{{{key}}}" for key, path in inputs.items()}
+            said = "\n".join((f"$ aprfmt {text}", *first[command]))
+            approved.check(ANSWERS / f"{name}.txt", said, paths)
     for seed in SEEDS[1:]:
         assert texts[seed].keys() == first.keys()
         for command, said in texts[seed].items():

@@ -17,11 +17,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import aprfmt
+from tests import approved
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.diagnosis.faults import FAULTS, FILES
 from tests.diagnosis.table import answer
 
+ANSWERS = Path(__file__).parent / "answers_of_diff"
 Pair = tuple[Path, Path]
 # name of a part of NF4 weights -> what stands beside it in the file under that name
 PARTS = ("absmax", "quant_map", "quant_state.bitsandbytes__nf4")
@@ -156,5 +158,6 @@ def test_exit_codes_of_seeded_faults_agree(name: str) -> None:
     a, b = FAULTS[name].make()
     if not (Path(str(a)).exists() and Path(str(b)).exists()):
         pytest.skip("NOT-RUN: a run, which `diff` does not take")
-    values, found = command("diff", a, b).code, answer(name).exit_code
-    assert (values, found) in {(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)}, answer(name).sentence
+    done, found = command("diff", a, b), answer(name).exit_code
+    approved.check(ANSWERS / f"{name}.txt", done.out)
+    assert (done.code, found) in {(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)}, answer(name).sentence

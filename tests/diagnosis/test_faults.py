@@ -1,5 +1,7 @@
 """Every seeded fault is named, with its place, and nothing sound raises an alarm."""
 
+from pathlib import Path
+
 import pytest
 
 from aprfmt.arch import ARCHS
@@ -10,17 +12,19 @@ from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
 from aprfmt.diagnosis.records import KINDS, Diagnosis
-from aprfmt.diagnosis.words import first_lines
+from aprfmt.diagnosis.words import first_lines, report_text
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.verdicts import CERTAINTIES
 from aprfmt.model import open_model
+from tests import approved
 from tests.diagnosis.engines import tiny_folder
 from tests.diagnosis.faults import CONTROLS, ENGINES, FAULTS, FILES
-from tests.diagnosis.table import PAGE, answer, between, cells, confusion, row
+from tests.diagnosis.table import FLOAT32, PAGE, answer, between, cells, confusion, row
 from tests.inference.encoders import ENCODERS
 from tests.models import IDS, MAKERS
 
 CERTAINTY = list(CERTAINTIES)
+ANSWERS = Path(__file__).parent / "answers"
 
 
 def check_first_lines(found: Diagnosis) -> None:
@@ -64,6 +68,9 @@ def test_the_verdict_the_cause_and_the_place(name: str) -> None:
         assert lead.residual_after is not None
         assert lead.residual_after < 0.01 * lead.residual_before
     assert row(fault, found) in PAGE.read_text(), "run python -m tests.diagnosis.table"
+    first = "\n".join(text for text, _ in first_lines(found))
+    if lead is None or lead.cause != "rounding" or (lead.residual_before or 1) > FLOAT32:
+        approved.check(ANSWERS / f"{name}.txt", f"{first}\n\n{report_text(found)}")
 
 
 def test_the_page_lists_every_fault_once_and_counts_them() -> None:

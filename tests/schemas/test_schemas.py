@@ -8,6 +8,7 @@ body of a success, a command without a schema.
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from jsonschema import Draft202012Validator
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.model.kinds import KINDS
 from aprfmt.schemas import COMMON, NUMBERS, schema, schema_names, schema_number
+from tests import approved
 from tests.cli.run import aprfmt
 from tests.schemas.validation import faults, validator
 
@@ -188,6 +190,12 @@ def test_an_older_schema_stays_and_is_not_what_is_printed() -> None:
         assert schema(command)["$id"] == f"aprfmt.{command}.{newest}.json"
 
 
+ANSWERS = Path(__file__).parent / "answers"
+MACHINE = ("doctor",)  # what the machine has
+OWN = re.compile(  # of the machine, the run or another page
+    r".*/(?:seconds|[a-z_]*version|versions|device|threads|memory|peak[a-z_]*|rate|seed|json_schema"
+    r"|[a-z_]*free_bytes|[a-z_]*(?:per_second|seconds))(?:/.*)?:"
+).match
 BY_COMMAND = [pytest.param(name, marks=pytest.mark.xdist_group(f"schema-{name}")) for name in RUNS]
 
 
@@ -206,6 +214,17 @@ def test_output_fits(command: str, bodies: Callable[[str], list[Any]]) -> None:
         for key in body:
             other = {f"{name}_" if name == key else name: value for name, value in body.items()}
             assert not validator(command).is_valid(other), f"{key} is not missed"
+
+
+@pytest.mark.parametrize("command", [name for name in BY_COMMAND if name.values[0] not in MACHINE])
+def test_the_whole_output_is_as_approved(
+    command: str, bodies: Callable[[str], list[Any]], files: Mapping[str, Path]
+) -> None:
+    said = []
+    for text, body in zip(RUNS[command], bodies(command), strict=True):
+        said += [f"$ aprfmt {text}", *(line for line in approved.leaves(body) if not OWN(line)), ""]
+    paths = {str(path): f"{{{name}}}" for name, path in files.items()}
+    approved.check(ANSWERS / f"{command}.txt", "\n".join(said), paths)
 
 
 @pytest.mark.slow  # every key below the first level, one at a time

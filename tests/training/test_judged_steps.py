@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from aprfmt.training.step import explain_step
+from tests import approved
 from tests.models import tiny
 from tests.training.judged_steps import (
     FAULTS,
@@ -35,6 +36,7 @@ from tests.training.loop_steps import LOOP_FAULTS, LOOP_INNOCENTS, LOOP_RELATIVE
 from tests.training.thread_steps import THREAD_FAULTS, THREAD_INNOCENTS
 from tests.training.trainer_steps import TRAINER_FAULTS, TRAINER_INNOCENTS, TRAINER_RELATIVES
 
+ANSWERS = Path(__file__).parent / "answers"
 EVERY = (
     *FAULTS,
     *RELATIVES,
@@ -78,6 +80,8 @@ def test_a_step_is_answered_rightly(row: JudgedStep, tmp_path: Path) -> None:
     assert answer.word == MISSED.get(row.name, "right"), answer.texts
     if row.cause:
         assert answer.report.causes[0].cause == row.cause
+    said = "\n".join((*approved.leaves(answer.report.to_json(), most=4), *answer.texts))
+    approved.check(ANSWERS / f"{row.name}.txt", said, {str(tmp_path): "FOLDER"})
 
 
 def test_a_tied_table_beside_wrong_layers_lacks_no_part(tmp_path: Path) -> None:
