@@ -315,30 +315,29 @@ def _explain_orders(
             continue
         what = "inputs" if axis else "outputs"
         says = f"{copy.whose} codes stand in another order along the {what}: {text}"
-        found = _confirm_order(
-            replace(copy, y=y, lattice=reorder_lattice(copy.lattice, rows, columns)), says
-        )
+        moved = replace(copy, y=y, lattice=reorder_lattice(copy.lattice, rows, columns))
+        found = _confirm_order(copy, moved, says)
         if found is not None:
             yield found
             return
 
 
-def _confirm_order(copy: PackedCopy, says: str) -> Finding | None:
-    """Return the finding of a copy whose codes are reordered; None if they are no right copy then.
+def _confirm_order(copy: PackedCopy, moved: PackedCopy, says: str) -> Finding | None:
+    """Return the finding of a copy whose codes are in another order; None if that is not so.
 
-    `copy` has its codes reordered already. It is also tried with new scales, then with new zero
-    points too, as those may have stayed in place.
+    `moved` is the copy with its codes put in order. It is also tried with new scales, then with new
+    zero points too, as those may have stayed in place.
     """
-    found = copy.explain_repaired("packing_order", (says,), copy.y, copy.lattice)
+    found = copy.explain_repaired("packing_order", (says,), moved.y, moved.lattice)
     if found is None:
-        factor = spread_over_copy(copy, cell_factors(copy, copy.y))
+        factor = spread_over_copy(copy, cell_factors(copy, moved.y))
         said = says, "the scales did not move with them"
-        y, lattice = copy.y * factor, scale_lattice(copy.lattice, factor)
+        y, lattice = moved.y * factor, scale_lattice(moved.lattice, factor)
         found = copy.explain_repaired("packing_order", said, y, lattice)
     if found is None:
-        factor, offset = (spread_over_copy(copy, part) for part in cell_factors_and_offsets(copy))
+        factor, offset = (spread_over_copy(copy, part) for part in cell_factors_and_offsets(moved))
         said = says, "scales and zero points did not move with them"
-        y, lattice = copy.y * factor + offset, scale_lattice(copy.lattice, factor, offset)
+        y, lattice = moved.y * factor + offset, scale_lattice(moved.lattice, factor, offset)
         found = copy.explain_repaired("packing_order", said, y, lattice)
     return found
 
