@@ -1,0 +1,95 @@
+"""Where an adapter's pairs belong and what sums of changes give, each by itself."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt.arch.binding
+from aprfmt.adapters import merge_faults, parameters, placing
+from aprfmt.adapters.merge_faults import Judged, Merge, OtherChange
+from aprfmt.errors import ConversionError
+
+
+def test_a_tensor_that_ends_alike_is_named_where_it_is_the_only_one() -> None:
+    """The end has a layer's number, or is the whole name."""
+    base: Any = dict.fromkeys(
+        ("model.layers.0.mlp.up.weight", "model.layers.1.mlp.up.weight", "head.weight",
+         "a.norm.weight", "b.norm.weight", "0.weight")
+    )  # fmt: skip
+    found = placing._same_end_text
+    there = "; model.layers.1.mlp.up.weight is there"
+    assert found("model.layers.1.mlp.up.weight", base) == there
+    assert found("language.model.layers.1.mlp.up.weight", base) == there
+    assert found("x.y.layers.1.mlp.up.weight", base) == there
+    assert found("x.layers.2.mlp.up.weight", base) == ""
+    assert found("x.mlp.up.weight", base) == ""  # of which layer nothing says
+    assert found("mlp.up.weight", base) == ""  # of two layers
+    assert found("norm.weight", base) == ""  # two names are no whole end
+    assert found("y.0.weight", base) == ""
+    assert found("a.0.weight", dict.fromkeys(("m.a.0.weight",))) == "; m.a.0.weight is there"  # type: ignore[arg-type]
+
+
+def test_a_sum_of_changes_gives_all_but_rounding() -> None:
+    """In a plain type half a step of the sum and of the product, in a packed one a share."""
+    rng = np.random.default_rng(8)
+    own, other = (1.99 * rng.choice([-1.0, 1.0], (64, 64)) for _ in range(2))
+    plain = np.zeros((64, 64))
+    found = Judged("x", 0.0, 1.0)
+
+    def judged(theirs: Any, encoding: str = "BF16") -> Judged | None:
+        merge = Merge(plain, own, theirs, encoding, "BF16", False)
+        return merge_faults._summed_changes(
+            merge, found, lambda: [OtherChange("o", other), OtherChange("z", 0 * other)]
+        )
+
+    for times, words in ((1, "o"), (2, "o (twice)"), (-1, "o (subtracted)"), (3, "o (3 times)")):
+        for mine in (0, 1):
+            exact = judged(mine * own + times * other)
+            assert exact is not None and exact.found == merge_faults.ANOTHER
+            how = "after its own" if mine else "in place of its own"
+            assert exact.says == f"the change of {words} was added {how}"
+            assert exact.source == ("o" if times == 1 and not mine else "")
+    assert judged(own) is None and judged(4 * other) is None and judged(0.5 * other) is None
+    spot = np.zeros((64, 64))
+    for steps, within in ((2.9, True), (3.5, False), (9.0, False)):
+        spot[3, 5] = steps * 2.0**-8
+        assert (judged(other + spot) is not None) is within, steps
+    rest = rng.normal(size=(64, 64)) * 1.99
+    for share, within in ((0.2, True), (0.3, False)):
+        assert (judged(other + share * rest, "Q8_0") is not None) is within, share
+
+
+def test_pairs_of_single_experts_are_stacked_where_every_expert_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adapter: Any = SimpleNamespace(path=Path("adapter"))
+
+    def refused(experts: Any, stored: tuple[str, ...], roles: tuple[str, ...] = ("up",)) -> bool:
+        group = SimpleNamespace(roles=roles, stored=stored)
+        monkeypatch.setattr(
+            aprfmt.arch.binding, "bind_names", lambda *given: SimpleNamespace(groups=[group])
+        )
+        monkeypatch.setattr(
+            parameters, "read_factors", lambda pair: (np.ones((2, 4)), np.ones((3, 2)))
+        )
+        base: Any = SimpleNamespace(
+            spec=None,
+            path=Path("base"),
+            hyper={"n_experts": experts},
+            roles={"up": SimpleNamespace(group=None)},
+        )
+        pairs: Any = {name: SimpleNamespace(scale=1.0) for name in stored}
+        try:
+            assert list(parameters.stacked_changes(adapter, base, pairs)) == []
+        except ConversionError as error:
+            assert f"{len(stored)} of {experts or 0} experts have a pair" in str(error)
+            return True
+        return False
+
+    assert not refused(2, ("a", "b")) and not refused(1, ("a",))
+    for experts, stored in ((3, ("a", "b")), (1, ("a", "b")), (0, ("a",)), (None, ("a",))):
+        assert refused(experts, stored)
+    assert refused(1, ("a",), ("up", "gate")) and refused(1, ("a",), ("elsewhere",))
