@@ -1,7 +1,10 @@
 """The published suites over our own tables: a new row is tested by standing there."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from operator import eq
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,16 +155,29 @@ def test_a_format_that_opens_a_cut_file_is_found(
         check_format("gguf", tmp_path)
 
 
-def test_a_codec_that_takes_too_many_bytes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_codec_that_takes_a_wrong_number_of_bytes_is_found() -> None:
+    """More of them, one byte less, or none at all; every byte has to count."""
     codec = CODECS["Q8_0"]
+    whole = 7 * codec.type_size
 
-    def decode(parts: Any, out: Any) -> None:
-        codec.decode({"": parts[""][: out.size // 32 * 34]}, out)
+    def found(takes: Callable[[int], bool]) -> str:
+        def decode(parts: Any, out: Any) -> None:
+            raw = parts[""]
+            held = raw if not takes(len(raw)) else raw[:whole].ljust(whole, b"\0")
+            codec.decode({"": held}, out)
 
-    lax = SimpleNamespace(**{name: getattr(codec, name) for name in ("block_size", "dtype")})
-    lax.decode = decode
-    with pytest.raises(AssertionError, match="expected a CodecError"):
-        codec_suite._check_bytes("Q8_0", lax, 0)  # type: ignore[arg-type]
+        lax = SimpleNamespace(**{name: getattr(codec, name) for name in ("block_size", "dtype")})
+        lax.decode = decode
+        try:
+            codec_suite._check_bytes("Q8_0", lax, 0)  # type: ignore[arg-type]
+        except AssertionError as error:
+            return str(error)
+        return ""
+
+    assert found(lambda size: False) == ""
+    for size in (whole + 1, whole - 1, 0):
+        text = found(partial(eq, size))
+        assert text == f"Q8_0: took {size} bytes for 224 elements; expected a CodecError"
 
 
 @pytest.mark.parametrize("name", writable_formats())
