@@ -11,7 +11,9 @@ import pytest
 from aprfmt.compare import exchanged_names
 from aprfmt.errors import CodecError
 from aprfmt.measure import activation_scales, item_repairs
-from aprfmt.measure.activation_scales import InputScale
+from aprfmt.measure.activation_scales import ROUNDINGS, InputScale
+from aprfmt.measure.encoding_noise import storage_noise
+from aprfmt.measure.findings import Finding
 from aprfmt.model.ledger import NO_PART, Item, Ledger, NotCompared, Surplus
 from aprfmt.model.renames import rename_names
 
@@ -179,6 +181,50 @@ def test_names_that_are_right_are_known_by_what_stands_where() -> None:
     assert exchanged_names._stored_names(packed) == [".a", ".z"]
 
 
+def test_b_is_renamed_where_nothing_else_is_wrong_with_it() -> None:
+    names = {"q": "l.0.q.w", "k": "l.0.k.w", "n": "norm"}
+    views = {
+        key: SimpleNamespace(
+            stored=[SimpleNamespace(parts={}, info=SimpleNamespace(name=name))], steps=()
+        )
+        for key, name in names.items()
+    }
+
+    def finding(cause: str, *keys: str, confirmed: bool = True, verdict: Any = "bug") -> Finding:
+        return Finding(cause, "so", "tensor", verdict, keys, confirmed, keys=keys)
+
+    def row(here: str, there: str, verdict: str = "DIFFERENT") -> Any:
+        found = SimpleNamespace(where=(here, there), evidence=("B's is", "and more"))
+        return SimpleNamespace(key=here, explanation=found, verdict=verdict)
+
+    swapped = finding("swapped_tensors", "q", "k")
+    rows = [row("q", "k"), row("k", "q"), row("n", "n", "SAME_BYTES")]
+    a: Any = SimpleNamespace(style="hf", find=views.get)
+
+    def told(findings: Any, rows: Any = rows, **more: Any) -> list[str]:
+        source = SimpleNamespace(
+            tensors=dict.fromkeys(names.values()), of_engine=more.get("of_engine", False)
+        )
+        b: Any = SimpleNamespace(
+            style="hf", find=views.get, source=source, kind=more.get("kind"), path=Path("b.gguf")
+        )
+        return [one.next for one in exchanged_names.with_renames(findings, rows, a, b)]
+
+    rules = "--rename q=q_moved --rename k=q --rename q_moved=k"
+    command = f"aprfmt convert b.gguf b-fixed.gguf {rules}"
+    assert told([swapped]) == [command]
+    other = finding("quantisation", "n", verdict="precision")
+    assert told([other, swapped]) == ["", command]
+    assert told([swapped, finding("bit_rot", "n")]) == ["", ""]
+    assert told([swapped, finding("", "n")]) == ["", ""]  # of no cause
+    assert told([finding("swapped_tensors", "q", "k", confirmed=False)]) == [""]
+    assert told([other]) == [""] and told([]) == []
+    assert told([swapped], [*rows, row("n", "n")]) == [""]  # a difference that none explains
+    assert told([swapped], [*rows, row("n", "n", "WITHIN")]) == [command]
+    assert told([swapped], of_engine=True) == told([swapped], kind="adapter") == [""]
+    assert told([finding("swapped_tensors", "q", "k", "x")]) == [command]
+
+
 # --- scales of inputs -----------------------------------------------------------------------------
 
 
@@ -194,6 +240,10 @@ def test_scales_of_inputs_are_compared_as_numbers_where_they_are_stored_otherwis
     assert third.equals(scale("input_global_scale", 3.0))
     assert not third.equals(scale("input_scale", np.nextafter(np.float32(1 / 3), np.float32(1))))
     assert not third.equals(scale("activation_scale", 0.3334))
+    half = scale("activation_scale", 0.5, encoding="F16")
+    step = ROUNDINGS * (storage_noise("F32") + storage_noise("F16"))
+    for share, near in ((0.99, True), (1.01, False)):
+        assert half.equals(scale("input_scale", 0.5 * (1 + share * step))) is near
     assert third.inverts(scale("input_scale", 3.0)) and not third.inverts(scale("input_scale", 2.0))
     assert third.inverts(scale("input_global_scale", 1 / 3))
     one = scale("activation_scale", 1.0)
