@@ -155,7 +155,7 @@ def _block_mistakes(patched: PatchedModel) -> Iterator[Change]:
         {CAUSE: "not rotated"},
     )
     size, local = (int(patched.hp[name]) for name in ("index_block", "index_local_blocks"))
-    for count in (size - 1, size + 1, size // 2, 2 * size):
+    for count in dict.fromkeys((size - 1, size + 1, size // 2, 2 * size)):
         if count > 0:
             says = f"an indexer's blocks have {count} keys; the model says {size}"
             yield hyper_change(CAUSE, says, index_block=count)

@@ -44,16 +44,6 @@ def _geometric_slopes(heads: int, power: int, most: float) -> Array:
     return np.array([2.0 ** (-most * (i + 1) / power) for i in range(heads)])
 
 
-def _interleaved_slopes(heads: int, most: float) -> Array:
-    """Return ALiBi slopes [heads] that take every second one of the next power of two first.
-
-    After the second, fourth, ... come the first, third, ... `most` is the exponent at which the
-    slopes end.
-    """
-    every = _geometric_slopes(1 << heads.bit_length(), 1 << heads.bit_length(), most)
-    return np.concatenate([every[1::2], every[::2]])[:heads]
-
-
 # What is said -> the slopes of so many heads, of the model's own ones.
 TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
     "are those of a number of heads that is a power of two": lambda own, most: _geometric_slopes(
@@ -64,9 +54,6 @@ TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
     ),
     "are the first ones of the power of two above": lambda own, most: _geometric_slopes(
         len(own), 1 << (len(own) - 1).bit_length(), most
-    ),
-    "are every second one of the power of two above, then the others": lambda own, most: (
-        _interleaved_slopes(len(own), most)
     ),
     "stand in the order of their size": lambda own, most: np.sort(own)[::-1],
     "stand the other way round": lambda own, most: own[::-1],
