@@ -1,0 +1,328 @@
+"""What engines get wrong in attention's scores, sums, keys and results: each change by itself."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.forward import attention_operands, indexer, score_bias, softmax
+from aprfmt.causes.tensor import pruned_copies
+from aprfmt.inference.score_bias import alibi_slopes
+
+
+class Patched(SimpleNamespace):
+    """Notes what is replaced: operations, hyperparameters, blocks and taps."""
+
+    def __init__(self, *, block: dict[str, Any] | None = None, **more: Any) -> None:
+        super().__init__(spec=SimpleNamespace(block=SimpleNamespace(**(block or {}))), **more)
+        self.ops: dict[str, Any] = {}
+        self.taps: dict[str, Any] = {}
+        self.backend = SimpleNamespace(array=np.asarray, to_numpy=np.asarray)
+
+    def with_op(self, op: str, override: Any, layers: Any) -> "Patched":
+        assert layers == "some"
+        self.ops[op] = override
+        return self
+
+    def with_tap(self, point: str, tap: Any, layers: Any) -> "Patched":
+        assert layers == "some"
+        self.taps[point] = tap
+        return self
+
+    def with_block(self, layers: Any, **more: Any) -> "Patched":
+        self.block = more
+        return self
+
+    def with_hyper(self, layers: Any, **more: Any) -> "Patched":
+        self.hyper = more
+        return self
+
+
+def made(change: Any, patched: Any) -> Any:
+    return change.make(patched, "some")
+
+
+# --- the softmax ----------------------------------------------------------------------------------
+
+
+def softened(scores: Any) -> Any:
+    e = np.exp(scores)
+    return e / e.sum(-1, keepdims=True)
+
+
+def test_sums_over_tiles_are_those_that_their_words_say() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(2, 5, 5))
+    mask = np.tril(np.ones((5, 5), bool))
+    e = np.where(mask, np.exp(scores), 0.0)
+    heads = SimpleNamespace(mask=mask)
+
+    def probs(name: str, tile: int) -> Any:
+        patched = Patched()
+        softmax.sum_over_keys(name, tile)(patched, "some")  # type: ignore[arg-type]
+        return patched.ops["probs"](None, None, scores, heads)
+
+    whole = e / e.sum(-1, keepdims=True)
+    for name in softmax.SUMS:
+        assert np.allclose(probs(name, 5), whole), name
+    first, last, full, each = softmax.SUMS
+    assert np.allclose(probs(first, 2), e / e[..., :2].sum(-1, keepdims=True))
+    assert np.allclose(probs(full, 2), e / e[..., :4].sum(-1, keepdims=True))
+    assert np.allclose(probs(full, 8), whole)  # there is no full one
+    ends = e[..., 4:].sum(-1, keepdims=True)  # which the last row alone sees
+    assert np.allclose(probs(last, 2)[:, 4], (e / np.maximum(ends, 1e-30))[:, 4])
+    assert np.allclose(probs(last, 2)[:, :4], whole[:, :4])
+    assert np.allclose(probs(last, 1), probs(last, 2))
+    by_tile = probs(each, 2)
+    assert np.allclose(by_tile[..., :2].sum(-1), 1)
+    assert np.allclose(by_tile[:, 4], [[*softened(row[:2]), *softened(row[2:4]), 1.0]
+                                       for row in scores[:, 4]])  # fmt: skip
+    assert not by_tile[:, 1, 2:].any()
+
+
+def test_sinks_and_tiles_are_tried_where_a_model_has_them() -> None:
+    def said(sinks: bool, tokens: int) -> list[str]:
+        patched: Any = Patched(block={"sinks": sinks}, ids=range(tokens))
+        return [one.says for one in softmax.usual_softmax_mistakes(patched)]
+
+    assert said(False, 8) == []
+    assert len(said(False, 9)) == 4 and all(
+        "tile" in one and " 8 " in one for one in said(False, 9)
+    )
+    assert len(said(False, 129)) == 20
+    sinks = said(True, 1)
+    assert sinks[0] == "the softmax sums without the sinks" and len(sinks) == 8
+    heads = SimpleNamespace(sinks=np.array([1.0, 2.0, 4.0]), scale=0.5)
+    assert [how(heads).tolist() for how in softmax.SINKS.values()] == [
+        [0.5, 1, 2], [2, 4, 8], [0, 0, 0], [4, 1, 2], [2, 4, 1], [4, 2, 1], [1, 1, 1],
+    ]  # fmt: skip
+
+
+# --- what attention gives -------------------------------------------------------------------------
+
+
+def test_a_gate_is_left_out_of_attention_alone() -> None:
+    def op(*given: Any) -> float:
+        return float(np.prod(given))
+
+    here, other = (SimpleNamespace(point=point) for point in ("attn_mixed", "mlp"))
+    for name, plain, given in (("mul", 12.0, (3.0, 4.0)), ("sigmoid", 3.0, (3.0,))):
+        call = SimpleNamespace(location=here)
+        case: Any = SimpleNamespace(calls=lambda op, call=call: [call])
+        (change,) = (
+            one for one in attention_operands.try_gates(case) if name in made(one, Patched()).ops
+        )
+        override = made(change, Patched()).ops[name]
+        marked = override(lambda *args: 100 + op(*args), here, *given)
+        assert marked == 3.0  # attention's result, or its gate, as it is
+        assert override(lambda *args: 100 + op(*args), other, *given) == 100 + plain
+    nowhere: Any = SimpleNamespace(calls=lambda op: [SimpleNamespace(location=other)])
+    assert not list(attention_operands.try_gates(nowhere))
+
+
+def test_a_result_is_reshaped_in_another_order() -> None:
+    mixed = np.arange(24.0).reshape(2, 3, 4)
+    patched: Any = Patched(hp={"n_heads": 3})
+    first, second = attention_operands.result_order_changes(patched)
+    for change, axes in ((first, (1, 0, 2)), (second, (0, 2, 1))):
+        given = made(change, Patched()).ops["mix"](lambda probs, v: mixed, None, None, None)
+        assert np.array_equal(given.ravel(), mixed.transpose(axes).ravel())
+        assert given.shape == mixed.shape and change.cause == "head_order"
+    assert not list(attention_operands.result_order_changes(Patched(hp={"n_heads": 1})))  # type: ignore[arg-type]
+
+
+def test_attention_takes_values_for_keys() -> None:
+    """Values with their bias, of one shape with the keys, and only where the scores took them."""
+    patched: Any = Patched()
+    attention_operands.exchange_keys_and_values(patched, "some")  # type: ignore[arg-type]
+    weight = SimpleNamespace(key="L0.attn_v.weight")
+    k, v = np.ones((2, 1, 2)), np.full((2, 2), 3.0)
+    y = patched.ops["linear"](lambda *given: v, None, None, weight, None)
+    summed = patched.ops["add"](lambda a, b: a + b, None, y, 1.0)
+    scores = patched.ops["scores"](lambda q, k, *rest: k, None, None, k)
+    assert np.array_equal(scores, summed.reshape(k.shape))
+    assert patched.ops["mix"](lambda probs, v: v, None, None, summed) is k
+    assert patched.ops["mix"](lambda probs, v: v, None, None, summed) is summed
+    assert patched.ops["scores"](lambda q, k, *rest: k, None, None, k) is k
+
+    def tried(keys: Any, values: Any, held: Any) -> int:
+        given = {"scores": keys, "mix": values}
+        calls = {
+            name: SimpleNamespace(args=(None, x)) for name, x in given.items() if x is not None
+        }
+        case: Any = SimpleNamespace(call=calls.get, layer=2, patched=SimpleNamespace(weights=held))
+        return len(list(attention_operands.try_exchanged_keys_and_values(case)))
+
+    both = ("L2.attn_k.weight", "L2.attn_v.weight")
+    assert tried(k, k, both) == 1
+    assert tried(k, v, both) == tried(k, None, both) == tried(None, k, both) == 0
+    assert tried(k, k, both[:1]) == 0
+
+
+# --- the choice of keys ---------------------------------------------------------------------------
+
+
+def key_choices(kind: str = "half", attention: str = "gqa", **hp: int) -> list[Any]:
+    given = {"index_topk": 8, "index_block": 4, "index_local_blocks": 2} | hp
+    patched: Any = Patched(block={"indexer": kind, "attention": attention}, hp=given)
+    return list(indexer.usual_key_choice_mistakes(patched))
+
+
+def test_usual_mistakes_of_an_indexer_are_of_its_kind() -> None:
+    assert key_choices("none") == []
+    for kind, attention, rows in (
+        ("half", "gqa", 12),
+        ("interleaved", "gqa", 12),
+        ("none", "compressed", 10),
+        ("blocks", "gqa", 17),
+    ):
+        assert len(key_choices(kind, attention)) == rows, (kind, attention)
+    counts = [one.values["index_topk"] for one in key_choices() if "index_topk" in one.values]
+    assert counts == [7, 9, 4, 16]
+    assert [
+        one.values["index_topk"] for one in key_choices(index_topk=1) if "index_topk" in one.values
+    ] == [2]
+    blocks = key_choices("blocks", index_block=1, index_local_blocks=0)
+    assert [one.values["index_block"] for one in blocks if "index_block" in one.values] == [2]
+    local = [one.values for one in blocks if "index_local_blocks" in one.values]
+    assert local == [{"index_local_blocks": 1}]
+    assert "an indexer chooses 7 keys; the model says 8" in [one.says for one in key_choices()]
+    assert "an indexer chooses 7 blocks; the model says 8" in [
+        one.says for one in key_choices("blocks")
+    ]
+    (other,) = (one for one in key_choices() if "rotates pairs" in one.says)
+    assert other.says == "an indexer rotates pairs as interleaved; the model's are half"
+    patched = Patched()
+    assert made(other, patched).block == {"indexer": "interleaved"}
+
+
+def test_keys_are_chosen_by_the_rule_that_is_named() -> None:
+    by_words = {one.says: made(one, Patched()).ops for one in key_choices()
+                if one.cause == "key_choice" and one.values.keys() == {"key_choice"}}  # fmt: skip
+    scores = np.array([[1.0, 5.0, 3.0, 2.0]])
+    mask = np.array([[True, True, True, False]])
+
+    def best(scores: Any, mask: Any, count: int) -> Any:
+        left = np.where(mask, scores, -np.inf)
+        return (left >= np.sort(left, axis=-1)[..., -count:][..., :1]) & mask
+
+    def chosen(words: str, count: int = 1) -> list[bool]:
+        (override,) = (ops["best_keys"] for says, ops in by_words.items() if words in says)
+        found: list[bool] = override(best, None, scores, mask, count)[0].tolist()
+        return found
+
+    assert chosen("every key") == mask[0].tolist()
+    assert chosen("behind") == [False, False, True, False]
+    assert chosen("before") == [True, False, False, False]
+    assert chosen("score worst") == [True, False, False, False]
+    late = np.array([[1.0, 2.0, 9.0, 2.0]])
+    (shift,) = (ops["best_keys"] for says, ops in by_words.items() if "behind" in says)
+    assert shift(best, None, late, mask, 1)[0].tolist() == mask[0].tolist()  # none is left
+
+    def products(q: Any, k: Any, weights: Any, scale: float) -> Any:
+        return (weights * np.maximum(q * k, 0)).sum() * scale
+
+    q, k, weights = np.array([1.0, -2.0]), np.array([3.0, 1.0]), np.array([2.0, 5.0])
+    (alike,) = (ops["index_scores"] for says, ops in by_words.items() if "weigh one" in says)
+    (negative,) = (ops["index_scores"] for says, ops in by_words.items() if "negative" in says)
+    assert alike(products, None, q, k, weights, 0.5) == 1.5
+    assert negative(products, None, q, k, weights, 0.5) == (2 * 3 - 5 * 2) * 0.5
+    (plain,) = (one for one in key_choices() if "not rotated" in one.says)
+    taps = made(plain, Patched()).taps
+    held = {"index_q": [[1.0, 2.0]], "index_k": [[3.0, 4.0]]}
+    for part in "qk":
+        tap = taps[f"index_{part}_rope"]
+        assert tap(None, 0, np.zeros(2), held).tolist() == held[f"index_{part}"][0]
+    (first,) = (one for one in key_choices("blocks") if "every group" in one.says)
+    shared = made(first, Patched()).taps["index_blocks"](None, 0, np.array([[1], [2]]), None)
+    assert shared.tolist() == [[1], [1]]
+
+
+# --- what is added for the distance ---------------------------------------------------------------
+
+
+def test_slopes_are_those_that_their_words_say() -> None:
+    own = alibi_slopes(6, 8.0)
+    found = {says: how(own, 8.0) for says, how in score_bias.TAKEN.items()}
+    power = 2.0 ** -np.arange(1, 9)  # of eight heads
+    four = 2.0 ** (-2.0 * np.arange(1, 7))
+    for says, slopes in found.items():
+        assert len(slopes) == 6, says
+    expected: list[Any] = [
+        2.0 ** (-8.0 * np.arange(1, 7) / 6), four, power[:6],
+        sorted(own, reverse=True), own[::-1], -own, [1.0, *own[:5]], 2 * own, own / 2,
+    ]  # fmt: skip
+    for slopes, right in zip(found.values(), expected, strict=True):
+        assert np.allclose(slopes, right)
+
+
+def bias_mistakes(**given: Any) -> list[Any]:
+    block = {"score_bias": given.pop("score_bias", "alibi")}
+    hp = {"alibi_max_bias": 8.0, "n_heads": 4, "attn_scale": 0.5} | given
+    patched: Any = Patched(block=block, hp=hp)
+    return list(score_bias.usual_score_bias_mistakes(patched))
+
+
+def test_a_bias_on_scores_is_left_out_doubled_or_has_other_slopes() -> None:
+    assert bias_mistakes(score_bias="none") == []
+    assert len(bias_mistakes(score_bias="relative")) == 2
+    assert len(bias_mistakes(alibi_max_bias=None)) == 2
+    scores, own = np.zeros((4, 3, 3), np.float32), alibi_slopes(4, 8.0)
+    bias = -(own[:, None, None] * np.arange(3)[:, None]).astype(np.float32) + np.zeros((4, 3, 3))
+    bias = bias.astype(np.float32)
+    factors = {}
+    for change in bias_mistakes():
+        override = made(change, Patched()).ops["add"]
+        total = override(lambda a, b: a + b, None, scores, bias)
+        assert total.dtype == np.float32
+        with np.errstate(invalid="ignore"):
+            factors[change.says] = np.nanmean((total - scores) / bias, axis=(1, 2))
+        assert override(lambda a, b: a + b, None, 1.0, np.ones(2)).tolist() == [2, 2]  # no scores
+    assert np.allclose(factors["nothing is added to the scores for the distance"], 0)
+    twice = "what is added to the scores for the distance is added twice"
+    assert np.allclose(factors[twice], 2, atol=1e-4)
+    for most in (1, 2, 4, 16, 32):
+        says = f"the slopes on distances end at 2^-{most}; the model says 2^-8"
+        assert np.allclose(factors[says], alibi_slopes(4, most) / own, rtol=1e-3)
+    scaled = "the slopes on distances are multiplied by the scale of the scores, too"
+    assert np.allclose(factors[scaled], 0.5, atol=1e-3)
+    assert len(factors) == 2 + 5 + 5 + 1  # four heads are a power of two
+    assert len(bias_mistakes(n_heads=6)) == 2 + 5 + 9 + 1
+    assert not any("end at 2^-8;" in says for says in factors)
+    assert any("end at 2^-8;" in one.says for one in bias_mistakes(alibi_max_bias=4.0))
+    assert len(bias_mistakes(attn_scale=1.0)) == len(factors) - 1
+    keys = bias_mistakes(score_bias="alibi_keys")
+    assert keys[-1].says.endswith("are not multiplied by the scale of the scores")
+
+
+# --- pruned, then quantized -----------------------------------------------------------------------
+
+
+def test_a_pruned_copy_is_known_by_its_zeros_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(16, 64)).astype(np.float32)
+
+    def side(values: Any, encoding: str) -> Any:
+        held = np.asarray(values, np.float32)
+        return SimpleNamespace(shape=held.shape, encoding=encoding, held=held)
+
+    def found(y: Any, *, a: Any = x, encoding: str = "Q8_0") -> Any:
+        pair: Any = SimpleNamespace(key="t", a=side(a, "F32"), b=side(y, encoding))
+        return pruned_copies._pruned_copy(pair)
+
+    pruned = np.where(np.abs(x) < 0.5, 0, x)
+    rounded = pruned * (1 + 0.002 * rng.choice([-1, 1], x.shape))
+    monkeypatch.setattr(pruned_copies, "RowReader", lambda side: SimpleNamespace(whole=side.held))
+    copy = found(rounded)
+    assert copy is not None and copy.encoding == "Q8_0"
+    assert copy.zeros == float((np.abs(x) < 0.5).mean()) and copy.after < copy.before / 2
+    assert found(rounded, encoding="F16") is None  # no quantization
+    assert found(rounded[:8]) is None and found(np.where(x > 2, np.nan, rounded)) is None
+    assert found(np.where(np.abs(x) > 1.0, 0, x)) is None  # the large ones are gone
+    few = np.where(np.abs(x) < 0.2, 0, x)
+    assert (np.abs(x) < 0.2).mean() < pruned_copies.LEAST and found(few) is None
+    assert found(1.2 * pruned) is None  # more than the encoding rounds off
+    assert found(np.zeros_like(x)) is None
