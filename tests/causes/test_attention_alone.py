@@ -296,6 +296,104 @@ def test_a_bias_on_scores_is_left_out_doubled_or_has_other_slopes() -> None:
     assert keys[-1].says.endswith("are not multiplied by the scale of the scores")
 
 
+def test_slopes_are_solved_where_the_scores_of_all_rows_are_known() -> None:
+    """On even rows, of what was added last; the model's own have the heads' usual rule."""
+    tokens, own = 6, alibi_slopes(4, 8.0)
+    away = np.arange(tokens)[:, None] - np.arange(tokens)
+    bias = -own[:, None, None] * away
+    scores = np.random.default_rng(3).normal(size=(4, tokens, tokens))
+    right = np.array([0.5, 0.25, 0.1, 0.01])
+    theirs = scores - right[:, None, None] * away
+    block, hp = {"score_bias": "alibi"}, {"alibi_max_bias": 8.0, "n_heads": 4, "attn_scale": 1.0}
+    stream = SimpleNamespace(op="add", args=(1.0, np.ones((2, 2))))
+    added = SimpleNamespace(op="add", args=(scores, bias))
+
+    def solved(calls: Any = (added,), rows: int = tokens, **more: Any) -> list[Any]:
+        given = {"layer": 0, "point": "scores", "theirs": theirs} | more
+        case: Any = SimpleNamespace(
+            view=SimpleNamespace(calls=calls, point=given["point"]),
+            layer=given["layer"],
+            patched=Patched(block=block, hp=hp),
+            recorded_result=lambda call: given["theirs"] if call is added else None,
+            rows=range(rows),
+            tokens=tokens,
+            array=np.asarray,
+        )
+        return list(score_bias.find_score_bias(case))
+
+    usual = len(bias_mistakes(attn_scale=1.0))
+    found = solved((SimpleNamespace(op="add", args=(scores, 9 * bias)), stream, added, stream))
+    assert len(found) == usual + 1 and found[-1].general
+    assert np.allclose(found[-1].values["alibi_slopes"], right)
+    assert found[-1].says == (
+        "the slopes on distances are 0.5, 0.25, 0.1, 0.01; the model says 0.25, 0.0625, 0.01562, "
+        "0.003906"
+    )
+    assert len(solved(theirs=None)) == len(solved(rows=tokens - 1)) == usual
+    for more in ({"layer": -1}, {"point": "q"}, {"calls": (stream,)}, {"calls": ()}):
+        assert solved(**more) == []
+
+
+def test_what_is_tried_follows_from_the_operations_of_the_point() -> None:
+    block = {"sinks": True, "indexer": "half", "attention": "gqa"}
+    hp = {"n_heads": 2, "index_topk": 4}
+    for find, op in (
+        (softmax.try_softmax_sums, "probs"),
+        (attention_operands.try_result_orders, "mix"),
+    ):
+        for there in (True, False):
+            case: Any = SimpleNamespace(
+                patched=Patched(block=block, hp=hp, ids=()),
+                call=lambda name, op=op, there=there: object() if there and name == op else None,
+            )
+            assert bool(list(find(case))) is there
+    for layer, there in ((-1, False), (0, True), (3, True)):
+        case = SimpleNamespace(patched=Patched(block=block, hp=hp), layer=layer)
+        assert bool(list(indexer.try_key_choices(case))) is there
+
+
+def test_joined_rows_of_queries_and_gates_are_cut_in_halves() -> None:
+    """Of all layers that have both, in one shape; not where the point itself was cut."""
+    q, gate = (np.arange(24.0).reshape(6, 4) + more for more in (0, 100))
+    heads = 2
+    joined = np.concatenate([q[:3], gate[:3], q[3:], gate[3:]])  # head by head
+    weights = {f"L1.{role}.weight": SimpleNamespace(numpy=lambda x=x: x)
+               for role, x in (("attn_q", q), ("attn_q_gate", gate))}  # fmt: skip
+
+    def tried(point: str = "attn_mixed", away: float = 0.1, **more: Any) -> list[Any]:
+        given = {"layer": 1, "gate": "sigmoid", "weights": weights} | more
+        patched: Any = Patched(
+            block={"attention_gate": given["gate"]}, hp={"n_heads": heads}, n_layers=2,
+            stored=given["weights"],
+        )  # fmt: skip
+        views = {
+            f"L1.{name}": SimpleNamespace(point=name, recorded=name != "q_norm" or None)
+            for name in ("q", "attn_gate", "q_norm", "out")
+        }
+        case: Any = SimpleNamespace(
+            layer=given["layer"],
+            patched=patched,
+            found=SimpleNamespace(views=views),
+            view=SimpleNamespace(key=f"L1.{point}", tolerance=0.2),
+            trial=lambda change: away,
+        )
+        return list(attention_operands.try_split_gates(case))
+
+    with pytest.MonkeyPatch.context() as patch:
+        held: list[Any] = []
+        patch.setattr(attention_operands, "replace_weights", held.append)
+        (change,) = tried()
+    assert change.drop == {"L1.q", "L1.attn_gate"} and change.where == tuple(weights)
+    first, second = (held[0][key] for key in weights)
+    assert np.array_equal(np.concatenate([first, second]), joined)
+    assert tried(away=0.2) and not tried(away=0.21)
+    other = weights | {"L1.attn_q.weight": SimpleNamespace(numpy=lambda: q[:2])}
+    lacking = {"L1.attn_q.weight": weights["L1.attn_q.weight"]}
+    for odd in (other, lacking, {}):
+        assert tried(weights=odd) == []
+    assert tried("q") == tried(layer=-1) == tried(gate="none") == []
+
+
 # --- pruned, then quantized -----------------------------------------------------------------------
 
 
