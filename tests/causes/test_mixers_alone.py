@@ -85,6 +85,7 @@ def test_gates_of_a_convolution_are_left_out_or_exchanged() -> None:
         here, there = (SimpleNamespace(point=name) for name in (point, "x"))
         assert override(lambda a, b: a * b, here, 3.0, 4.0) == 4.0
         assert override(lambda a, b: a * b, there, 3.0, 4.0) == 12.0
+    assert set(convolution.LAST_GATES) == {0, 2}
     first, second, third = 2.0, 3.0, 5.0
     held = {"conv_in": np.array([[first, second, third]]), "conv": np.array([[7.0]])}
     for part, before, after in ((0, second * third, first * 7), (2, first * second, third * 7)):
@@ -237,6 +238,15 @@ def test_copies_are_mixed_and_gates_are_cut_in_another_way() -> None:
             *per_layer.usual_stream_copy_mistakes(patched),
         ]
         assert len(found) == rows, (size, streams, sparse)
+        for one in found:
+            assert (one.cause, *one.where) in (
+                ("per_layer_input", "per_layer_size"),
+                ("altup", "altup_streams"),
+                ("activation", "ffn_sparsity"),
+            )
+            replaced = made(one)
+            assert [*replaced.taps, *replaced.ops] and one.values
+            assert set(replaced.taps) <= {*per_layer.INPUTS, *per_layer.COPIES}
         case: Any = SimpleNamespace(patched=patched, view=SimpleNamespace(point="q"))
         assert not list(per_layer.try_layer_inputs(case))
         for point in ("per_layer_embd", "out", "ffn_stream"):
