@@ -235,3 +235,20 @@ def test_a_row_of_a_cache_is_its_own_within_twice_the_tolerance() -> None:
     assert matched([ours[0], ours[2], ours[0]]) == [0, 2, 0]
     assert matched([ours[0], [0, 0], ours[2]]) == [0, -1, 2]
     assert matched([ours[0], ours[1], [0.0, 4.0]]) is None  # a quarter away from any
+
+
+def test_a_later_pass_reads_other_rows_of_the_tokens_before_it_alone() -> None:
+    tokens, first = 6, 4
+    seen = set()
+    for change in kv_cache.later_pass_changes(tokens, first):
+        rows = {int(token): row for token, row in change.values["rows"].items()}
+        assert change.values["since"] == first
+        assert all(0 <= token < first and -1 <= row < tokens for token, row in rows.items())
+        seen.add((change.says.split(" are ")[0], *sorted(rows.items())))
+    for part in ("keys and values", "keys", "values"):
+        for slot in (3, 2, 0):
+            for row in {slot - 1, slot + 1, -1}:
+                assert (part, (slot, row)) in seen
+        for rows in ([-1] * 4, [1, 2, 3, 4]):
+            assert (part, *enumerate(rows)) in seen
+        assert (part, (1, 0), (2, 1), (3, 2)) in seen

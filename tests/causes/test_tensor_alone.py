@@ -13,11 +13,14 @@ from safetensors.numpy import save_file
 from aprfmt.causes import hyperparameters
 from aprfmt.causes.tensor import (
     block_order,
+    byte_shifts,
+    coarse_damage,
     derived_weights,
     flat_order,
     lattices,
     other_tensors,
     packed_copies,
+    packed_scales,
     permutation,
 )
 from aprfmt.causes.training import step_case
@@ -280,3 +283,137 @@ def test_what_weights_were_stepped_in_is_told_by_sums() -> None:
     ]
     for sums, said in cases:
         assert step_case.held_in(*sums) == said, sums
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
+def test_a_fit_is_worth_as_many_bits_less_as_scales_were_tried(bits: int) -> None:
+    """Of more than four bits the smallest value is tried first, as each of sixteen entries."""
+    code = next(code for code in lattices.code_books() if code.name == f"codes of {bits} bits")
+    top = int(code.entries.max())
+    cells = 0.375 * np.array([[1.0, -top] * 8, [1.0, top] * 8])
+    unit = lattices.StorageUnit.of_encoding("F32")
+    scales, told = lattices._fit_cell_scales(cells, code, unit)
+    assert scales == pytest.approx([0.375, 0.375])
+    whole = lattices._measure_improbability(cells, scales, code, unit, np.zeros(2))
+    assert told == pytest.approx(whole - np.log2(16 if bits > 4 else top))
+
+
+def test_rows_are_looked_for_by_their_bytes_where_half_of_the_first_are_found() -> None:
+    """The first row counts as any other."""
+    b = np.arange(32, dtype=np.uint8).reshape(8, 4)
+
+    def pair(a: Any, windows: int = 1) -> Any:
+        def side(held: Any) -> Any:
+            return SimpleNamespace(rows=len(held), row_bytes=4, raw=lambda rows: held[rows])
+
+        pieces = np.array_split(np.arange(len(a)), windows)
+        return SimpleNamespace(a=side(a), b=side(b), windows=lambda size: iter(pieces))
+
+    for known, found in ((8, True), (4, True), (3, False)):
+        a = b[::-1].copy()
+        a[:0] = 0
+        a[: 8 - known] += 100
+        lines = permutation._match_by_hash(pair(a))
+        assert (lines is not None) is found
+        if lines is not None:
+            assert lines.index.tolist() == list(range(8 - known, 8))
+            assert lines.at.tolist() == list(range(known))[::-1]
+    a = b + np.uint8(100)
+    a[:4] = b[:4]  # the first of them is row 0
+    assert permutation._match_by_hash(pair(a)) is not None
+    lines = permutation._match_by_hash(pair(a, 2))  # only the first window decides
+    assert lines is not None and lines.at.tolist() == [0, 1, 2, 3]
+    twice = b.copy()
+    twice[3] = twice[1]
+    lines = permutation._match_by_hash(pair(twice[[0, 3, 2, 1, 4, 5, 6, 7]]))
+    assert lines is not None and lines.at.tolist() == [0, 1, 2, 1, 4, 5, 6, 7]
+    none: Any = SimpleNamespace(a=SimpleNamespace(row_bytes=None))
+    assert permutation._match_by_hash(none) is None
+
+
+def test_cells_of_a_wrong_scale_are_no_larger_than_the_copys() -> None:
+    def copy(own: lattices.Grouping, encoding: str = "F32") -> Any:
+        return SimpleNamespace(
+            grouping=own, y=np.zeros((64, 256)), reader=SimpleNamespace(encoding=encoding)
+        )
+
+    for own, rows, columns in (((1, 64), 1, 64), ((16, 32), 16, 32), ((0, 0), 64, 256),
+                               ((1, 0), 1, 256)):  # fmt: skip
+        held = copy(lattices.Grouping(*own))
+        for tall in (rows - 1, rows, rows + 1):
+            for wide in (columns - 1, columns, columns + 1):
+                fits = packed_scales._cells_fit_inside(lattices.Grouping(tall, wide), held)
+                whole = (tall or 64) <= rows
+                assert fits is (whole and wide <= columns), (own, tall, wide)
+    blocks = copy(lattices.Grouping(1, 256), "Q4_0")
+    sizes = {wide: lattices.Grouping(1, wide) for wide in (16, 31, 32, 64)}
+    found = {wide: packed_scales._cells_fit_inside(one, blocks) for wide, one in sizes.items()}
+    assert found == {16: False, 31: False, 32: True, 64: True}
+
+
+def test_four_runs_of_wrong_values_are_put_right_by_flips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every one of them, of either side; a side that was rounded coarsely tells nothing."""
+    bits: dict[tuple[str, int], str] = {}
+
+    def bit(side: Any, other: Any, where: list[int]) -> str | None:
+        assert side is not other and where[1] == where[0] + 1
+        return bits.get((side.name, where[0]))
+
+    monkeypatch.setattr(coarse_damage, "flipped_bit_text", bit)
+    for a, b in (("F32", "F32"), ("Q4_0", "F32"), ("F32", "Q4_0")):
+        case: Any = SimpleNamespace(
+            a=SimpleNamespace(name="A", encoding=a), b=SimpleNamespace(name="B", encoding=b)
+        )
+        for count in (1, coarse_damage.SHOWN, coarse_damage.SHOWN + 1):
+            runs = [[10 * at, 10 * at + 2] for at in range(count)]
+            for label, told in (("B", a), ("A", b)):
+                bits.clear()
+                bits.update({(label, start): f"bit {start}" for start, _ in runs})
+                flips = coarse_damage._repairing_flips(case, runs)
+                seen = told == "F32" and count <= coarse_damage.SHOWN
+                said = [f"bit {start} of {label}" for start, _ in runs]
+                assert flips == (said if seen else []), (a, b, count, label)
+                bits.popitem()
+                assert not coarse_damage._repairing_flips(case, runs)
+
+
+def test_data_at_a_multiple_of_four_gibibytes_stand_at_the_files_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the first byte on that 31 or 32 bits cannot count; in another tensor of the file."""
+    begin, held = 4096, bytes(range(1, 65))
+
+    class Read(bytes):
+        def window(self, start: int, stop: int) -> bytes:
+            return self[start:stop]
+
+    def said(offset: int, place: int = 0, path: str = "b", data: bytes = bytes(64)) -> list[str]:
+        def stored(name: str, offset: int, path: str, values: bytes) -> Any:
+            return SimpleNamespace(
+                info=SimpleNamespace(name=name, offset=begin + offset, nbytes=len(values)),
+                path=path, raw=lambda start, stop: values[start:stop],
+            )  # fmt: skip
+
+        own = stored("own", offset, "b", data)
+        first = stored("first", 0, path, bytes(place) + held)
+        read = Read(data)
+        read.locate = lambda at: (own, at)  # type: ignore[attr-defined]
+        case: Any = SimpleNamespace(
+            a=SimpleNamespace(bytes=Read(held), encoding="F32"),
+            b=SimpleNamespace(bytes=read, encoding="F32"),
+            context=SimpleNamespace(stored=lambda side: [first, own]),
+            key="k", before=SimpleNamespace(relative=1.0),
+        )  # fmt: skip
+        return [text for one in byte_shifts.explain_wrapped_offset(case) for text in one.evidence]
+
+    monkeypatch.setattr(byte_shifts, "prove_bytes", lambda *given: None)
+    monkeypatch.setattr(
+        byte_shifts, "make_finding", lambda *given: SimpleNamespace(evidence=given[2])
+    )
+    for power in (31, 32):
+        wrap = 1 << power
+        for place in (0, 1, 64):
+            text = " ".join(said(wrap + place, place))
+            assert f"kept in {power} bits" in text and f"+{place:#x}" in text
+        assert not said(wrap - 1) and not said(wrap + 1) and not said(wrap, path="other")
+        assert not said(wrap, data=held) and not said(wrap, 1)

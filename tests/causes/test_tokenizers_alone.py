@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from aprfmt.causes.tokenizer import comparison, effect, pre_tokenizer
+from aprfmt.causes.tokenizer import (
+    comparison,
+    effect,
+    pre_tokenizer,
+    recorded_ids,
+    vocabulary_lists,
+)
 from aprfmt.causes.tokenizer.comparison import compare_tokens
 from aprfmt.model import open_model
 from aprfmt.tokenizer.pre_tokenizers import row_splitting
@@ -117,3 +123,48 @@ def test_a_large_difference_includes_those_of_its_parts(monkeypatch: pytest.Monk
         held: Any = None
         found = list(comparison._listed_differences(held, held))
         assert found == ([*rows[:2], *rows[4:]] if len(large) == 4 else rows)
+
+
+def test_ids_before_a_text_are_padding_unless_they_may_begin_it() -> None:
+    def count(
+        ids: str, pad: str | None = "p", prefix: str = "", bos: str = "b", chat: str = ""
+    ) -> int:
+        number = {letter: at for at, letter in enumerate("pbexyz")}
+        tokenizer: Any = SimpleNamespace(
+            pad_id=None if pad is None else number[pad], bos_id=number[bos], eos_id=number["e"],
+            stop_ids=(number["z"],), prefix_ids=tuple(number[each] for each in prefix),
+            chat=lambda messages: ("", [number[each] for each in chat]),
+        )  # fmt: skip
+        return recorded_ids.leading_padding(tokenizer, [number[each] for each in ids])
+
+    assert count("pxy") == 1 and count("ppxy") == 2 and count("xpy") == 0
+    assert count("pxy", None) == 0 and count("pp") == 0 and count("p") == 0
+    assert count("pxy", chat="xp") == 1 and count("pxy", chat="px") == 0
+    for own in ("b", "e", "z"):  # one may begin the text or end the one before it, two may not
+        assert count(f"{own}xy", own) == 0 and count(f"{own}{own}xy", own) == 2
+    assert count("bxy", "b", bos="e") == 1
+    assert count("bpxy", prefix="b") == 0 and count("pbxy", prefix="b") == 1
+    assert count("eeyx", "e", "ey") == 0 and count("eyzx", "e", "yz") == 1
+    assert count("exzx", "e", "yz") == 0
+
+
+def test_how_pieces_moved_is_told_by_their_ids() -> None:
+    def told(mine: str, theirs: str) -> str:
+        apart = [i for i, (x, y) in enumerate(zip(mine, theirs, strict=True)) if x != y]
+        return vocabulary_lists._moved_text(mine, theirs, apart)
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    assert told("abcd", "acbd") == "ids 1 and 2 are exchanged"
+    assert told("abcd", "axbd") == "2 of 4 pieces differ"
+    assert told("abcd", "acdb") == "3 of 4 pieces stand at other ids"
+    for by in (1, 2, 16):
+        moved = letters[:3] + letters[-by:] + letters[3:-by]
+        assert told(letters, moved) == f"from id 3 on B's pieces stand +{by} ids away from A's"
+        back = f"from id 3 on B's pieces stand -{by} ids away from A's"
+        assert told(moved, letters) == (back if by < 13 else told(moved, letters))
+    assert "away" in told(letters, letters[-16:] + letters[:-16])
+    wider = letters + letters.upper()
+    assert told(wider, wider[-17:] + wider[:-17]) == "52 of 52 pieces stand at other ids"
+    long = [f"<{i}>" for i in range(600)]
+    later = [*long[:4], "x", *long[4:599]]
+    assert vocabulary_lists._moved_text(long, later, range(4, 600)).startswith("from id 4 on B's")

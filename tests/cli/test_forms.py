@@ -189,6 +189,13 @@ def test_what_does_not_fit_is_counted_and_the_command_stays() -> None:
     assert found[-1][0] == "next: aprfmt doctor" and found[0][0] == "line 0"
     assert found[-2][0].startswith("... 20 more lines")
     assert render.shorten_answer(lines[:12]) == lines[:12]
+    for order in (lines, [*lines[:-2], lines[-1], lines[-2]]):
+        for kept in (0, 1, 2, 5):
+            found = render.shorten_answer(order, kept=kept)
+            assert len(found) == output_format.LINES and lines[-1] in found
+            shown = max(kept, 1)
+            assert found[-2 - (shown - 1)][0].startswith(f"... {len(lines) - 11} more lines")
+            assert kept < 2 or list(found[-kept:]) == order[-kept:]
 
 
 def test_the_page_names_every_variable() -> None:

@@ -1,9 +1,11 @@
 """Parts of conversions and of what stands beside models, each by itself."""
 
+import io
 import json
 import os
 import struct
 import time
+import tracemalloc
 from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
@@ -22,7 +24,7 @@ from aprfmt.attestation.rederive import TensorAttestation, _Difference, _differe
 from aprfmt.base.protocols import TensorInfo, Value
 from aprfmt.cli import hash_
 from aprfmt.compare import diff_models
-from aprfmt.conversion import Options, folder_edits, in_place, run, scheduling
+from aprfmt.conversion import Options, estimate, folder_edits, in_place, run, scheduling
 from aprfmt.conversion.edits import parse_json_value
 from aprfmt.conversion.metadata import bare_metadata
 from aprfmt.conversion.preflight import PlannedTensor
@@ -36,7 +38,10 @@ from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.ledger import Pronounced
 from aprfmt.model.unsupported_packing import UndecodedPacking
 from aprfmt.recovery.byte_ranges import Range, join_ranges, remaining_ranges
+from aprfmt.remote.read_ahead import AHEAD, PART
 from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile
+from aprfmt.remote.response_body import ResponseBody
+from aprfmt.remote.stream_hash import HELD
 from aprfmt.tensors.runs import ByteRun
 from tests.conversion.folders import float_bytes, llama_folder
 
@@ -302,6 +307,20 @@ def test_an_estimate_counts_the_elements_that_it_encoded(
     monkeypatch.setattr(run, "_encoded_chunks", lambda *given: made)
     output: Any = SimpleNamespace(info=SimpleNamespace(encoding=encoding))
     assert run.first_chunk(output, Options(), 1000) == blocks * block
+
+
+def test_parts_that_come_in_chunks_are_counted_as_they_come_and_as_they_are_joined() -> None:
+    chunk = b"20000\r\n" + bytes(0x20000) + b"\r\n"
+    file = io.BytesIO(chunk * (PART // 0x20000) + b"0\r\n\r\n")
+    answer: Any = SimpleNamespace(fp=file, chunked=True, length=None)
+    body = ResponseBody(answer, {})
+    tracemalloc.start()
+    try:
+        assert len(body.read(PART)) == PART
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert estimate._remote_bytes() == AHEAD * round(peak / PART) * PART + HELD + KEPT
 
 
 @pytest.mark.parametrize("every", [2, 6])

@@ -525,3 +525,41 @@ def test_bytes_wait_up_to_a_number_of_them(monkeypatch: pytest.MonkeyPatch) -> N
         assert stream.result() == hashlib.sha256(data).hexdigest()
         assert asked == expected
         assert stream.crc == zlib.crc32(data) and stream.done
+
+
+def test_windows_over_what_is_held_are_not_fetched_again() -> None:
+    """The beginning of a file is in memory; windows end there, reach over it or lie behind it."""
+    whole = bytes(range(64))
+    for held in (0, 16, 20, 32, 64):
+        asked: list[tuple[int, int]] = []
+
+        def gather(start: int, stop: int, asked: Any = asked) -> memoryview:
+            asked.append((start, stop))
+            return memoryview(whole)[start:stop]
+
+        found = SimpleNamespace(
+            head=lambda stop, wish, held=held: memoryview(whole)[:held], gather=gather
+        )
+        file: Any = SimpleNamespace(size=48, _found=found)
+        pieces = list(remote_file.RemoteFile.windows(file, 0, 60, 16))
+        assert [bytes(piece) for piece in pieces] == [whole[at : at + 16] for at in (0, 16, 32)]
+        assert all(held <= start < stop <= 48 for start, stop in asked)
+        assert sum(stop - start for start, stop in asked) == max(48 - held, 0)
+
+
+def test_what_is_remembered_is_not_fetched_again() -> None:
+    whole, asked = bytes(range(100)), list[tuple[int, int]]()
+
+    def fetch(start: int, stop: int) -> memoryview:
+        asked.append((start, stop))
+        return memoryview(whole)[start:stop]
+
+    held = TemporaryRanges(100)
+    for start, stop, came in (
+        (10, 20, [(10, 20)]), (10, 20, []), (12, 18, []), (15, 30, [(20, 30)]),
+        (5, 12, [(5, 10)]), (5, 30, []), (30, 31, [(30, 31)]), (40, 50, [(40, 50)]), (50, 50, []),
+    ):  # fmt: skip
+        asked.clear()
+        assert bytes(held.get(start, stop, fetch)) == whole[start:stop]
+        assert asked == came, (start, stop)
+    held.close()

@@ -79,3 +79,22 @@ def test_a_configuration_that_names_no_known_dialect_packs_nothing(
     plain: Any = {}
     assert companions._find_dialect(plain, {"a": 1}, lambda error: faults.append("x")) == {}
     assert not faults
+
+
+def test_a_scale_of_blocks_is_one_number_or_one_for_each_matrix() -> None:
+    def join(shape: tuple[int, ...], scale: tuple[int, ...], encoding: str = "F32") -> Any:
+        def part(name: str, shape: tuple[int, ...], encoding: str) -> Any:
+            return SimpleNamespace(info=SimpleNamespace(name=name, shape=shape, encoding=encoding))
+
+        parts: Any = {"": part("w", shape, "NVFP4"), "scale": part("w.scale", scale, encoding)}
+        return companions._join_scaled("w", parts)
+
+    for shape, scale in (((4, 64), (1,)), ((4, 64), ()), ((3, 4, 64), (1,)), ((3, 4, 64), (3,)),
+                         ((3, 4, 64), (3, 1, 1))):  # fmt: skip
+        assert join(shape, scale)[1:] == (shape, None)
+    for shape, scale, said in (((4, 64), (4,), "1"), ((3, 4, 64), (4,), "1 or 3"),
+                               ((4, 64), (0,), "1")):  # fmt: skip
+        with pytest.raises(CodecError, match=f"expected {said} numbers in F32"):
+            join(shape, scale)
+    with pytest.raises(CodecError, match=r"w[.]scale is F16 \[1\]"):
+        join((4, 64), (1,), "F16")

@@ -4,6 +4,7 @@ Seen red: the two layouts called different, a tower of a healthy folder called t
 a misplaced tower paired with nothing.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,19 @@ def test_a_tower_that_no_loader_finds_is_one_cause(
     found = command("diagnose", gemma3, bad, "--json").json
     assert [one["cause"] for one in found["causes"]] == ["tensor_names"]
     same(gemma3, remedied(relation.remedy, tmp_path / "mended"))
+
+
+@pytest.mark.parametrize("below", ["", "model."])
+def test_a_tower_is_moved_to_where_the_rest_of_its_file_has_its_layout(
+    below: str, gemma3: Path, tmp_path: Path
+) -> None:
+    def misplaced(name: str) -> str:
+        name = below_model(name) if below else name
+        return re.sub(r"^(model[.])?vision_tower[.]", "base.vision_tower.", name)
+
+    with open_model(with_names(gemma3, tmp_path / "bad", misplaced)) as model:
+        (relation,) = model.relations
+    assert relation.remedy.endswith(f" --rename base.vision_tower.={below}vision_tower.")
 
 
 def test_a_text_gguf_says_how_the_tower_is_left_out(gemma3: Path, tmp_path: Path) -> None:
