@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -437,3 +438,12 @@ def test_pairs_that_are_all_as_many_layers_off_are_told_together() -> None:
         "the other end where there is none (3 of 3 weights)",
     )
     assert said((0, 1)) == said() == said((0, 1), (1, 3)) == ()
+
+
+def test_a_packed_weight_is_of_the_coarsest_type_that_holds_it() -> None:
+    fine, coarse = 1 + 2.0**-10, 1 + 2.0**-7
+    for values, dtype in (
+        ([1.0, 0.0, -2.0], "BF16"), ([coarse, 2.0**100], "BF16"), ([fine, 1.0], "F16"),
+        ([coarse, fine], "F16"), ([fine, 2.0**100], "F32"), ([1 + 2.0**-11], "F32"),
+    ):  # fmt: skip
+        assert answers._dtype_of_values(np.array([values])) == dtype, values

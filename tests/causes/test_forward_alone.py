@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.forward import attention, compressed, kv_cache, linear, norm, shards
+from aprfmt.causes.forward import (
+    attention,
+    compressed,
+    kv_cache,
+    lightning,
+    linear,
+    moe,
+    norm,
+    query_key,
+    shards,
+)
 from aprfmt.causes.tensor.permutation import adjacent_pair_order
 
 # --- windows ------------------------------------------------------------------------------------
@@ -249,6 +259,192 @@ def test_a_later_pass_reads_other_rows_of_the_tokens_before_it_alone() -> None:
         for slot in (3, 2, 0):
             for row in {slot - 1, slot + 1, -1}:
                 assert (part, (slot, row)) in seen
-        for rows in ([-1] * 4, [1, 2, 3, 4]):
-            assert (part, *enumerate(rows)) in seen
+        for read in ([-1] * 4, [1, 2, 3, 4]):
+            assert (part, *enumerate(read)) in seen
         assert (part, (1, 0), (2, 1), (3, 2)) in seen
+
+
+# --- norms and factors of q and k ----------------------------------------------------------------
+
+
+def of_queries(point: str = "scores", layer: int = 0, **more: Any) -> Any:
+    """A mismatch at a point of a layer, of a model with norms behind rope and a factor on q."""
+    hyper = {"qk_norm": True, "temperature_scale": 0.1, "temperature_length": 4}
+    block = SimpleNamespace(qk_norm_place=more.pop("place", "after_rope"), temperature="rotated")
+    alias = SimpleNamespace(alias_of=more.pop("alias", ""))
+    patched = SimpleNamespace(
+        hp={**hyper, **more}, spec=SimpleNamespace(block=block), ids=range(8),
+        points={f"L{layer}.q_attn": alias},
+        with_hyper=lambda layers, **values: (layers, values),
+        with_block=lambda layers, **values: (layers, values),
+    )  # fmt: skip
+    return SimpleNamespace(
+        patched=patched, layer=layer, tokens=8, view=SimpleNamespace(point=point, tolerance=1e-6)
+    )
+
+
+def made(changes: Any) -> list[Any]:
+    """What each change makes of the model, which says how it was asked."""
+    return [change.make(of_queries().patched, {2}) for change in changes]
+
+
+@pytest.mark.parametrize("place", ["rotated", "after_rope", "before_rope", "whole", ""])
+def test_norms_of_queries_are_left_out_or_elsewhere_where_they_follow_rope(place: str) -> None:
+    other = {"rotated": "after_rope", "after_rope": "before_rope"}.get(place)
+    expected = [({2}, {"qk_norm": False}), ({2}, {"qk_norm_place": other})] if other else []
+    for point in query_key._LATE:
+        changes = list(query_key.try_query_key_norms(of_queries(point, place=place)))
+        assert made(changes) == expected
+        assert [change.values for change in changes] == [values for _, values in expected]
+    for case in (
+        of_queries("q", place=place), of_queries(place=place, layer=-1),
+        of_queries(place=place, qk_norm=False),
+    ):  # fmt: skip
+        assert not list(query_key.try_query_key_norms(case))
+
+
+def test_a_factor_by_position_is_left_out_where_queries_have_one() -> None:
+    expected = [({2}, {"temperature_scale": 0.0})]
+    for point in query_key._LATE:
+        if point == "q_attn":
+            continue
+        changes = list(query_key.find_query_temperature(of_queries(point)))
+        assert made(changes) == ([] if point.endswith("_rope") else expected)
+    for case in (of_queries("q"), of_queries(layer=-1), of_queries(temperature_scale=None),
+                 of_queries(alias="q_rope")):  # fmt: skip
+        assert not list(query_key.find_query_temperature(case))
+
+
+def test_the_growth_of_queries_is_read_from_their_rows() -> None:
+    """The first row that grows says the length, and its factor the scale."""
+    at = np.arange(8)
+    for first, length, scale in ((3, 3, 0.25), (4, 4, 0.5), (7, 7, 0.1), (9, 9, 0.5)):
+        for unrotated in (False, True):
+            case = of_queries("q_attn")
+            if unrotated:
+                case.patched.spec.block.temperature = "unrotated"
+            places = at + unrotated
+            base = np.ones((8, 2, 3)) * (at + 1)[:, None, None]
+            case.view.mine = base * (1 + np.log1p(places // 4) * 0.1)[:, None, None]
+            case.view.theirs = base * (1 + np.log1p(places // length) * scale)[:, None, None]
+            given: list[Any] = []
+            case.rounded_change = lambda change, value, given=given: [given.append((change, value))]
+            changes = list(query_key.find_query_temperature(case))
+            if first > 8 - (not unrotated):
+                assert not given and len(changes) == 1
+                continue
+            [(change, value)] = given
+            assert value == pytest.approx(scale, rel=1e-3)
+            asked = change(scale)
+            assert asked.values == {"temperature_length": length, "temperature_scale": scale}
+            told = [("temperature_length", length != 4), ("temperature_scale", scale != 0.1)]
+            assert asked.where == tuple(name for name, other in told if other)
+            assert f"over {length}; the model says 0.1 and 4" in asked.says
+            assert made([asked]) == [({2}, asked.values)]
+
+
+# --- biases -------------------------------------------------------------------------------------
+
+
+def test_the_same_vector_in_every_row_is_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing one, one too many, one added again, or one with other values."""
+    rng = np.random.default_rng(5)
+    bias, other = rng.normal(size=6), rng.normal(size=6)
+    other -= bias * (other @ bias) / (bias @ bias)
+    ours = rng.normal(size=(4, 6))
+    others = SimpleNamespace(says="others")
+
+    def said(
+        vector: Any, own: Any, point: str = "q", rows: int = 4, tolerance: float = 1e-6
+    ) -> str:
+        case: Any = SimpleNamespace(
+            view=SimpleNamespace(tolerance=tolerance, point=point, key=f"L0.{point}"),
+            patched=SimpleNamespace(weights={"L0.attn_q.bias": bias}),
+        )
+        product = SimpleNamespace(
+            theirs=ours[:rows] + vector, ours=ours[:rows], bias=own, key="k", role="L0.attn_q"
+        )
+        monkeypatch.setattr(linear, "product_of", lambda case: product)
+        monkeypatch.setattr(linear, "_leave_out_biases", lambda case: iter([others]))
+        changes = list(linear.find_missing_bias(case))
+        assert len(changes) < 2
+        return changes[0].says if changes else ""
+
+    assert said(-bias, bias) == "L0.attn_q.bias is not added"
+    assert said(-bias * (1 + 5e-4), bias) == "L0.attn_q.bias is not added"
+    assert "has other values" in said(-bias * (1 + 5e-3), bias)
+    assert said(-bias * (1 + 5e-3), bias, tolerance=1e-3) == "L0.attn_q.bias is not added"
+    assert "has other values" in said(-bias * (1 + 2e-2), bias, tolerance=1e-3)
+    assert said(bias, bias) == "L0.attn_q.bias is added twice"
+    assert said(3 * bias, bias) == "L0.attn_q.bias is added 4 times"
+    assert said(63 * bias, bias) == "L0.attn_q.bias is added 64 times"
+    assert "has other values" in said(64 * bias, bias)
+    assert "has other values" in said(other, bias) and not said(other, bias, rows=1)
+    assert said(other, None).startswith("a bias is added that the model does not have")
+    assert not said(other, None, rows=1) and not said(other * 1e-8, None)
+    assert said(np.ones(6), None) and not said(np.ones(6), None, "logits")
+    assert said(other, None, "logits")
+    noise = rng.normal(size=(4, 6)) * 1e-2
+    assert said(noise, bias) == "others" and said(noise, None) == "others"
+
+
+# --- passes that forget, experts that are alike, factors of the stream ----------------------------
+
+
+@pytest.mark.parametrize("late", [None, 0, 1, 5])
+def test_a_pass_that_counts_from_nought_begins_behind_the_first_token(
+    late: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_recorded_mask", lambda case: None)
+    own = object()
+    monkeypatch.setattr(attention, "usual_masks", lambda n: iter([own] if n == 8 else []))
+    rows = np.full(8, 2.0)
+    rows[8 if late is None else late :] = 2.5
+    case: Any = SimpleNamespace(
+        call=lambda name: object(), tokens=8, distances_by_row=lambda view: rows,
+        view=SimpleNamespace(mine=np.zeros((1, 8, 8)), axis=1, tolerance=1.0),
+        patched=SimpleNamespace(spec=SimpleNamespace(block=SimpleNamespace(attends="causal"))),
+    )  # fmt: skip
+    first, *more = attention.try_masks(case)
+    assert first is own
+    assert [change.values for change in more] == ([{"passes": [late]}] if late else [])
+
+
+def test_of_experts_that_give_the_same_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = np.random.default_rng(2).normal(size=(4, 3, 5))  # expert, token, column
+    outputs[3] = outputs[1]
+    calls = [SimpleNamespace(args=(None, [token], np.ones((1, 5)), [0.5])) for token in range(3)]
+    for order in ([1, 0, 2], [2, 1, 0], [1, 2, 0]):
+        wanted = np.stack([0.5 * outputs[order[token]][token] for token in range(3)])
+        case: Any = SimpleNamespace(
+            tokens=3, rows=np.arange(3), array=np.asarray,
+            view=SimpleNamespace(point="moe_out", mine=np.full((3, 5), 0.5), theirs=wanted),
+        )  # fmt: skip
+        monkeypatch.setattr(moe, "_all_expert_outputs", lambda case, count: outputs)
+        monkeypatch.setattr(moe, "_experts_in_order", lambda case: range(3))
+        assert moe._vote_expert_order(case, calls, 4) == [*order, 3]
+        case.view.point = "ffn_out"
+        assert moe._vote_expert_order(case, calls, 4) is None
+
+
+def test_factors_of_the_stream_are_left_out_in_pairs() -> None:
+    for scales in ((0.5, 0.6, 0.7, 0.8, 0.9, 1.1), (1.0, 1.0, 0.7, 0.8, 1.0, 1.0),
+                   (1.0, 0.6, 1.0, 1.0, 0.9, 1.0), (1.0,) * 6):  # fmt: skip
+        patched: Any = SimpleNamespace(
+            spec=SimpleNamespace(block=SimpleNamespace(residual="norm")),
+            hp={"residual_scales": scales}, n_layers=0,
+        )  # fmt: skip
+        found = [tuple(change.values["residual_scales"]) for change in usual(patched)]
+        pairs = [
+            (*scales[:at], 1.0, 1.0, *scales[at + 2 :])
+            for at in (0, 2, 4)
+            if scales[at : at + 2] != (1.0, 1.0)
+        ]
+        assert found == [*pairs, *([(1.0,) * 6] if pairs else [])]
+
+
+def usual(patched: Any) -> list[Any]:
+    """The usual changes of a model without lightning attention."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lightning, "mixer_kinds", lambda patched: ())
+        return list(lightning.usual_lightning_mistakes(patched))

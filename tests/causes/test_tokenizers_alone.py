@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -168,3 +168,23 @@ def test_how_pieces_moved_is_told_by_their_ids() -> None:
     long = [f"<{i}>" for i in range(600)]
     later = [*long[:4], "x", *long[4:599]]
     assert vocabulary_lists._moved_text(long, later, range(4, 600)).startswith("from id 4 on B's")
+
+
+def test_of_a_chat_the_text_around_the_first_difference_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twenty characters before it, and sixty of the text from it on."""
+    for same in (0, 5, 20, 21, 300):
+        for rest in (0, 10, 200):
+            texts = {"A": "".join(chr(97 + at % 26) for at in range(same)) + "X" * (rest + 1)}
+            texts["B"] = texts["A"][:same] + "Y" * rest
+            monkeypatch.setattr(
+                effect, "_rendered_chat", lambda bench, parts, text, texts=texts: texts[parts]
+            )
+            shown: Any = SimpleNamespace(labels=[("chat", "two turns")])
+            a, b, bench = cast(Any, "A"), cast(Any, "B"), cast(Any, None)
+            example = effect._first_example(bench, a, b, shown)
+            begin = max(0, same - 20)
+            assert example == tuple(
+                f"two turns is ...{texts[side][begin : same + 60]!r}" for side in "AB"
+            )

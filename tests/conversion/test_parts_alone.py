@@ -24,7 +24,15 @@ from aprfmt.attestation.rederive import TensorAttestation, _Difference, _differe
 from aprfmt.base.protocols import TensorInfo, Value
 from aprfmt.cli import hash_
 from aprfmt.compare import diff_models
-from aprfmt.conversion import Options, estimate, folder_edits, in_place, run, scheduling
+from aprfmt.conversion import (
+    Options,
+    estimate,
+    folder_edits,
+    in_place,
+    resume_state,
+    run,
+    scheduling,
+)
 from aprfmt.conversion.edits import parse_json_value
 from aprfmt.conversion.metadata import bare_metadata
 from aprfmt.conversion.preflight import PlannedTensor
@@ -583,3 +591,25 @@ def test_what_a_copy_lacks_without_a_flag_is_of_the_source() -> None:
     assert account.lost == (rows[0],)
     assert account.says == "5 of the source: 2 copied, 1 transformed, 1 dropped, 1 lost"
     assert Account(()).says == "0 of the source: nothing"
+
+
+def test_a_conversion_goes_on_only_from_files_that_say_when_they_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[str] = []
+
+    def opened(path: Path) -> Any:
+        identity = "" if path.name == "unsure" else f"etag-{path.name}"
+        return SimpleNamespace(identity=identity, size=7, close=lambda: closed.append(path.name))
+
+    def asked(*names: str) -> dict[str, str]:
+        closed.clear()
+        files = tuple(Path("m") / name for name in names)
+        model: Any = SimpleNamespace(source=SimpleNamespace(files=files))
+        return resume_state.source_identities(model)
+
+    monkeypatch.setattr(resume_state, "open_bytes", opened)
+    assert asked("a", "b") == {"a": "etag-a 7", "b": "etag-b 7"} and closed == ["a", "b"]
+    with pytest.raises(UsageError, match=r"unsure: nothing says when it changes \(no ETag\)"):
+        asked("a", "unsure", "b")
+    assert closed == ["a", "unsure"]

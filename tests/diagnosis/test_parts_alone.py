@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -23,6 +24,7 @@ from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.diagnosis import (
     accumulated_rounding,
+    batch_sequences,
     block_scales,
     configuration_keys,
     examine,
@@ -1370,3 +1372,70 @@ def test_what_no_packing_knows_is_a_tail_of_the_module_that_it_stands_behind() -
     }
     parts = model("a.q.qweight", "a.q.steps", "b.q.weight", "c.q.weight", "d.q.weight", "n.weight")
     assert renamed_parts._unknown_tails(good, parts) == {"a.q": ["steps"]}
+
+
+def test_the_source_that_a_file_names_is_told_with_its_digest() -> None:
+    def told(**metadata: Any) -> str:
+        held = {f"aprfmt.source.{key}": value for key, value in metadata.items()}
+        return models._named_source(cast(Any, SimpleNamespace(metadata=held)))
+
+    assert told() == told(sha256="ab" * 32) == told(file=3) == ""
+    assert told(file="m.gguf") == told(file="m.gguf", sha256=4) == ", made from m.gguf"
+    digest = "0123456789abcdef" * 4
+    assert told(file="m", sha256=digest) == ", made from m (SHA-256 0123456789ab...)"
+
+
+def test_points_that_changes_drop_are_left_out_of_the_trace() -> None:
+    made: list[Any] = []
+
+    def change(name: str, *drop: str) -> Change:
+        def make(patched: Any, layers: Any) -> Any:
+            made.append((name, patched, layers))
+            return f"{patched}+{name}"
+
+        return Change("x", name, (), make, drop=frozenset(drop))
+
+    trace: Any = SimpleNamespace(without={"L0.q"}, ignoring=sorted)
+    steps: Any = [
+        (change("a", "L1.k"), {1}),
+        (change("b"), None),
+        (change("c", "L0.v", "L1.k"), {0}),
+    ]
+    apply: Any = partial(examine._apply_changes, cast(Any, "m"), trace)
+    assert apply(steps) == ("m+a+b+c", ["L0.q", "L0.v", "L1.k"])
+    assert made == [("a", "m", {1}), ("b", "m+a", None), ("c", "m+a+b", {0})]
+    assert trace.without == {"L0.q"}
+    assert apply([]) == ("m", ["L0.q"])
+
+
+def test_rows_of_another_sequence_are_told_where_they_are_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the same dump, as long, and not the model's own for the ids that they stand under."""
+    own, other, third = (1, 2, 3), (4, 5, 6), (7, 8, 9)
+    asked: list[Any] = []
+
+    def told(others: Any, departs: Mapping[Any, bool | None]) -> Any:
+        def answer(trace: Any, model: Any, ids: Any, dtype: str) -> bool | None:
+            asked.append(ids)
+            return departs.get(ids, True)
+
+        asked.clear()
+        monkeypatch.setattr(batch_sequences, "dump_sequences", lambda trace: (None, others))
+        monkeypatch.setattr(batch_sequences, "_departs", answer)
+        trace: Any = SimpleNamespace(records={"embd": 1, "L0.q": 2})
+        return batch_sequences.rows_of_other_ids("B", trace, cast(Any, None), own, "float32")
+
+    found = told([own, None, other, third], {third: False})
+    assert found.values == {"ids": list(own), "rows_of": list(third)} and found.side == "B"
+    assert found.where == ("embd", "L0.q") and asked == [own, other, third]
+    assert told([own, other, third], {other: False, third: False}).values["rows_of"] == [4, 5, 6]
+    assert told([own, other], {own: False, other: False}) is None and asked == [own]
+    assert told([own, other], {own: None, other: False}) is None  # nothing was compared
+    assert told([own, other], {other: None}) is None
+    assert told([None], {}) is None and not asked
+    for length in ((4, 5), (4, 5, 6, 7)):
+        assert told([length], {length: False}) is None and not asked
+    many = [(9, 9, n) for n in range(batch_sequences.FEW + 1)]
+    assert told(many, {many[-1]: False}) is None
+    assert told(many, {many[-2]: False}) is not None

@@ -368,3 +368,41 @@ def test_a_task_that_the_cluster_gave_up_is_an_error_of_its_first_question(
     assert answer == encode_answer(
         make_row(Task(subject("a"), names), names[0], None, why=row["found"])
     )
+
+
+def test_a_worker_of_the_cluster_keeps_one_process_for_its_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+
+    class Kept:
+        def __init__(self, count: int, limits: Limits) -> None:
+            made.append((count, limits))
+
+        def answers(self, tasks: Any) -> Iterator[Any]:
+            return iter([("answer", task) for task in tasks])
+
+    monkeypatch.setattr(ray_tasks, "Workers", Kept)
+    monkeypatch.setattr(ray_tasks, "_asking", {})
+    other = Limits(seconds=1, memory=1 << 20)
+    for limits in (LIMITS, LIMITS, other, LIMITS):
+        answers: Any = ray_tasks._answer_unit(cast(Any, "t"), limits)
+        assert answers == [("answer", "t")]
+    assert made == [(1, LIMITS), (1, other)]
+
+
+def test_models_of_equal_tensors_are_told_from_those_that_share_most() -> None:
+    def of(name: str, *tensors: str) -> RowFacts:
+        rows = [(f"{key}-{value}", value or None, 8, key) for key, value in map(tuple, tensors)]
+        return RowFacts(name, OPEN, "PASS", tensors=rows)
+
+    with Summary([subject(name) for name in "abcdef"]) as summary:
+        summary.add(of("a", "p1", "q2", "r3", "s4"))
+        summary.add(of("b", "p1", "q2", "r3", "s4"))
+        summary.add(of("c", "p1", "q2", "r8", "s9"))  # half, which is enough
+        summary.add(of("d", "p1", "q7", "r8", "s9"))  # one of a, but most of c
+        summary.add(of("e", "q1", "p2", "s3", "r4"))  # the same values under other names
+        summary.add(of("f", "p1", "q2", "r3", "s4", "t5"))
+        rows = [(row["model"], row["base"], row["proof"]) for row in summary._equal_models()]
+    all_, most = "all tensors equal", "most tensors equal"
+    assert rows == [("b", "a", all_), ("c", "a", most), ("f", "a", most), ("d", "c", most)]

@@ -18,6 +18,8 @@ from aprfmt.formats.apr import layout, writer
 from aprfmt.formats.apr.fields import header_fields
 from aprfmt.formats.pytorch.pickle_imports import Imports
 from aprfmt.formats.pytorch.pickle_reader import MAX_LONG, Stream, Unpickler
+from aprfmt.formats.pytorch.pickle_values import GlobalName, PickledDict, PickledObject
+from aprfmt.formats.pytorch.state_dict import Flattened
 from tests.formats.apr_files import AprFile
 
 # --- names of shards ----------------------------------------------------------------------------
@@ -193,3 +195,21 @@ def test_a_plan_is_that_of_a_file_with_the_same_tensors_in_its_order() -> None:
     assert not same(a, replace(b, encoding="I32"), e)
     assert same(a, b, e, size=100) and not same(a, b, e, size=98)
     assert not same(a, b, e, expanded=True)
+
+
+def test_the_fields_of_a_models_output_are_its_attributes_or_its_items() -> None:
+    """A field that is None is no value; an item counts over an attribute of its name."""
+
+    def flat(state: Any, *items: tuple[str, Any], kind: str = "CausalLMOutputWithPast") -> Any:
+        name = GlobalName("transformers.modeling_outputs", kind)
+        made = PickledObject(name, state=state, items=PickledDict(list(items)))
+        return Flattened(made, "x.pt", 1000)
+
+    state = PickledDict([("logits", 1), ("loss", None), ("hidden", 2)])
+    found = flat(state, ("logits", 3))
+    assert found.values == {"logits": 3, "hidden": 2} and not found.classes
+    assert flat(None, ("logits", 3)).values == {"logits": 3}
+    assert flat((state,), ("logits", 3)).values == {"logits": 3}
+    for other in (flat(state), flat(state, ("logits", 3), kind="Config")):
+        assert other.values == {"logits": 1, "loss": None, "hidden": 2}
+        assert list(other.classes.values()) == [1]

@@ -563,3 +563,19 @@ def test_what_is_remembered_is_not_fetched_again() -> None:
         assert bytes(held.get(start, stop, fetch)) == whole[start:stop]
         assert asked == came, (start, stop)
     held.close()
+
+
+def test_a_range_that_is_held_is_not_fetched() -> None:
+    whole = bytes(range(64))
+    asked: list[tuple[int, int]] = []
+
+    def fetch(start: int, stop: int) -> memoryview:
+        asked.append((start, stop))
+        return memoryview(whole)[start:stop]
+
+    found = SimpleNamespace(head=lambda stop, wish: memoryview(whole)[:16], fetch=fetch)
+    file: Any = SimpleNamespace(_found=found)
+    for start, stop, fetched in ((0, 8, False), (8, 16, False), (8, 17, True), (16, 20, True)):
+        asked.clear()
+        piece = remote_file.RemoteFile._fetch_range(file, (start, stop))
+        assert bytes(piece) == whole[start:stop] and asked == [(start, stop)] * fetched

@@ -21,6 +21,7 @@ from aprfmt.errors import BackendUnavailableError, FormatError, OutputError
 from aprfmt.formats import FORMATS, writable_formats
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import DTYPES
+from aprfmt.testing import arch as arch_suite
 from aprfmt.testing import check_arch, check_backend, check_codec, check_format
 from aprfmt.testing import codec as codec_suite
 from aprfmt.testing import format as suite
@@ -192,3 +193,36 @@ def test_the_tensors_of_a_format_hold_what_their_encodings_do(name: str) -> None
     seeds = [suite._sample_tensors(FORMATS[name], seed) for seed in range(8)]
     booleans = [raw for data in seeds for info, raw in data.values() if info.encoding == "BOOL"]
     assert not booleans or set(b"".join(booleans)) == {0, 1}
+
+
+def test_a_dozen_tokens_are_run_where_none_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[int]] = []
+
+    class RanError(Exception):
+        pass
+
+    def forward(model: Any, ids: list[int]) -> None:
+        ran.append(ids)
+        raise RanError
+
+    coverage = SimpleNamespace(missing=(), accepted=(), misshapen=())
+    found = SimpleNamespace(coverage=coverage, unbound=())
+    model = SimpleNamespace(
+        spec=SimpleNamespace(name="x"), resolution=found, hyper={"vocab_size": 50}
+    )
+    monkeypatch.setattr(arch_suite, "open_model", lambda path: contextlib.nullcontext(model))
+    monkeypatch.setattr(arch_suite, "_check_names", lambda opened: None)
+    monkeypatch.setattr(arch_suite, "_check_forward", forward)
+    for given in ((), (1, 2, 3)):
+        with pytest.raises(RanError):
+            check_arch("m", Path(), given)
+    assert len(set(ran[0])) == 12 and {0 <= token < 50 for token in ran[0]} == {True}
+    assert ran[1] == [1, 2, 3]
+    for name in ("missing", "accepted", "misshapen"):
+        setattr(coverage, name, ("L0.q",))
+        with pytest.raises(AssertionError, match=r"x: .*L0[.]q"):
+            check_arch("m", Path(), ())
+        setattr(coverage, name, ())
+    found.unbound = ("odd",)
+    with pytest.raises(AssertionError, match=r"no binding claims: \('odd',\)"):
+        check_arch("m", Path(), ())

@@ -17,7 +17,7 @@ from aprfmt.tokenizer.engine_defaults import CLASS_EOS
 from aprfmt.tokenizer.identity import tokenizer_facts
 from aprfmt.tokenizer.keys import TOKENS
 from aprfmt.tokenizer.loading import load_tokenizer, metadata_stop_ids
-from aprfmt.tokenizer.turn_ends import find_unstopped_turn
+from aprfmt.tokenizer.turn_ends import NOWHERE, UnstoppedTurn, find_unstopped_turn
 from tests.cli.run import aprfmt
 from tests.tokenizer.fake import added_ids, fake, folder_model, without_json
 
@@ -181,3 +181,45 @@ def test_lists_that_cannot_be_read_leave_inspect_whole(demo_model: Path) -> None
     assert "turn_end" not in tokenizer_facts(model, quick=True)
     with pytest.raises(FormatError, match="token_type"):
         find_unstopped_turn(model.carried)
+
+
+def test_config_json_is_set_too_where_it_lacks_the_end(folder: Path) -> None:
+    ids = added_ids(folder)
+    end, other = ids[END], ids[TEXT_END]
+    stops(folder, other)
+    for said, beside in (
+        (None, ()), (end, ()), ([end, other], ()), (other, (other,)), ([other, 3], (other, 3)),
+    ):  # fmt: skip
+        edit(folder, "config.json", eos_token_id=said)
+        with open_model(folder) as model:
+            found = find_unstopped_turn(model.carried)
+        assert found is not None and found.beside == beside, said
+
+
+def test_what_is_set_follows_from_the_place_that_lacks_the_end() -> None:
+    def turn(place: str, stops: tuple[int, ...] = (7,), **more: Any) -> UnstoppedTurn:
+        return UnstoppedTurn(5, "<end>", stops, place, False, **more)
+
+    listed = "which is not in {} [7]"
+    gguf = turn("tokenizer.ggml.eos_token_id", embedded=True)
+    assert gguf.says.endswith(listed.format("tokenizer.ggml.eos_token_id"))
+    assert gguf.remedy == "set tokenizer.ggml.eot_token_id to 5"
+    assert gguf.assignments == ["tokenizer.ggml.eot_token_id=5"]
+    file = "generation_config.json"
+    key = f"{file}: eos_token_id"
+    assert turn(key).remedy == f"in {file}, set eos_token_id to [5, 7]"
+    assert turn(key).assignments == [f"{file}:eos_token_id=[5, 7]"]
+    assert turn(key, (2, 7)).says.endswith(f"is not in {key} [2, 7]")
+    assert turn(key, embedded=True).assignments == []
+    both = turn(key, beside=(3,))
+    assert both.remedy == f"in {file}, set eos_token_id to [5, 7], in config.json to [3, 5]"
+    assert both.assignments == [f"{file}:eos_token_id=[5, 7]", "config.json:eos_token_id=[3, 5]"]
+    text = turn("tokenizer_config.json: eos_token")
+    assert text.remedy == "in tokenizer_config.json, set eos_token to '<end>'"
+    assert text.assignments == ["tokenizer_config.json:eos_token=<end>"]
+    nowhere = turn(NOWHERE)
+    assert nowhere.says.startswith(f"{NOWHERE}, and transformers takes its class's 7;")
+    assert nowhere.says.endswith("the chat template ends turns with '<end>' (5)")
+    assert "transformers stops nowhere;" in turn(NOWHERE, ()).says
+    assert nowhere.remedy == f"in {file}, set eos_token_id to [5, 7]"
+    assert nowhere.assignments == ["config.json:eos_token_id=[5, 7]"]
