@@ -246,6 +246,8 @@ FOLDERS: Mapping[str, Family] = dict.fromkeys(
     ),
     Family(6),
 )
+# Files whose tests are of parts alone, with facts made for them: thousands cost less than a minute.
+ALONE = "_alone.py"
 # Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({
     "tests/arch/test_required.py::test_which_losses_a_pass_survives",
@@ -309,7 +311,12 @@ _PARTS = re.compile(r"^(?P<file>[^:]+)::(?P<test>[^\[]+)\[(?P<name>.*)\]$", re.S
 
 
 def family_of(file: str, test: str) -> Family | None:
-    """Return the family of a function, else that of its file, else that of its folder."""
+    """Return the family of a function, else that of its file, else that of its folder.
+
+    None where all tests are taken, as those of parts alone are.
+    """
+    if file.endswith(ALONE):
+        return None
     folder = "/".join(file.split("/")[:2])
     return FAMILIES.get(f"{file}::{test}", FAMILIES.get(file, FOLDERS.get(folder)))
 

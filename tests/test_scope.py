@@ -14,6 +14,7 @@ from tests.balance import FIRST, scheduler, unit
 from tests.conftest import not_run
 from tests.requirements import PAGE, ROOT, rows
 from tests.scope import (
+    ALONE,
     FAMILIES,
     FOLDERS,
     LONG,
@@ -92,6 +93,13 @@ def test_a_folders_family_is_that_of_what_has_none(folder: str) -> None:
         assert family_of(file, "test_y") is FOLDERS[folder]
         ids = [f"{file}::test_y[{n}]" for n in range(240)]
         assert ids[0] not in left_out(ids) and 120 < len(left_out(ids)) < 230
+
+
+def test_tests_of_parts_alone_are_all_taken() -> None:
+    for folder in FOLDERS:
+        ids = [f"{folder}/test_x_alone.py::test_y[{n}]" for n in range(240)]
+        assert not left_out(ids) and family_of(f"{folder}/inner/test_x_alone.py", "test_y") is None
+    assert not [name for name in FAMILIES if name.partition("::")[0].endswith(ALONE)]
 
 
 def test_the_first_of_each_function_and_what_a_requirement_names_are_taken() -> None:

@@ -135,6 +135,7 @@ def test_a_small_difference_with_a_direction_is_looked_for_where_nothing_else_is
         ("replace", lambda case, **changed: case),
         ("find_unwritten_rows", lambda case: None),
         ("find_other_capture_point", lambda case: None),
+        ("find_shifted_series", lambda case: None),
         ("_answers_of_table", lambda case, known: ()),
         ("is_wide", lambda case: False),
         ("Search", lambda *given: SimpleNamespace(tried=0, smallest_remaining_share=1.0)),
