@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.arch import ARCHS
+from aprfmt.arch import ARCHS, deepseek_v4
 from aprfmt.arch.hyperparameters import read_hyper
 from aprfmt.arch.layer_kinds import (
     read_layer_numbers,
@@ -161,3 +161,28 @@ def test_a_kind_that_lfm3_has_not_is_refused_by_name(layer: int, other: Any) -> 
     said = f"layer_types: layer {layer} is {other!r}; the layers of this architecture are one of: "
     with pytest.raises(ArchError, match=re.escape(said + ", ".join(LFM3))):
         hyper("lfm3", layer_types=kinds)
+
+
+def test_each_layers_kind_is_listed_or_counted_or_by_turns() -> None:
+    """A list may go on for draft heads behind the model's own layers."""
+    windowed, indexed, compressed = (deepseek_v4._OF_RATIO[ratio] for ratio in (0, 4, 128))
+
+    def read(**values: Any) -> tuple[tuple[str, ...], str]:
+        return deepseek_v4._read_kinds(Facts("hf", values, {}), {"n_layers": 4})
+
+    kinds = [windowed, indexed, compressed, indexed]
+    ratios = [0, 4, 128, 4]
+    for more in ((), (0,), (0, 0)):
+        rest = [windowed] * len(more)
+        assert read(layer_types=[*kinds, *rest]) == (tuple(kinds), "layer_types")
+        assert read(compress_ratios=[*ratios, *more]) == (tuple(kinds), "compress_ratios")
+    assert read() == ((compressed, compressed, compressed, indexed), "")
+    assert read(layer_types=kinds, compress_ratios=[0] * 4)[1] == "layer_types"
+    for values, said in (
+        ({"layer_types": kinds[:3]}, "layer_types: has 3 entries; expected 4"),
+        ({"compress_ratios": ratios[:3]}, "compress_ratios: has 3 entries; expected 4"),
+        ({"layer_types": [*kinds[:3], "odd"]}, "layer_types: layer 3 is 'odd'; expected one of"),
+        ({"compress_ratios": [0, 8, 0, 0]}, "layer 1 is 8; expected one of: 0, 4, 128"),
+    ):  # fmt: skip
+        with pytest.raises(ArchError, match=re.escape(said)):
+            read(**values)

@@ -13,6 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from aprfmt.diagnosis import Diagnosis, diagnose
+from aprfmt.inference.engines import collect
+from aprfmt.inference.engines.collect import Collector
+from aprfmt.inference.trace import KeptValues
 from tests.diagnosis.engines import tiny_folder
 from tests.models import IDS
 
@@ -117,3 +120,29 @@ def test_values_that_the_next_norm_wrote_over(tmp_path: Path) -> None:
     assert found.lead is not None and found.lead.certainty == "confirmed"
     assert {*found.lead.where} == {f"L{layer}.ffn_out" for layer in range(count)}
     assert "L1.attn_norm" in found.sentence
+
+
+def test_an_array_that_cannot_be_read_again_is_named_by_its_distance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Measured apart without reading it, it is not left out; unmeasured, nothing is known of it."""
+    here = np.arange(1, 9, dtype=np.float32).reshape(4, 2)
+    for apart, again, named in (
+        (None, None, False), (None, here, False), (None, here[:2], False), (None, 2 * here, True),
+        (0.0, None, False), (1e-9, 2 * here, False), (0.5, None, True), (0.5, here[:2], True),
+        (0.5, here, True),
+    ):  # fmt: skip
+        collector = Collector(KeptValues(), None, tokens=4, dtype="float32")
+        for collector.giver, values in (("first", here), ("second", here)):
+            collector.add("q", 0, values)
+        monkeypatch.setattr(collect, "_distance_of_tiles", lambda a, b, apart=apart: apart)
+
+        def add(name: str, other: Collector, again: Any = again) -> None:
+            assert name == "first"
+            if again is not None:
+                other.add("q", 0, again)
+
+        collector.note_unlike_seconds(add)
+        assert list(collector.unknown) == ["first"] * named and collector.lost == {
+            *collector.unknown
+        }

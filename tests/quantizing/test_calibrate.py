@@ -14,6 +14,7 @@ import pytest
 
 import aprfmt
 from aprfmt.errors import UsageError
+from aprfmt.inference import importance
 from aprfmt.inference.engines.llama_cpp import _node_values
 from aprfmt.inference.engines.llama_library import Callback, Library
 from aprfmt.inference.importance import collect_imatrix
@@ -190,3 +191,19 @@ def test_a_text_fills_a_window_or_is_refused(count: int, tmp_path: Path) -> None
             return
         found = collect_imatrix(model, list(IDS[:count]), "short.txt")
     assert (found.chunks, found.chunk_size) == (1, count)
+
+
+def test_windows_that_are_done_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny("llama", tmp_path)
+    monkeypatch.setattr(importance, "CHUNK", 10)
+    with aprfmt.open(tmp_path) as model:
+        for chunks, count in ((None, 4), (3, 3), (9, 4)):
+            told: list[tuple[int, int]] = []
+            made = collect_imatrix(
+                model, IDS, "ids", chunks=chunks, progress=lambda *row, told=told: told.append(row)
+            )
+            assert told == [(done, count) for done in range(1, count + 1)]
+            assert (made.chunks, made.chunk_size) == (count, 10)
+        for short in ([], IDS[:1]):
+            with pytest.raises(UsageError, match=f"ids: {len(short)} tokens"):
+                collect_imatrix(model, short, "ids")

@@ -1,13 +1,15 @@
 """Which stored tensors make a packed weight, by the dialects that a configuration names."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aprfmt.codecs import dialects
 from aprfmt.errors import CodecError, MissingPartError, UnsupportedError
-from aprfmt.tensors import companions
+from aprfmt.tensors import card, companions
 
 
 class Kind:
@@ -98,3 +100,28 @@ def test_a_scale_of_blocks_is_one_number_or_one_for_each_matrix() -> None:
             join(shape, scale)
     with pytest.raises(CodecError, match=r"w[.]scale is F16 \[1\]"):
         join((4, 64), (1,), "F16")
+
+
+def test_the_first_six_values_of_a_tensor_are_shown() -> None:
+    def shown(shape: tuple[int, ...], **more: Any) -> str:
+        values = np.arange(math.prod(shape), dtype=np.float32).reshape(-1, shape[-1])
+        about: dict[str, Any] = {
+            "shape": shape, "damage": "", "row_bytes": 8, "rows": lambda a, b: values[a:b],
+            "name": "w", "encoding": "F32", "nbytes": 4096, "offset": 64, "role": None,
+            "names": ("w",), "steps": (), "parts": (),
+        } | more  # fmt: skip
+        return card.tensor_card(SimpleNamespace(**about))  # type: ignore[arg-type]
+
+    six = "0 1 2 3 4 5"
+    for shape, more in (((6,), False), ((1, 6), False), ((7,), True), ((2, 6), True)):
+        text = shown(shape)
+        assert six in text and (f"{six} ..." in text) is more and "4,096" in text
+    assert "0 1 ..." in shown((2, 2)) and ">0 1<" in shown((1, 2))
+    for hidden in ({"damage": "ends early"}, {"row_bytes": None}):
+        assert "0 1" not in shown((2, 2), **hidden)
+    assert "ends early" in shown((2, 2), damage="ends early") and "0 1" not in shown((0, 2))
+
+    def refused(start: int, stop: int) -> Any:
+        raise CodecError("no such block")
+
+    assert "no such block" in shown((2, 2), rows=refused)

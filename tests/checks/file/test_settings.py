@@ -6,6 +6,7 @@ every answer of a model passed.
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,11 +109,15 @@ def test_a_conversion_says_what_its_source_says(target: str, tmp_path: Path) -> 
         assert rows["source_values"]["outcome"] == "PASS", rows["source_values"]
 
 
-@pytest.mark.parametrize("unread", [False, True])
-@pytest.mark.parametrize("carried", ["", "A", "B", "AB"])
-@pytest.mark.parametrize("checked", [(), ("vocabulary",)])
 def test_a_tokenizer_is_named_as_compared_where_both_have_one_and_it_was(
-    checked: tuple[str, ...], carried: str, unread: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for row in product([(), ("vocabulary",)], ["", "A", "B", "AB"], [False, True]):
+        named_as_compared(monkeypatch, *row)
+
+
+def named_as_compared(
+    monkeypatch: pytest.MonkeyPatch, checked: tuple[str, ...], carried: str, unread: bool
 ) -> None:
     report = TokensReport(checked=checked, not_checked=("merges: too many",), carried=carried)
     monkeypatch.setattr(source_accounting, "compare_tokens", lambda source, model: report)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from aprfmt.base.protocols import TensorInfo
-from aprfmt.checks.file import values
+from aprfmt.checks import bounds
+from aprfmt.checks.file import architecture_checks, values
 from aprfmt.checks.file.value_pass import TensorScan
 from aprfmt.checks.records import NotRun
 from aprfmt.tensors.stats import Stats
@@ -84,3 +85,82 @@ def test_codes_of_the_whole_range_need_their_scale(monkeypatch: pytest.MonkeyPat
         )
     assert not checked(monkeypatch, w=scan(l2=99.0, encoding="F8_E4M3", absmax=447.0)).findings
     assert not checked(monkeypatch, w=scan(l2=99.0, encoding="F32", absmax=448.0)).findings
+
+
+def role_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+    roles: dict[str, Any],
+    sizes: dict[str, float | None],
+    whole: dict[str, float] | None = None,
+) -> Any:
+    """Check (smallest value, standard deviation, root mean square) of roles; None: not read."""
+    views = {
+        key: SimpleNamespace(
+            key=key, shape=(64, 64), stored=[SimpleNamespace(info=SimpleNamespace(name=f"t.{key}"))]
+        )
+        for key in roles
+    }
+
+    def stats(ctx: Any, view: Any) -> Any:
+        row = roles[view.key]
+        return row and SimpleNamespace(min=row[0], std=row[1], rms=row[2])
+
+    for name, made in (
+        ("_stored_stats", stats),
+        ("_matrix_size", lambda ctx, view: sizes[view.key]),
+        ("_least_whole_number", lambda ctx, view: (whole or {}).get(view.key)),
+        ("_norm_offset", lambda view, spec: 0.0),
+        ("_reread_text", lambda view: ""),
+        ("_far_matrices", lambda resolution, far: f"far {sorted(far)}"),
+        ("_whole_matrices", lambda resolution, found: f"whole {sorted(found)}"),
+    ):
+        monkeypatch.setattr(architecture_checks, name, made)
+    monkeypatch.setattr(
+        bounds, "bounded_numbers", lambda stats, offset: {"std": stats.std, "rms": stats.rms}
+    )
+    spec = SimpleNamespace(name="llama")
+    context: Any = SimpleNamespace(resolution=SimpleNamespace(spec=spec, roles=views))
+    return architecture_checks.check_role_bounds(context)
+
+
+def test_sizes_of_embeddings_norms_and_matrices_are_held_to_their_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A little beyond is a warning, far beyond a failure; of matrices only what is far."""
+    table, norm, q = "token_embd.weight", "output_norm.weight", "L0.attn_q.weight"
+    good = {table: (-1.0, 0.02, 0.02), norm: (0.1, 0.3, 1.0), q: (-1.0, 0.02, 0.02)}
+    found = role_bounds(monkeypatch, good, {q: 0.02})
+    assert found.found == "3 tensors" and not found.findings
+    for gone, size in ((table, 0.02), (norm, 0.02), (q, None)):
+        found = role_bounds(monkeypatch, good | {gone: None}, {q: size})
+        assert found.found == "2 tensors" and not found.findings
+    with pytest.raises(NotRun, match="can be read as numbers"):
+        role_bounds(monkeypatch, {q: None}, {q: None})
+    bound = bounds.tensor_bounds("llama", table, (64, 64))["std"]
+    for factor, level in ((1.1, "warning"), (1.1 * architecture_checks.FAR, "fail")):
+        row = (-1.0, bound.high * factor, 1.0)
+        (one,) = role_bounds(monkeypatch, good | {table: row}, {q: 0.02}).findings
+        assert one.level == level and one.where == f"{table} (t.{table})"
+        assert one.found.startswith("standard deviation ")
+    limit = bounds.tensor_bounds("llama", "attn_q.weight", (64, 64))["std"].high
+    assert not role_bounds(monkeypatch, good, {q: limit * 2}).findings
+    far = role_bounds(monkeypatch, good, {q: limit * 1.1 * architecture_checks.FAR})
+    assert far.findings == [f"far {[q]}"]
+
+
+def test_matrices_without_a_negative_value_are_named_unless_they_are_codes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q, k = "L0.attn_q.weight", "L0.attn_k.weight"
+    for least, spread, named in ((0.0, 0.02, True), (1e-9, 0.02, True), (-1e-9, 0.02, False),
+                                 (0.0, 0.0, False)):  # fmt: skip
+        found = role_bounds(monkeypatch, {q: (least, spread, 0.02)}, {q: 0.02})
+        assert [one.found for one in found.findings] == ["no negative value"] * named
+    both = {q: (0.0, 0.02, 0.02), k: (0.0, 0.02, 0.02)}
+    (one,) = role_bounds(monkeypatch, both, {q: 0.02, k: 0.02}).findings
+    assert one.where.startswith(f"{q} (t.{q})") and one.where != f"{q} (t.{q})"
+    codes, one = role_bounds(monkeypatch, both, {q: 0.02, k: 0.02}, {q: 0.0}).findings
+    assert codes == f"whole {[q]}" and one.where == f"{k} (t.{k})"
+    assert role_bounds(monkeypatch, both, {q: 1, k: 1}, {q: 0.0, k: 0.0}).findings == [
+        f"whole {[k, q]}"
+    ]
