@@ -248,6 +248,45 @@ FOLDERS: Mapping[str, Family] = dict.fromkeys(
 )
 # Files whose tests are of parts alone, with facts made for them: thousands cost less than a minute.
 ALONE = "_alone.py"
+# Others of which all tests cost hardly more than their sample: some milliseconds each.
+CHEAP = frozenset({
+    "tests/arch/test_chained.py",
+    "tests/arch/test_foreign.py",
+    "tests/arch/test_steps.py",
+    "tests/causes/test_clipped_values.py",
+    "tests/causes/test_explained_parts.py",
+    "tests/causes/test_words_of_orders.py",
+    "tests/checks/file/test_file_digest.py",
+    "tests/checks/file/test_table.py",
+    "tests/checks/gates/test_golden.py",
+    "tests/checks/gates/test_report.py",
+    "tests/cli/test_listings.py",
+    "tests/cli/test_page_files.py",
+    "tests/cli/test_refused_together.py",
+    "tests/cli/test_small_answers.py",
+    "tests/cli/test_summary_lines.py",
+    "tests/compare/test_other_models.py",
+    "tests/diagnosis/test_agreement_rule.py",
+    "tests/diagnosis/test_quantities.py",
+    "tests/inference/test_device.py",
+    "tests/inference/test_engine_files.py",
+    "tests/inference/test_llama_library.py",
+    "tests/inference/test_loss.py",
+    "tests/inference/test_probe_ids.py",
+    "tests/inference/test_rope.py",
+    "tests/inference/test_rules_of_recorders.py",
+    "tests/inference/test_sampling.py",
+    "tests/inference/test_stored_arrays.py",
+    "tests/measure/test_tolerances.py",
+    "tests/model/ledger/test_files_beside.py",
+    "tests/model/ledger/test_verdict.py",
+    "tests/model/relations/test_mlx_layout.py",
+    "tests/model/test_sentences_of_parts.py",
+    "tests/tokenizer/test_named_problems.py",
+    "tests/tokenizer/test_pre_tokenizers.py",
+    "tests/training/test_optimizer_settings.py",
+    "tests/training/test_verdict_rules.py",
+})  # fmt: skip
 # Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({
     "tests/arch/test_required.py::test_which_losses_a_pass_survives",
@@ -315,7 +354,7 @@ def family_of(file: str, test: str) -> Family | None:
 
     None where all tests are taken, as those of parts alone are.
     """
-    if file.endswith(ALONE):
+    if file.endswith(ALONE) or file in CHEAP:
         return None
     folder = "/".join(file.split("/")[:2])
     return FAMILIES.get(f"{file}::{test}", FAMILIES.get(file, FOLDERS.get(folder)))

@@ -15,6 +15,7 @@ from tests.conftest import not_run
 from tests.requirements import PAGE, ROOT, rows
 from tests.scope import (
     ALONE,
+    CHEAP,
     FAMILIES,
     FOLDERS,
     LONG,
@@ -95,11 +96,13 @@ def test_a_folders_family_is_that_of_what_has_none(folder: str) -> None:
         assert ids[0] not in left_out(ids) and 120 < len(left_out(ids)) < 230
 
 
-def test_tests_of_parts_alone_are_all_taken() -> None:
-    for folder in FOLDERS:
-        ids = [f"{folder}/test_x_alone.py::test_y[{n}]" for n in range(240)]
-        assert not left_out(ids) and family_of(f"{folder}/inner/test_x_alone.py", "test_y") is None
-    assert not [name for name in FAMILIES if name.partition("::")[0].endswith(ALONE)]
+def test_tests_of_parts_alone_and_those_that_cost_nothing_are_all_taken() -> None:
+    for file in (*CHEAP, *(f"{folder}/test_x{ALONE}" for folder in FOLDERS)):
+        ids = [f"{file}::test_y[{n}]" for n in range(240)]
+        assert not left_out(ids) and family_of(file, "test_y") is None
+        assert (ROOT / file).is_file() is (file in CHEAP)
+    of_families = {name.partition("::")[0] for name in FAMILIES}
+    assert not [name for name in of_families if name in CHEAP or name.endswith(ALONE)]
 
 
 def test_the_first_of_each_function_and_what_a_requirement_names_are_taken() -> None:
