@@ -9,6 +9,7 @@ import pytest
 from aprfmt.causes.forward import (
     attention,
     compressed,
+    indexer,
     kv_cache,
     lightning,
     linear,
@@ -448,3 +449,23 @@ def usual(patched: Any) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lightning, "mixer_kinds", lambda patched: ())
         return list(lightning.usual_lightning_mistakes(patched))
+
+
+def test_blocks_of_an_indexer_have_other_sizes_and_neighbours() -> None:
+    for size, local, sizes, locals_ in (
+        (4, 1, [3, 5, 2, 8], [0, 2]), (1, 0, [2, 2], [1]), (8, 3, [7, 9, 4, 16], [0, 2, 4]),
+    ):  # fmt: skip
+        patched: Any = SimpleNamespace(hp={"index_block": size, "index_local_blocks": local})
+        changes = list(indexer._block_mistakes(patched))
+        values = [dict(change.values) for change in changes[1:-1]]
+        assert values == [
+            *({"index_block": each} for each in sizes),
+            *({"index_local_blocks": each} for each in locals_),
+        ]
+        for change in changes[1:-1]:
+            (count,) = change.values.values()
+            assert f"{count} keys; the model says {size}" in change.says or (
+                f"{count} blocks next to a query are always read; the model says {local}"
+                in change.says
+            )
+        assert "not rotated" in changes[0].says and "the first one's indexer" in changes[-1].says

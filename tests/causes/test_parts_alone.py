@@ -7,7 +7,7 @@ at their place, the sentence of one movement given for another.
 from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -316,3 +316,38 @@ def test_columns_that_norms_were_summed_over_are_told_beside_padding(
     (found,) = list(batch_samples.guess_norm_columns(case))
     stop = 2 * min(columns[1], padding)
     assert found.change is not None and found.change.norm_tokens == (2 * columns[0], stop)
+
+
+def test_a_parameter_is_asked_once_about_all_tensors_that_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of those an engine's reading says what they are parts of."""
+
+    class Tensor:
+        def __init__(self, parameter: str | None) -> None:
+            held = SimpleNamespace(tensor=SimpleNamespace(name=parameter))
+            self.reading = None if parameter is None else held
+
+    monkeypatch.setattr(rank_parameters, "EngineTensor", Tensor)
+    asked: list[Any] = []
+
+    def explain(context: Any, reading: Any, keys: list[str], rows: Any) -> dict[str, Any]:
+        asked.append((reading.tensor.name, keys))
+        return {}
+
+    monkeypatch.setattr(rank_parameters, "_explain_parameter", explain)
+
+    def pair(*parameters: str | None) -> Any:
+        return SimpleNamespace(b=SimpleNamespace(stored=[Tensor(each) for each in parameters]))
+
+    pairs: Any = {
+        "q": pair("qkv"), "k": pair("qkv", "qkv"), "v": pair("qkv"), "up": pair("mlp", "gate"),
+        "o": pair(None), "n": SimpleNamespace(b=None), "plain": SimpleNamespace(
+            b=SimpleNamespace(stored=[SimpleNamespace(reading=None)])
+        ),
+    }  # fmt: skip
+    rows: Any = {key: SimpleNamespace(verdict="DIFFERENT") for key in (*pairs, "alone")}
+    rows["v"].verdict = "SAME_BYTES"
+    for group in rank_parameters.rank_parameters(cast(Any, None), pairs, rows):
+        group()
+    assert asked == [("qkv", ["q", "k"]), ("mlp", ["up"]), ("gate", ["up"])]

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import click
 import gguf
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -1032,3 +1033,40 @@ def test_the_speed_of_a_run_is_said_of_what_was_measured(
         assert said.endswith("loaded in 1.50 s, tokenizer beside it in 0.25 s; on a machine\n")
         assert (whole in said) is (lacks != "a step")
         assert ("prompt of 5 at 40.0 tokens/s" in said) is (lacks != "prompt")
+
+
+def test_a_value_in_a_table_is_short_where_layers_agree_or_are_on_and_off() -> None:
+    cell = inspect_output._value_cell
+    assert cell([4] * 5) == "4 in all 5 layers" and cell((True,) * 6) == "True in all 6 layers"
+    assert cell([4] * 4) == "[4, 4, 4, 4]" and cell([1, 1.0, 1, 1, 1]) == "[1, 1.0, 1, 1, 1]"
+    assert cell([True, False, True, True, False]) == "10110"
+    assert cell((False, True, True, True)) == "(False, True, True, True)"
+    assert cell([True, False, True, True, 2]) == "[True, False, True, True, 2]"
+    assert cell("a word that is long") == "a word that is long" and cell(7) == "7"
+
+
+def test_options_of_a_demo_go_with_the_one_that_they_are_for(tmp_path: Path) -> None:
+    for words, said in (
+        (("--force", "--out", tmp_path / "a"), "--force goes with --into"),
+        (("--into", tmp_path / "a", "--out", tmp_path / "b"), "give one"),
+    ):
+        done = aprfmt("demo", *words)
+        assert done.code == 2 and said in done.err
+        assert not list(tmp_path.iterdir())
+
+
+def test_an_index_that_was_made_again_is_told_with_its_counts(tmp_path: Path) -> None:
+    for at in (1, 2):
+        name = f"model-0000{at}-of-00002.safetensors"
+        tensors = {f"t{at}.{n}": np.zeros(2, np.float32) for n in range(at)}
+        safetensors.numpy.save_file(tensors, tmp_path / name)
+    path = tmp_path / "model.safetensors.index.json"
+    done = aprfmt("repair", tmp_path, "--index")
+    assert (done.code, done.err) == (0, ""), done.err
+    assert f"wrote {path}: 3 tensors in 2 shards" in done.out
+    lost = tmp_path / "model-00001-of-00002.safetensors"
+    for gone, name in ((lost, "1"), (tmp_path / lost.name.replace("00001", "00002"), "2")):
+        kept = gone.rename(tmp_path / "kept")
+        done = aprfmt("repair", tmp_path, "--index", "--force")
+        assert done.code == 2 and f"shard {name} of 2 is missing" in done.err
+        kept.rename(gone)

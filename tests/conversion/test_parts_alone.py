@@ -26,6 +26,7 @@ from aprfmt.cli import hash_
 from aprfmt.compare import diff_models
 from aprfmt.conversion import (
     Options,
+    encoding_choice,
     estimate,
     folder_edits,
     in_place,
@@ -613,3 +614,41 @@ def test_a_conversion_goes_on_only_from_files_that_say_when_they_change(
     with pytest.raises(UsageError, match=r"unsure: nothing says when it changes \(no ETag\)"):
         asked("a", "unsure", "b")
     assert closed == ["a", "unsure"]
+
+
+def test_an_importance_has_a_number_for_every_column_or_for_those_of_each_expert(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def noted(importance: dict[str, int | None], shape: tuple[int, ...] = (4, 64)) -> list[str]:
+        outputs = [
+            SimpleNamespace(
+                info=SimpleNamespace(name=name, shape=shape), copies=name == "copied",
+                encoding="F32" if name == "plain" else "Q4_0",
+            )
+            for name in importance
+        ]  # fmt: skip
+        monkeypatch.setattr(
+            encoding_choice,
+            "column_importances",
+            lambda output, options: (
+                None if (size := importance[output.info.name]) is None else np.ones(size)
+            ),
+        )
+        plan: Any = SimpleNamespace(outputs=outputs, notes=[])
+        encoding_choice.check_importance(plan, cast(Any, OPTIONS))
+        return [note.text for note in plan.notes]
+
+    assert noted({"a": 64, "copied": 3, "plain": 3}) == []
+    assert noted({"a": 192, "b": 64}, (3, 4, 64)) == []
+    for size, shape in ((63, (4, 64)), (256, (4, 64)), (256, (3, 4, 64)), (65, (3, 4, 64))):
+        with pytest.raises(ConversionError, match=f"a: the importance matrix has {size} columns"):
+            noted({"a": size}, shape)
+    for count, shown in ((1, "t0"), (3, "t0, t1, t2"), (4, "t0, t1, t2 ...")):
+        (text,) = noted({f"t{at}": None for at in range(count)} | {"a": 64})
+        assert f"about {count} tensors" in text and text.endswith(f"without: {shown}")
+    plan: Any = SimpleNamespace(outputs=[object()], notes=[])
+    encoding_choice.check_importance(plan, cast(Any, SimpleNamespace(importance=None)))
+    assert not plan.notes
+
+
+OPTIONS = SimpleNamespace(importance=lambda name: None, imatrix=None)

@@ -1439,3 +1439,30 @@ def test_rows_of_another_sequence_are_told_where_they_are_of_one(
     many = [(9, 9, n) for n in range(batch_sequences.FEW + 1)]
     assert told(many, {many[-1]: False}) is None
     assert told(many, {many[-2]: False}) is not None
+
+
+def test_values_beside_a_point_are_those_of_its_layer_and_what_enters_it() -> None:
+    keys = ["embd", "embd_scaled", "L0.in", "L0.q", "L0.out", "L1.mid", "L1.attn_out", "L1.out"]
+    held = {key: np.full(4, at + 1.0) for at, key in enumerate(keys)}
+    held["final_norm"] = np.full(4, 9.0)
+    trace: Any = SimpleNamespace(find_record=held.get, recorded_values=held.get)
+
+    def beside(key: str) -> dict[str, float]:
+        return {name: float(values[0]) for name, values in trace_pair._neighbour_values(key, trace)}
+
+    assert beside("L0.q") == {
+        "L0.in": 3, "L0.out": 5, "embd": 1, "embd_scaled": 2,
+        "q plus the residual stream": 7, "q less the residual stream": 1,
+    }  # fmt: skip
+    found = beside("L1.attn_out")
+    assert {"L1.mid", "L1.out", "L0.out"} <= found.keys() and "embd" not in found
+    pairs = list(trace_pair._neighbour_values("L1.attn_out", trace))
+    sums = [(name, float(values[0])) for name, values in pairs if "residual" in name]
+    assert sums == [
+        ("attn_out plus the residual stream", 12.0), ("attn_out less the residual stream", 2.0),
+        ("attn_out plus the residual stream", 13.0), ("attn_out less the residual stream", 1.0),
+    ]  # fmt: skip
+    assert beside("final_norm") == {"embd": 1, "embd_scaled": 2}
+    held["L1.mid"] = np.full(3, 1.0)  # of another size: not added
+    held["L0.out"] = np.full(5, 1.0)
+    assert not any("residual" in name for name in beside("L1.attn_out"))

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from aprfmt.base.protocols import TensorInfo
-from aprfmt.errors import FormatError
+from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats import foreign_formats, gguf, shard_set, temporary_files
-from aprfmt.formats.apr import layout, writer
+from aprfmt.formats.apr import layout, parse, shards, writer
 from aprfmt.formats.apr.fields import header_fields
+from aprfmt.formats.pytorch import zip_archive
 from aprfmt.formats.pytorch.pickle_imports import Imports
 from aprfmt.formats.pytorch.pickle_reader import MAX_LONG, Stream, Unpickler
 from aprfmt.formats.pytorch.pickle_values import GlobalName, PickledDict, PickledObject
@@ -213,3 +214,86 @@ def test_the_fields_of_a_models_output_are_its_attributes_or_its_items() -> None
     for other in (flat(state), flat(state, ("logits", 3), kind="Config")):
         assert other.values == {"logits": 1, "loss": None, "hidden": 2}
         assert list(other.classes.values()) == [1]
+
+
+def test_the_shard_of_an_apr_is_one_of_its_count() -> None:
+    def number(**sharding: Any) -> Any:
+        parsed: Any = SimpleNamespace(metadata={"sharding": sharding}, where="m.apr")
+        found = shards.shard_number_of(parsed)
+        return found and (found.number, found.count)
+
+    assert number(shard_index=0, shard_count=2) == (0, 2)
+    assert number(shard_index=1, shard_count=2) == (1, 2)
+    most = shards.MAX_SHARDS
+    assert number(shard_index=most - 1, shard_count=most) == (most - 1, most)
+    for single in (
+        {}, {"shard_index": 0}, {"shard_count": 2}, {"shard_index": 0, "shard_count": 1},
+        {"shard_index": True, "shard_count": 2}, {"shard_index": "0", "shard_count": 2},
+    ):  # fmt: skip
+        assert number(**single) is None
+    for index, count in ((2, 2), (-1, 2), (0, most + 1)):
+        with pytest.raises(FormatError, match=f"shard_index {index} of shard_count {count}"):
+            number(shard_index=index, shard_count=count)
+    alone: Any = SimpleNamespace(metadata={}, where="m.apr")
+    assert shards.shard_number_of(alone) is None
+
+
+def test_sizes_that_a_code_means_are_listed_each_once() -> None:
+    for code, names in layout.CODES.items():
+        told = layout.expected_sizes(code, (4, 256)).split(", ")
+        assert [each.partition(" ")[0] for each in told] == list(names)
+        for each in told:
+            sizes = [int(size) for size in each.partition(" ")[2].split(" or ")]
+            assert sizes == sorted(set(sizes)) and sizes
+
+
+def test_a_name_that_a_writer_cut_is_no_damage() -> None:
+    """Within its last character, at the most that the writer keeps; anywhere else it is damage."""
+    most = layout.MAX_NAME_BYTES
+
+    def decoded(raw: bytes) -> tuple[str, str]:
+        told: list[str] = []
+        parsed: Any = SimpleNamespace(
+            where="m.apr",
+            warn=lambda code, text: told.append(code),
+            faults=SimpleNamespace(add=lambda error, name: told.append("fault")),
+        )
+        name = parse._decode_name(raw, 64, "tensor 3", parsed)
+        return name, "".join(told)
+
+    for text in ("a" * most, "ä" * (most // 2), "layer.0"):
+        assert decoded(text.encode()) == (text, "")
+    for character in ("ä", "€", "𝄞"):
+        whole = character.encode()
+        for left in range(1, len(whole)):
+            raw = b"a" * (most - left) + whole[:left]
+            name, told = decoded(raw)
+            assert told == "cut_name" and name.startswith("a" * (most - left))
+            assert decoded(raw[1:])[1] == "fault" and decoded(b"a" + raw)[1] == "fault"
+    assert decoded(b"a" * (most - 4) + b"\xff" + b"aaa")[1] == "fault"
+
+
+def test_the_end_of_a_zip_is_of_one_file_and_stands_behind_its_directory() -> None:
+    """Written without zip64 by `zip_archive`'s own layouts; a field of each is changed."""
+    length = zip_archive._ENTRY.size + 4
+
+    def ended(
+        disk: int = 0, first: int = 0, here: int = 1, count: int = 1, size: int = length,
+        start: int = 10, behind: bytes = b"", before: bytes = b"",
+    ) -> Any:  # fmt: skip
+        end = zip_archive._END.pack(zip_archive.END, disk, first, here, count, size, start, 0)
+        data = before + bytes(10 + length) + end + behind
+        return zip_archive._find_directory(memoryview(data), len(data), "m.pt")
+
+    assert ended() == (1, 10, length, 10 + length)
+    for more in ({"disk": 1}, {"first": 1}, {"here": 0}, {"count": 2}):
+        with pytest.raises(UnsupportedError, match="is one of several zip files"):
+            ended(**more)  # type: ignore[arg-type]
+    for wrong, said in (
+        ({"start": 9}, "is said to take bytes"), ({"size": length - 1}, "is said to take bytes"),
+        ({"before": b"x"}, "is said to take bytes"), ({"behind": b"x"}, "1 bytes stand behind"),
+        ({"here": 2, "count": 2}, "claims 2 records"),
+        ({"here": 0xFFFF, "count": 0xFFFF}, "has no zip64 locator"),
+    ):  # fmt: skip
+        with pytest.raises(FormatError, match=said):
+            ended(**wrong)
