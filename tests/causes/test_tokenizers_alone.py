@@ -164,6 +164,11 @@ def test_how_pieces_moved_is_told_by_their_ids() -> None:
         assert told(moved, letters) == (back if by < 13 else told(moved, letters))
     assert "away" in told(letters, letters[-16:] + letters[:-16])
     wider = letters + letters.upper()
+    assert (
+        told(wider, wider[16:] + wider[:16])
+        == "from id 0 on B's pieces stand -16 ids away from A's"
+    )
+    assert told(wider, wider[17:] + wider[:17]) == "52 of 52 pieces stand at other ids"
     assert told(wider, wider[-17:] + wider[:-17]) == "52 of 52 pieces stand at other ids"
     long = [f"<{i}>" for i in range(600)]
     later = [*long[:4], "x", *long[4:599]]
