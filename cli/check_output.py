@@ -73,7 +73,7 @@ def show_short(
 def skipped_checks(report: "Validation") -> "list[Line]":
     """Return a (text, style) line for each check that did not run, with the reason."""
     return [
-        (f"  NOT-RUN {one.name}: {render.fit_names(one.found)}", "dim")
+        (f"  NOT-RUN {one.name}: {one.found}", "dim")
         for one in report.checks
         if one.outcome == "NOT_RUN"
     ]
@@ -119,11 +119,11 @@ def show_validation(report: "Validation") -> None:
     width = max(len(check.name) for check in report.checks)
     for check in report.checks:
         word = check.outcome.replace("_", "-")
-        said = "" if check.outcome == "FAIL" else render.escape(render.fit_names(check.found), 300)
+        said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
         render.line(f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=styles[check.outcome])
         noted = [one.finding for one in report.findings if one.check == check.name]
         for text in render.first_rows(_finding_lines(noted, report.strict), LINES, " " * 9):
-            render.line("         " + render.escape(render.fit_names(text), 1000))
+            render.line("         " + render.escape(text, 1000))
     show_verdict(report.pronounced)
 
 

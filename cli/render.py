@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from aprfmt.base.protocols import Note
-from aprfmt.base.text_escape import LONGEST, guard_text, shorten_names
-from aprfmt.base.text_escape import escape as escape
+from aprfmt.base.text_escape import LONGEST, guard_text, shorten, shorten_names
+from aprfmt.base.text_escape import escape as escape_text
 from aprfmt.cli import output_format
 from aprfmt.cli.commands import COMMANDS
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aprfmt.cli.ci_reports import ReportCase
     from aprfmt.compare.short_answer import Line
 
+LONGEST_LINE = 1000  # characters of a line; of a longer one the middle is left out
 WIDEST = 60  # characters of a field's value in a line for people
 EXIT_STYLES = {0: "good", 1: "bad", 2: "warn"}  # style of a verdict by its exit code
 
@@ -207,7 +208,7 @@ def say(text: str, *, style: str = "") -> None:
     """Print a line that may hold text of files; all of it is escaped, and long names shortened."""
     if text.startswith(_NEXT):
         _COMMANDS_SAID.add(text)
-    line(escape(fit_names(text)), style=style)
+    line(escape(text), style=style)
 
 
 def say_lines(lines: Iterable[tuple[str, str]]) -> None:
@@ -224,7 +225,8 @@ _COMMAND = re.compile(rf"\baprfmt (?:{'|'.join(sorted(COMMANDS))}) ")
 def fit_names(text: str) -> str:
     """Return a line with names of hundreds of characters shortened, not yet escaped.
 
-    A command in it stays whole, and so does everything with -v, and where the answer is what a file
+    The line itself is at most LONGEST_LINE long: a name with blanks in it is not seen as one. A
+    command in it stays whole, and so does everything with -v, and where the answer is what a file
     holds.
     """
     if len(text) <= LONGEST:
@@ -234,7 +236,15 @@ def fit_names(text: str) -> str:
         return text
     found = _COMMAND.search(text)
     end = len(text) if found is None else found.start()
-    return shorten_names(text[:end]) + text[end:]
+    return shorten(shorten_names(text[:end]), LONGEST_LINE) + text[end:]
+
+
+def escape(text: str, limit: int | None = None) -> str:
+    """Return text of files as a line shows it: names shortened, and whatever is unsafe escaped.
+
+    With `limit`, at most that many characters.
+    """
+    return escape_text(fit_names(text), limit)
 
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -270,7 +280,7 @@ def warn(text: str, key: str) -> None:
     if text not in said:
         said.add(text)
         STATUS.clear()
-        click.echo(f"warning: {escape(fit_names(text))} (aprfmt explain {key})", err=True)
+        click.echo(f"warning: {escape(text)} (aprfmt explain {key})", err=True)
 
 
 def warn_note(note: Note) -> None:
@@ -288,7 +298,7 @@ def table(
 
     `styles` is {row number: style}. A terminal gets rules and folded cells.
     """
-    cells = [[escape(fit_names(str(cell))) for cell in row] for row in rows]
+    cells = [[escape(str(cell)) for cell in row] for row in rows]
     alignment = alignments.ljust(len(headers), "l")
     if colours():
         from aprfmt.cli import terminal
@@ -321,7 +331,7 @@ def say_verdict(text: str, style: str) -> None:
     from aprfmt.cli import terminal
 
     STATUS.clear()
-    terminal.print_panel(escape(fit_names(text)), style)
+    terminal.print_panel(escape(text), style)
 
 
 def first_rows(rows: Sequence[T], count: int, indent: str = "", what: str = "more") -> Iterator[T]:
@@ -339,7 +349,7 @@ def first_rows(rows: Sequence[T], count: int, indent: str = "", what: str = "mor
 
 def print_pairs(rows: Iterable[tuple[str, object]]) -> None:
     """Print an indented line `name  value` for each pair, with names padded to one width."""
-    listed = [(escape(fit_names(name)), escape(fit_names(str(value)))) for name, value in rows]
+    listed = [(escape(name), escape(str(value))) for name, value in rows]
     width = max((len(name) for name, _ in listed), default=0)
     STATUS.clear()
     for name, value in listed:

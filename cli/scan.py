@@ -115,7 +115,7 @@ def _print_list(title: str, lines: list[str], style: str = "") -> None:
         return
     render.line(f"{title}: {len(lines)}", style="head")
     for line in render.first_rows(lines, _LINES, "  "):
-        render.line("  " + render.escape(render.fit_names(line), 1000), style=style)
+        render.line("  " + render.escape(line, 1000), style=style)
 
 
 @click.command("scan")

@@ -64,7 +64,7 @@ def show(root: TreeNode, depth: int | None, title: str) -> None:
     push(root, "", 1)
     while stack:
         node, indent, last, level = stack.pop()
-        text = render.escape(render.fit_names(node["name"]))
+        text = render.escape(node["name"])
         if "encoding" in node:
             text += f"  {render.shape_text(node['shape'])} {node['encoding']}"
         else:

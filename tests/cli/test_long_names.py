@@ -6,7 +6,9 @@ Seen red: lines of 3,000 characters of `validate`, `qa`, `inspect`, `tree`, `sca
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from aprfmt.base.text_escape import LONGEST, shorten_names
 from tests.checks.gates.faults import copied
@@ -81,3 +83,17 @@ def test_a_name_that_a_command_holds_is_whole(
     done = command("diff", demo_model, models[0])
     for text in done.out.splitlines():
         assert "…" not in text or not text.startswith("next: ")
+
+
+def test_a_name_with_blanks_is_no_longer_than_a_line(tmp_path: Path) -> None:
+    """Words of a name are no names of their own. Seen red: 40,000 characters of one name."""
+    name = "a b, " * 8000
+    path = tmp_path / "m.safetensors"
+    save_file({name: np.ones(3, np.float32)}, path)
+    for line in ("validate", "inspect --account", "tree", "diff"):
+        verb, *more = line.split()
+        args = [path, tmp_path / "n.safetensors"] if verb == "diff" else [path, *more]
+        save_file({name: np.zeros(3, np.float32)}, tmp_path / "n.safetensors")
+        done = command(verb, *args)
+        assert max(map(len, (*done.out.splitlines(), *done.err.splitlines()))) < 2 * LINE, line
+        assert name in json.dumps(command(verb, *args, "--json").json), line
