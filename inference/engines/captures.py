@@ -327,8 +327,9 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
 def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     """Return the arrays of a folder by file name; FormatError for too many or a double name.
 
-    An array of a file that holds several is called FILE.NAME; in the only file, NAME. So it is
-    where it names a point only then, and no other file has it.
+    A damaged file is `left`, with the reason; FormatError where all are. An array of a file that
+    holds several is called FILE.NAME; in the only file, NAME. So it is where it names a point only
+    then, and no other file has it.
     """
     stored = stored_capture_files(folder)
     files = [name for name in _sorted_names(folder) if name.endswith(ARRAYS) or name in stored]
@@ -342,12 +343,22 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     held: dict[str, tuple[Captures, str]] = {}  # arrays of files that hold several
     ids: tuple[int, ...] | None = None
     stated = raw_shapes(folder)
+    broken: dict[str, FormatError] = {}
     # Open every file; a .pt may hold several arrays.
-    opened = {
-        file: _open_several(folder / file, stack)
-        for file in files
-        if file.endswith((*_SEVERAL, STORED))
-    }
+    opened: dict[str, Captures] = {}
+    single: dict[str, _FileArray] = {}
+    for file in files:
+        stem, path = file.rpartition(".")[0], folder / file
+        try:
+            if file.endswith((*_SEVERAL, STORED)):
+                opened[file] = _open_several(path, stack)
+            else:
+                raw = not file.endswith(".npy")
+                single[file] = _open_raw(path, stated.get(stem)) if raw else _open_npy(path)
+        except FormatError as error:
+            broken[file] = error
+    if len(broken) == len(files):
+        raise broken[files[0]]
     counts = Counter(name for inside in opened.values() for name in inside.shapes)
 
     def is_point(stem: str, name: str) -> bool:
@@ -355,7 +366,9 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
         return counts[name] == 1 and bool(points_named(name)) > bool(points_named(f"{stem}.{name}"))
 
     for file in files:
-        stem, path = file.rpartition(".")[0], folder / file
+        stem = file.rpartition(".")[0]
+        if file in broken:
+            continue
         if file in opened:
             inside = opened[file]
             ids = ids or inside.listed
@@ -380,9 +393,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
             if file in opened:
                 held[name] = inside, own
             else:
-                found[name] = (
-                    _open_npy(path) if file.endswith(".npy") else _open_raw(path, stated.get(name))
-                )
+                found[name] = single[file]
     # Join the arrays of both kinds of files under their names.
     shapes = {name: row.shape for name, row in found.items()}
     dtypes = {
@@ -409,8 +420,16 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
         region = found[name].region
         return None if region is None else pool.array(region, str(region.path)).tiles()
 
+    left = {file: str(why).removeprefix(f"{folder / file}: ") for file, why in broken.items()}
+    lost = {
+        file
+        for file in broken
+        if file.endswith((*_SEVERAL, STORED)) or points_named(file.rpartition(".")[0])
+    }
     others = _other_files(folder, files)
-    return Captures(folder, shapes, dtypes, read, others, ids, tiles=tiles)
+    return Captures(
+        folder, shapes, dtypes, read, others, ids, left=left, lost=frozenset(lost), tiles=tiles
+    )
 
 
 def _open_several(path: Path, stack: ExitStack) -> Captures:

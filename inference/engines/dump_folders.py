@@ -5,7 +5,7 @@ sequence's arrays by name, with the token positions of their rows. Nothing is un
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +92,7 @@ class Dump:
     layouts: Mapping[str, int]
     unequal: tuple[tuple[int, Unequal], ...] = ()
     others: tuple[str, ...] = ()
+    broken: Mapping[str, str] = field(default_factory=dict)  # files that are damaged, and how
 
 
 def dump_files(folder: Path) -> list[str]:
@@ -168,12 +169,14 @@ def read_dump(
 ) -> Dump:
     """Return a dump with its ranks put together; FormatError if parts are missing or double.
 
+    A damaged file of one array is left out where the others of its pass and rank say the rest.
     `widths_of` gives the sizes that the model has for arrays of these names. `stack` closes the
     files.
     """
     spec = RankSpec(folder)
     files = ArrayFiles(stack)
-    found, said, others = _gather_arrays(folder, files)
+    found, said, others, broken = _gather_arrays(folder, files)
+    _refuse_lost_passes(found, broken)
     if not found:
         raise FormatError(f"{folder}: none of its files holds an array")
     # Find the axes of the ranks and group the arrays by step.
@@ -191,13 +194,15 @@ def read_dump(
     # Join the ranks of every step, once for each data-parallel stream.
     for step in sorted(steps):
         for stream in streams:
-            made, odd = _join_pass(folder, step, stream, steps[step], axes, spec, widths)
+            made, odd = _join_pass(folder, step, stream, steps[step], axes, spec, widths, broken)
             unequal += [(step, one) for one in odd]
             passes.append(made)
             for one in made.arrays.values():
                 layouts[one.how] = layouts.get(one.how, 0) + 1
     sizes = {axis: len(values) for axis, values in axes.values.items() if len(values) > 1}
-    return Dump(tuple(_late_outputs(passes)), sizes, layouts, tuple(unequal), tuple(others))
+    texts = {below: str(why).removeprefix(f"{folder / below}: ") for below, why in broken.items()}
+    late = tuple(_late_outputs(passes))
+    return Dump(late, sizes, layouts, tuple(unequal), tuple(others), texts)
 
 
 @dataclass(frozen=True)
@@ -292,8 +297,13 @@ def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[
 
 def _gather_arrays(
     folder: Path, files: ArrayFiles
-) -> tuple[list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], dict[str, int], list[str]]:
-    """Return (arrays of a dump's files, {parallel axis: ranks}, files without an array).
+) -> tuple[
+    list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]],
+    dict[str, int],
+    list[str],
+    dict[str, FormatError],
+]:
+    """Return (arrays of files, {parallel axis: ranks}, files without an array, damaged files).
 
     The number of ranks of an axis, such as tp, is there where a file says it. Each array comes as
     ((step, batch lists), array). The step is -1 if its path says none. Batch lists are {name: list}
@@ -302,9 +312,14 @@ def _gather_arrays(
     found: list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]] = []
     sizes: dict[str, int] = {}
     others: list[str] = []
+    broken: dict[str, FormatError] = {}
     for below in dump_files(folder):
         place = parse_dump_path(below.rpartition(".")[0])
-        file = files.open(folder / below)
+        try:
+            file = files.open(folder / below)
+        except FormatError as error:
+            broken[below] = error
+            continue
         if not file.names:
             others.append(below)
             continue
@@ -331,7 +346,21 @@ def _gather_arrays(
                     ),
                 )
             )
-    return found, sizes, others
+    return found, sizes, others, broken
+
+
+def _refuse_lost_passes(
+    found: Sequence[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]],
+    broken: Mapping[str, FormatError],
+) -> None:
+    """Raise the error of a damaged file without which a rank's pass, or its batch, is not known."""
+    passes = {(step, tuple(sorted(one.ranks.items()))) for (step, _), one in found}
+    for below, error in broken.items():
+        place = parse_dump_path(below.rpartition(".")[0])
+        step = -1 if place.step is None else place.step
+        last = place.name.rpartition(".")[2]
+        if not last or last in BATCH or (step, tuple(sorted(place.ranks.items()))) not in passes:
+            raise error
 
 
 def _place_of_file(
@@ -433,16 +462,18 @@ def _join_pass(
     axes: _Axes,
     spec: RankSpec,
     widths: PointWidths,
+    broken: Collection[str],
 ) -> tuple[Pass, list[Unequal]]:
     """Return (a pass with its ranks put together, what ranks should hold alike and do not).
 
     `rows` are the arrays of `step` by name and rank. `stream` is the data-parallel rank whose
-    requests are read. An array whose division is unclear is left out, with the reason in the pass's
-    `left`. Raises FormatError where ranks contradict each other or the layout, and where no array
-    is left.
+    requests are read. An array whose division is unclear, or of which a part is in one of the
+    `broken` files, is left out, with the reason in the pass's `left`. Raises FormatError where
+    ranks contradict each other or the layout, and where no array is left.
     """
     place = f"{folder}: {place_in_dump(step, 'step')}".removesuffix(": ")
     made = Pass(step, stream)
+    damaged = {parse_dump_path(below.rpartition(".")[0]).name: below for below in broken}
     made.texts = rows.texts
     order = list(axes.values)
     unequal: list[Unequal] = []
@@ -481,6 +512,9 @@ def _join_pass(
             made.left[name] = str(error).removeprefix(f"{name}: ")
             continue
         except FormatError as error:
+            if name in damaged:
+                made.left[name] = f"a part of it is in a damaged file, {damaged[name]}"
+                continue
             raise FormatError(f"{place}: {error}") from None
         if kind is None:
             made.arrays[name] = found

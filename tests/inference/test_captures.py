@@ -364,6 +364,19 @@ def test_an_array_that_holds_no_numbers_ends_no_other(odd: Any, why: str, tmp_pa
                 assert (row.name, row.state) == (name, state) and why in row.why
 
 
+@pytest.mark.parametrize("broken", ["L0.k.npy", "notes.npy", "more.pt", "more.npz", "notes.bin"])
+def test_a_damaged_file_ends_no_other(broken: str, tmp_path: Path) -> None:
+    """One that may hold a point had to be compared. Seen red: no trace of a folder of 60 arrays."""
+    q, k = (own()[key].reshape(len(IDS), -1) for key in ("L0.q", "L0.k"))
+    folder = npy(tmp_path / "d", {"L0.q": q, "L0.k": k})
+    (folder / broken).write_bytes(b"PK\x03\x04 and no more")
+    with open_model(tiny_folder("llama")) as model, open_trace(folder, list(IDS), model) as found:
+        assert set(found.records) == {"L0.q"} | ({"L0.k"} - {broken.removesuffix(".npy")})
+        (row,) = unread_arrays(found)
+    state = "unread" if broken.startswith("notes") else "unreadable"
+    assert (row.name, row.state) == (broken, state) and str(folder) not in row.why
+
+
 @pytest.mark.parametrize("form", ["npz", "safetensors"])
 def test_a_point_that_the_model_does_not_have_is_said(form: str, tmp_path: Path) -> None:
     """One of a layer behind the last, or of another architecture. Seen red: no word of it."""

@@ -35,6 +35,7 @@ from aprfmt.inference.engines.sequences import align
 from aprfmt.inference.engines.tiles import Tiles
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.trace_view import unread_arrays
 from aprfmt.measure.traces import compare_traces, rounding_ratios
 from aprfmt.model import open_model
 from aprfmt.tensors.stats import Stats, compute_stats
@@ -1457,3 +1458,26 @@ def test_passes_that_put_heads_before_tokens_are_aligned(first: int, tmp_path: P
         assert equal_points(trace, held, len(IDS)) == {"q_norm", "k_norm", "out"}
         record = trace.find_record("L0.q_norm")
         assert record is not None and record.positions == tuple(ALL[edges[first] :])
+
+
+@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("form", ONE_EACH)
+def test_a_damaged_file_of_a_rank_ends_no_other(form: str, lost: bool, tmp_path: Path) -> None:
+    """Its point is not compared; of a pass of which nothing is left nothing is known."""
+    for rank in range(2):
+        held = _flat({**WHOLE, **state(written(), of_rank(rank, 2))})
+        ONE_EACH[form](_made(tmp_path / f"TP{rank}_PP0_Rank{rank}_pid{rank}"), held, rank)
+    kept = [path for path in sorted(tmp_path.rglob("TP1*/*")) if path.is_file()]
+    name = "model.layers.0.self_attn.o_proj"
+    damaged = [path for path in kept if lost or name in path.name]
+    assert damaged
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:40])
+    if lost:
+        with pytest.raises(FormatError, match="TP1"), opened(tmp_path):
+            pass
+        return
+    with opened(tmp_path) as trace:
+        assert "L0.attn_out" not in trace.records and "L1.attn_out" in trace.records
+        (row,) = [row for row in unread_arrays(trace) if name in row.name and "." in row.why]
+    assert row.state == "unreadable"
