@@ -16,6 +16,7 @@ from aprfmt.base.protocols import Damage, Value
 from aprfmt.causes import CAUSES
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
+from aprfmt.formats import checksum_matches
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import item_arguments
@@ -38,12 +39,22 @@ from aprfmt.measure.texts import (
     uncompared_tokenizers,
 )
 from aprfmt.model import Model, missing_shards, open_damaged
-from aprfmt.model.ledger import LATE, Kind, NotCompared, State, list_not_compared, make_ledger
+from aprfmt.model.ledger import (
+    LATE,
+    WRONG_CHECKSUM,
+    Kind,
+    NotCompared,
+    State,
+    list_not_compared,
+    make_ledger,
+    same_content,
+)
 from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, contradicted_parts, misleading_keys
 from aprfmt.model.packing import packing_conflicts
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
+from aprfmt.remote.paths import is_remote
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.adapter_deltas import DeltaComparison
@@ -265,6 +276,8 @@ def diff_models(
     ledgers = make_ledger(a, kinds | of_tensors), make_ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
     undone += late
+    if "tensors" in only and not tensors and not late and budget.has_time():
+        undone += _wrong_checksums(a, b)
     if "hyperparameters" in only and alignment.by_role and not tensors:
         undone += _differing_settings(a, b)
     if "hyperparameters" in only and not alignment.by_role:
@@ -442,6 +455,27 @@ def _uncompared_sections(
     if a.format != b.format:
         why = f"A is {a.format}, B is {b.format}, and each format has its own keys"
         yield NotCompared("metadata key", "metadata", "unreadable", why)
+
+
+def _wrong_checksums(a: Model, b: Model) -> list[NotCompared]:
+    """Return the checksum that is not that of its file's bytes, as an item of one side or of both.
+
+    Damage that both have in the same bytes is no difference. Every byte is read; of remote files,
+    whose bytes would come a second time, none is.
+    """
+    if is_remote(a.path) or is_remote(b.path):
+        return []
+    wrong = [checksum_matches(side.source) is False for side in (a, b)]
+    if not any(wrong):
+        return []
+    state: State = "only in A" if wrong[0] else "only in B"
+    if all(wrong):
+        files = list(zip(a.source.files, b.source.files, strict=False))
+        alike = len(a.source.files) == len(b.source.files)
+        alike = alike and all(same_content(x, y) for x, y in files)
+        state = "equal" if alike else "unequal"
+    why = "it was changed or damaged since it was written"
+    return [NotCompared("file", WRONG_CHECKSUM, state, why)]
 
 
 def _unlike_architectures(a: Model, b: Model) -> list[NotCompared]:

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.measure.named_causes import fixed_name, set_command, surplus_command
-from aprfmt.model.ledger import APART, NO_PART, Item, Ledger, NotCompared, Surplus, read_value
+from aprfmt.model.ledger import (
+    APART,
+    NO_PART,
+    WRONG_CHECKSUM,
+    Item,
+    Ledger,
+    NotCompared,
+    Surplus,
+    read_value,
+)
 from aprfmt.model.relations import opening_path
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 
@@ -70,6 +79,23 @@ def surplus_commands(rows: Sequence[NotCompared], ledger: Ledger, path: str) -> 
     held = (files[row.name].holds for row in apart if row.name in files)
     paths = dict.fromkeys(str(each.path) for each in held if isinstance(each, Surplus))
     return tuple(surplus_command(file, path) for file in paths)
+
+
+def checksum_command(rows: Iterable[NotCompared], a: str, b: str) -> str:
+    """Return the command that writes B with A's checksum where B's alone is wrong, else "".
+
+    `rows` are the items that were not compared; `a` and `b` are paths. Files of one format have
+    the same checksum where they hold the same.
+    """
+    apart = [row for row in rows if row.state in APART]
+    wrong = all(row.name == WRONG_CHECKSUM and row.state == "only in B" for row in apart)
+    mine, theirs = Path(a), Path(b)
+    if not (apart and wrong and mine.is_file() and theirs.is_file()):
+        return ""
+    if mine.suffix != theirs.suffix or mine.stat().st_size != theirs.stat().st_size:
+        return ""
+    source = shlex.quote(str(mine))
+    return f"aprfmt repair {shlex.quote(str(theirs))} --from {source} -o {fixed_name(theirs)}"
 
 
 def inspect_unreadable_command(rows: Iterable[NotCompared], a: str, b: str) -> str:

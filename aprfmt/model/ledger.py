@@ -42,6 +42,7 @@ READINGS: tuple[Reading, ...] = get_args(Reading)
 OF_TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor", "index entry")
 OF_WEIGHTS: tuple[Kind, ...] = ("tensor", "adapter tensor")
 DRAFT_HEAD = "draft head"  # what the tensors of one are read as
+WRONG_CHECKSUM = "of weights with a wrong checksum"  # the name of such a file's item
 NO_PART = "of no tensor and of no key"  # bytes of a file that its format has no place for
 # Kinds of which an item that nothing reads may change what a pass computes.
 OF_A_PASS: tuple[Kind, ...] = ("tensor", "config key", "metadata key")

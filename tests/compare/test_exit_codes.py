@@ -4,6 +4,7 @@ Seen red: roles that only B has left out, an unreadable tensor reported as a dif
 tokenizer's comparison ignored.
 """
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,31 @@ def test_a_damaged_file_is_not_equal_though_all_its_tensors_are(kind: str) -> No
         found = replace(report(verdict), damage=(damage,))  # type: ignore[arg-type]
         assert (found.exit_code(), found.equal) == (code, not code)
         assert ("a rule is broken" in found.pronounced().says) == bool(left)
+
+
+def test_a_wrong_checksum_is_told_and_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damage in both, byte for byte, is no difference, but said. Seen red: "equal" and no word."""
+    monkeypatch.chdir(tmp_path)
+    folder = llama_folder(tmp_path / "m", "BF16")
+    a, b, twin, other = (tmp_path / f"{name}.apr" for name in ("a", "b", "twin", "other"))
+    assert command("convert", folder, a).code == 0
+    whole = a.read_bytes()
+    for path, last in ((b, 1), (twin, 1), (other, 2)):
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ last]))
+    said = "of weights with a wrong checksum"
+    for left, right, code, where in (
+        (a, b, 1, " only in B"), (b, folder, 1, " only in A"), (b, other, 1, " unequal"),
+        (b, twin, 0, " ("),
+    ):  # fmt: skip
+        for name in ("diff", "diagnose"):
+            done = command(name, left, right)
+            assert done.code == code and f"{said}{where}" in done.out, (name, left, right)
+    assert said not in command("diff", a, folder).out
+    (step,) = aprfmt.diff(a, b).next
+    assert command(*shlex.split(step)[1:]).code == 0
+    assert aprfmt.diff(a, tmp_path / "b-fixed.apr").equal
 
 
 def test_what_only_one_file_has_is_found_from_both_sides(tmp_path: Path) -> None:
