@@ -258,7 +258,10 @@ class _LedgerBuilder:
         self.towers = tuple(multimodal_towers(model))
 
     def build(self, kinds: Collection[Kind]) -> Ledger:
-        """Return the ledger with the items of these kinds."""
+        """Return the ledger with the items of these kinds.
+
+        A file without a tensor and without a tokenizer is unreadable: of nothing nothing is said.
+        """
         makers: tuple[tuple[Callable[[], Iterator[Item]], tuple[Kind, ...]], ...] = (
             (self.files, ("file",)),
             # They are files in the metadata: looked at where both are asked for.
@@ -276,6 +279,8 @@ class _LedgerBuilder:
             if not set(made).isdisjoint(kinds)
             for item in self._yield_until_error(make)
         ]
+        if not self.model.source.tensors and not self.model.carried.origin:
+            self._add_unreadable("file", self.model.path.name, FormatError("it holds no tensor"))
         return Ledger(
             str(self.model.path),
             tuple(items),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.base.protocols import SURPLUS, Damage
@@ -85,6 +86,17 @@ def test_a_wrong_checksum_is_told_and_mended(
     (step,) = aprfmt.diff(a, b).next
     assert command(*shlex.split(step)[1:]).code == 0
     assert aprfmt.diff(a, tmp_path / "b-fixed.apr").equal
+
+
+def test_of_files_without_a_tensor_nothing_is_said(tmp_path: Path) -> None:
+    """Seen red: PASS, "equal" and "same", exit 0."""
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({}, a)
+    save_file({}, b, {"format": "pt"})
+    for args in (("validate", a), ("diff", a, b), ("diagnose", a, b)):
+        done = command(*args)
+        assert done.code == 2, args
+        assert "holds no tensor" in done.out or args[0] == "diagnose"
 
 
 def test_what_only_one_file_has_is_found_from_both_sides(tmp_path: Path) -> None:
