@@ -460,12 +460,13 @@ def _uncompared_sections(
 def _wrong_checksums(a: Model, b: Model) -> list[NotCompared]:
     """Return the checksum that is not that of its file's bytes, as an item of one side or of both.
 
-    Damage that both have in the same bytes is no difference. Every byte is read; of remote files,
-    whose bytes would come a second time, none is.
+    Damage that both have in the same bytes is no difference, and a file whose parts cannot be read
+    is named for them. Every byte is read; of remote files, whose bytes would come a second time,
+    none is.
     """
     if is_remote(a.path) or is_remote(b.path):
         return []
-    wrong = [checksum_matches(side.source) is False for side in (a, b)]
+    wrong = [not side.source.damage and checksum_matches(side.source) is False for side in (a, b)]
     if not any(wrong):
         return []
     state: State = "only in A" if wrong[0] else "only in B"
