@@ -256,9 +256,23 @@ def turned(x: Any) -> Any:
     return torch.cat(x.chunk(2)[::-1])
 
 
+def even_shares(name: str) -> Callable[[list[State]], None]:
+    """Return what divides q, k and v evenly as one matrix; their rows are 2 : 1 : 1."""
+
+    def apply(held: list[State]) -> None:
+        parts = [state[name].split([len(state[name]) // 4] * 4) for state in held]
+        q = [torch.cat(one[:2]) for one in parts]
+        whole = torch.cat([*q, *(one[2] for one in parts), *(one[3] for one in parts)])
+        for state, share in zip(held, whole.chunk(len(held)), strict=True):
+            state[name] = share.clone()
+
+    return apply
+
+
 WRONG: dict[str, tuple[Callable[[list[State]], None], str, str]] = {
     # what an engine holds -> how, the cause, one of the places
     "shares of q, k and v": (exchanged(Q), "shard_order", "q_proj"),
+    "even shares of all three": (even_shares(Q), "shard_order", "k_proj"),
     "shares of o": (exchanged(OUT), "shard_order", "o_proj"),
     "never filled": (both(GATE, torch.zeros_like), "stale_tensor", "gate_proj"),
     "not a number": (both(OUT, lambda x: x * float("nan")), "nonfinite", "o_proj"),

@@ -81,7 +81,11 @@ def _explain_parameter(
             return {}
         arrays += to_logical(part.steps, cells, hp)
     held = reading.rank_arrays()
-    moved = _misplaced_pieces(reading, arrays, held) or _exchanged_matrices(reading, arrays, held)
+    moved = (
+        _misplaced_pieces(reading, arrays, held)
+        or _exchanged_matrices(reading, arrays, held)
+        or _even_shares(reading, arrays, held)
+    )
     if moved is None:
         return {}
     proof = prove_bytes(moved.sample, moved.nbytes, moved.free)
@@ -243,6 +247,27 @@ def _exchanged_matrices(
             text = f"{said}, where an engine has {', '.join(names)}"
             return MovedPieces("fused_order", text, held[0].tobytes()[:4096], count, len(names))
     return None
+
+
+def _even_shares(
+    reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
+) -> MovedPieces | None:
+    """Return the cause of ranks that divide what is joined as one matrix; or None.
+
+    Then the ranks' arrays one after the other are the published model's joined matrices, where each
+    rank should hold a share of every one of them.
+    """
+    axis = reading.layout.axis
+    if axis is None or axis != reading.parameter.axis or len(reading.layout.shares(arrays, 0)) < 2:
+        return None
+    whole, together = np.concatenate(list(arrays), axis), np.concatenate(list(held), axis)
+    if whole.shape != together.shape or whole.tobytes() != together.tobytes():
+        return None
+    text = (
+        f"each of {len(held)} ranks holds 1/{len(held)} of the joined rows as they follow each "
+        f"other, where it should hold 1/{len(held)} of every matrix that is joined"
+    )
+    return MovedPieces("shard_order", text, held[0].tobytes()[:4096], together.nbytes, 1)
 
 
 HYPOTHESES = (
