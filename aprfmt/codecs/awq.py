@@ -107,4 +107,5 @@ DIALECT = Dialect(
     shape_of=_weight_shape,
     laid_out=_lay_out,
     codes=lambda parts, config: whole_numbers(4),
+    signed=True,
 )

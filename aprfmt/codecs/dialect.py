@@ -69,7 +69,7 @@ class Dialect:
     be off by. `coded` are the encodings of a main part that mean nothing without the others; it is
     for dialects whose main part has the weight's own name, and may be a weight that is not
     quantized. `called` has other suffixes of a part. An empty `main` is a tensor whose name does
-    not end in `.weight`.
+    not end in `.weight`. Scales of a `signed` dialect may be negative.
     """
 
     name: str
@@ -84,6 +84,7 @@ class Dialect:
     codes: Callable[[Parts, Config], CodeTable] | None = None
     coded: tuple[str, ...] = ()
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    signed: bool = False
 
     def prefix_of(self, name: str) -> str | None:
         """Return a tensor's name without the main part's suffix; None if it lacks the suffix.

@@ -180,6 +180,7 @@ DIALECT = Dialect(
     shape_of=_weight_shape,
     laid_out=_lay_out,
     codes=lambda parts, config: whole_numbers(config_integer(NAME, config, "bits", _BITS)),
+    signed=True,
 )
 
 

@@ -40,21 +40,27 @@ from aprfmt.errors import CodecError
 NAME = "mlx"
 _BITS = (2, 3, 4, 5, 6, 8)
 _WORDS = "U32"
+_FLOATS = ("F16", "BF16", "F32")
+_AFFINE = "affine"  # the mode where none is stated
 
 
 @dataclass(frozen=True)
 class Mode:
-    """The minifloat codecs of a mode's codes and scales; None for integers and for float scales."""
+    """The minifloat codecs of a mode's codes and scales; None for integers and for float scales.
+
+    `group` is the number of inputs of a group, 0 where a model states it freely.
+    """
 
     codes: MinifloatCodec | None
     scales: MinifloatCodec | None
+    group: int = 0
 
 
 MODES = {
-    "affine": Mode(None, None),
-    "mxfp4": Mode(f4.CODEC, fp8.E8M0),
-    "nvfp4": Mode(f4.CODEC, fp8.E4M3),
-    "mxfp8": Mode(fp8.E4M3, fp8.E8M0),
+    _AFFINE: Mode(None, None),
+    "mxfp4": Mode(f4.CODEC, fp8.E8M0, 32),
+    "nvfp4": Mode(f4.CODEC, fp8.E4M3, 16),
+    "mxfp8": Mode(fp8.E4M3, fp8.E8M0, 32),
 }
 
 
@@ -64,11 +70,17 @@ def _recognizes(config: Config) -> bool:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape [..., out, in] of the weight that these parts store; else CodecError."""
+    """Return the shape [..., out, in] of the weight that these parts store; else CodecError.
+
+    MissingPartError where integers have float scales and no biases.
+    """
     bits = config_integer(NAME, config, "bits", _BITS)
     shape = required_part(NAME, parts, ".weight").shape
     if len(shape) < 2 or shape[-1] * 32 % bits:
         raise CodecError(f"{NAME}: part '.weight' has shape {list(shape)}, expected packed rows")
+    scales = required_part(NAME, parts, ".scales")
+    if config.get("mode", _AFFINE) == _AFFINE and scales.encoding in _FLOATS:
+        required_part(NAME, parts, ".biases")
     return *shape[:-1], shape[-1] * 32 // bits
 
 
@@ -81,12 +93,14 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
     bits = config_integer(NAME, config, "bits", _BITS)
     size = config_integer(NAME, config, "group_size", GROUP_SIZES)
     # Check mode, bits and group size against each other.
-    name = config.get("mode", "affine")
+    name = config.get("mode", _AFFINE)
     if name not in MODES:
         raise CodecError(f"{NAME}: mode {name!r} is not one we decode: {', '.join(MODES)}")
     mode, columns = MODES[name], shape[-1]
     if mode.codes is not None and mode.codes.kind.bits != bits:
         raise CodecError(f"{NAME}: mode {name!r} has {mode.codes.kind.bits} bits, config {bits}")
+    if mode.group not in (0, size):
+        raise CodecError(f"{NAME}: mode {name!r} has groups of {mode.group}, config {size}")
     prefix = f"{NAME}: config says bits {bits}, group_size {size}"
     if columns % size:
         raise CodecError(f"{prefix}: part '.weight' has rows of {columns}, no whole groups")
@@ -96,7 +110,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
     codes = PackedCodes(
         bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], columns * bits // 8)
     )
-    allowed = ("F16", "BF16", "F32") if mode.scales is None else ("U8",)
+    allowed = _FLOATS if mode.scales is None else ("U8",)
     read = part_numbers if mode.scales is None else part_array
     stored = read(NAME, parts, ".scales", allowed)
     check_shape(prefix, ".scales", stored.shape, groups)
@@ -114,7 +128,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
 
 def _code_table(parts: Parts, config: Config) -> CodeTable:
     """Return the number that each code of the weight stands for, by the mode."""
-    mode = MODES.get(str(config.get("mode", "affine")), MODES["affine"])
+    mode = MODES.get(str(config.get("mode", _AFFINE)), MODES[_AFFINE])
     if mode.codes is None:
         return whole_numbers(config_integer(NAME, config, "bits", _BITS))
     return CodeTable(mode.codes.kind.bits, mode.codes.values)
@@ -132,6 +146,7 @@ DIALECT = Dialect(
     laid_out=_lay_out,
     codes=_code_table,
     coded=(_WORDS,),
+    signed=True,
 )
 
 

@@ -22,7 +22,7 @@ from aprfmt.diagnosis.packing_repairs import (
     Repair,
     StoredWeight,
     bad_scale_text,
-    part_numbers,
+    bad_scales,
     possible_repairs,
 )
 from aprfmt.diagnosis.records import Evidence
@@ -299,12 +299,10 @@ def _known_values(
     """
     doubled = {}
     for suffix, part in packed.parts.items():
-        own = weight.parts.get(suffix)
-        if own is None or own.raw is part.raw or not bad_scale_text(suffix, own):
+        own, signed = weight.parts.get(suffix), weight.dialect.signed
+        if own is None or own.raw is part.raw or not bad_scale_text(suffix, own, signed=signed):
             continue
-        held = part_numbers(own)
-        assert held is not None
-        bad = (~np.isfinite(held) | (held < 0)).reshape(-1)
+        bad = bad_scales(own, signed=signed)
         width = len(memoryview(part.raw).cast("B")) // max(bad.size, 1)
         cells = np.frombuffer(part.raw, np.uint8).reshape(-1, width).copy()
         cells[bad] = 0

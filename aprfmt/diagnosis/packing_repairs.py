@@ -12,7 +12,7 @@ from aprfmt.codecs.dialect import SMALL, Dialect, Parts, StoredPart, part_array
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import AprfmtError
-from aprfmt.model.packing_sizes import BITS, GROUPS
+from aprfmt.model.packing_sizes import BITS, GROUPS, mode_changes
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -78,11 +78,11 @@ def possible_repairs(weight: StoredWeight) -> Iterator[Repair]:
             )
             same = part._replace(shape=part.shape[::-1])
             yield Repair("scales_shape", turned, now.replace_parts({suffix: same}))
-        wrong = bad_scale_text(suffix, part)
+        signed = weight.dialect.signed
+        wrong = bad_scale_text(suffix, part, signed=signed)
         if wrong:
-            yield Repair(
-                "scales_invalid", wrong, now.replace_parts({suffix: _with_first_good(part)})
-            )
+            good = _with_first_good(part, signed=signed)
+            yield Repair("scales_invalid", wrong, now.replace_parts({suffix: good}))
     yield from _repairs_by_claim(weight, now)
 
 
@@ -94,15 +94,17 @@ def _repairs_by_part(
         theirs = right.parts.get(suffix)
         if suffix == weight.dialect.main or theirs is None:
             continue
-        found = wrong_part(suffix, part, theirs)
+        found = wrong_part(suffix, part, theirs, signed=right.dialect.signed)
         if found is not None:
             yield Repair(*found, now.replace_parts({suffix: theirs}), suffix)
 
 
-def wrong_part(suffix: str, part: StoredPart, theirs: StoredPart) -> tuple[str, str] | None:
+def wrong_part(
+    suffix: str, part: StoredPart, theirs: StoredPart, *, signed: bool = False
+) -> tuple[str, str] | None:
     """Return (cause, what is wrong) of a part, judged by the reference's; None if nothing is.
 
-    `theirs` is the reference's part.
+    `theirs` is the reference's part; `signed` scales may be negative.
     """
     if _squeezed_shape(part.shape) != _squeezed_shape(theirs.shape):
         turned = part.shape == theirs.shape[::-1]
@@ -111,7 +113,7 @@ def wrong_part(suffix: str, part: StoredPart, theirs: StoredPart) -> tuple[str, 
         return "scales_shape", says
     if part.encoding != theirs.encoding:
         return "packing_claim", f"{suffix} is {part.encoding}, expected {theirs.encoding}"
-    wrong = bad_scale_text(suffix, part)
+    wrong = bad_scale_text(suffix, part, signed=signed)
     return ("scales_invalid", wrong) if wrong else None
 
 
@@ -131,6 +133,12 @@ def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repai
             f"config.json says {_sizes_text(told)}; the weight is stored with {_sizes_text(held)}"
         )
         yield Repair("packing_claim", says, now.replace_parts(**altered))
+    for changes in mode_changes(config, [("bits",)]):
+        made = {key: value for (key,), value in changes.items()}
+        told_now = ", ".join(f"{key} {_value_text(config.get(key))}" for key in made)
+        stored = ", ".join(f"{key} {_value_text(value)}" for key, value in made.items())
+        says = f"config.json says {told_now}; the bytes have {stored}"
+        yield Repair("packing_claim", says, now.replace_parts(**made))
     for key, values in CLAIMS.items():
         for value in values if key in config else ():
             if value == config[key]:
@@ -236,32 +244,38 @@ def part_numbers(part: StoredPart) -> "Array | None":
     return values if values.dtype.kind == "f" else None
 
 
-def bad_scale_text(suffix: str, part: StoredPart) -> str:
+def bad_scale_text(suffix: str, part: StoredPart, *, signed: bool = False) -> str:
     """Return what is wrong with a part's scales: zero, negative or not finite; "" if nothing is.
 
-    "" too for a part that has no scales.
+    "" too for a part that has no scales. `signed` scales may be negative.
     """
     floats = "absmax" in suffix and part.encoding not in SMALL  # with a nested one, it is codes
     values = part_numbers(part) if floats or "scale" in suffix else None
     if values is None:
         return ""
-    wrong = ~np.isfinite(values) | (values < 0)
     if values.size and not np.frombuffer(part.raw, np.uint8).any():
         return f"{suffix} is 0 everywhere"
+    wrong = bad_scales(part, signed=signed).reshape(values.shape)
     if not wrong.any():
         return ""
     at = [int(i) for i in np.argwhere(wrong)[0]]
     return (
         f"{suffix} holds {values[tuple(at)]} at {at}; {int(wrong.sum())} of {wrong.size} scales "
-        "are negative or no numbers"
+        f"are {'' if signed else 'negative or '}no numbers"
     )
 
 
-def _with_first_good(part: StoredPart) -> StoredPart:
-    """Return a part whose negative or non-finite numbers are replaced by its first good one."""
+def bad_scales(part: StoredPart, *, signed: bool) -> "Array":
+    """Return which scales of a part are no numbers, or negative unless `signed`: bool [scales]."""
     values = part_numbers(part)
     assert values is not None
-    bad = (~np.isfinite(values) | (values < 0)).reshape(-1)
+    wrong = ~np.isfinite(values) if signed else ~np.isfinite(values) | (values < 0)
+    return np.asarray(wrong.reshape(-1))
+
+
+def _with_first_good(part: StoredPart, *, signed: bool) -> StoredPart:
+    """Return a part whose bad scales (`bad_scales`) are replaced by its first good one."""
+    bad = bad_scales(part, signed=signed)
     width = len(memoryview(part.raw).cast("B")) // max(bad.size, 1)
     cells = np.frombuffer(part.raw, np.uint8).reshape(-1, width).copy()
     if not bad.all():

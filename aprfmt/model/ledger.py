@@ -599,11 +599,12 @@ class _LedgerBuilder:
 
     @cached_property
     def _is_claim_false(self) -> bool:
-        """Whether a folder's tensors have roles, and none of them is packed."""
+        """Whether a folder's tensors have roles, and none of them is packed, whole or in part."""
         own = self.spec is not None and self.model.key_style == "safetensors"
         return (
             own
             and self.model.resolution.unread is None
+            and not self.model.lost_parts
             and all(
                 view.stored[0].packed is None and not view.stored[0].parts
                 for view in self.model.values()

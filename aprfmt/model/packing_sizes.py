@@ -1,7 +1,7 @@
-"""Bits and group sizes that a quantization section may state of the weights that are stored.
+"""Bits, group sizes and modes that a quantization section may state of the weights in the files.
 
-A packed weight whose section states other sizes than it was made with decodes to another shape, or
-not at all. The shape that the rest of config.json asks for says which sizes are right.
+A packed weight whose section states others than it was made with decodes to another shape, or
+not at all. The shape that the rest of config.json asks for says which ones are right.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError
-from aprfmt.model.config_paths import Changes, Key, read_with_changes
+from aprfmt.model.config_paths import Changes, Key, read_with_changes, value_at_path
 from aprfmt.tensors.companions import SECTIONS, quantization_section
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ _BITS, _GROUP = ("bits", "num_bits"), ("group_size",)  # the keys that state the
 
 
 def size_changes(section: Mapping[str, Value], weights: Collection[str]) -> Iterator[Changes]:
-    """Yield what a section's group sizes and bits may have to be: {path of the key: value to try}.
+    """Yield what a section's sizes and mode may have to be: {path of the key: value to try}.
 
-    Group sizes alone come first, then bits alone, then both. Settings of modules of `weights`
-    (stored names), where there are any, are tried before those of all modules.
+    Group sizes alone come first, then bits alone, then MLX's modes, then both sizes. Settings of
+    modules of `weights` (stored names), where there are any, are tried before those of all modules.
     """
     modules = {name.rpartition(".")[0] for name in weights}
     paths = [
@@ -38,7 +38,27 @@ def size_changes(section: Mapping[str, Value], weights: Collection[str]) -> Iter
         sized = [dict.fromkeys(groups, one) for one in GROUPS] if groups else []
         yield from sized
         yield from single
+        yield from mode_changes(section, bits)
         yield from ({**one, **other} for one in single for other in sized)
+
+
+def mode_changes(section: Mapping[str, Value], bits: Collection[Key]) -> Iterator[Changes]:
+    """Yield the modes of MLX to state beside each of `bits`, the paths of keys for bits.
+
+    With a mode come the bits and the group size that it has. None where the section is not MLX's.
+    """
+    from aprfmt.codecs.mlx import DIALECT, MODES
+
+    for name, mode in MODES.items() if DIALECT.recognises(section) else ():
+        keys: dict[str, Value] = {"mode": name}
+        if mode.codes is not None:
+            keys |= {"bits": mode.codes.kind.bits, "group_size": mode.group}
+        yield {
+            (*path[:-1], key): value
+            for path in bits
+            for key, value in keys.items()
+            if key == "mode" or value_at_path(section, (*path[:-1], key)) != value
+        }
 
 
 def _paths(section: Mapping[str, Value], name: str, above: Key = ()) -> Iterator[Key]:

@@ -193,8 +193,11 @@ def resolve_with_names(
     loose = {*named.unbound, *codes}
     named = replace(named, unbound=tuple(name for name in tensors if name in loose))
     bound = bind_packed(named, packed)
+    partial = {name for lost in model.lost_parts.values() for name in lost.stored}
     said = {
-        name: tensor.shape for name, tensor in tensors.items() if shape_is_known(tensor.stored[0])
+        name: tensor.shape
+        for name, tensor in tensors.items()
+        if shape_is_known(tensor.stored[0]) and tensor.stored[0].info.name not in partial
     }
     if style == STYLE:
         bound = with_mlx_norms(spec, bound, said)

@@ -187,6 +187,20 @@ def mlx(name: str, p: Packed, *, dtype: Any = np.float16) -> Rows:
     }
 
 
+# The magnitudes of E2M1, by code. Source: OCP Microscaling Formats, table 5.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def mlx_mxfp4(name: str, x: Array) -> Rows:
+    """Return the tensors of MLX's mode mxfp4: E2M1 times a power of two for 32 inputs."""
+    groups = x.reshape(len(x), -1, 32)
+    powers = np.floor(np.log2(np.maximum(np.abs(groups).max(2), 1e-30))).astype(int) - 2
+    units = groups / np.exp2(powers)[..., None]
+    codes = np.abs(np.abs(units)[..., None] - E2M1).argmin(-1) + 8 * (units < 0)
+    words = pack(codes.reshape(x.shape), 4).view(np.uint32)
+    return {name + ".weight": row(words), name + ".scales": row((powers + 127).astype(np.uint8))}
+
+
 def compressed(
     name: str, p: Packed, *, dtype: Any = ml_dtypes.bfloat16, asymmetric: bool = False
 ) -> Rows:

@@ -21,6 +21,7 @@ from tests.diagnosis import packing
 from tests.diagnosis.faults_packed import gptq, mlx, nearest, packed, source
 
 MLX = {"group_size": 32, "bits": 4, "mode": "affine"}
+MXFP4 = MLX | {"mode": "mxfp4"}
 INT4 = packing.compressed_section(
     "pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=True
 )
@@ -54,6 +55,14 @@ CASES: dict[str, tuple[Any, Mapping[str, Any], Change, str]] = {
         lambda s: s.update({OWN: {"bits": 8, "group_size": 32}}),
         "stored with 4 bits in groups of 32",
     ),
+    "mlx-mode": (packing.mlx_mxfp4, MXFP4, lambda s: s.pop("mode"), "the bytes have mode 'mxfp4'"),
+    "mlx-mode-and-groups": (
+        packing.mlx_mxfp4,
+        MXFP4,
+        lambda s: s.update(mode="nvfp4", group_size=16),
+        "the bytes have mode 'mxfp4', group_size 32",
+    ),
+    "mlx-other-mode": (mlx, MLX, lambda s: s.update(mode="mxfp4"), "the bytes have mode 'affine'"),
     "gptq-bits": (gptq, packing.gptq_section(), lambda s: s.update(bits=8), "says 8 bits"),
     "compressed-bits": (packed, INT4, of_group(num_bits=8), "config.json says 8 bits"),
 }
@@ -69,8 +78,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, Pa
         source("llama"),
         f"claimed-{request.param}",
         section,
-        nearest(write, symmetric=symmetric),
-        key="quantization" if write is mlx else "quantization_config",
+        write if section is MXFP4 else nearest(write, symmetric=symmetric),
+        key="quantization" if "mode" in section else "quantization_config",
     )
     shutil.copytree(made, right)
     wrong = tmp_path / "wrong"

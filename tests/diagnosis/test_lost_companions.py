@@ -87,6 +87,7 @@ PARTS = (
     ("fp8_block", "weight_scale_inv"),
     ("compressed_plain", "weight_scale"),
     ("compressed_packed", "weight_shape"),
+    ("mlx", "biases"),
 )
 NVFP4 = compressed_section(
     "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16

@@ -160,6 +160,8 @@ def check_quantization(ctx: CheckContext) -> Result:
     unread = ctx.model.unread
     if not claimed & packed and unread is not None and unread.lacks:
         raise NotRun(f"{unread.claim}; see the check completeness")
+    if not claimed & packed and ctx.model.lost_parts:
+        raise NotRun("every packed weight lacks a part; see the check layout")
     if not claimed & packed:
         there = ", ".join(sorted(packed)) or "no packed weight"
         found = f"says {', '.join(sorted(claimed))}; the file holds {there}"
