@@ -8,7 +8,13 @@ import numpy as np
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes.training.clipping import CLIPS, OTHER_NORMS, VALUES, clip_factor, other_factors
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
-from aprfmt.causes.training.lost_updates import CHANCE, decay_counts, is_swallowed, share_arrived
+from aprfmt.causes.training.lost_updates import (
+    CHANCE,
+    DecayEvidence,
+    decay_evidence,
+    is_swallowed,
+    share_arrived,
+)
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
 from aprfmt.causes.training.step_case import (
     FEWEST,
@@ -88,8 +94,8 @@ class Judgement:
     type is fine enough for its size, or the weights are to the bit what rounding the expected step
     gives (`exact`). `decays_all` says that a vector decays where that was not said, `clipped` what
     the gradients were clipped to where that was not said: (by what, as of Clipping, the bound).
-    `decay_counts`: see `lost_updates.decay_counts`. `held_counts`: see `Fit.held_counts`.
-    `nonfinite` says that moments of the optimizer's state are NaN or infinite.
+    `decay_shown` is what weights of few bits show of their decay. `held_counts`: see
+    `Fit.held_counts`. `nonfinite` says that moments of the optimizer's state are NaN or infinite.
     """
 
     verdict: Judged
@@ -103,7 +109,7 @@ class Judgement:
     shows: bool = True
     decays_all: bool = False
     clipped: tuple[str, float | None] | None = None
-    decay_counts: tuple[int, int] = (0, 0)
+    decay_shown: DecayEvidence | None = None
     held_counts: tuple[int, float, int, int] = (0, 0.0, 0, 0)
     nonfinite: bool = False
     exact: bool = False
@@ -556,7 +562,7 @@ def _judge_all(
         arrived=share,
         shows=sample.shows or sample.exact,
         exact=sample.exact,
-        decay_counts=decay_counts(sample.case, recipe),
+        decay_shown=decay_evidence(sample.case, recipe),
         held_counts=sample.held_counts,
     )
     if sample.case.shape is not None:
@@ -635,6 +641,7 @@ def _explain_difference(
         share,
         sample.signs,
         exact=_is_exact(parameter, recipe, held, fit),
+        decay_shown=decay_evidence(sample, recipe),
         held_counts=fit.held_counts,
     )
 

@@ -29,7 +29,7 @@ from aprfmt.causes.training.clipping import (
 )
 from aprfmt.causes.training.gradient_case import PART, GradientCase, GradientGuess
 from aprfmt.causes.training.gradient_scale import joined_factors
-from aprfmt.causes.training.lost_updates import CHANCE, lost_decay_guess
+from aprfmt.causes.training.lost_updates import DecayEvidence, lost_decay_guess
 from aprfmt.causes.training.momentum import of_new_optimizer
 from aprfmt.causes.training.optimizers import (
     CALLED,
@@ -43,6 +43,7 @@ from aprfmt.causes.training.optimizers import (
 from aprfmt.causes.training.step_case import COARSE, StepGuess, held_in
 from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
+from aprfmt.causes.training.weight_decay import no_decay_guess
 from aprfmt.errors import UsageError
 from aprfmt.inference.gradients.given_points import ROLES_WITHOUT_GRADIENT, read_points
 from aprfmt.measure.encoding_noise import UNIT
@@ -235,6 +236,7 @@ def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
 
 
 ROUNDED_AWAY = "update_rounded_away"
+NO_DECAY = ("decay_missing", "decay_rounded_away")
 FINER_COPY = (
     " (or the trainer keeps a finer copy of the weights, which this checkpoint does not show: "
     "--trained-in float32 says so)"
@@ -371,6 +373,7 @@ class _Step:
         rows = self._mark_lost_decay(rows, judged)
         rows = self._accept_rounded_away_steps(rows, judged)
         self._share_guesses(judged, norm)
+        _limit_missing_decays(judged)
         rows = self._open_unnumbered(rows, judged) if updates else rows
         stored = {row.key: row.names for row in self.parameters}
         causes = [
@@ -516,25 +519,32 @@ class _Step:
         """Return the rows, with "differs" for those whose decay the stored type rounded away.
 
         Their entries of `judged` are set to that mistake. A decay that is far below the type's
-        spacing shows in few elements of one tensor, so those of all tensors are counted together.
+        spacing shows in few elements of one tensor, so all tensors are asked together.
         """
-        counts = {
-            key: one.decay_counts
+        agreeing = {
+            key: one.decay_shown
             for key, one in judged.items()
-            if one.verdict == "agrees" and any(one.decay_counts)
+            if one.verdict == "agrees" and one.decay_shown is not None and one.decay_shown.lost
         }
-        right, lost = (sum(one[side] for one in counts.values()) for side in (0, 1))
-        if lost <= CHANCE or right > lost / 9:
+        if not sum(agreeing.values(), DecayEvidence()).none:
             return rows
         made = []
         for row in rows:
-            if row.key in counts:
+            if row.key in agreeing:
                 recipe = self._recipe_of(next(p for p in self.parameters if p.key == row.key))
-                guess = lost_decay_guess(recipe, row.encoding)
-                judged[row.key] = Judgement("differs", guess.says, (guess,), whole=True)
-                row = replace(row, verdict="differs", why=guess.says)
+                guesses = self._lost_decay_guesses(recipe, row)
+                judged[row.key] = Judgement("differs", guesses[0].says, guesses, whole=True)
+                row = replace(row, verdict="differs", why=guesses[0].says)
             made.append(row)
         return made
+
+    def _lost_decay_guesses(self, recipe: Recipe, row: TensorStep) -> tuple[StepGuess, ...]:
+        """Return guesses for a tensor without decay; the decay in the state's group leaves one."""
+        decay = self._group_of(row.names[0]).get("weight_decay")
+        lost = lost_decay_guess(recipe, row.encoding, stated=decay == recipe.wd)
+        if decay == recipe.wd:
+            return (lost,)
+        return (no_decay_guess(recipe),) if decay == 0 else (lost, no_decay_guess(recipe))
 
     def _judge_parameters(
         self, updates: bool, norm: float | None, progress: Callable[[int, int], None] | None = None
@@ -704,6 +714,10 @@ class _Step:
             values["lr"] = first * self.schedule
         return changed(recipe, **values)
 
+    def _group_of(self, name: str) -> Mapping[str, Any]:
+        """Return the settings of a parameter's group in the state; {} where there is none."""
+        return {} if self.state is None else self.state.group_of(name)
+
     def _has_rates(self, stated: float) -> bool:
         """Return whether the state's groups have several learning rates, `stated` among them."""
         assert self.state is not None
@@ -731,9 +745,10 @@ class _Step:
                 others["kind_norm"] = kind
         if self.unclipped:
             others["unclipped"] = 1.0
-        rate = {} if self.state is None else self.state.group_of(parameter.names[0])
-        if isinstance(rate.get("lr"), float):
-            others["rate"] = rate["lr"]
+        group = self._group_of(parameter.names[0])
+        for key, name in (("rate", "lr"), ("decay", "weight_decay")):
+            if isinstance(group.get(name), float):
+                others[key] = group[name]
         ungiven = bool(self.gradients) and parameter.key not in self.gradients
         bare = StepInputs(gradient, others=others, ungiven=ungiven)
         if self.state is None or self.recipe is None:
@@ -1861,6 +1876,32 @@ def _nonfinite_causes(
     ):
         if keys:
             yield _cause("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
+
+
+def _limit_missing_decays(judged: dict[str, Judgement]) -> None:
+    """Hold guesses of `judged` that there is no decay to what weights of few bits show of that.
+
+    Those of all tensors that may have none are asked together. What was measured, and no bit
+    shows, is not confirmed: rounding may hide a part. Nor is that none was made where the type
+    would round it away.
+    """
+    held = {
+        key: one.decay_shown
+        for key, one in judged.items()
+        if one.decay_shown is not None and any(each.cause in NO_DECAY for each in one.guesses)
+    }
+    shown = sum(held.values(), DecayEvidence())
+
+    def limited(guess: StepGuess | GradientGuess) -> StepGuess | GradientGuess:
+        """Return a guess, at most explained where the bits do not decide it."""
+        open_ = shown.lost and guess.cause == "decay_missing"
+        if isinstance(guess, StepGuess) and guess.cause in NO_DECAY and (open_ or not shown.told):
+            return replace(guess, most="explained")
+        return guess
+
+    for key in held:
+        left = [g for g in judged[key].guesses if shown.none or g.cause not in NO_DECAY]
+        judged[key] = replace(judged[key], guesses=tuple(map(limited, left)))
 
 
 def _rivals(cause: str, also: Sequence[str], given: Collection[str]) -> str:

@@ -71,14 +71,22 @@ def by_sgd(factor: Callable[[str], float], clip: float | None = None) -> Made:
     return Made(after, stated, grads=gradients(1))
 
 
-def in_few_bits(narrow: Callable[[NDArray[Any]], NDArray[Any]], wd: float = WD) -> Made:
-    """Return a long step of AdamW, float32 weights after it made BF16 by `narrow`."""
+def in_few_bits(
+    narrow: Callable[[NDArray[Any]], NDArray[Any]],
+    wd: float = WD,
+    lr: float = 50 * LR,
+    stated: float = WD,
+) -> Made:
+    """Return a long step of AdamW, float32 weights after it made BF16 by `narrow`.
+
+    `wd` is the decay that was made, `stated` the one that is said.
+    """
     after = {
-        name: narrow((w + right(w, gradients(1)[name], 50 * LR, wd)).astype(np.float32))
+        name: narrow((w + right(w, gradients(1)[name], lr, wd)).astype(np.float32))
         for name, w in weights().items()
     }
-    stated = f"adamw:lr={50 * LR},wd={WD},step=1"
-    return Made(after, stated, grads=gradients(1), encoding="BF16")
+    optimizer = f"adamw:lr={lr},wd={stated},step=1"
+    return Made(after, optimizer, grads=gradients(1), encoding="BF16")
 
 
 def clipped_rows(clip: float | None) -> Made:
@@ -331,13 +339,15 @@ FAULTS = (
         "explained"),
     StepFault("decay swallowed", "decay_rounded_away", lambda: Made(
         in_bfloat16(1e-3, 1.0), "adamw:lr=1e-3,wd=1,step=1", grads=gradients(1), encoding="BF16"),
-        ALL - NORMS),
+        ALL - NORMS, "explained"),  # no decay at all gives the same bits
     StepFault("cut off", "update_cut_off", lambda: in_few_bits(
         lambda x: (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)), ALL - NORMS),
     StepFault("five times the decay in bfloat16", "",
               lambda: in_few_bits(rounded, 5 * WD), ALL - NORMS, "located"),
     StepFault("three times the decay in bfloat16", "",
               lambda: in_few_bits(rounded, 3 * WD), ALL - NORMS, "located"),
+    StepFault("a quarter of a large decay in bfloat16", "",
+              lambda: in_few_bits(rounded, 2.5, lr=1e-3, stated=10.0), ALL - NORMS, "located"),
     StepFault("a NaN", "nonfinite", lambda: given(with_nan()), 1, "located"),
 )  # fmt: skip
 

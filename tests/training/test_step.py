@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,27 @@ def test_what_two_mistakes_give_is_not_confirmed(name: str, tmp_path: Path) -> N
     assert report.exit_code == 1
     assert [cause.level for cause in report.causes] == ["explained"]
     assert "as well given by" in report.causes[0].says
+
+
+@pytest.mark.parametrize("made", [1.0, 0.0])
+def test_the_states_decay_tells_a_lost_one_from_none(made: float, tmp_path: Path) -> None:
+    """The bits are the same. Seen red: confirmed without the state."""
+    make = partial(adamw_all, lr=1e-3, weight_decay=made, foreach=False)
+    (after,), state = stepped_optimizer(make, dtype="bfloat16")
+    torch = pytest.importorskip("torch")
+    torch.save(state.state_dict(), tmp_path / "state.pt")
+    given: dict[str, Any] = {
+        "after": save(tmp_path / "after", after, "BF16"),
+        "grads": [save_arrays(tmp_path / "g.npz", gradients(1))],
+        "optimizer": "adamw:lr=1e-3,wd=1,step=1,decay_on=all",
+    }
+    before = save(tmp_path / "before", weights(), "BF16")
+    (found,) = explain_step(before, **given).causes
+    assert (found.cause, found.level) == ("decay_rounded_away", "explained")
+    assert "as well given by decay_missing; --optimizer-state" in found.says
+    (found,) = explain_step(before, **given, optimizer_state=tmp_path / "state.pt").causes
+    assert found.cause == ("decay_rounded_away" if made else "decay_missing")
+    assert "as well given by" not in found.says
 
 
 @pytest.mark.parametrize("name", INNOCENTS)

@@ -1,6 +1,7 @@
 """Updates that the stored type rounds away."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.training.optimizers import F64, Recipe, cut_to, round_to
 from aprfmt.causes.training.step_case import EXACT, StepCase, StepGuess, StepHypothesis
 from aprfmt.measure.encoding_noise import float_spacing
+from aprfmt.measure.verdicts import Certainty
 
 CAUSE_ROWS = (
     Cause(
@@ -24,8 +26,10 @@ CAUSE_ROWS = (
         "update",
         "bug",
         "The decay is made in a type of few bits, which rounds all of it away; the step arrives.",
-        "Weights of the type are the ones without any decay.",
-        "The decay rounded to the type, then the step, gives every weight, to the bit.",
+        "Weights of the type are the ones without any decay, and not those with a part of it.",
+        "The decay rounded to the type, then the step, gives every weight, to the bit. So does no "
+        "decay at all: the decay in the optimizer's state tells which.",
+        told_by="--optimizer-state, whose groups have the decay",
     ),
     Cause(
         "update_cut_off",
@@ -38,6 +42,9 @@ CAUSE_ROWS = (
     ),
 )
 ROOM, NOISE = 0.1, 2.0**-6  # of a step of the type, and of the step: arithmetic in 8 bits
+OFTEN = 9  # times as many elements without a decay as with it: it is not there
+DEVIATIONS = 2.0  # of a decay that is measured; one is that of roundings at random, up or down
+PARTS = (0.25, 0.5, 0.75, 1.0)  # of the stated decay, that weights may have instead
 CHANCE = 20.0  # elements that would have moved: that none does has a chance of e to the minus 20
 
 
@@ -169,47 +176,113 @@ def guess_lost_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         inner = part.predict(recipe)
         return inner is not None and is_rounded_once(part, inner.step)
 
-    yield lost_decay_guess(recipe, case.encodings[1], holds)
+    decay = case.others.get("decay")
+    if decay == 0:
+        return  # none was made
+    stated = decay == recipe.wd
+    yield lost_decay_guess(recipe, case.encodings[1], holds, stated=stated)
 
 
 def lost_decay_guess(
-    recipe: Recipe, encoding: str, holds: Callable[[StepCase], bool] | None = None
+    recipe: Recipe,
+    encoding: str,
+    holds: Callable[[StepCase], bool] | None = None,
+    *,
+    stated: bool = False,
 ) -> StepGuess:
-    """Return the guess that `encoding` rounded all of the weight decay away."""
+    """Return the guess that `encoding` rounded all of the weight decay away.
+
+    `stated`: the optimizer's state has the decay. Else none may have been made: the weights are the
+    same.
+    """
     says = f"{encoding} rounds the decay away: {recipe.lr * recipe.wd:g} of a weight is too little"
-    return StepGuess("decay_rounded_away", says, holds=holds)
+    most: Certainty = "confirmed" if stated else "explained"
+    return StepGuess("decay_rounded_away", says, holds=holds, most=most)
 
 
-def decay_counts(case: StepCase, recipe: Recipe) -> tuple[int, int]:
-    """Return (elements that have the decay, elements that lack it), of those that tell.
+@dataclass(frozen=True)
+class DecayEvidence:
+    """What weights in BF16 or F16 show of their decay; those of several tensors are added.
 
-    These are the elements that are other ones if decay and step are added at once than if the
-    stored type rounds the decay away first. (0, 0) where it would not lose all of the decay.
+    One element shows little where the type's spacing is wider than the decay. `counts` are of the
+    elements that are other ones with a part of it than without any: (those with it, those without)
+    for each of PARTS, twice: added with the step, and rounded before it. `weight` and `moment` are
+    the least squares of its factor: one over the variance, and the factor times that. `lost`: the
+    type rounds all of it away.
+    """
+
+    counts: tuple[tuple[int, int], ...] = ((0, 0),) * (2 * len(PARTS))
+    weight: float = 0.0
+    moment: float = 0.0
+    lost: bool = False
+
+    def __add__(self, other: "DecayEvidence") -> "DecayEvidence":
+        """Return the evidence of both."""
+        counts = tuple(
+            (a + c, b + d) for (a, b), (c, d) in zip(self.counts, other.counts, strict=True)
+        )
+        weight, moment = self.weight + other.weight, self.moment + other.moment
+        return DecayEvidence(counts, weight, moment, self.lost or other.lost)
+
+    @property
+    def told(self) -> bool:
+        """Whether the elements that tell say that there is no decay, nor the least of PARTS."""
+        shown = any(lacks >= CHANCE for _, lacks in self.counts)
+        return shown and all(has <= lacks / OFTEN for has, lacks in self.counts)
+
+    @property
+    def none(self) -> bool:
+        """Whether there is no decay: by the elements, or by its factor if roundings hide these."""
+        if self.told:
+            return True
+        if any(has >= CHANCE and has > OFTEN * lacks for has, lacks in self.counts):
+            return False
+        if not self.weight:
+            return False
+        return bool(abs(self.moment) / self.weight + DEVIATIONS * self.weight**-0.5 < PARTS[0])
+
+
+def decay_evidence(case: StepCase, recipe: Recipe) -> DecayEvidence | None:
+    """Return what the weights show of a recipe's decay.
+
+    None unless both sides are in the same type, BF16 or F16, and the decay is apart from a gradient
+    that is known.
     """
     update = case.predict(recipe)
-    if update is None or not _loses_decay(case, recipe, update.decay):
-        return 0, 0
-    encoding = case.encodings[1]
-    together = round_to(case.before + update.whole, encoding)
-    apart = round_to(case.before + update.step, encoding)
-    tells = together != apart
-    return (
-        int(np.count_nonzero(tells & (case.after == together))),
-        int(np.count_nonzero(tells & (case.after == apart))),
+    if update is None or not _decays_in_type(case, recipe):
+        return None
+    encoding, before, step = case.encodings[1], case.before, update.step
+    without = round_to(before + step, encoding)
+    counts = []
+    for part in PARTS:
+        decayed = before + part * update.decay
+        for each in (decayed, round_to(decayed, encoding)):
+            having = round_to(each + step, encoding)
+            tells = having != without
+            with_it = int(np.count_nonzero(tells & (case.after == having)))
+            counts.append((with_it, int(np.count_nonzero(tells & (case.after == without)))))
+    fit = case.fit(recipe)
+    _, _, factor, off = (1.0, 0.0, 1.0, np.inf) if fit is None else fit.factors
+    weight = off**-2 if np.isfinite(off) else 0.0
+    return DecayEvidence(
+        tuple(counts), weight, factor * weight, _loses_decay(case, recipe, update.decay)
     )
 
 
-def _loses_decay(case: StepCase, recipe: Recipe, decay: F64 | float) -> bool:
-    """Return whether every weight is the same after the decay [n], rounded to the stored type.
+def _decays_in_type(case: StepCase, recipe: Recipe) -> bool:
+    """Return whether weights in BF16 or F16 on both sides have a decay that is no gradient's.
 
-    False unless both sides are in the same type, BF16 or F16, and the step's signs are known.
+    False where only the sizes of the step are known.
     """
-    encoding = case.encodings[1]
-    if not case.coarse or case.signs or case.encodings[0] != encoding:
-        return False
-    if recipe.adds_decay_to_gradient or not recipe.decays(case.vector):
-        return False
-    return np.array_equal(round_to(case.before + decay, encoding), case.before)
+    same = case.coarse and case.encodings[0] == case.encodings[1]
+    decays = recipe.decays(case.vector) and not recipe.adds_decay_to_gradient
+    return same and decays and not case.signs
+
+
+def _loses_decay(case: StepCase, recipe: Recipe, decay: F64 | float) -> bool:
+    """Return whether every weight is the same after the decay [n], rounded to the stored type."""
+    rounded = round_to(case.before + decay, case.encodings[1])
+    return _decays_in_type(case, recipe) and np.array_equal(rounded, case.before)
 
 
 HYPOTHESES = (

@@ -47,9 +47,9 @@ class StepCase:
     gradient. `rows` [n] are the numbers of the rows that the elements are in. `shape` is that of
     the whole parameter where all its elements are here, in order. `others` are numbers that
     are not of these elements: `norm` of all gradients, `own_norm` of this one, `kind_norm` of all
-    matrices or all vectors, `rate` of its group in the state, `unclipped` where no unstated
-    clipping was made, `decoupled` 0.0 where the state has the decay in the gradient, `factor` and
-    `decay_factor` that were measured on another parameter.
+    matrices or all vectors, `rate` and `decay` of its group in the state, `unclipped` where no
+    unstated clipping was made, `decoupled` 0.0 where the state has the decay in the gradient,
+    `factor` and `decay_factor` that were measured on another parameter.
     """
 
     key: str
@@ -332,7 +332,12 @@ class Fit:
         variance = case.rounding**2 / 3 + ((case.noise + ARITHMETIC + case.narrow) * step) ** 2
         variance = variance + self._blurred**2
         weight = 1.0 / np.maximum(variance, 1e-300)
-        return solve_factors(step, decay, case.change, weight)
+        found = solve_factors(step, decay, case.change, weight)
+        if not case.coarse:
+            return found
+        # A weight that does not leave its spacing loses the decay, or as much as its copy says.
+        leaves = np.abs(step + decay) >= float_spacing(case.before, case.encodings[1])
+        return found[:2] + solve_factors(step, decay, case.change, weight * leaves)[2:]
 
     @cached_property
     def _size(self) -> float:

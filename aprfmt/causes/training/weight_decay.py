@@ -85,18 +85,25 @@ def guess_no_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if case.coarse and fit is not None and fit.shrinks:
         return
     if recipe.decays(case.vector) and not _has_better_guess(case, recipe):
-        says = f"no decay; {recipe.lr * recipe.wd:g} of the weight is stated (lr times wd)"
-        yield StepGuess("decay_missing", says, changed(recipe, decay_factor=0.0))
+        yield no_decay_guess(recipe)
+
+
+def no_decay_guess(recipe: Recipe) -> StepGuess:
+    """Return the guess that no weight decay was made where the recipe states one."""
+    says = f"no decay; {recipe.lr * recipe.wd:g} of the weight is stated (lr times wd)"
+    return StepGuess("decay_missing", says, changed(recipe, decay_factor=0.0))
 
 
 def _has_better_guess(case: StepCase, recipe: Recipe) -> bool:
     """Return whether another guess says more than a missing decay.
 
-    True where rows step towards zero, as with decay in the gradient, or where the stored type
-    rounds the decay away.
+    True where rows step towards zero, as with decay in the gradient, or where the optimizer's state
+    has the decay and the stored type rounds it away.
     """
     if case.signs:
         return _steps_towards_zero(case, recipe.lr / 2)
+    if case.others.get("decay") != recipe.wd:
+        return False
     plain = changed(recipe, wd=0.0)
     fit = case.fit(plain)
     kept = round_to(case.before * (1 - recipe.lr * recipe.wd), case.encodings[1])
