@@ -443,7 +443,11 @@ def test_pairs_that_are_all_as_many_layers_off_are_told_together() -> None:
 def test_a_packed_weight_is_of_the_coarsest_type_that_holds_it() -> None:
     fine, coarse = 1 + 2.0**-10, 1 + 2.0**-7
     for values, dtype in (
-        ([1.0, 0.0, -2.0], "BF16"), ([coarse, 2.0**100], "BF16"), ([fine, 1.0], "F16"),
-        ([coarse, fine], "F16"), ([fine, 2.0**100], "F32"), ([1 + 2.0**-11], "F32"),
-    ):  # fmt: skip
+        ([1.0, 0.0, -2.0], "BF16"),
+        ([coarse, 2.0**100], "BF16"),
+        ([fine, 1.0], "F16"),
+        ([coarse, fine], "F16"),
+        ([fine, 2.0**100], "F32"),
+        ([1 + 2.0**-11], "F32"),
+    ):
         assert answers._dtype_of_values(np.array([values])) == dtype, values

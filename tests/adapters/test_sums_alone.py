@@ -16,9 +16,15 @@ from aprfmt.errors import ConversionError
 def test_a_tensor_that_ends_alike_is_named_where_it_is_the_only_one() -> None:
     """The end has a layer's number, or is the whole name."""
     base: Any = dict.fromkeys(
-        ("model.layers.0.mlp.up.weight", "model.layers.1.mlp.up.weight", "head.weight",
-         "a.norm.weight", "b.norm.weight", "0.weight")
-    )  # fmt: skip
+        (
+            "model.layers.0.mlp.up.weight",
+            "model.layers.1.mlp.up.weight",
+            "head.weight",
+            "a.norm.weight",
+            "b.norm.weight",
+            "0.weight",
+        )
+    )
     found = placing._same_end_text
     there = "; model.layers.1.mlp.up.weight is there"
     assert found("model.layers.1.mlp.up.weight", base) == there

@@ -44,22 +44,40 @@ def test_experts_of_latent_attention_are_counted_both_ways() -> None:
         assert rule.default_in["hf"](hp) == 2 * size
     dense = mla.dense_first_rule(1)
     for first in range(5):
-        found: Any = dense.read["hf"](Facts("hf", {"first_k_dense_replace": first}, {}),
-                                      {"n_layers": 4})  # fmt: skip
+        found: Any = dense.read["hf"](
+            Facts("hf", {"first_k_dense_replace": first}, {}), {"n_layers": 4}
+        )
         assert found[0] == tuple(i >= first for i in range(4))
 
 
 GOOD: dict[str, Any] = {
-    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_context_length": 8192, "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.25,
-    "truncate": False, "mscale": None, "mscale_all_dim": 0.5, "short_factor": [1.0, 1.5],
-    "long_factor": [1.0, 4.0], "factors": [1.0, 2.0], "rotated": 0,
-}  # fmt: skip
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_context_length": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "attention_factor": 1.25,
+    "truncate": False,
+    "mscale": None,
+    "mscale_all_dim": 0.5,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [1.0, 4.0],
+    "factors": [1.0, 2.0],
+    "rotated": 0,
+}
 BAD: dict[str, Any] = {
-    "original_context_length": 0, "truncate": 1, "mscale_all_dim": "1", "factors": 2.0,
-    "short_factor": "1", "rotated": -1, "factor": 0.0, "attention_factor": -1.0,
-    "beta_fast": None, "low_freq_factor": 4.0,
-}  # fmt: skip
+    "original_context_length": 0,
+    "truncate": 1,
+    "mscale_all_dim": "1",
+    "factors": 2.0,
+    "short_factor": "1",
+    "rotated": -1,
+    "factor": 0.0,
+    "attention_factor": -1.0,
+    "beta_fast": None,
+    "low_freq_factor": 4.0,
+}
 
 
 def test_a_scaling_in_normal_form_has_all_of_its_fields_and_no_other() -> None:

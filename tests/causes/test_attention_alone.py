@@ -76,8 +76,9 @@ def test_sums_over_tiles_are_those_that_their_words_say() -> None:
     assert np.allclose(probs(last, 1), probs(last, 2))
     by_tile = probs(each, 2)
     assert np.allclose(by_tile[..., :2].sum(-1), 1)
-    assert np.allclose(by_tile[:, 4], [[*softened(row[:2]), *softened(row[2:4]), 1.0]
-                                       for row in scores[:, 4]])  # fmt: skip
+    assert np.allclose(
+        by_tile[:, 4], [[*softened(row[:2]), *softened(row[2:4]), 1.0] for row in scores[:, 4]]
+    )
     assert not by_tile[:, 1, 2:].any()
 
 
@@ -95,8 +96,14 @@ def test_sinks_and_tiles_are_tried_where_a_model_has_them() -> None:
     assert sinks[0] == "the softmax sums without the sinks" and len(sinks) == 8
     heads = SimpleNamespace(sinks=np.array([1.0, 2.0, 4.0]), scale=0.5)
     assert [how(heads).tolist() for how in softmax.SINKS.values()] == [
-        [0.5, 1, 2], [2, 4, 8], [0, 0, 0], [4, 1, 2], [2, 4, 1], [4, 2, 1], [1, 1, 1],
-    ]  # fmt: skip
+        [0.5, 1, 2],
+        [2, 4, 8],
+        [0, 0, 0],
+        [4, 1, 2],
+        [2, 4, 1],
+        [4, 2, 1],
+        [1, 1, 1],
+    ]
 
 
 # --- what attention gives -------------------------------------------------------------------------
@@ -198,8 +205,11 @@ def test_usual_mistakes_of_an_indexer_are_of_its_kind() -> None:
 
 
 def test_keys_are_chosen_by_the_rule_that_is_named() -> None:
-    by_words = {one.says: made(one, Patched()).ops for one in key_choices()
-                if one.cause == "key_choice" and one.values.keys() == {"key_choice"}}  # fmt: skip
+    by_words = {
+        one.says: made(one, Patched()).ops
+        for one in key_choices()
+        if one.cause == "key_choice" and one.values.keys() == {"key_choice"}
+    }
     scores = np.array([[1.0, 5.0, 3.0, 2.0]])
     mask = np.array([[True, True, True, False]])
 
@@ -250,9 +260,16 @@ def test_slopes_are_those_that_their_words_say() -> None:
     for says, slopes in found.items():
         assert len(slopes) == 6, says
     expected: list[Any] = [
-        2.0 ** (-8.0 * np.arange(1, 7) / 6), four, power[:6],
-        sorted(own, reverse=True), own[::-1], -own, [1.0, *own[:5]], 2 * own, own / 2,
-    ]  # fmt: skip
+        2.0 ** (-8.0 * np.arange(1, 7) / 6),
+        four,
+        power[:6],
+        sorted(own, reverse=True),
+        own[::-1],
+        -own,
+        [1.0, *own[:5]],
+        2 * own,
+        own / 2,
+    ]
     for slopes, right in zip(found.values(), expected, strict=True):
         assert np.allclose(slopes, right)
 
@@ -357,15 +374,19 @@ def test_joined_rows_of_queries_and_gates_are_cut_in_halves() -> None:
     q, gate = (np.arange(24.0).reshape(6, 4) + more for more in (0, 100))
     heads = 2
     joined = np.concatenate([q[:3], gate[:3], q[3:], gate[3:]])  # head by head
-    weights = {f"L1.{role}.weight": SimpleNamespace(numpy=lambda x=x: x)
-               for role, x in (("attn_q", q), ("attn_q_gate", gate))}  # fmt: skip
+    weights = {
+        f"L1.{role}.weight": SimpleNamespace(numpy=lambda x=x: x)
+        for role, x in (("attn_q", q), ("attn_q_gate", gate))
+    }
 
     def tried(point: str = "attn_mixed", away: float = 0.1, **more: Any) -> list[Any]:
         given = {"layer": 1, "gate": "sigmoid", "weights": weights} | more
         patched: Any = Patched(
-            block={"attention_gate": given["gate"]}, hp={"n_heads": heads}, n_layers=2,
+            block={"attention_gate": given["gate"]},
+            hp={"n_heads": heads},
+            n_layers=2,
             stored=given["weights"],
-        )  # fmt: skip
+        )
         views = {
             f"L1.{name}": SimpleNamespace(point=name, recorded=name != "q_norm" or None)
             for name in ("q", "attn_gate", "q_norm", "out")

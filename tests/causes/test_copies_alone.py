@@ -45,9 +45,17 @@ def copy_of(x: Any, y: Any, step: Any, low: Any, **other: Any) -> PackedCopy:
         "scales": step.reshape(CELLS, GROUP)[:, 0],
     }
     return PackedCopy(
-        case, side, side, x, y, scheme="codes of 4 bits", whose="B's", again=True, finite=True,
+        case,
+        side,
+        side,
+        x,
+        y,
+        scheme="codes of 4 bits",
+        whose="B's",
+        again=True,
+        finite=True,
         **(given | other),
-    )  # fmt: skip
+    )
 
 
 def by_cells(numbers: Any) -> Any:
@@ -270,9 +278,14 @@ def zero_case(a: Any, b: Any, slack: float = 0.01) -> Any:
         )
 
     return SimpleNamespace(
-        a=side(a), b=side(b), key="t", numbers=None, slack=lambda: slack,
-        windows=lambda rows: iter([np.arange(len(a))]), before=SimpleNamespace(relative=0.5),
-    )  # fmt: skip
+        a=side(a),
+        b=side(b),
+        key="t",
+        numbers=None,
+        slack=lambda: slack,
+        windows=lambda rows: iter([np.arange(len(a))]),
+        before=SimpleNamespace(relative=0.5),
+    )
 
 
 def zero_lines(a: Any, b: Any, **more: Any) -> list[str] | None:

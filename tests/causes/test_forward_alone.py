@@ -274,11 +274,13 @@ def of_queries(point: str = "scores", layer: int = 0, **more: Any) -> Any:
     block = SimpleNamespace(qk_norm_place=more.pop("place", "after_rope"), temperature="rotated")
     alias = SimpleNamespace(alias_of=more.pop("alias", ""))
     patched = SimpleNamespace(
-        hp={**hyper, **more}, spec=SimpleNamespace(block=block), ids=range(8),
+        hp={**hyper, **more},
+        spec=SimpleNamespace(block=block),
+        ids=range(8),
         points={f"L{layer}.q_attn": alias},
         with_hyper=lambda layers, **values: (layers, values),
         with_block=lambda layers, **values: (layers, values),
-    )  # fmt: skip
+    )
     return SimpleNamespace(
         patched=patched, layer=layer, tokens=8, view=SimpleNamespace(point=point, tolerance=1e-6)
     )
@@ -298,9 +300,10 @@ def test_norms_of_queries_are_left_out_or_elsewhere_where_they_follow_rope(place
         assert made(changes) == expected
         assert [change.values for change in changes] == [values for _, values in expected]
     for case in (
-        of_queries("q", place=place), of_queries(place=place, layer=-1),
+        of_queries("q", place=place),
+        of_queries(place=place, layer=-1),
         of_queries(place=place, qk_norm=False),
-    ):  # fmt: skip
+    ):
         assert not list(query_key.try_query_key_norms(case))
 
 
@@ -311,8 +314,12 @@ def test_a_factor_by_position_is_left_out_where_queries_have_one() -> None:
             continue
         changes = list(query_key.find_query_temperature(of_queries(point)))
         assert made(changes) == ([] if point.endswith("_rope") else expected)
-    for case in (of_queries("q"), of_queries(layer=-1), of_queries(temperature_scale=None),
-                 of_queries(alias="q_rope")):  # fmt: skip
+    for case in (
+        of_queries("q"),
+        of_queries(layer=-1),
+        of_queries(temperature_scale=None),
+        of_queries(alias="q_rope"),
+    ):
         assert not list(query_key.find_query_temperature(case))
 
 
@@ -402,10 +409,12 @@ def test_a_pass_that_counts_from_nought_begins_behind_the_first_token(
     rows = np.full(8, 2.0)
     rows[8 if late is None else late :] = 2.5
     case: Any = SimpleNamespace(
-        call=lambda name: object(), tokens=8, distances_by_row=lambda view: rows,
+        call=lambda name: object(),
+        tokens=8,
+        distances_by_row=lambda view: rows,
         view=SimpleNamespace(mine=np.zeros((1, 8, 8)), axis=1, tolerance=1.0),
         patched=SimpleNamespace(spec=SimpleNamespace(block=SimpleNamespace(attends="causal"))),
-    )  # fmt: skip
+    )
     first, *more = attention.try_masks(case)
     assert first is own
     assert [change.values for change in more] == ([{"passes": [late]}] if late else [])
@@ -418,9 +427,11 @@ def test_of_experts_that_give_the_same_the_first_is_taken(monkeypatch: pytest.Mo
     for order in ([1, 0, 2], [2, 1, 0], [1, 2, 0]):
         wanted = np.stack([0.5 * outputs[order[token]][token] for token in range(3)])
         case: Any = SimpleNamespace(
-            tokens=3, rows=np.arange(3), array=np.asarray,
+            tokens=3,
+            rows=np.arange(3),
+            array=np.asarray,
             view=SimpleNamespace(point="moe_out", mine=np.full((3, 5), 0.5), theirs=wanted),
-        )  # fmt: skip
+        )
         monkeypatch.setattr(moe, "_all_expert_outputs", lambda case, count: outputs)
         monkeypatch.setattr(moe, "_experts_in_order", lambda case: range(3))
         assert moe._vote_expert_order(case, calls, 4) == [*order, 3]
@@ -429,12 +440,17 @@ def test_of_experts_that_give_the_same_the_first_is_taken(monkeypatch: pytest.Mo
 
 
 def test_factors_of_the_stream_are_left_out_in_pairs() -> None:
-    for scales in ((0.5, 0.6, 0.7, 0.8, 0.9, 1.1), (1.0, 1.0, 0.7, 0.8, 1.0, 1.0),
-                   (1.0, 0.6, 1.0, 1.0, 0.9, 1.0), (1.0,) * 6):  # fmt: skip
+    for scales in (
+        (0.5, 0.6, 0.7, 0.8, 0.9, 1.1),
+        (1.0, 1.0, 0.7, 0.8, 1.0, 1.0),
+        (1.0, 0.6, 1.0, 1.0, 0.9, 1.0),
+        (1.0,) * 6,
+    ):
         patched: Any = SimpleNamespace(
             spec=SimpleNamespace(block=SimpleNamespace(residual="norm")),
-            hp={"residual_scales": scales}, n_layers=0,
-        )  # fmt: skip
+            hp={"residual_scales": scales},
+            n_layers=0,
+        )
         found = [tuple(change.values["residual_scales"]) for change in usual(patched)]
         pairs = [
             (*scales[:at], 1.0, 1.0, *scales[at + 2 :])
@@ -453,8 +469,10 @@ def usual(patched: Any) -> list[Any]:
 
 def test_blocks_of_an_indexer_have_other_sizes_and_neighbours() -> None:
     for size, local, sizes, locals_ in (
-        (4, 1, [3, 5, 2, 8], [0, 2]), (1, 0, [2, 2], [1]), (8, 3, [7, 9, 4, 16], [0, 2, 4]),
-    ):  # fmt: skip
+        (4, 1, [3, 5, 2, 8], [0, 2]),
+        (1, 0, [2, 2], [1]),
+        (8, 3, [7, 9, 4, 16], [0, 2, 4]),
+    ):
         patched: Any = SimpleNamespace(hp={"index_block": size, "index_local_blocks": local})
         changes = list(indexer._block_mistakes(patched))
         values = [dict(change.values) for change in changes[1:-1]]

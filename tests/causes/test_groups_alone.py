@@ -116,10 +116,11 @@ def test_a_hypothesis_that_cannot_be_tried_is_named_and_the_others_go_on(
         SimpleNamespace(causes=("first",), is_for=lambda context, rows: True, groups=[refused]),
         SimpleNamespace(causes=("none",), is_for=lambda context, rows: False, groups=[refused]),
         SimpleNamespace(
-            causes=("second",), is_for=lambda context, rows: True,
+            causes=("second",),
+            is_for=lambda context, rows: True,
             groups=[lambda: {"a": sure, "b": unsure}, refused],
         ),
-    ]  # fmt: skip
+    ]
     monkeypatch.setattr(tensor_table, "JOINT", joint)
     monkeypatch.setattr(explanation, "_groups_of_hypothesis", lambda one, *given: one.groups)
     monkeypatch.setattr(
@@ -157,8 +158,13 @@ def test_bytes_of_unknown_origin_are_damage_over_pages_or_where_no_weight_is_so_
     for start, stop, pages in ((32, 64, False), (33, 64, True), (32, 63, True), (33, 63, True)):
         assert sure(512, start, stop) is pages and not sure(511, start, stop)
     most = overwritten_bytes.WILD * np.abs(x[1]).max()
-    for value, wild in ((most * 1.01, True), (-most * 1.01, True), (most * 0.99, False),
-                        (np.nan, True), (np.inf, True)):  # fmt: skip
+    for value, wild in (
+        (most * 1.01, True),
+        (-most * 1.01, True),
+        (most * 0.99, False),
+        (np.nan, True),
+        (np.inf, True),
+    ):
         assert sure(1, 32, 64, value) is wild
         assert not sure(1, 64, 96, value)  # rows beside it
         assert sure(1, 63, 65, value) is wild and sure(1, 32, 33, value) is wild
@@ -221,9 +227,7 @@ def test_factors_of_gradients_that_may_be_one_number_are_one(
 
     near = {name: (2.0, 0.01) for name in "bcd"}
     assert joined(a=(0.5, 1e-4), **near) == [(2.0, tuple("bcd")), (0.5, ("a",))]
-    assert joined(**near, z=(0.5, 1e-4), y=(0.5, 1e-4)) == [
-        (2.0, tuple("bcd")), (0.5, ("z", "y"))
-    ]  # fmt: skip
+    assert joined(**near, z=(0.5, 1e-4), y=(0.5, 1e-4)) == [(2.0, tuple("bcd")), (0.5, ("z", "y"))]
     assert joined(a=(1.0, 0.1), b=(1.25, 0.2)) == [(1.0, ("a", "b"))]
     assert joined(a=(1.0, 0.1), b=(1.5, 0.2)) == [(1.0, ("a",)), (1.5, ("b",))]
     three = joined(a=(1.0, 0.1), b=(1.1, 0.2), c=(1.2, 0.2))

@@ -66,10 +66,12 @@ def test_taps_and_rows_of_a_convolution_are_those_that_its_words_say() -> None:
         assert np.allclose(one, right)
     for first in (1, 2, 5):
         restart = made(convolution._restart_convolution_at(first)).ops["convolve"]
-        apart = np.concatenate([
-            convolve(window, kernel)[:first],
-            convolve(np.concatenate([np.zeros((3, 3)), rows[first:]]), kernel),
-        ])  # fmt: skip
+        apart = np.concatenate(
+            [
+                convolve(window, kernel)[:first],
+                convolve(np.concatenate([np.zeros((3, 3)), rows[first:]]), kernel),
+            ]
+        )
         before = window.copy()
         assert np.allclose(restart(convolve, None, window, kernel), apart)
         assert np.array_equal(window, before)
@@ -100,13 +102,17 @@ def mistakes(kind: str, monkeypatch: pytest.MonkeyPatch, *weights: str) -> list[
         convolution, "mixer_of_layer", lambda block, hp, layer: kind if layer else "none"
     )
     for name in ("zero_weights_change", "scale_weights_change"):
-        monkeypatch.setattr(convolution, name, lambda cause, says, *given: SimpleNamespace(
-            says=says, keys=given[0], where=()))  # fmt: skip
+        monkeypatch.setattr(
+            convolution,
+            name,
+            lambda cause, says, *given: SimpleNamespace(says=says, keys=given[0], where=()),
+        )
     spec = SimpleNamespace(block=None)
     patched: Any = SimpleNamespace(spec=spec, hp=None, n_layers=2, weights=weights)
     found: list[Any] = list(convolution.usual_convolution_mistakes(patched))
-    assert all(getattr(one, "keys", ["L1.ssm_conv1d.bias"]) == ["L1.ssm_conv1d.bias"]
-               for one in found)  # fmt: skip
+    assert all(
+        getattr(one, "keys", ["L1.ssm_conv1d.bias"]) == ["L1.ssm_conv1d.bias"] for one in found
+    )
     named = {one.where for one in found if one.where}
     assert named <= {("shortconv",) if kind == "short_conv" else ("ssm_conv1d",)}
     return [one.says for one in found]
@@ -153,8 +159,13 @@ def test_rows_before_the_first_token_are_solved_of_those_that_look_back() -> Non
     assert np.allclose(found, other)
     found, other = solved("other", wrong=(1,))
     assert np.allclose(found, other)
-    for more in ({"theirs": None}, {"rows": range(1, 9)}, {"wrong": ()}, {"wrong": (0, 1, 2)},
-                 {"wrong": (7,)}):  # fmt: skip
+    for more in (
+        {"theirs": None},
+        {"rows": range(1, 9)},
+        {"wrong": ()},
+        {"wrong": (0, 1, 2)},
+        {"wrong": (7,)},
+    ):
         given: dict[str, Any] = {"theirs": "other"} | more
         assert solved(**given)[0] is None, more
 
@@ -226,9 +237,12 @@ def test_copies_are_mixed_and_gates_are_cut_in_another_way() -> None:
     _, factor = sample(lambda x, factor: (x, factor), None, np.zeros((2, 5)), 2.0)
     assert factor == pytest.approx(2.0 * np.std([1, 2, 3, 4, 9], ddof=1) / np.std([1, 2, 3, 4, 9]))
     for size, streams, sparse, rows in (
-        (0, "plain", (0.0, 0.0), 0), (4, "plain", (0.0, 0.0), 6), (0, "altup", (0.0,), 7),
-        (0, "plain", (0.0, 0.95), 2), (4, "altup", (0.95,), 15),
-    ):  # fmt: skip
+        (0, "plain", (0.0, 0.0), 0),
+        (4, "plain", (0.0, 0.0), 6),
+        (0, "altup", (0.0,), 7),
+        (0, "plain", (0.0, 0.95), 2),
+        (4, "altup", (0.95,), 15),
+    ):
         patched: Any = SimpleNamespace(
             hp={"per_layer_size": size, "ffn_sparsity": sparse},
             spec=SimpleNamespace(block=SimpleNamespace(streams=streams)),
@@ -265,14 +279,24 @@ def test_a_layer_without_keys_reads_those_of_another_that_has_such(
     found = list(per_layer.shared_key_changes(patched))
     told = [(one.where, one.values["layer"]) for one in found]
     # L5 has those of L3, L6 of L4; L1 has more heads, L2 larger ones.
-    assert told == [(("L5.own_kv_layers",), 0), (("L5.own_kv_layers",), 4),
-                    (("L6.own_kv_layers",), 0), (("L6.own_kv_layers",), 3)]  # fmt: skip
+    assert told == [
+        (("L5.own_kv_layers",), 0),
+        (("L5.own_kv_layers",), 4),
+        (("L6.own_kv_layers",), 0),
+        (("L6.own_kv_layers",), 3),
+    ]
     assert found[1].says == "L5 reads the keys and values of L4; by the model those of L3"
     for layer, rows in ((-1, 0), (0, 0), (5, 2), (6, 2)):
         case: Any = SimpleNamespace(layer=layer, patched=patched)
         assert len(list(per_layer.try_shared_keys(case))) == rows
     read = made(found[1]).read
     assert [read("k", layer, f"own{layer}") for layer in range(7)] == [
-        "own0", "own1", "own2", "own3", "own4", "own4", "own6",
-    ]  # fmt: skip
+        "own0",
+        "own1",
+        "own2",
+        "own3",
+        "own4",
+        "own4",
+        "own6",
+    ]
     assert read("v", 5, "own5") == "own5"  # which the owner has not given yet

@@ -341,11 +341,14 @@ def test_a_parameter_is_asked_once_about_all_tensors_that_differ(
         return SimpleNamespace(b=SimpleNamespace(stored=[Tensor(each) for each in parameters]))
 
     pairs: Any = {
-        "q": pair("qkv"), "k": pair("qkv", "qkv"), "v": pair("qkv"), "up": pair("mlp", "gate"),
-        "o": pair(None), "n": SimpleNamespace(b=None), "plain": SimpleNamespace(
-            b=SimpleNamespace(stored=[SimpleNamespace(reading=None)])
-        ),
-    }  # fmt: skip
+        "q": pair("qkv"),
+        "k": pair("qkv", "qkv"),
+        "v": pair("qkv"),
+        "up": pair("mlp", "gate"),
+        "o": pair(None),
+        "n": SimpleNamespace(b=None),
+        "plain": SimpleNamespace(b=SimpleNamespace(stored=[SimpleNamespace(reading=None)])),
+    }
     rows: Any = {key: SimpleNamespace(verdict="DIFFERENT") for key in (*pairs, "alone")}
     rows["v"].verdict = "SAME_BYTES"
     for group in rank_parameters.rank_parameters(cast(Any, None), pairs, rows):

@@ -337,8 +337,12 @@ def test_cells_of_a_wrong_scale_are_no_larger_than_the_copys() -> None:
             grouping=own, y=np.zeros((64, 256)), reader=SimpleNamespace(encoding=encoding)
         )
 
-    for own, rows, columns in (((1, 64), 1, 64), ((16, 32), 16, 32), ((0, 0), 64, 256),
-                               ((1, 0), 1, 256)):  # fmt: skip
+    for own, rows, columns in (
+        ((1, 64), 1, 64),
+        ((16, 32), 16, 32),
+        ((0, 0), 64, 256),
+        ((1, 0), 1, 256),
+    ):
         held = copy(lattices.Grouping(*own))
         for tall in (rows - 1, rows, rows + 1):
             for wide in (columns - 1, columns, columns + 1):
@@ -391,8 +395,9 @@ def test_data_at_a_multiple_of_four_gibibytes_stand_at_the_files_beginning(
         def stored(name: str, offset: int, path: str, values: bytes) -> Any:
             return SimpleNamespace(
                 info=SimpleNamespace(name=name, offset=begin + offset, nbytes=len(values)),
-                path=path, raw=lambda start, stop: values[start:stop],
-            )  # fmt: skip
+                path=path,
+                raw=lambda start, stop: values[start:stop],
+            )
 
         own = stored("own", offset, "b", data)
         first = stored("first", 0, path, bytes(place) + held)
@@ -402,8 +407,9 @@ def test_data_at_a_multiple_of_four_gibibytes_stand_at_the_files_beginning(
             a=SimpleNamespace(bytes=Read(held), encoding="F32"),
             b=SimpleNamespace(bytes=read, encoding="F32"),
             context=SimpleNamespace(stored=lambda side: [first, own]),
-            key="k", before=SimpleNamespace(relative=1.0),
-        )  # fmt: skip
+            key="k",
+            before=SimpleNamespace(relative=1.0),
+        )
         return [text for one in byte_shifts.explain_wrapped_offset(case) for text in one.evidence]
 
     monkeypatch.setattr(byte_shifts, "prove_bytes", lambda *given: None)

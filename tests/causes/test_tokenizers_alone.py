@@ -131,10 +131,13 @@ def test_ids_before_a_text_are_padding_unless_they_may_begin_it() -> None:
     ) -> int:
         number = {letter: at for at, letter in enumerate("pbexyz")}
         tokenizer: Any = SimpleNamespace(
-            pad_id=None if pad is None else number[pad], bos_id=number[bos], eos_id=number["e"],
-            stop_ids=(number["z"],), prefix_ids=tuple(number[each] for each in prefix),
+            pad_id=None if pad is None else number[pad],
+            bos_id=number[bos],
+            eos_id=number["e"],
+            stop_ids=(number["z"],),
+            prefix_ids=tuple(number[each] for each in prefix),
             chat=lambda messages: ("", [number[each] for each in chat]),
-        )  # fmt: skip
+        )
         return recorded_ids.leading_padding(tokenizer, [number[each] for each in ids])
 
     assert count("pxy") == 1 and count("ppxy") == 2 and count("xpy") == 0

@@ -169,8 +169,11 @@ def test_names_that_are_right_are_known_by_what_stands_where() -> None:
     other: Any = SimpleNamespace(**(vars(a) | {"style": "gguf"}))
     assert right([gone], other, b) == {} and right([*both, gone], other, b) == {}
     assert right([*both, row("q", "x")], a, b) == {}  # two names for one
-    for odd in (model(q=view("b.q")), model(q=view("b.q"), k=view("b.k", steps=1)),
-                model(q=view("b.q"), k=view("b.k", "b.l"))):  # fmt: skip
+    for odd in (
+        model(q=view("b.q")),
+        model(q=view("b.q"), k=view("b.k", steps=1)),
+        model(q=view("b.q"), k=view("b.k", "b.l")),
+    ):
         assert right([row("q", "k")], a, odd) == {}
     alone: Any = SimpleNamespace(explanation=None, verdict="DIFFERENT")
     assert right([alone], a, b) == {}
@@ -248,9 +251,13 @@ def test_scales_of_inputs_are_compared_as_numbers_where_they_are_stored_otherwis
     assert third.inverts(scale("input_global_scale", 1 / 3))
     one = scale("activation_scale", 1.0)
     assert not one.inverts(scale("input_scale", 1.0))  # the same
-    for odd in (scale("input_scale", 1 / 3, 1 / 3), scale("input_scale", 0, encoding="I32"),
-                scale("input_scale", 0.0), scale("input_scale", np.inf),
-                scale("act_quant_scale", 1 / 3)):  # fmt: skip
+    for odd in (
+        scale("input_scale", 1 / 3, 1 / 3),
+        scale("input_scale", 0, encoding="I32"),
+        scale("input_scale", 0.0),
+        scale("input_scale", np.inf),
+        scale("act_quant_scale", 1 / 3),
+    ):
         assert not third.equals(odd) and not third.inverts(odd)
     values = scale("input_global_scale", 4.0).values
     assert values is not None and values.tolist() == [0.25]

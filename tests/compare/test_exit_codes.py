@@ -76,9 +76,11 @@ def test_a_wrong_checksum_is_told_and_mended(
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ last]))
     said = "of weights with a wrong checksum"
     for left, right, code, where in (
-        (a, b, 1, " only in B"), (b, folder, 1, " only in A"), (b, other, 1, " unequal"),
+        (a, b, 1, " only in B"),
+        (b, folder, 1, " only in A"),
+        (b, other, 1, " unequal"),
         (b, twin, 0, " ("),
-    ):  # fmt: skip
+    ):
         for name in ("diff", "diagnose"):
             done = command(name, left, right)
             assert done.code == code and f"{said}{where}" in done.out, (name, left, right)

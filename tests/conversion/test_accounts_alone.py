@@ -20,8 +20,9 @@ def unread(
     edited: frozenset[tuple[str, str]] = frozenset(),
     unreadable: tuple[str, ...] = (),
 ) -> list[SourceItem]:
-    rows = [SimpleNamespace(kind=kind, name=name, state=state)
-            for (kind, name), state in states.items()]  # fmt: skip
+    rows = [
+        SimpleNamespace(kind=kind, name=name, state=state) for (kind, name), state in states.items()
+    ]
     monkeypatch.setattr(accounting, "make_ledger", lambda model, kinds: None)
     monkeypatch.setattr(accounting, "list_not_compared", lambda mine, other, kinds: rows)
     held: Any = SimpleNamespace(

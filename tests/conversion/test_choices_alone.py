@@ -105,9 +105,12 @@ def test_a_target_holds_what_it_has_a_code_for_or_a_place() -> None:
     stored = encoding_choice.stores_as_bytes
     same, other = (SimpleNamespace(format=name) for name in "xy")
     for model, keeps, generic, expected in (
-        (same, True, False, True), (other, True, False, False), (other, True, True, True),
-        (same, False, False, False), (other, False, True, False),
-    ):  # fmt: skip
+        (same, True, False, True),
+        (other, True, False, False),
+        (other, True, True, True),
+        (same, False, False, False),
+        (other, False, True, False),
+    ):
         given: Any = model
         assert stored(given, target(keeps=keeps), Options(generic=generic)) is expected
 
@@ -156,9 +159,11 @@ def test_a_type_that_the_file_contradicts_is_refused() -> None:
     refuse = recipes._refuse_other_type
     q4, q5 = SCHEMES["Q4_K_M"].file_type, SCHEMES["Q5_K_M"].file_type
     for facts, recorded in (
-        ({}, ""), ({}, "Q4_K_M"), ({"general.file_type": q4}, "Q4_K_M"),
+        ({}, ""),
+        ({}, "Q4_K_M"),
+        ({"general.file_type": q4}, "Q4_K_M"),
         ({"general.file_type": 9999}, "made up"),
-    ):  # fmt: skip
+    ):
         refuse(quantized(facts, w="Q4_K", v="Q6_K"), "Q4_K_M", recorded)
     for facts, recorded, says in (
         ({}, "Q5_K_M", "aprfmt.quantize.type says Q5_K_M, --type says Q4_K_M"),
@@ -190,9 +195,16 @@ def test_each_weight_keeps_the_encoding_that_the_file_stores_it_in(
     model.roles = {"L0.attn_q.weight": model["x"]}
     own = recipes._OwnEncodings(model)
     for name, expected in (
-        ("w", "Q4_K"), ("other.w", "Q4_K"), ("x", "Q4_K"), ("L0.attn_q.weight", "Q8_0"),
-        ("nf", "NF4"), ("gptq", "GPTQ"), ("f", "F32"), ("iq", None), ("nobody", None),
-    ):  # fmt: skip
+        ("w", "Q4_K"),
+        ("other.w", "Q4_K"),
+        ("x", "Q4_K"),
+        ("L0.attn_q.weight", "Q8_0"),
+        ("nf", "NF4"),
+        ("gptq", "GPTQ"),
+        ("f", "F32"),
+        ("iq", None),
+        ("nobody", None),
+    ):
         assert own.choose(name, (1,), "BF16") == expected, name
     assert own.choose("iq", (1,), "IQ2_XS") == "IQ2_XS"  # as the base has it
 

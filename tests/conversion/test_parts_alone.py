@@ -622,11 +622,12 @@ def test_an_importance_has_a_number_for_every_column_or_for_those_of_each_expert
     def noted(importance: dict[str, int | None], shape: tuple[int, ...] = (4, 64)) -> list[str]:
         outputs = [
             SimpleNamespace(
-                info=SimpleNamespace(name=name, shape=shape), copies=name == "copied",
+                info=SimpleNamespace(name=name, shape=shape),
+                copies=name == "copied",
                 encoding="F32" if name == "plain" else "Q4_0",
             )
             for name in importance
-        ]  # fmt: skip
+        ]
         monkeypatch.setattr(
             encoding_choice,
             "column_importances",

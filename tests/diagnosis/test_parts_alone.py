@@ -1451,17 +1451,23 @@ def test_values_beside_a_point_are_those_of_its_layer_and_what_enters_it() -> No
         return {name: float(values[0]) for name, values in trace_pair._neighbour_values(key, trace)}
 
     assert beside("L0.q") == {
-        "L0.in": 3, "L0.out": 5, "embd": 1, "embd_scaled": 2,
-        "q plus the residual stream": 7, "q less the residual stream": 1,
-    }  # fmt: skip
+        "L0.in": 3,
+        "L0.out": 5,
+        "embd": 1,
+        "embd_scaled": 2,
+        "q plus the residual stream": 7,
+        "q less the residual stream": 1,
+    }
     found = beside("L1.attn_out")
     assert {"L1.mid", "L1.out", "L0.out"} <= found.keys() and "embd" not in found
     pairs = list(trace_pair._neighbour_values("L1.attn_out", trace))
     sums = [(name, float(values[0])) for name, values in pairs if "residual" in name]
     assert sums == [
-        ("attn_out plus the residual stream", 12.0), ("attn_out less the residual stream", 2.0),
-        ("attn_out plus the residual stream", 13.0), ("attn_out less the residual stream", 1.0),
-    ]  # fmt: skip
+        ("attn_out plus the residual stream", 12.0),
+        ("attn_out less the residual stream", 2.0),
+        ("attn_out plus the residual stream", 13.0),
+        ("attn_out less the residual stream", 1.0),
+    ]
     assert beside("final_norm") == {"embd": 1, "embd_scaled": 2}
     held["L1.mid"] = np.full(3, 1.0)  # of another size: not added
     held["L0.out"] = np.full(5, 1.0)

@@ -101,8 +101,13 @@ def test_the_work_of_a_token_is_that_of_its_layers_and_chosen_experts() -> None:
 
 def test_weights_of_both_sides_are_held_apart() -> None:
     made: Any = SimpleNamespace(of_a={"L0.q", "L1.q"})
-    for key, label in (("L0.q", "A L0.q"), ("L0.q[3]", "A L0.q[3]"), ("L1.q@F16", "A L1.q@F16"),
-                       ("L2.q", "B L2.q"), ("L0.qk", "B L0.qk")):  # fmt: skip
+    for key, label in (
+        ("L0.q", "A L0.q"),
+        ("L0.q[3]", "A L0.q[3]"),
+        ("L1.q@F16", "A L1.q@F16"),
+        ("L2.q", "B L2.q"),
+        ("L0.qk", "B L0.qk"),
+    ):
         assert blend.Blend._label(made, key) == label
     base: Any = SimpleNamespace(
         budget=5,
@@ -140,15 +145,24 @@ def test_a_usual_range_has_its_ends_and_is_chosen_by_role_and_size() -> None:
     ):
         assert bounds.role_bounds(arch, role) is kind, (arch, role)
     for shape, kind in (
-        ((16, 16), bounds.LINEAR), ((15, 17), bounds.BIAS), ((1, 4096), bounds.BIAS),
-        ((4096,), bounds.BIAS), ((2, 128), bounds.LINEAR), ((1, 16, 16), bounds.LINEAR),
-    ):  # fmt: skip
+        ((16, 16), bounds.LINEAR),
+        ((15, 17), bounds.BIAS),
+        ((1, 4096), bounds.BIAS),
+        ((4096,), bounds.BIAS),
+        ((2, 128), bounds.LINEAR),
+        ((1, 16, 16), bounds.LINEAR),
+    ):
         assert bounds.tensor_bounds("llama", "ffn_up.weight", shape) is kind, shape
     assert bounds.tensor_bounds("llama", "attn_norm.weight", (8,)) is bounds.NORM
     stats: Any = SimpleNamespace(mean=-0.4, std=0.3, absmax=2.0, zeros=3, count=12)
     found = bounds.bounded_numbers(stats, 0.0)
-    assert found == {"mean": -0.4, "std": 0.3, "rms": pytest.approx(0.5), "absmax": 2.0,
-                     "zeros": 0.25}  # fmt: skip
+    assert found == {
+        "mean": -0.4,
+        "std": 0.3,
+        "rms": pytest.approx(0.5),
+        "absmax": 2.0,
+        "zeros": 0.25,
+    }
     moved = bounds.bounded_numbers(stats, 0.8)
     assert (moved["mean"], moved["rms"], moved["zeros"]) == pytest.approx((0.4, 0.5, 0.0))
     for name in ("mean", "std", "absmax"):

@@ -124,10 +124,20 @@ def test_a_sentence_says_what_to_record_and_in_which_layers() -> None:
 
 def difference(**more: Any) -> Any:
     given: dict[str, Any] = {
-        "cause": "pieces", "says": "so", "example": (), "probed": True, "shown": False,
-        "where": ("k", "l"), "before": 0.5, "after": 0.0, "name": "n", "a": 1, "b": 2, "mend": (),
+        "cause": "pieces",
+        "says": "so",
+        "example": (),
+        "probed": True,
+        "shown": False,
+        "where": ("k", "l"),
+        "before": 0.5,
+        "after": 0.0,
+        "name": "n",
+        "a": 1,
+        "b": 2,
+        "mend": (),
         "told": False,
-    }  # fmt: skip
+    }
     return SimpleNamespace(**(given | more))
 
 

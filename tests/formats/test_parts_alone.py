@@ -227,9 +227,13 @@ def test_the_shard_of_an_apr_is_one_of_its_count() -> None:
     most = shards.MAX_SHARDS
     assert number(shard_index=most - 1, shard_count=most) == (most - 1, most)
     for single in (
-        {}, {"shard_index": 0}, {"shard_count": 2}, {"shard_index": 0, "shard_count": 1},
-        {"shard_index": True, "shard_count": 2}, {"shard_index": "0", "shard_count": 2},
-    ):  # fmt: skip
+        {},
+        {"shard_index": 0},
+        {"shard_count": 2},
+        {"shard_index": 0, "shard_count": 1},
+        {"shard_index": True, "shard_count": 2},
+        {"shard_index": "0", "shard_count": 2},
+    ):
         assert number(**single) is None
     for index, count in ((2, 2), (-1, 2), (0, most + 1)):
         with pytest.raises(FormatError, match=f"shard_index {index} of shard_count {count}"):
@@ -278,9 +282,15 @@ def test_the_end_of_a_zip_is_of_one_file_and_stands_behind_its_directory() -> No
     length = zip_archive._ENTRY.size + 4
 
     def ended(
-        disk: int = 0, first: int = 0, here: int = 1, count: int = 1, size: int = length,
-        start: int = 10, behind: bytes = b"", before: bytes = b"",
-    ) -> Any:  # fmt: skip
+        disk: int = 0,
+        first: int = 0,
+        here: int = 1,
+        count: int = 1,
+        size: int = length,
+        start: int = 10,
+        behind: bytes = b"",
+        before: bytes = b"",
+    ) -> Any:
         end = zip_archive._END.pack(zip_archive.END, disk, first, here, count, size, start, 0)
         data = before + bytes(10 + length) + end + behind
         return zip_archive._find_directory(memoryview(data), len(data), "m.pt")
@@ -290,10 +300,12 @@ def test_the_end_of_a_zip_is_of_one_file_and_stands_behind_its_directory() -> No
         with pytest.raises(UnsupportedError, match="is one of several zip files"):
             ended(**more)  # type: ignore[arg-type]
     for wrong, said in (
-        ({"start": 9}, "is said to take bytes"), ({"size": length - 1}, "is said to take bytes"),
-        ({"before": b"x"}, "is said to take bytes"), ({"behind": b"x"}, "1 bytes stand behind"),
+        ({"start": 9}, "is said to take bytes"),
+        ({"size": length - 1}, "is said to take bytes"),
+        ({"before": b"x"}, "is said to take bytes"),
+        ({"behind": b"x"}, "1 bytes stand behind"),
         ({"here": 2, "count": 2}, "claims 2 records"),
         ({"here": 0xFFFF, "count": 0xFFFF}, "has no zip64 locator"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(FormatError, match=said):
             ended(**wrong)

@@ -128,10 +128,16 @@ def test_an_array_that_cannot_be_read_again_is_named_by_its_distance(
     """Measured apart without reading it, it is not left out; unmeasured, nothing is known of it."""
     here = np.arange(1, 9, dtype=np.float32).reshape(4, 2)
     for apart, again, named in (
-        (None, None, False), (None, here, False), (None, here[:2], False), (None, 2 * here, True),
-        (0.0, None, False), (1e-9, 2 * here, False), (0.5, None, True), (0.5, here[:2], True),
+        (None, None, False),
+        (None, here, False),
+        (None, here[:2], False),
+        (None, 2 * here, True),
+        (0.0, None, False),
+        (1e-9, 2 * here, False),
+        (0.5, None, True),
+        (0.5, here[:2], True),
         (0.5, here, True),
-    ):  # fmt: skip
+    ):
         collector = Collector(KeptValues(), None, tokens=4, dtype="float32")
         for collector.giver, values in (("first", here), ("second", here)):
             collector.add("q", 0, values)

@@ -556,9 +556,16 @@ def test_what_is_remembered_is_not_fetched_again() -> None:
 
     held = TemporaryRanges(100)
     for start, stop, came in (
-        (10, 20, [(10, 20)]), (10, 20, []), (12, 18, []), (15, 30, [(20, 30)]),
-        (5, 12, [(5, 10)]), (5, 30, []), (30, 31, [(30, 31)]), (40, 50, [(40, 50)]), (50, 50, []),
-    ):  # fmt: skip
+        (10, 20, [(10, 20)]),
+        (10, 20, []),
+        (12, 18, []),
+        (15, 30, [(20, 30)]),
+        (5, 12, [(5, 10)]),
+        (5, 30, []),
+        (30, 31, [(30, 31)]),
+        (40, 50, [(40, 50)]),
+        (50, 50, []),
+    ):
         asked.clear()
         assert bytes(held.get(start, stop, fetch)) == whole[start:stop]
         assert asked == came, (start, stop)

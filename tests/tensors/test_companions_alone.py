@@ -91,11 +91,19 @@ def test_a_scale_of_blocks_is_one_number_or_one_for_each_matrix() -> None:
         parts: Any = {"": part("w", shape, "NVFP4"), "scale": part("w.scale", scale, encoding)}
         return companions._join_scaled("w", parts)
 
-    for shape, scale in (((4, 64), (1,)), ((4, 64), ()), ((3, 4, 64), (1,)), ((3, 4, 64), (3,)),
-                         ((3, 4, 64), (3, 1, 1))):  # fmt: skip
+    for shape, scale in (
+        ((4, 64), (1,)),
+        ((4, 64), ()),
+        ((3, 4, 64), (1,)),
+        ((3, 4, 64), (3,)),
+        ((3, 4, 64), (3, 1, 1)),
+    ):
         assert join(shape, scale)[1:] == (shape, None)
-    for shape, scale, said in (((4, 64), (4,), "1"), ((3, 4, 64), (4,), "1 or 3"),
-                               ((4, 64), (0,), "1")):  # fmt: skip
+    for shape, scale, said in (
+        ((4, 64), (4,), "1"),
+        ((3, 4, 64), (4,), "1 or 3"),
+        ((4, 64), (0,), "1"),
+    ):
         with pytest.raises(CodecError, match=f"expected {said} numbers in F32"):
             join(shape, scale)
     with pytest.raises(CodecError, match=r"w[.]scale is F16 \[1\]"):
@@ -106,10 +114,19 @@ def test_the_first_six_values_of_a_tensor_are_shown() -> None:
     def shown(shape: tuple[int, ...], **more: Any) -> str:
         values = np.arange(math.prod(shape), dtype=np.float32).reshape(-1, shape[-1])
         about: dict[str, Any] = {
-            "shape": shape, "damage": "", "row_bytes": 8, "rows": lambda a, b: values[a:b],
-            "name": "w", "encoding": "F32", "nbytes": 4096, "offset": 64, "role": None,
-            "names": ("w",), "steps": (), "parts": (),
-        } | more  # fmt: skip
+            "shape": shape,
+            "damage": "",
+            "row_bytes": 8,
+            "rows": lambda a, b: values[a:b],
+            "name": "w",
+            "encoding": "F32",
+            "nbytes": 4096,
+            "offset": 64,
+            "role": None,
+            "names": ("w",),
+            "steps": (),
+            "parts": (),
+        } | more
         return card.tensor_card(SimpleNamespace(**about))  # type: ignore[arg-type]
 
     six = "0 1 2 3 4 5"

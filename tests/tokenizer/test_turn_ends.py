@@ -188,8 +188,12 @@ def test_config_json_is_set_too_where_it_lacks_the_end(folder: Path) -> None:
     end, other = ids[END], ids[TEXT_END]
     stops(folder, other)
     for said, beside in (
-        (None, ()), (end, ()), ([end, other], ()), (other, (other,)), ([other, 3], (other, 3)),
-    ):  # fmt: skip
+        (None, ()),
+        (end, ()),
+        ([end, other], ()),
+        (other, (other,)),
+        ([other, 3], (other, 3)),
+    ):
         edit(folder, "config.json", eos_token_id=said)
         with open_model(folder) as model:
             found = find_unstopped_turn(model.carried)

@@ -31,10 +31,12 @@ def counted(**metadata: Any) -> Any:
 def test_counts_in_the_metadata_are_those_of_the_tensors() -> None:
     shapes = {"a": [2, 3], "b": [4]}
     for stated, statements in (
-        ({"param_count": 10}, 1), ({"tensor_shapes": shapes}, 1), ({"tensor_shapes": {}}, 1),
+        ({"param_count": 10}, 1),
+        ({"tensor_shapes": shapes}, 1),
+        ({"tensor_shapes": {}}, 1),
         ({"param_count": 10, "tensor_shapes": shapes}, 2),
         ({"param_count": 0, "tensor_shapes": shapes}, 1),  # of an importer that streams
-    ):  # fmt: skip
+    ):
         found = counted(**stated)
         assert found.found == f"{statements} statements" and not found.findings
     for none in ({}, {"param_count": 0}, {"param_count": None, "tensor_shapes": None}):
@@ -45,11 +47,15 @@ def test_counts_in_the_metadata_are_those_of_the_tensors() -> None:
     assert one.expected == "10 elements"
     wrong, none = counted(tensor_shapes={"a": [3, 2], "b": [4], "c": [1]}).findings
     assert (wrong.where, wrong.found, wrong.expected) == (
-        "m.apr: tensor_shapes 'a'", "[3, 2]", "[2, 3]"
-    )  # fmt: skip
+        "m.apr: tensor_shapes 'a'",
+        "[3, 2]",
+        "[2, 3]",
+    )
     assert (none.where, none.expected, none.level) == (
-        "m.apr: tensor_shapes 'c'", "no such tensor", "warning"
-    )  # fmt: skip
+        "m.apr: tensor_shapes 'c'",
+        "no such tensor",
+        "warning",
+    )
 
 
 def test_an_id_that_is_put_twice_is_named_by_its_token_if_it_has_one() -> None:
@@ -68,8 +74,9 @@ def test_an_id_that_is_put_twice_is_named_by_its_token_if_it_has_one() -> None:
     assert said((1, 1), ()) == ["1 '<b>' is put twice before every text"]
     assert said((0, 1), (0, 0)) == ["0 '<a>' is put twice behind every text"]
     assert said((2, 2), (3, 1, 1)) == [
-        "2 is put twice before every text", "1 '<b>' is put twice behind every text"
-    ]  # fmt: skip
+        "2 is put twice before every text",
+        "1 '<b>' is put twice behind every text",
+    ]
     for none in (None, FormatError("damaged")):
         assert vocabulary._find_repeated_frame(_Context(none)) == []  # type: ignore[arg-type]
 
@@ -92,10 +99,12 @@ def test_a_second_reader_hashes_every_row_once(
 ) -> None:
     rng = np.random.default_rng(1)
     tensors = {
-        "matrix": rng.normal(size=(7, 5)).astype(np.float32), "scalar": np.array(3.5),
-        "vector": np.arange(9, dtype=np.int16), "empty": np.zeros((0, 4), np.float32),
+        "matrix": rng.normal(size=(7, 5)).astype(np.float32),
+        "scalar": np.array(3.5),
+        "vector": np.arange(9, dtype=np.int16),
+        "empty": np.zeros((0, 4), np.float32),
         "deep": rng.normal(size=(3, 2, 2)).astype(np.float16),
-    }  # fmt: skip
+    }
     save_file(tensors, tmp_path / "m.safetensors")
     for window in (1, 80, 1 << 20):  # bytes of a band: one row, two rows, all
         monkeypatch.setattr(second_reader_child, "WINDOW", window)
@@ -103,6 +112,7 @@ def test_a_second_reader_hashes_every_row_once(
             for name, values in tensors.items():
                 found = second_reader_child._hash_tensor(file, name, file.get_slice(name))
                 assert found == {
-                    "nbytes": values.nbytes, "offset": None,
+                    "nbytes": values.nbytes,
+                    "offset": None,
                     "sha256": hashlib.sha256(values.tobytes()).hexdigest(),
-                }, name  # fmt: skip
+                }, name

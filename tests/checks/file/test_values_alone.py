@@ -152,8 +152,12 @@ def test_matrices_without_a_negative_value_are_named_unless_they_are_codes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     q, k = "L0.attn_q.weight", "L0.attn_k.weight"
-    for least, spread, named in ((0.0, 0.02, True), (1e-9, 0.02, True), (-1e-9, 0.02, False),
-                                 (0.0, 0.0, False)):  # fmt: skip
+    for least, spread, named in (
+        (0.0, 0.02, True),
+        (1e-9, 0.02, True),
+        (-1e-9, 0.02, False),
+        (0.0, 0.0, False),
+    ):
         found = role_bounds(monkeypatch, {q: (least, spread, 0.02)}, {q: 0.02})
         assert [one.found for one in found.findings] == ["no negative value"] * named
     both = {q: (0.0, 0.02, 0.02), k: (0.0, 0.02, 0.02)}
