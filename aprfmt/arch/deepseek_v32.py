@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, moe
 from aprfmt.arch.deepseek import DEEPSEEK_V3, EXPERTS_HF, v3_rules, v3_tables
-from aprfmt.arch.layer_kinds import layers_with_role, read_layer_kinds
+from aprfmt.arch.layer_kinds import layers_with_role, listed_kinds, read_layer_kinds
 from aprfmt.arch.mla import (
     LISTED_EXPERTS_LOSS,
     expert_groups_rule,
@@ -83,12 +83,8 @@ def _index_layers_rule(names: str) -> HyperRule:
     def check(value: Value, facts: Facts, hp: Params) -> str:
         """Return ""; ArchError if config.json lists a kind of layer that uses no indexer."""
         found = facts.first("layer_types")
-        for layer, kind in enumerate(() if found is None else sequence(*found, hp["n_layers"])):
-            if kind not in _INDEXED:
-                raise ArchError(
-                    f"layer_types: layer {layer} is {kind!r}; the layers of this architecture are "
-                    f"all {' or '.join(_INDEXED)}"
-                )
+        if found is not None:
+            listed_kinds(*found, hp["n_layers"], _INDEXED)
         return ""
 
     rule = HyperRule(_IN, default=hyper_rules.per_layer(True), check=check)

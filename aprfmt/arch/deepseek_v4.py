@@ -17,7 +17,7 @@ from typing import Any
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.deepseek import routed_scale_rule, sigmoid_router_rule
 from aprfmt.arch.joining_steps import Split, Stacked
-from aprfmt.arch.layer_kinds import layers_with_role
+from aprfmt.arch.layer_kinds import layers_with_role, listed_kinds
 from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.mla import q_lora_rank_rule, shared_experts_rule
 from aprfmt.arch.rope import rope_rules
@@ -413,13 +413,7 @@ def _hash_layers_rule() -> HyperRule:
         listed, count = facts.first("mlp_layer_types"), facts.first("num_hash_layers")
         if listed is None:
             return counted(count, hp)
-        found = sequence(*listed, hp["n_layers"])[: hp["n_layers"]]
-        for layer, kind in enumerate(found):
-            if kind not in kinds:
-                raise ArchError(
-                    f"{listed[1]}: layer {layer} is {short_repr(kind)}; expected one of: "
-                    f"{', '.join(kinds)}"
-                )
+        found = listed_kinds(*listed, hp["n_layers"], kinds)
         return tuple(kinds[kind] for kind in found), listed[1]
 
     def read_gguf(facts: Facts, hp: Params) -> Found:

@@ -10,11 +10,12 @@ from aprfmt.arch import hyper_rules, rope_sections
 from aprfmt.arch.gemma import PLUS_ONE, gemma_norm_rows
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.layer_kinds import listed_kinds
 from aprfmt.arch.nope_layers import all_but_every
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss, Params
 from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, Steps, linear, norm
-from aprfmt.arch.value_checks import sequence, whole_number
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -153,10 +154,7 @@ def delta_layers_rule() -> HyperRule:
         found = facts.first("layer_types")
         if found is None:
             return by_interval
-        listed = sequence(*found, hp["n_layers"])[: hp["n_layers"]]
-        for kind in listed:
-            if not isinstance(kind, str) or kind not in KINDS:
-                raise ArchError(f"layer_types: {kind!r} is not known; known: {', '.join(KINDS)}")
+        listed = listed_kinds(*found, hp["n_layers"], KINDS)
         return tuple(KINDS[kind] for kind in listed), found[1]
 
     def write_hf(value: Value, hp: Params) -> Params:

@@ -4,8 +4,9 @@ A GGUF has zero key heads for a layer without attention. Sources: transformers' 
 the converter's jamba.py, granite.py, lfm2.py, nemotron.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from reprlib import repr as short_repr
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.layout_steps import RowsPermuted
@@ -173,17 +174,26 @@ def read_layer_kinds(names: Sequence[str], rest: Sequence[str], *keys: str) -> R
         found = facts.first(*keys)
         if found is None:
             return None
-        listed = sequence(*found, hp["n_layers"])
-        for layer, kind in enumerate(listed):
-            if kind not in (*names, *rest):
-                known = ", ".join((*names, *rest))
-                raise ArchError(
-                    f"{found[1]}: layer {layer} is {kind!r}; the layers of this architecture are "
-                    f"one of: {known}"
-                )
+        listed = listed_kinds(*found, hp["n_layers"], (*names, *rest))
         return tuple(kind in names for kind in listed), found[1]
 
     return read
+
+
+def listed_kinds(value: Value, key: str, layers: int, known: Collection[Value]) -> list[Value]:
+    """Return the kinds of the first `layers` layers, which config.json lists under `key`.
+
+    Raises ArchError for a list of fewer, and for a kind that is not among `known`.
+    """
+    kinds = list(sequence(value, key, layers)[:layers])
+    every = tuple(known)  # a kind may be a list, which no mapping can be asked for
+    for layer, kind in enumerate(kinds):
+        if kind not in every:
+            raise ArchError(
+                f"{key}: layer {layer} is {short_repr(kind)}; the layers of this architecture are "
+                f"one of: {', '.join(map(str, every))}"
+            )
+    return kinds
 
 
 def read_layer_numbers(key: str) -> Read:

@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.layer_kinds import IN, attention_rows, layers_with_role, other_layers_rule
+from aprfmt.arch.layer_kinds import (
+    IN,
+    attention_rows,
+    layers_with_role,
+    listed_kinds,
+    other_layers_rule,
+)
 from aprfmt.arch.lfm2 import CONVOLUTION, GATED, LAST
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, Found, HyperRule, Params
 from aprfmt.arch.tensor_rows import LAYER, RoleRow, make_tables, model_rows, norm
-from aprfmt.arch.value_checks import sequence
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -37,14 +42,7 @@ def _read_kinds(facts: Facts, hp: Params) -> tuple[Sequence[str], str]:
     found = facts.first("layer_types")
     if found is None:
         return _default_kinds(hp), ""
-    kinds = sequence(*found, hp["n_layers"])[: hp["n_layers"]]
-    for layer, kind in enumerate(kinds):
-        if kind not in _KINDS:
-            raise ArchError(
-                f"{found[1]}: layer {layer} is {kind!r}; the layers of this architecture are one "
-                f"of: {', '.join(_KINDS)}"
-            )
-    return kinds, found[1]
+    return listed_kinds(*found, hp["n_layers"], _KINDS), found[1]
 
 
 def _layers_of_kind_rule(name: str, kind: str) -> HyperRule:

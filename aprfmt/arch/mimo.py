@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from aprfmt.arch import draft_head, hyper_rules, moe
 from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale_rule
-from aprfmt.arch.layer_kinds import KV_HEADS
+from aprfmt.arch.layer_kinds import KV_HEADS, listed_kinds
 from aprfmt.arch.layout_steps import HalvesExchanged
 from aprfmt.arch.mla import expert_groups_rule
 from aprfmt.arch.qwen2 import QWEN2, WINDOW
@@ -106,7 +106,8 @@ def _read_moe_layers(facts: Facts, hp: Params) -> Found:
     found = facts.first("moe_layer_freq", "mlp_layer_types")
     if found is None:
         return None
-    kinds = sequence(found[0], found[1], hp["n_layers"])[: hp["n_layers"]]
+    known = (0, 1) if found[1] == "moe_layer_freq" else ("sparse", "dense")
+    kinds = listed_kinds(*found, hp["n_layers"], known)
     return tuple(kind in (1, "sparse") for kind in kinds), found[1]
 
 

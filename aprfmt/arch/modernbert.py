@@ -10,6 +10,7 @@ from dataclasses import replace
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.encoders import BLOCK, embedding_rows, encoder_rules, encoder_spec
 from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, fused_bindings, fused_rows
+from aprfmt.arch.layer_kinds import listed_kinds
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
@@ -38,10 +39,7 @@ def _read_window_layers(facts: Facts, hp: Params) -> Found:
     kinds, step = facts.first("layer_types"), facts.first(_EVERY)
     if kinds is None:
         return None if step is None else (_layers_of_step(whole_number(*step, 1), hp), step[1])
-    listed = sequence(*kinds, hp["n_layers"])[: hp["n_layers"]]
-    wrong = [kind for kind in listed if not isinstance(kind, str) or kind not in KINDS]
-    if wrong:
-        raise ArchError(f"layer_types: {wrong[0]!r} is not known; known: {', '.join(KINDS)}")
+    listed = listed_kinds(*kinds, hp["n_layers"], KINDS)
     return tuple(KINDS[kind] for kind in listed), kinds[1]
 
 

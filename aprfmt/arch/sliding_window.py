@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from aprfmt.arch.layer_kinds import listed_kinds
 from aprfmt.arch.spec import Facts, Found, HyperRule, Loss, Params, PerLayer
 from aprfmt.arch.value_checks import boolean, sequence, whole_number
 from aprfmt.base.protocols import Value
@@ -95,18 +96,15 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     def read_hf_layers(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of config.json; None without windows.
 
-        Raises ArchError for a kind of layer that is not known.
+        Raises ArchError for a kind of layer that is not known, with or without windows.
         """
         kinds = facts.first("layer_types") if window.listed else None
         default = window.layers(facts, hp)
+        listed = [] if kinds is None else listed_kinds(*kinds, hp["n_layers"], names)
         if hp["sliding_window"] is None:
             return None
         if kinds is None:
             return default, window.hf
-        listed = sequence(*kinds, hp["n_layers"])[: hp["n_layers"]]
-        for kind in listed:
-            if not isinstance(kind, str) or kind not in names:
-                raise ArchError(f"layer_types: {kind!r} is not known; known: {', '.join(names)}")
         return tuple(names[kind] for kind in listed), kinds[1]
 
     def read_gguf_layers(facts: Facts, hp: Params) -> Found:

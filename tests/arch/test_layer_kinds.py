@@ -186,3 +186,18 @@ def test_each_layers_kind_is_listed_or_counted_or_by_turns() -> None:
     ):
         with pytest.raises(ArchError, match=re.escape(said)):
             read(**values)
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "ministral", "olmo2", "exaone4", "modernbert"])
+@pytest.mark.parametrize("size", [None, 16])
+def test_a_kind_is_read_with_and_without_a_window(arch: str, size: int | None) -> None:
+    """Seen red: any word, of any number of layers, was read and equal where no window is on."""
+    sizes: dict[str, Any] = {"sliding_window": size, "head_dim": 4, "v_head_dim": 4}
+    for known in (["full_attention"] * 4, ["sliding_attention", "full_attention"] * 3):
+        assert hyper(arch, **sizes, layer_types=known)["n_layers"] == 4
+    for other in ("attention", "", 3, ["full_attention"]):
+        said = re.escape(f"layer_types: layer 2 is {other!r}; ")
+        with pytest.raises(ArchError, match=said):
+            hyper(arch, **sizes, layer_types=["full_attention", "sliding_attention", other, "x"])
+    with pytest.raises(ArchError, match="layer_types: has 3 entries; expected 4"):
+        hyper(arch, **sizes, layer_types=["full_attention"] * 3)
