@@ -147,8 +147,8 @@ def test_no_output_hangs_on_the_order_of_sets(inputs: Mapping[str, str], tmp_pat
         if text != "doctor":  # says what the machine has
             name = re.sub(r"[^\w.=-]+", "_", text)
             paths = {path: f"{{{key}}}" for key, path in inputs.items()}
-            said = "\n".join((f"$ aprfmt {text}", *first[command]))
-            approved.check(ANSWERS / f"{name}.txt", said, paths)
+            told = "\n".join((f"$ aprfmt {text}", *first[command]))
+            approved.check(ANSWERS / f"{name}.txt", told, paths)
     for seed in SEEDS[1:]:
         assert texts[seed].keys() == first.keys()
         for command, said in texts[seed].items():
