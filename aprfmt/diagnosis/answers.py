@@ -95,7 +95,8 @@ def measure_agreement(case: Mismatch, found: ShadowPass, change: Change) -> Agre
 class Solution:
     """A change that makes the point agree, and the pass with the change applied.
 
-    `residual` is the point's relative L2 with it, `then` the next divergence or None.
+    `residual` is the point's relative L2 with it, `then` the next divergence or None, `left` the
+    number of points that still disagree.
     """
 
     change: Change
@@ -106,6 +107,7 @@ class Solution:
     patched: PatchedModel
     recorded: RecordedTrace
     agreement: Agreement = Agreement()
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,12 @@ def weights_inside(case: Mismatch) -> tuple[str, ...]:
                 if stored[key].shape == arg.shape and np.array_equal(stored[key].numpy(), arg)
             ]
     return tuple(dict.fromkeys(found))
+
+
+def sentence_without_places(text: str) -> str:
+    """Return a sentence without the words that are tensor names or layer numbers."""
+    kept = (word for word in text.split() if not any(c.isdigit() for c in word))
+    return " ".join(word for word in kept if "." not in word.rstrip(".,"))
 
 
 def layer_scopes(case: Mismatch, change: Change) -> list[Layers]:

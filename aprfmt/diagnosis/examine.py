@@ -24,6 +24,7 @@ from aprfmt.diagnosis.answers import (
     Solution,
     layer_scopes,
     measure_agreement,
+    sentence_without_places,
     weights_inside,
 )
 from aprfmt.diagnosis.capture_point import find_other_capture_point
@@ -140,9 +141,14 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
             inside = weights_inside(case)
             divergences.append(Divergence(view, None, (), likely, inside, tried.get(view.key, 0)))
             continue
-        best = max(answers, key=_answer_rank)
-        divergences.append(Divergence(view, best, _equally_good(answers, best, view)))
-        patched, recorded = best.patched, best.recorded
+        best = _best_answer(answers, view.layer)
+        narrower = _without_layer(divergences, best.change, view.layer, patched.n_layers)
+        if narrower is not None:
+            divergences = narrower
+            patched, recorded = _apply_changes(*start, _chosen_changes(divergences))
+        else:
+            divergences.append(Divergence(view, best, _equally_good(answers, best, view)))
+            patched, recorded = best.patched, best.recorded
         values = record_points(patched)
         found = run_shadow_pass(patched, recorded)
     # A small difference with a direction is a fault too; then recheck all answers.
@@ -168,6 +174,30 @@ def _read_in_its_arithmetic(
     grown = with_recorded_arithmetic(patched, recorded, found)
     grown = with_16_bit_points(grown, found)
     return (recorded, found) if grown is recorded else (grown, run_shadow_pass(patched, grown))
+
+
+def _without_layer(
+    divergences: Sequence[Divergence], change: Change, layer: int, n_layers: int
+) -> list[Divergence] | None:
+    """Return the divergences with an earlier answer kept out of `layer`; None if there is none.
+
+    An answer is kept out where `change` gives the quantity that it changed another value: it was
+    found in another layer, and does not hold in this one.
+    """
+    for at, earlier in enumerate(divergences):
+        answer = earlier.answer
+        if answer is None or not answer.change.scoped or earlier.view.layer == layer:
+            continue
+        layers = frozenset(range(n_layers)) if answer.layers is None else answer.layers
+        if layer in layers and _quantity(answer.change) == _quantity(change):
+            kept = replace(earlier, answer=replace(answer, layers=layers - {layer}))
+            return [*divergences[:at], kept, *divergences[at + 1 :]]
+    return None
+
+
+def _quantity(change: Change) -> tuple[str, tuple[str, ...], str]:
+    """Return what a change gives another value: its cause, places, and sentence without numbers."""
+    return change.cause, change.where, sentence_without_places(change.says)
 
 
 def _equally_good(
@@ -277,6 +307,7 @@ def _furthest_in_scope(
                 patched,
                 recorded,
                 measure_agreement(case, found, steps[-1].change),
+                len(found.flagged),
             )
         if reach == math.inf:
             break
@@ -290,14 +321,34 @@ def _last_pass(divergences: Sequence[Divergence]) -> tuple[PatchedModel, Recorde
     return answer.patched, answer.recorded
 
 
-def _answer_rank(answer: Solution) -> tuple[float, bool, bool, float]:
+def _answer_rank(answer: Solution) -> tuple[float, bool, bool, int, float]:
     """Return a sort key of an answer; the best answer has the largest.
 
     First counts how far the pass agrees, then that the change is specific and not `general`, then
-    that the point was not merely recorded elsewhere, then the smaller residual.
+    that the point was not merely recorded elsewhere, then that fewer points are left wrong, then
+    the smaller residual.
     """
     change = answer.change
-    return (answer.reach, not change.general, change.cause != "capture_point", -answer.residual)
+    elsewhere = change.cause == "capture_point"
+    return (answer.reach, not change.general, not elsewhere, -answer.left, -answer.residual)
+
+
+def _best_answer(answers: Sequence[Solution], layer: int) -> Solution:
+    """Return the best answer to a divergence in `layer`.
+
+    Of a quantity of the whole layer and a part of it the part is meant where the layer's next
+    points disagree: rows of the table that speak of a part stand behind those that speak of all.
+    """
+    best = max(answers, key=_answer_rank)
+    if best.then is None or best.then.layer != layer:
+        return best
+    said = best.change.cause, best.change.where
+    return [
+        answer
+        for answer in answers
+        if (answer.change.cause, answer.change.where) == said
+        and _answer_rank(answer)[:-1] == _answer_rank(best)[:-1]
+    ][-1]
 
 
 def _one_of_each_cause(answers: tuple[Solution, ...]) -> tuple[Solution, ...]:
@@ -371,8 +422,9 @@ def _verify_change(
 ) -> Solution | None:
     """Return the change as a Solution if with it all points up to the divergence agree, else None.
 
-    Of the sets of layers the one is taken with which the pass agrees furthest. `known` are keys of
-    divergences to ignore, `order` the place of each point, `here` that of the divergence.
+    Of the sets of layers the one is taken with which the pass agrees furthest, and of these the one
+    that leaves the fewest points wrong. `known` are keys of divergences to ignore, `order` the
+    place of each point, `here` that of the divergence.
     """
     if change.drop:
         residual = 0.0
@@ -386,7 +438,8 @@ def _verify_change(
         found = run_shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
-        if reach > here and (best is None or reach > best.reach):
+        left = len(found.flagged)
+        if reach > here and (best is None or (reach, -left) > (best.reach, -best.left)):
             best = Solution(
                 change,
                 layers,
@@ -396,6 +449,7 @@ def _verify_change(
                 patched,
                 recorded,
                 measure_agreement(case, found, change),
+                left,
             )
         if reach == math.inf:
             break

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
-from aprfmt.diagnosis.answers import Divergence, Examined
+from aprfmt.diagnosis.answers import Divergence, Examined, sentence_without_places
 from aprfmt.diagnosis.nextstep import recording_sentence
 from aprfmt.diagnosis.records import ALSO_EXPLAINS, Evidence
 from aprfmt.inference.points import POINTS
@@ -213,14 +213,8 @@ def _is_same_cause(a: Finding, b: Finding) -> bool:
     """Return whether two findings are one cause in several places."""
     return a.cause in _PLACES or (
         dict(a.values) == dict(b.values)
-        and _sentence_without_places(a.says) == _sentence_without_places(b.says)
+        and sentence_without_places(a.says) == sentence_without_places(b.says)
     )
-
-
-def _sentence_without_places(text: str) -> str:
-    """Return a sentence without the words that are tensor names or layer numbers."""
-    kept = (word for word in text.split() if not any(c.isdigit() for c in word))
-    return " ".join(word for word in kept if "." not in word.rstrip(".,"))
 
 
 def _divergence_evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:

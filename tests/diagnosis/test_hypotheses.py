@@ -1,6 +1,6 @@
 """Hypotheses at work where the table's faults do not lead: large means, far positions, masks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -158,6 +158,100 @@ def test_another_size_of_the_stream_is_no_factor_of_what_is_added(gone: frozense
     found = confirmed(folder, run)
     assert found.findings[0].where == ("embedding_scale",)
     assert "applied twice" in found.sentence and len(found.findings) == 1
+
+
+Factors = Mapping[tuple[int, str], float]  # (layer, the point after a sum) -> a factor of a part
+
+
+def with_factors(patched: PatchedModel, factors: Factors) -> PatchedModel:
+    """Return the model in which what is added before some points is multiplied.
+
+    Of the point "entering" the stream that enters the layer is.
+    """
+    for (layer, point), factor in factors.items():
+
+        def tap(_: Any, at: int, x: Any, held: Any, point: str = point, by: float = factor) -> Any:
+            if point == "entering":
+                return np.float32(by) * x
+            stream = held["stream" if point == "mid" else "mid"]
+            return stream + np.float32(by) * (x - stream)
+
+        where = frozenset({layer - (point == "entering")})
+        patched = patched.with_tap("out" if point == "entering" else point, tap, where)
+    return patched
+
+
+@pytest.mark.parametrize(
+    ("base", "factors", "says"),
+    [
+        ("granite", {(0, "mid"): 1.5}, ["L0: attention computed is multiplied by 0.9;"]),
+        ("llama", {(1, "out"): 0.5}, ["L1: the MLP computed is multiplied by 0.5;"]),
+        ("llama", {(1, "mid"): 2.0}, ["L1: attention computed is added twice"]),
+        (
+            "granite",
+            {(0, "mid"): 1.5, (1, "mid"): 2.0},
+            ["L0: attention computed is multiplied by 0.9;",
+             "L1: attention computed is multiplied by 1.2;"],
+        ),
+        (
+            "granite",
+            {(0, "mid"): 2.0, (0, "out"): 0.5},
+            ["L0: attention computed is multiplied by 1.2;",
+             "L0: the MLP computed is multiplied by 0.3;"],
+        ),
+        ("granite", {(1, "entering"): 3.0}, ["L0: the stream in layer 1 is 3 times"]),
+        ("olmo2", {(1, "entering"): 1.7}, ["L0: the stream in layer 1 is 1.7 times"]),
+    ],
+)  # fmt: skip
+def test_a_factor_is_said_of_its_layer_and_its_sublayer(
+    base: str, factors: Factors, says: list[str]
+) -> None:
+    """No factor of another part or layer is said, nor that one is undone behind it.
+
+    Seen red: three factors confirmed for one of attention in one layer; one of each product that
+    read a larger stream, which norms hide.
+    """
+    folder = tiny_folder(base)
+    with open_model(folder) as model:
+        patched = PatchedModel.unpatched(model, IDS, "float32")
+        made = dict(record_points(with_factors(patched, factors)))
+    for layer, point in factors:
+        if point == "entering":
+            made[f"L{layer - 1}.out"] = made[f"L{layer - 1}.out"] / factors[layer, point]
+    points = {"embd", "attn_norm", "q", "k", "v", "attn_out", "attn_contrib", "ffn_norm", "ffn_out"}
+    run = trace(
+        folder,
+        f"factors-{base}-{len(factors)}-{min(factors)}",
+        points=frozenset({*points, "ffn_contrib", "out"}),
+        rename=lambda own: {key: made[key] for key in own},
+    )
+    found = diagnose(str(folder), str(run))
+    assert found.complete and found.confidence == "confirmed", found.sentence
+    told = [f"{one.where[0][:2]}: {one.says}" for one in found.findings]
+    assert len(told) == len(says)
+    for one, wanted in zip(told, says, strict=True):
+        assert one.replace("what ", "").startswith(wanted) and one.startswith("L"), told
+
+
+@pytest.mark.parametrize(
+    ("layers", "where"), [({0, 1}, ["L0", "L1"]), ({0, 1, 2}, ["re"]), ({1}, ["L1"])]
+)
+def test_a_factor_is_said_of_the_layers_that_have_it(layers: set[int], where: list[str]) -> None:
+    """Of all, where all have it. Seen red: undone in the layer behind them, as a second cause."""
+    folder = tiny_folder("granite")
+    with open_model(folder) as model:
+        patched = PatchedModel.unpatched(model, IDS, "float32")
+        assert patched.n_layers == 3
+        made = record_points(patched.with_hyper(frozenset(layers), residual_scale=0.3))
+    run = trace(
+        folder,
+        f"layers-{len(layers)}",
+        points=COARSE,
+        rename=lambda own: {key: made[key] for key in own},
+    )
+    found = confirmed(folder, run)
+    assert [name[:2] for name in found.findings[0].where] == where, found.sentence
+    assert "residual_scale is 0.3; the model says 0.6" in found.findings[0].says
 
 
 def reading(names: tuple[str, ...], chosen: int | None, after: bool, weighed: bool) -> Any:

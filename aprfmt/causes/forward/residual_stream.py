@@ -1,11 +1,13 @@
 """Hypotheses about the embedding, the residual stream, the factors on it and the logits."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.attention import solve_cap
 from aprfmt.causes.forward.mismatch import (
     Array,
@@ -16,6 +18,7 @@ from aprfmt.causes.forward.mismatch import (
     Patch,
     hyper_change,
 )
+from aprfmt.causes.forward.norm_order import NORMS
 from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
 from aprfmt.causes.forward.single_steps import BEHIND, share_norm_input
@@ -311,13 +314,16 @@ def usual_embedding_factors(patched: PatchedModel) -> tuple[float, ...]:
 
 
 def find_stream_size(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the embedding's factor, for points inside the first layer.
+    """Yield changes of the size of the stream, for points inside the layer that it enters so.
 
     Norms hide the size of the stream, so that another size shows first where something is added to
     the stream, just as another factor on what is added does. What follows tells the two apart.
     """
+    if case.layer > 0:
+        yield from _find_entering_size(case)
+        return
     usual = usual_embedding_factors(case.patched)
-    if case.layer != 0 or not usual:
+    if case.layer < 0 or not usual:
         return
     configured = float(case.patched.hp["embedding_scale"])
     behind = case.found.views.get("embd_scaled")
@@ -331,8 +337,82 @@ def find_stream_size(case: Mismatch) -> Iterator[Change]:
         says = f"{change.says}; it entered the first layer so, and not as recorded before it"
         return replace(change, says=says, drop=frozenset({"embd_scaled"}))
 
-    tries = (*usual, *(configured * 2.0**k for k in POWERS))
-    yield from case.best_number(make, tries)
+    stream = case.plain.get("embd_scaled", case.plain.get("embd"))
+    yield from _fit_size(case, make, configured, usual, stream)
+
+
+def _find_entering_size(case: Mismatch) -> Iterator[Change]:
+    """Yield changes of the factor on the stream that enters a layer behind the first."""
+    before = f"L{case.layer - 1}.out"
+    sums = any(_sublayer_of(case, call) for call in case.calls("add"))
+    if not sums and all(split_key(key)[0] != case.layer - 1 for key in case.view.after):
+        return  # the point reads no stream
+    entering = case.recorded.value_of(before)
+    if entering is not None and entering.rows is not None:
+        return
+
+    def make(value: float) -> Change:
+        """Return the change to a layer that reads the stream times `value`."""
+
+        def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            """Return the stream times `value`, as it was recorded where it was."""
+            stream = x if entering is None else entering.values.reshape(x.shape)
+            return np.asarray(value * stream, x.dtype)
+
+        layers = frozenset({case.layer - 1})
+        return Change(
+            "multiplier",
+            f"the stream in layer {case.layer} is {value:.9g} times what left layer "
+            f"{case.layer - 1}",
+            (before,),
+            lambda patched, _: patched.with_tap("out", tap, layers),
+            {"entering": value}, scoped=False, earlier=True,
+            drop=frozenset() if entering is None else frozenset({before}),
+        )  # fmt: skip
+
+    root = float(case.patched.hp["hidden_size"]) ** 0.5
+    stream = None if entering is None else entering.values
+    yield from _fit_size(case, make, 1.0, (root, 1 / root) if sums else (), stream)
+
+
+def _fit_size(
+    case: Mismatch,
+    make: Callable[[float], Change],
+    configured: float,
+    usual: Sequence[float],
+    stream: Array | None,
+) -> Iterator[Change]:
+    """Yield changes of the factor on the stream that `make` makes: the usual one, or a fitted one.
+
+    `configured` is the model's factor, `stream` what enters the layer with it. Where a point of the
+    layer is a sum with the stream or a product of it, its values give the factor: norms show it by
+    their eps alone, which fits many. Else it is fitted to the point, if there are `usual` ones.
+    """
+    # Solve the factor where the point, or the layer's first sum, is linear in the stream.
+    sums = [case.found.views.get(f"L{case.layer}.{name}") for name in ("mid", "out")]
+    first = next((view for view in sums if view is not None and view.recorded is not None), None)
+    if first is not None and first.key != case.view.key and not first.flagged:
+        return  # what is added there has the model's share
+    product = None if case.call(*NORMS) else case.view.mine
+    for view, added in ((case.view, product), (first, stream)):
+        if view is None or added is None:
+            continue
+        ours, theirs = (x.astype(np.float64) for x in (view.mine, view.theirs))
+        power = float(np.sum(np.square(added, dtype=np.float64)))
+        if not power or not ours.shape == theirs.shape == added.shape:
+            continue
+        more = float(np.sum((theirs - ours) * added)) / power
+        left = rel_l2(ours + more * added, theirs)
+        if more != -1 and left <= view.tolerance:
+            solved = (1 + more) * configured
+            # Rounding of single values moves their mean factor by so much.
+            off = 3 * left * exact_norm(theirs) / math.sqrt(power * added.size)
+            near = max(PRINTED, off / abs(1 + more))
+            known = [value for value in usual if abs(value / solved - 1) <= near]
+            yield make(known[0] if known else short_number(solved, near))
+            return
+    if usual:
+        yield from case.best_number(make, (*usual, *(configured * 2.0**k for k in POWERS)))
 
 
 def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]:
@@ -435,9 +515,17 @@ def _layer_input(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, A
 
 
 def sublayer_factor_change(patched: PatchedModel, sublayer: str, value: float) -> Change:
-    """Return the change of residual_scale to `value` for one `sublayer` (attn or ffn)."""
+    """Return the change of residual_scale to `value` for one `sublayer` (attn or ffn).
+
+    Where the model has no factor, one of 2 is what is added twice.
+    """
     configured = float(patched.hp["residual_scale"])
     name = {"attn": "attention", "ffn": "the MLP"}[sublayer]
+    if (configured, value) == (1, 2):
+        says = f"what {name} computed is added twice"
+        return Change(
+            "residual", says, ("residual",), _scale_sublayer(sublayer, value), {"sum": says}
+        )
     return Change(
         "multiplier", f"what {name} computed is multiplied by {value:g}; the model says "
         f"{configured:g}", ("residual_scale",),
@@ -464,35 +552,38 @@ def _scale_sublayer(sublayer: str, factor: float) -> Patch:
 
 
 def find_sublayer_factor(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the residual factor on one sublayer: usual ones, then a solved one.
+    """Yield changes of the residual factor on one sublayer: usual ones, then a fitted one.
 
-    It is solved on even rows, and only where the point is the sum itself.
+    It is solved on even rows where the point is the sum itself, and else by trials.
     """
-    if case.layer < 0 or case.call("add") is None:
+    sums = {_sublayer_of(case, call): call for call in case.calls("add")}
+    if case.layer < 0 or not any(sums):
         return
     yield from usual_sublayer_factor_mistakes(case.patched)
-    # Solve the factor on even rows where the point is the sum itself.
-    call = case.call("add")
-    sublayer = next(
-        (sublayer for sublayer, points in BEHIND.items() if call and call.location.point in points),
-        "",
-    )
-    if (
-        call is None
-        or not sublayer
-        or not case.gives_point_value(call)
-        or case.array(call.args[1]).ndim < 2
-    ):
-        return
-    stream, added = (case.array(x).astype(np.float64) for x in call.args)
-    even = np.arange(len(added)) % 2 == 0  # the odd rows judge it
-    theirs = (case.view.theirs.reshape(added.shape) - stream)[even]
-    found = float(np.sum(theirs * added[even]) / max(float(np.sum(added[even] ** 2)), 1e-300))
-    if found and rel_l2(added[even] * found, theirs) <= 100 * case.view.tolerance:
-        configured = float(case.patched.hp["residual_scale"])
-        yield from case.rounded_change(
-            lambda v: sublayer_factor_change(case.patched, sublayer, v), found * configured
-        )
+    configured = float(case.patched.hp["residual_scale"])
+    for sublayer, call in sums.items():
+
+        def make(value: float, sublayer: str = sublayer) -> Change:
+            """Return the change of the sublayer's factor to `value`."""
+            return sublayer_factor_change(case.patched, sublayer, value)
+
+        if not sublayer:
+            continue
+        if not case.gives_point_value(call):
+            yield from case.best_number(make, (configured * 2.0**k for k in POWERS))
+            continue
+        stream, added = (case.array(x).astype(np.float64) for x in call.args)
+        even = np.arange(len(added)) % 2 == 0  # the odd rows judge it
+        theirs = (case.view.theirs.reshape(added.shape) - stream)[even]
+        found = float(np.sum(theirs * added[even]) / max(float(np.sum(added[even] ** 2)), 1e-300))
+        if found and rel_l2(added[even] * found, theirs) <= 100 * case.view.tolerance:
+            yield from case.rounded_change(make, found * configured)
+
+
+def _sublayer_of(case: Mismatch, call: OperationCall) -> str:
+    """Return the sublayer (attn or ffn) that a call adds to the stream; "" for another sum."""
+    points = (name for name, points in BEHIND.items() if call.location.point in points)
+    return next(points, "") if case.array(call.args[1]).ndim > 1 else ""
 
 
 def parallel_change(patched: PatchedModel) -> Change:

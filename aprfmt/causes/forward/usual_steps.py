@@ -23,6 +23,7 @@ from aprfmt.causes.forward.per_layer import (
 )
 from aprfmt.causes.forward.residual_stream import (
     shared_norm_input_change,
+    sublayer_factor_change,
     usual_sublayer_factor_mistakes,
 )
 from aprfmt.causes.forward.rope import rotated_element_changes
@@ -50,7 +51,6 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 SUMS: Mapping[str, Sum] = {
     "the stream is added to itself instead of what {} computed": lambda a, b: a + a,
     "what {} computed is added to itself instead of the stream": lambda a, b: b + b,
-    "what {} computed is added twice": lambda a, b: a + 2 * b,
     "what {} computed is taken away from the stream": lambda a, b: a - b,
     "the stream is counted twice where what {} computed is added": lambda a, b: 2 * a + b,
     "the stream is multiplied by what {} computed": lambda a, b: a * b,
@@ -81,6 +81,8 @@ def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                 ("residual",), norm_sum(sublayers), {"norm_of_sum": list(sublayers)},
             ))  # fmt: skip
     scale = float(patched.hp["residual_scale"])
+    for sublayer in HALVES:
+        yield UsualMistake(sublayer_factor_change(patched, sublayer, 2 * scale))
     if scale != 1:
         yield from with_layers(usual_sublayer_factor_mistakes(patched))
         for whole, what in ((False, "the stream"), (True, "the sum")):
