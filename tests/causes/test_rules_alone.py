@@ -8,6 +8,7 @@ import pytest
 
 from aprfmt.causes.forward import delta_net
 from aprfmt.causes.tensor import shard_copies
+from aprfmt.errors import FormatError
 
 
 class Patched(SimpleNamespace):
@@ -295,3 +296,110 @@ def test_rows_alone_are_shards_where_two_kinds_of_tensors_show_them(
     assert explained(twice, k, other) == set() and explained(twice, k, q) == {k, q}
     assert explained(twice, k, axis=1) == {k}
     assert explained(moved, k, q) == set() and explained(moved, k, q, up) == {k, q, up}
+
+
+@pytest.mark.usefixtures("readers")
+def test_groups_of_shards_explain_what_nothing_else_does_and_let_go_of_it() -> None:
+    """Each tensor has its finding, with the sentence of all."""
+    rng = np.random.default_rng(7)
+    dropped: list[str] = []
+    told: list[Any] = []
+
+    def held(key: str, order: tuple[int, ...], *, fused: bool = False) -> Any:
+        x = rng.normal(size=(8, 4)).astype(np.float32)
+        y = np.concatenate([np.split(x, len(order))[at] for at in order])
+        one = pair(x, y)
+        for side in (one.a, one.b):
+            side.stored[0].info.name = "fused" if fused else key
+        one.drop = lambda: dropped.append(key)
+        return one
+
+    def explained(group: Any, pairs: dict[str, Any], *known: str) -> dict[str, Any]:
+        dropped.clear()
+        told.clear()
+        rows: Any = {
+            key: SimpleNamespace(
+                is_unexplained=lambda weak, key=key: key not in known,
+                stats=SimpleNamespace(rel_l2=0.75),
+            )
+            for key in pairs
+        }
+        context: Any = SimpleNamespace(record_not_tried=lambda *given: told.append(given[:2]))
+        (function,) = group(context, pairs, rows)
+        found: dict[str, Any] = function()
+        assert {key: one.where for key, one in found.items()} == {key: (key,) for key in found}
+        assert {one.cause for one in found.values()} <= {"shard_order"}
+        return found
+
+    q, k, up = "L0.attn_q.weight", "L0.attn_k.weight", "L0.ffn_up.weight"
+    pairs = {key: held(key, (0, 0)) for key in (q, k, up)}
+    found = explained(shard_copies.shard_groups, pairs)
+    assert set(found) == {q, k, up} == set(dropped) and not told
+    one = found[q]
+    assert one.evidence[0] == shard_copies._order_sentence((0, 0)) == one.says
+    assert one.evidence[1] == "rows in 2 equal parts" and one.residual_after == 0
+    assert one.residual_before > 0.5 and one.proof.count == 16 and one.proof.free == 2
+    assert set(explained(shard_copies.shard_groups, pairs, k)) == {q, up}
+    assert explained(shard_copies.shard_groups, pairs, k, up) == {}
+    assert explained(shard_copies.exchanged_groups, pairs) == {}
+    moved = {key: held(key, (1, 0)) for key in (q, k, up)}
+    assert set(explained(shard_copies.exchanged_groups, moved)) == {q, k, up}
+    assert explained(shard_copies.shard_groups, moved) == {}
+    x = [rng.normal(size=(rows, 4)).astype(np.float32) for rows in (8, 8)]
+    ranks = [np.split(each, 2) for each in x]
+    gate = "L0.ffn_gate.weight"
+    fused = np.split(np.concatenate([one[0] for _ in range(2) for one in ranks]), 2)
+    joined = {key: held(key, (0, 1), fused=True) for key in (gate, up)}
+    for key, a, b in zip(joined, x, fused, strict=True):
+        joined[key].a.held, joined[key].b.held = a, b
+    found = explained(shard_copies.joined_groups, joined)
+    assert set(found) == {gate, up} == set(dropped)
+    assert found[up].says.endswith("; of a fused matrix, each rank's rows together")
+    assert found[up].evidence[1] == "the fused rows in 2 equal parts"
+    assert (found[up].residual_before, found[up].residual_after) == (0.75, 0.0)
+    assert explained(shard_copies.joined_groups, joined, gate) == {}
+    assert explained(shard_copies.joined_groups, {up: joined[up]}) == {}
+
+
+@pytest.mark.usefixtures("readers")
+def test_tensors_that_cannot_be_read_are_told_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(*given: Any, **more: Any) -> Any:
+        raise FormatError("is torn")
+
+    monkeypatch.setattr(shard_copies, "_find_parts", torn)
+    monkeypatch.setattr(shard_copies, "_find_joined", torn)
+    told: list[Any] = []
+    dropped: list[str] = []
+    keys = ("L0.ffn_gate.weight", "L0.ffn_up.weight")
+    rows: Any = {key: SimpleNamespace(is_unexplained=lambda weak: True) for key in keys}
+    pairs: Any = {key: SimpleNamespace(drop=lambda key=key: dropped.append(key)) for key in keys}
+    context: Any = SimpleNamespace(record_not_tried=lambda *given: told.append(given[:2]))
+    for group, count in ((shard_copies.shard_groups, 2), (shard_copies.joined_groups, 1)):
+        told.clear()
+        dropped.clear()
+        (function,) = group(context, pairs, rows)
+        assert function() == {}
+        assert told == [(("shard_order",), key) for key in keys[:count]]
+        assert dropped == list(keys)
+
+
+def test_a_delta_net_is_tried_in_its_own_layers_and_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ("gated_delta", "none", "kimi_delta", "mamba")
+    monkeypatch.setattr(delta_net, "mixer_of_layer", lambda block, hp, layer: kinds[layer])
+    monkeypatch.setattr(delta_net, "usual_delta_net_mistakes", lambda patched: ["usual"])
+    monkeypatch.setattr(delta_net, "starts_to_try", lambda case: [3, 5])
+    for layer, point, tried in (
+        (0, "delta", True), (2, "out", True), (1, "delta", False), (3, "delta", False),
+        (-1, "delta", False), (0, "q", False),
+    ):  # fmt: skip
+        patched = SimpleNamespace(spec=SimpleNamespace(block=None), hp=None)
+        case: Any = SimpleNamespace(layer=layer, view=SimpleNamespace(point=point), patched=patched)
+        found: list[Any] = list(delta_net.try_delta_net_mistakes(case))
+        assert found[:1] == ["usual"] * tried and len(found) == 3 * tried
+        assert [one.cause for one in found[1:]] == ["ssm_state"] * 2 * tried
+        assert [one.says for one in found[1:2]] == [
+            "no state is carried to token 3: the delta rule begins anew there"
+        ] * tried
+    change = delta_net._recurrence_change("so", "beta", lambda patched, layers: patched)
+    assert (change.cause, change.says) == ("recurrence", "in the delta net so")
+    assert (change.where, change.values) == (("beta",), {"beta": "so"})
