@@ -384,12 +384,12 @@ def test_tensors_that_cannot_be_read_are_told_and_let_go(monkeypatch: pytest.Mon
 
 
 def test_a_delta_net_is_tried_in_its_own_layers_and_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = ("gated_delta", "none", "kimi_delta", "mamba")
+    kinds = ("gated_delta", "none", "mamba", "kimi_delta")
     monkeypatch.setattr(delta_net, "mixer_of_layer", lambda block, hp, layer: kinds[layer])
     monkeypatch.setattr(delta_net, "usual_delta_net_mistakes", lambda patched: ["usual"])
     monkeypatch.setattr(delta_net, "starts_to_try", lambda case: [3, 5])
     for layer, point, tried in (
-        (0, "delta", True), (2, "out", True), (1, "delta", False), (3, "delta", False),
+        (0, "delta", True), (3, "out", True), (1, "delta", False), (2, "delta", False),
         (-1, "delta", False), (0, "q", False),
     ):  # fmt: skip
         patched = SimpleNamespace(spec=SimpleNamespace(block=None), hp=None)
