@@ -131,13 +131,22 @@ def test_strengths_gates_and_channels_are_those_that_their_words_say() -> None:
 
     silu, bent = gate * sigmoid(gate), sigmoid(gate)
     own = (
-        norm(values), norm(values) * bent, norm(values) * gate, norm(values * silu), values * silu,
-        norm(values, 1) * silu, norm(values, w + 1) * silu,
-    )  # fmt: skip
+        norm(values),
+        norm(values) * bent,
+        norm(values) * gate,
+        norm(values * silu),
+        values * silu,
+        norm(values, 1) * silu,
+        norm(values, w + 1) * silu,
+    )
     kimi = (
-        norm(values), norm(values) * silu, norm(values) * gate, norm(values * bent), values * bent,
+        norm(values),
+        norm(values) * silu,
+        norm(values) * gate,
+        norm(values * bent),
+        values * bent,
         norm(values, 1) * bent,
-    )  # fmt: skip
+    )
     for table, expected in ((delta_net.GATES, own), (delta_net.SIGMOID_GATES, kimi)):
         for (says, gated), right in zip(table.items(), expected, strict=True):
             override = made(delta_net._patch_output_gate(gated))
@@ -181,18 +190,23 @@ def test_usual_mistakes_of_a_delta_net_are_of_its_kind(monkeypatch: pytest.Monke
 def pair(x: Any, y: Any, encodings: tuple[str, str] = ("F32", "F32")) -> Any:
     a, b = (
         SimpleNamespace(
-            shape=np.shape(values), encoding=encoding, held=np.asarray(values),
+            shape=np.shape(values),
+            encoding=encoding,
+            held=np.asarray(values),
             stored=[SimpleNamespace(info=SimpleNamespace(name="w"))],
         )
         for values, encoding in zip((x, y), encodings, strict=True)
-    )  # fmt: skip
+    )
     return SimpleNamespace(a=a, b=b)
 
 
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_copies, "RowReader", lambda side: SimpleNamespace(
-        whole=side.held if side.held.ndim > 1 else side.held[:, None]))  # fmt: skip
+    monkeypatch.setattr(
+        shard_copies,
+        "RowReader",
+        lambda side: SimpleNamespace(whole=side.held if side.held.ndim > 1 else side.held[:, None]),
+    )
 
 
 @pytest.mark.usefixtures("readers")
@@ -389,9 +403,13 @@ def test_a_delta_net_is_tried_in_its_own_layers_and_points(monkeypatch: pytest.M
     monkeypatch.setattr(delta_net, "usual_delta_net_mistakes", lambda patched: ["usual"])
     monkeypatch.setattr(delta_net, "starts_to_try", lambda case: [3, 5])
     for layer, point, tried in (
-        (0, "delta", True), (3, "out", True), (1, "delta", False), (2, "delta", False),
-        (-1, "delta", False), (0, "q", False),
-    ):  # fmt: skip
+        (0, "delta", True),
+        (3, "out", True),
+        (1, "delta", False),
+        (2, "delta", False),
+        (-1, "delta", False),
+        (0, "q", False),
+    ):
         patched = SimpleNamespace(spec=SimpleNamespace(block=None), hp=None)
         case: Any = SimpleNamespace(layer=layer, view=SimpleNamespace(point=point), patched=patched)
         found: list[Any] = list(delta_net.try_delta_net_mistakes(case))

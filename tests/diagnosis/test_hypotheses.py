@@ -190,19 +190,23 @@ def with_factors(patched: PatchedModel, factors: Factors) -> PatchedModel:
         (
             "granite",
             {(0, "mid"): 1.5, (1, "mid"): 2.0},
-            ["L0: attention computed is multiplied by 0.9;",
-             "L1: attention computed is multiplied by 1.2;"],
+            [
+                "L0: attention computed is multiplied by 0.9;",
+                "L1: attention computed is multiplied by 1.2;",
+            ],
         ),
         (
             "granite",
             {(0, "mid"): 2.0, (0, "out"): 0.5},
-            ["L0: attention computed is multiplied by 1.2;",
-             "L0: the MLP computed is multiplied by 0.3;"],
+            [
+                "L0: attention computed is multiplied by 1.2;",
+                "L0: the MLP computed is multiplied by 0.3;",
+            ],
         ),
         ("granite", {(1, "entering"): 3.0}, ["L0: the stream in layer 1 is 3 times"]),
         ("olmo2", {(1, "entering"): 1.7}, ["L0: the stream in layer 1 is 1.7 times"]),
     ],
-)  # fmt: skip
+)
 def test_a_factor_is_said_of_its_layer_and_its_sublayer(
     base: str, factors: Factors, says: list[str]
 ) -> None:

@@ -366,9 +366,11 @@ def _find_entering_size(case: Mismatch) -> Iterator[Change]:
             f"{case.layer - 1}",
             (before,),
             lambda patched, _: patched.with_tap("out", tap, layers),
-            {"entering": value}, scoped=False, earlier=True,
+            {"entering": value},
+            scoped=False,
+            earlier=True,
             drop=frozenset() if entering is None else frozenset({before}),
-        )  # fmt: skip
+        )
 
     root = float(case.patched.hp["hidden_size"]) ** 0.5
     stream = None if entering is None else entering.values
