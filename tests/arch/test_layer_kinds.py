@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.arch import ARCHS, deepseek_v4
+from aprfmt.arch import ARCHS, deepseek_v4, draft_head, mimo
 from aprfmt.arch.hyperparameters import read_hyper
 from aprfmt.arch.layer_kinds import (
     read_layer_numbers,
@@ -201,3 +201,41 @@ def test_a_kind_is_read_with_and_without_a_window(arch: str, size: int | None) -
             hyper(arch, **sizes, layer_types=["full_attention", "sliding_attention", other, "x"])
     with pytest.raises(ArchError, match="layer_types: has 3 entries; expected 4"):
         hyper(arch, **sizes, layer_types=["full_attention"] * 3)
+
+
+def test_layers_of_draft_heads_are_none_of_the_models_own() -> None:
+    rule = draft_head.main_layers_rule()
+
+    def count(**values: Any) -> Any:
+        stated = {f"x.{key}": value for key, value in values.items()}
+        return rule.read["gguf"](Facts("gguf", stated, {}, "x"), {})
+
+    key = "x.block_count"
+    assert count() is None and count(nextn_predict_layers=1) is None
+    for blocks, drafts in ((1, None), (1, 0), (4, None), (4, 0), (4, 1), (4, 3)):
+        draft = {} if drafts is None else {"nextn_predict_layers": drafts}
+        assert count(block_count=blocks, **draft) == (blocks - (drafts or 0), key)
+    for blocks, drafts in ((0, 0), (-1, 0), (1, 1), (4, 4), (4, -1)):
+        with pytest.raises(ArchError, match="expected a whole number"):
+            count(block_count=blocks, nextn_predict_layers=drafts)
+
+
+def test_key_heads_of_windowed_layers_are_those_of_the_first_such_layer() -> None:
+    def heads(windowed: bool, counts: Any = None, pattern: Any = None) -> Any:
+        stated = {
+            "x.attention.head_count_kv": counts,
+            "x.attention.sliding_window_pattern": pattern,
+        }
+        values = {key: value for key, value in stated.items() if value is not None}
+        return mimo._read_kv_heads_gguf(windowed, Facts("gguf", values, {}, "x"))
+
+    key = "x.attention.head_count_kv"
+    assert heads(True) is None and heads(False, None, [True]) is None
+    assert heads(True, 4) == heads(True, 4, [True, False]) == (4, key)
+    assert heads(False, [2, 4, 8]) == ([2, 4, 8], key)
+    for counts, pattern, windowed, alone in (
+        ([2, 4, 8], [False, True, True], 4, 2), ([2, 4, 8], [True, False, True], 2, 4),
+        ([2, 4, 8], [1, 1, 1], 2, 2), ([2, 4, 8], [0, 0, 0], 2, 2),
+    ):  # fmt: skip
+        assert heads(True, counts, pattern) == (windowed, key)
+        assert heads(False, counts, pattern) == (alone, key)

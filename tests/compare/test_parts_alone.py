@@ -25,7 +25,7 @@ from aprfmt.diagnosis import forward, models
 from aprfmt.diagnosis.stored_names import _damage_sentence
 from aprfmt.errors import ArchError, FormatError
 from aprfmt.formats.pytorch import FORMAT as PYTORCH
-from aprfmt.measure import trace_rows
+from aprfmt.measure import trace_rows, traces
 from aprfmt.measure.distances import relative_share
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
@@ -37,7 +37,7 @@ from aprfmt.measure.named_causes import (
     short_keys,
     surplus_command,
 )
-from aprfmt.measure.records import FieldDiff
+from aprfmt.measure.records import TENSOR_VERDICTS, FieldDiff
 from aprfmt.measure.requantization import RequantizationOracle
 from aprfmt.measure.sampling import DifferingRange, SampleReport
 from aprfmt.measure.texts import _stored_tokenizer
@@ -470,3 +470,44 @@ def test_experts_of_one_rank_in_two_files_are_there_twice() -> None:
         group(Path("s"), two)
     found = group(Path("s"), [(source("r.pt", expert.format(0), expert.format(1)), {"tp": 0})])
     assert len(found) == 1 and found.popitem()[1].ranks == (0,)
+
+
+def test_records_of_other_rows_or_counts_are_not_compared() -> None:
+    def told(a: Any, b: Any, rows_a: Any = None, rows_b: Any = None) -> str:
+        records = (
+            SimpleNamespace(shape=shape, positions=rows)
+            for shape, rows in ((a, rows_a), (b, rows_b))
+        )
+        return traces._reason_not_comparable(*records)
+
+    assert told((2, 3), (2, 3)) == told((2, 3), (6,)) == told((), (1,)) == ""
+    assert told((2, 3), (2, 4)) == "6 values [2, 3] against 8 [2, 4]"
+    assert told((2, 3), (3, 3)) == "6 values [2, 3] against 9 [3, 3]"
+    assert told((2, 3), (2, 3), (0, 1), (0, 1)) == told((2, 3), (2, 3), (0, 1)) == ""
+    assert told((2, 3), (3, 3), (0, 1), (0, 1, 2)) == "rows of 2 positions against 3"
+    assert told((1, 3), (1, 3), (4,), (5,)) == "row of position 4 against position 5"
+    both = told((2, 3), (2, 3), (0, 1), (0, 2))
+    assert both == "2 rows each, but row 1 is of position 1 against 2"
+
+
+def test_the_worst_tensors_come_first_and_so_many() -> None:
+    def tensor(key: str, verdict: str, rel: float | None = None, alone: bool = False) -> Any:
+        stats = None if rel is None else SimpleNamespace(rel_l2=rel, alone=alone)
+        return SimpleNamespace(key=key, verdict=verdict, stats=stats)
+
+    rows = [
+        tensor("same", "SAME_BYTES"), tensor("near", "WITHIN", 1e-6),
+        tensor("far", "DIFFERENT", 0.5), tensor("nan", "DIFFERENT", 0.1, True),
+        tensor("farther", "DIFFERENT", 0.7),
+        tensor("plain", "DIFFERENT"),
+    ]  # fmt: skip
+    order = {verdict: at for at, verdict in enumerate(TENSOR_VERDICTS)}
+    report: Any = SimpleNamespace(tensors=rows)
+    found = [row.key for row in DiffReport.worst(report)]
+    different = [key for key in found if key not in ("same", "near")]
+    assert different == ["nan", "farther", "far", "plain"] and len(found) == len(rows)
+    assert [order[row.verdict] for row in DiffReport.worst(report)] == sorted(
+        order[row.verdict] for row in rows
+    )
+    for count in (0, 1, 3, 9):
+        assert [row.key for row in DiffReport.worst(report, count)] == found[:count]
