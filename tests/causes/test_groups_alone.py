@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 
 from aprfmt.causes import contradicted_flags
+from aprfmt.causes.forward import drafted_rows
 from aprfmt.causes.tensor import (
     explanation,
     folded_factors,
     initial_values,
     overwritten_bytes,
     spread_rounding,
+    summary,
 )
 from aprfmt.causes.tensor import table as tensor_table
 from aprfmt.causes.tensor.initial_values import InitialNumbers
-from aprfmt.causes.training import gradient_scale
+from aprfmt.causes.training import batch_samples, gradient_scale
 from aprfmt.errors import FormatError
 
 
@@ -233,3 +235,108 @@ def test_factors_of_gradients_that_may_be_one_number_are_one(
     three = joined(a=(1.0, 0.1), b=(1.1, 0.2), c=(1.2, 0.2))
     assert three[0][1] == ("a", "c", "b") and three[0][0] == pytest.approx(1.02, abs=1e-3)
     assert joined() == []
+
+
+def test_the_first_confirmed_hypothesis_is_the_answer_and_else_a_likely_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of likely ones one with a guess goes first; passes over whole tensors are counted."""
+
+    class Told(SimpleNamespace):
+        pass
+
+    monkeypatch.setattr(explanation, "Finding", Told)
+    passes: list[str] = []
+    left: list[Any] = []
+
+    def guess(name: str, outcome: str, on_sample: bool = True) -> Any:
+        return SimpleNamespace(name=name, cause=name, outcome=outcome, on_sample=on_sample)
+
+    def confirm(case: Any, one: Any, shapes: bool) -> Any:
+        passes.append(one.name)
+        if one.outcome == "error":
+            raise FormatError("gone")
+        return None if one.outcome == "no" else Told(confirmed=one.outcome == "yes", name=one.name)
+
+    monkeypatch.setattr(explanation, "_confirm_guess", confirm)
+
+    def best(*guesses: Any) -> Any:
+        passes.clear()
+        left.clear()
+        context = SimpleNamespace(record_not_tried=lambda causes, key, error: left.append(causes))
+        case: Any = SimpleNamespace(
+            context=context, key="t", holds_on_sample=lambda one: one.on_sample
+        )
+        monkeypatch.setattr(explanation, "_guesses_of_table", lambda *given: iter(guesses))
+        found: Any = explanation._best_hypothesis(case)
+        return found and (found[0].name, found[1] and found[1].name)
+
+    own, likely = Told(confirmed=True, name="own"), Told(confirmed=False, name="likely")
+    other = Told(confirmed=False, name="other")
+    assert best() is None and best(guess("a", "no"), guess("b", "yes", on_sample=False)) is None
+    assert best(guess("a", "yes"), own) == ("a", "a") and best(own, guess("a", "yes")) == (
+        "own",
+        None,
+    )
+    assert best(likely, own) == ("own", None) and best(likely, other) == ("likely", None)
+    assert best(likely, guess("a", "maybe")) == ("a", "a")
+    assert best(likely, guess("a", "no")) == ("likely", None)
+    assert best(guess("a", "maybe"), likely) == ("a", "a")
+    assert best(guess("a", "maybe"), guess("b", "maybe")) == ("a", "a")
+    assert best(guess("a", "maybe"), guess("b", "yes")) == ("b", "b")
+    assert best(guess("a", "error"), guess("b", "yes")) == ("b", "b") and left == [("a",)]
+    most = explanation.TRIED
+    wrong = [guess(f"g{at}", "no") for at in range(most)]
+    skipped = [guess(f"s{at}", "yes", on_sample=False) for at in range(3)]
+    assert best(*skipped, *wrong[:-1], guess("a", "yes")) == ("a", "a") and len(passes) == most
+    assert best(*wrong, guess("a", "yes"), likely) == ("likely", None) and len(passes) == most
+
+
+def test_a_tensor_agrees_by_its_verdict_or_as_one_that_was_quantized() -> None:
+    def agrees(verdict: str, cause: str = "", certainty: str = "confirmed") -> bool:
+        told = SimpleNamespace(cause=cause, certainty=certainty) if cause else None
+        tensor: Any = SimpleNamespace(verdict=verdict, explanation=told)
+        return summary._agrees(tensor)
+
+    for verdict, alone in (("SAME_BYTES", True), ("SAME_VALUES", True), ("WITHIN", True),
+                           ("DIFFERENT", False)):  # fmt: skip
+        assert agrees(verdict) is alone
+        equal = verdict.startswith("SAME")
+        for certainty in ("confirmed", "likely", "located"):
+            assert agrees(verdict, "quantisation", certainty) is (equal or certainty != "located")
+            assert agrees(verdict, "scale", certainty) is equal
+
+
+def test_dropout_is_guessed_where_hardly_a_gradient_agrees() -> None:
+    layers = [f"L{layer}.attn_q.weight" for layer in range(4)]
+
+    def guessed(right: int, dropout: dict[str, float], *, last: bool = True) -> list[str]:
+        wrong = {"output.weight", *layers[right:]}
+        held = {*layers[:right]}
+        if not last:
+            wrong, held = wrong - {"output.weight"}, held | {"output.weight"}
+        case: Any = SimpleNamespace(
+            dropout=dropout, wrong=wrong, open=set(), missing=set(), right=held
+        )
+        return [one.says for one in batch_samples.guess_dropout(case)]
+
+    both = {"attention_dropout": 0.1, "hidden_dropout": 0.2}
+    (says,) = guessed(0, both)
+    assert "hidden_dropout is 0.2" in says
+    assert len(guessed(0, {"attention_dropout": 0.1})) == 1
+    assert guessed(1, both) and not guessed(2, both) and not guessed(0, {})
+    assert not guessed(0, both, last=False)  # the first gradient after the loss agrees
+
+
+def test_rows_of_tokens_that_are_not_there_are_told_with_their_places() -> None:
+    def told(slots: dict[int, int], **more: bool) -> Any:
+        return drafted_rows.drafted_rows_change(slots, 6, **more)
+
+    one, two = told({4: 17}), told({4: 17, 5: 9}, beside=True, rest=True)
+    assert "the cached row of a token that is not there: id 17 at position 4, as" in one.says
+    assert one.says.endswith("padding") and one.values == {"tokens": {"4": 17}, "since": 6}
+    assert "the cached rows of tokens that are not there: id 17 at position 4, 9 at" in two.says
+    assert two.says.endswith("beside the tokens' own; the rows up to 5 saw it")
+    assert two.values == {"tokens": {"4": 17, "5": 9}, "since": 6, "beside": 1}
+    assert told({4: 17}, beside=True).says.endswith(", beside the tokens' own")
+    assert told({4: 17}, rest=True).says.endswith("padding; the rows up to 5 saw it")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import UsageError
-from aprfmt.model import manifest
+from aprfmt.model import manifest, renames
 from aprfmt.model.renames import Rename, rename_names
 
 NAMES = ("model.a.weight", "model.b.weight", "head")
@@ -71,3 +71,15 @@ def test_files_beside_a_model_are_held_to_the_manifest_by_name_and_weights_by_or
     assert told([*good[:2], text("a.txt")], [*good[:2], text("b.txt")]) == [
         ("a.txt", "missing beside the model"), ("b.txt", "not in the manifest")
     ]  # fmt: skip
+
+
+def test_a_rule_leaves_out_the_components_that_both_prefixes_end_in() -> None:
+    def rule(old: str, new: str) -> tuple[str, str] | None:
+        found = renames._shortest_prefix_rule(old, new)
+        return None if found is None else (found.old, found.new)
+
+    assert rule("a.model.layers.", "model.layers.") == ("a.", "")
+    assert rule("model.layers.", "a.model.layers.") == ("", "a.")
+    assert rule("a.x.layers.", "b.x.layers.") == ("a.", "b.")
+    assert rule("a.b.", "c.") == ("a.b.", "c.") and rule("a.b.", "b.a.") == ("a.b.", "b.a.")
+    assert rule("a.b.", "a.b.") is None and rule("", "") is None
