@@ -234,8 +234,10 @@ def test_key_heads_of_windowed_layers_are_those_of_the_first_such_layer() -> Non
     assert heads(True, 4) == heads(True, 4, [True, False]) == (4, key)
     assert heads(False, [2, 4, 8]) == ([2, 4, 8], key)
     for counts, pattern, windowed, alone in (
-        ([2, 4, 8], [False, True, True], 4, 2), ([2, 4, 8], [True, False, True], 2, 4),
-        ([2, 4, 8], [1, 1, 1], 2, 2), ([2, 4, 8], [0, 0, 0], 2, 2),
-    ):  # fmt: skip
+        ([2, 4, 8], [False, True, True], 4, 2),
+        ([2, 4, 8], [True, False, True], 2, 4),
+        ([2, 4, 8], [1, 1, 1], 2, 2),
+        ([2, 4, 8], [0, 0, 0], 2, 2),
+    ):
         assert heads(True, counts, pattern) == (windowed, key)
         assert heads(False, counts, pattern) == (alone, key)

@@ -298,8 +298,12 @@ def test_a_tensor_agrees_by_its_verdict_or_as_one_that_was_quantized() -> None:
         tensor: Any = SimpleNamespace(verdict=verdict, explanation=told)
         return summary._agrees(tensor)
 
-    for verdict, alone in (("SAME_BYTES", True), ("SAME_VALUES", True), ("WITHIN", True),
-                           ("DIFFERENT", False)):  # fmt: skip
+    for verdict, alone in (
+        ("SAME_BYTES", True),
+        ("SAME_VALUES", True),
+        ("WITHIN", True),
+        ("DIFFERENT", False),
+    ):
         assert agrees(verdict) is alone
         equal = verdict.startswith("SAME")
         for certainty in ("confirmed", "likely", "located"):

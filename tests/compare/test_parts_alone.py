@@ -496,11 +496,13 @@ def test_the_worst_tensors_come_first_and_so_many() -> None:
         return SimpleNamespace(key=key, verdict=verdict, stats=stats)
 
     rows = [
-        tensor("same", "SAME_BYTES"), tensor("near", "WITHIN", 1e-6),
-        tensor("far", "DIFFERENT", 0.5), tensor("nan", "DIFFERENT", 0.1, True),
+        tensor("same", "SAME_BYTES"),
+        tensor("near", "WITHIN", 1e-6),
+        tensor("far", "DIFFERENT", 0.5),
+        tensor("nan", "DIFFERENT", 0.1, True),
         tensor("farther", "DIFFERENT", 0.7),
         tensor("plain", "DIFFERENT"),
-    ]  # fmt: skip
+    ]
     order = {verdict: at for at, verdict in enumerate(TENSOR_VERDICTS)}
     report: Any = SimpleNamespace(tensors=rows)
     found = [row.key for row in DiffReport.worst(report)]

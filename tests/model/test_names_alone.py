@@ -69,8 +69,9 @@ def test_files_beside_a_model_are_held_to_the_manifest_by_name_and_weights_by_or
     assert told(good[:3], good) == [("t.json", "not in the manifest")]
     assert told(good, [*good[:3], text("t.json", "x")]) == [("t.json", "its text differs")]
     assert told([*good[:2], text("a.txt")], [*good[:2], text("b.txt")]) == [
-        ("a.txt", "missing beside the model"), ("b.txt", "not in the manifest")
-    ]  # fmt: skip
+        ("a.txt", "missing beside the model"),
+        ("b.txt", "not in the manifest"),
+    ]
 
 
 def test_a_rule_leaves_out_the_components_that_both_prefixes_end_in() -> None:
