@@ -149,6 +149,21 @@ def test_codes_stand_in_another_order() -> None:
                 assert "scales and zero points did not move with them" in one.evidence
 
 
+def test_codes_of_neighbours_that_are_alike_have_no_order() -> None:
+    """Another order with scales of its own is as near then: the scales alone are wrong."""
+    rng = np.random.default_rng(9)
+    for axis in (0, 1):
+        shape = (ROWS // 8, COLUMNS) if axis == 0 else (ROWS, COLUMNS // 8)
+        x = np.repeat(rng.normal(size=shape), 8, axis) * (
+            1 + 0.01 * rng.normal(size=(ROWS, COLUMNS))
+        )
+        low, high = (by_cells(how(x.reshape(CELLS, GROUP), 1)) for how in (np.min, np.max))
+        step = (high - low) / 15
+        times = by_cells(1 + 0.5 * rng.random(CELLS))
+        y = (low + np.round((x - low) / step) * step) * times
+        assert not list(EXPLAIN[axis](copy_of(x, y, step * times, low * times)))
+
+
 def test_runs_of_halves_are_told_from_every_second_value() -> None:
     x, y, step, low = honest()
     for width in (16, 64):

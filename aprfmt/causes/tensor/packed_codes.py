@@ -304,14 +304,15 @@ def _explain_orders(
 
     `axis` is 0 for outputs and 1 for inputs; `patterns` are (words, order).
     """
-    size = copy.y.shape[axis]
+    size, apart = copy.y.shape[axis], 1 - _row_correlation(copy.x, copy.y)
     for text, pattern in patterns:
         if size % len(pattern):
             continue
         order = (np.arange(size).reshape(-1, len(pattern))[:, list(pattern)]).reshape(-1)
         rows, columns = (order, slice(None)) if axis == 0 else (slice(None), order)
         y = copy.y[rows][:, columns]
-        if _row_correlation(copy.x, y) < ALIKE:
+        near = _row_correlation(copy.x, y)
+        if near < ALIKE or 1 - near > apart / 2:  # neighbours that are alike have no order
             continue
         what = "inputs" if axis else "outputs"
         says = f"{copy.whose} codes stand in another order along the {what}: {text}"
