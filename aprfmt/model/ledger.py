@@ -22,7 +22,7 @@ from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
-from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FOLDER, file_row
+from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, file_row, folder_row
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import SECTIONS
 
@@ -365,7 +365,7 @@ class _LedgerBuilder:
 
     def _file_item(self, path: Path) -> Item:
         """Return the item of a file or subfolder of the model's folder, by the tables of names."""
-        row = FOLDER if path.is_dir() else file_row(path.name)
+        row = folder_row(path.name) if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
         if path.name == ADAPTER_CONFIG and self._is_adapter:
             reading, of = "hyperparameter", "its keys are items"
@@ -378,12 +378,13 @@ class _LedgerBuilder:
                 reading, of = "unread", "there is no tokenizer.json, which is read here"
         if reading == "unread" and not of:
             of = _file_contents_text(path)
-        lost = reading not in ("unread", "text", "without effect") and not path.is_file()
-        if lost and not path.is_dir() and not is_remote(path):
+        there = path.is_file() or path.is_dir()
+        lost = reading not in ("unread", "text", "without effect") and not there
+        if lost and not is_remote(path):
             what = "a link to nothing" if path.is_symlink() else "no regular file"
             self._add_unreadable("file", path.name, FormatError(f"it is {what}"))
         stored = row.as_stored and not lost
-        means = _json_value(path) if stored else None
+        means = _json_value(path) if stored and path.is_file() else None
         needed = stored and bool(row.companion)  # which a conversion takes along
         return Item("file", path.name, reading, of, path, stored, means, needed)  # type: ignore[arg-type]
 
@@ -711,7 +712,24 @@ class _LedgerBuilder:
         item = _item_by_pattern(kind, f"{file}: {key}", key, FILES[file], value)
         if key == "tokenizer_class" and isinstance(value, str):
             return replace(item, means=_SAME_CLASS.get(value, value.removesuffix("Fast")))
-        return item
+        return self._template_item(item, value) if key == "chat_template" else item
+
+    def _template_item(self, item: Item, value: Value) -> Item:
+        """Return the item of a file's chat template, held against the one that is taken here.
+
+        Another one is taken by loaders that read this file first. Of several by name one is taken
+        and the rest is compared as stored. Without its last line break it is the same: Jinja
+        leaves that out.
+        """
+        if isinstance(value, list):
+            return replace(item, as_stored=True)
+        taken = self.model.carried.readable_template()
+        if not isinstance(value, str) or not value or taken is None:
+            return item
+        if value.removesuffix("\n") == taken.removesuffix("\n"):
+            return item
+        why = "another file's template is taken before it"
+        return replace(item, reading="contradicted", of=why, as_stored=True, needed=True)
 
     def _read_embedded_keys(self) -> Mapping[str, Value]:
         """Return {key: value} of another format's keys that the file embeds."""
@@ -994,7 +1012,7 @@ def _compare_items(
             if x.unread or y.unread:
                 state: State = "equal" if same_content(x.holds, y.holds) else "unequal"
                 return NotCompared(kind, name, state, there.of)
-            if x.as_stored and not same_content(x.holds, y.holds):
+            if (x.as_stored or y.as_stored) and not same_content(x.holds, y.holds):
                 if x.means is None or not same_content(x.means, y.means):
                     return NotCompared(kind, name, "unequal", there.of)
         except OSError as error:

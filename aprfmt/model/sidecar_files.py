@@ -1,5 +1,6 @@
 """Sidecar files of a model: what a file next to the weights is, by its name."""
 
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -72,7 +73,11 @@ ROWS: tuple[FileRow, ...] = (
 )  # fmt: skip
 
 # Subfolders: only one that an index or modules.json names is read.
-FOLDER = FileRow(".*", "without effect", _FROM_PRETRAINED + " below the folder")
+FOLDERS: tuple[FileRow, ...] = (
+    FileRow("additional_chat_templates", "tokenizer part", "transformers' templates by name",
+            as_stored=True),
+    FileRow(".*", "without effect", _FROM_PRETRAINED + " below the folder"),
+)  # fmt: skip
 _UNKNOWN = FileRow("", "unread", "")
 
 
@@ -80,6 +85,11 @@ _UNKNOWN = FileRow("", "unread", "")
 def file_row(name: str) -> FileRow:
     """Return the first row that matches a file name; a row with reading `unread` if none does."""
     return matching_row(ROWS, name) or _UNKNOWN
+
+
+def folder_row(name: str) -> FileRow:
+    """Return the first row that matches the name of a subfolder."""
+    return next(row for row in FOLDERS if re.fullmatch(row.names, name))
 
 
 def companion_kind(name: str) -> str:

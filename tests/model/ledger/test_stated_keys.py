@@ -32,6 +32,7 @@ CHANGES: dict[tuple[str, str], Any] = {
     (CONFIG, "quantization_config"): {"quant_method": "awq", "bits": 4},
     (CONFIG, "a_key_of_nobody"): [1, {"two": 3}],
     (TOKENS, "tokenizer_class"): "LlamaTokenizer",
+    (TOKENS, "chat_template"): "{{ 'not that of chat_template.jinja' }}",
     (TOKENS, "model_max_length"): 99,
     (TOKENS, "add_prefix_space"): True,
     (TOKENS, "clean_up_tokenization_spaces"): True,
@@ -253,3 +254,20 @@ def test_a_folder_without_a_file_lacks_its_keys(
     assert command("diff", a, b).code == command("diff", b, a).code == 0
     assert command("convert", a, tmp_path / "a.apr").code == 0
     assert command("diff", demo_model, tmp_path / "a.apr").code == 0
+
+
+def test_a_template_is_the_same_wherever_it_stands(demo_model: Path, tmp_path: Path) -> None:
+    """In either file, or in both, with a last line break or without; named ones by their files."""
+    name, named = "chat_template.jinja", "additional_chat_templates"
+    text = (demo_model / name).read_text()
+    both = changed(demo_model, tmp_path / "both", TOKENS, "chat_template", text.rstrip("\n"))
+    moved = Path(shutil.copytree(both, tmp_path / "moved"))
+    (moved / name).unlink()
+    for one in (both, moved):
+        (one / named).mkdir()
+        (one / named / "tool_use.jinja").write_text("{{ tools }}")
+        assert command("diff", demo_model, one).code == 0
+    assert command("diff", both, moved).code == 0
+    (moved / named / "tool_use.jinja").write_text("{{ messages }}")
+    done = command("diff", both, moved)
+    assert done.code == 1 and f"file {named} unequal" in done.out
