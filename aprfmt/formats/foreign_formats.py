@@ -106,6 +106,22 @@ EXTENSIONS: Mapping[str, str] = {
     ".zip": "a zip archive",
     ".7z": "a 7-Zip archive",
 }
+# Files of trainers' shards -> what they are, what joins their weights, and their arrays. Sources:
+# torch.distributed's format_utils; DeepSpeed's `_get_zero_ckpt_name` and zero_to_fp32.py.
+_DCP = (
+    "is a distributed checkpoint of torch, in shards; join them: "
+    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
+)
+_TRAINER_SHARDS = (
+    (re.compile(r".*\.distcp"), _DCP, _DCP),
+    (
+        re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt"),
+        "is one rank's part of a DeepSpeed ZeRO checkpoint, flat; join its weights: "
+        "python zero_to_fp32.py FOLDER OUTPUT, where FOLDER has the file `latest`",
+        "is one rank's part of DeepSpeed's ZeRO state, flat; save moments by name, of each "
+        'parameter p: deepspeed.utils.safe_get_full_optimizer_state(p, "exp_avg")',
+    ),
+)
 _JOINED = 16  # bytes that show whether a model file begins
 _TEXT = 256  # bytes of text that are examined
 _ARCHIVES = ("a tar archive", "a zip archive", "a 7-Zip archive")
@@ -205,6 +221,23 @@ def text_kind(head: bytes) -> str:
         return ""
     kind = "JSON" if text.lstrip()[:1] in "{[" else "text"
     return f"{kind} that begins {shorten(text.strip(), 30)!r}"
+
+
+def trainer_shard(path: Path, *, weights: bool) -> tuple[Path, str] | None:
+    """Return (a shard that a trainer wrote, what it is and what joins it); None for other files.
+
+    `path` is one, or a folder of them, or the folder above it, which has DeepSpeed's file `latest`.
+    The words follow the shard's path. They are on `weights`, or on moments and gradients.
+    """
+    if not path.is_dir():
+        files = [path]
+    else:
+        files = sorted((*path.iterdir(), *path.glob("global_step*/*")))
+    for pattern, of_weights, of_arrays in _TRAINER_SHARDS:
+        shard = next((each for each in files if pattern.fullmatch(each.name)), None)
+        if shard is not None:
+            return shard, of_weights if weights else of_arrays
+    return None
 
 
 def foreign_folder(folder: Path) -> str:

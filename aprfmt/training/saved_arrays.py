@@ -29,6 +29,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats import open_source
+from aprfmt.formats.foreign_formats import trainer_shard
 from aprfmt.formats.pytorch.layout import recognise
 from aprfmt.inference.engines.captures import ARRAYS, Captures, open_captures
 from aprfmt.inference.gradients.given_points import point_names
@@ -265,7 +266,8 @@ def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Capt
     and UnsupportedError for a trainer's shards that are not joined here.
     """
     for given in paths:
-        _refuse_foreign_shards(given)
+        if (shard := trainer_shard(given, weights=False)) is not None:
+            raise UnsupportedError(": ".join(map(str, shard)))
     found: dict[str, tuple[Captures, str]] = {}
     for path in (each for given in paths for each in sorted(given.glob(SHARDS)) or (given,)):
         captures = stack.enter_context(open_captures(path))
@@ -279,29 +281,6 @@ def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Capt
 
 
 SHARDS = "*.safetensors"  # of a folder
-# Files of trainers' shards -> what they are, and what joins them. Sources: torch.distributed's
-# format_utils, and DeepSpeed's `_get_zero_ckpt_name` and `safe_get_full_optimizer_state`.
-_FOREIGN_SHARDS = (
-    (
-        re.compile(r".*\.distcp"),
-        "is a distributed checkpoint of torch, in shards; join them: "
-        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
-    ),
-    (
-        re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt"),
-        "is one rank's part of DeepSpeed's ZeRO state, flat; save moments by name, of each "
-        'parameter p: deepspeed.utils.safe_get_full_optimizer_state(p, "exp_avg")',
-    ),
-)
-
-
-def _refuse_foreign_shards(path: Path) -> None:
-    """Raise UnsupportedError for shards of a trainer, or a folder of them, saying what to do."""
-    names = [each.name for each in sorted(path.iterdir())] if path.is_dir() else [path.name]
-    for pattern, says in _FOREIGN_SHARDS:
-        shard = next((name for name in names if pattern.fullmatch(name)), None)
-        if shard is not None:
-            raise UnsupportedError(f"{path / shard if path.is_dir() else path}: {says}")
 
 
 def unread_files(paths: Sequence[Path]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from aprfmt.errors import FormatError, UnsupportedError, UsageError
 from aprfmt.model import Model, open_model
+from aprfmt.model.hf_folder import find_weights
 from aprfmt.model.renames import Rename
 from aprfmt.training.parameters import pair_parameters
 from aprfmt.training.saved_arrays import (
@@ -287,6 +288,20 @@ def test_shards_of_trainers_are_refused_with_what_to_do(
             open_state(path, rows, model, stack)
         with ExitStack() as stack, pytest.raises(UnsupportedError, match=says):
             open_gradients([path], rows, model, stack)
+    # As a checkpoint: torch's, DeepSpeed's with `latest`, the step in it, and a part of stage 3.
+    part = zero.parent / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    torch.save({"module": {}}, part)
+    (tmp_path / "latest").write_text(zero.parent.name)
+    for path, says in {
+        tmp_path / "dcp": "dcp_to_torch FOLDER FILE.pt$",
+        tmp_path: "zero_to_fp32.py FOLDER OUTPUT",
+        zero.parent: "zero_to_fp32.py FOLDER OUTPUT",
+    }.items():
+        with pytest.raises(UnsupportedError, match=says):
+            find_weights(path)
+    for path in (zero, part, shard):
+        with pytest.raises(UnsupportedError, match=f"^{path}: is "):
+            explain_step(tmp_path, after=path)
     dcp_to_torch_save(tmp_path / "dcp", tmp_path / "joined.pt")
     with ExitStack() as stack:
         found = open_state(tmp_path / "joined.pt", rows, model, stack)
