@@ -260,6 +260,8 @@ class Walk:
                 self._load_trace(side)
         if self.levels.reason:
             return self.make_diagnosis()
+        if self._has_tower_alone():
+            return self.make_diagnosis()
         reason = self._settle_ids()
         if reason:
             return self.make_diagnosis(reason)
@@ -304,6 +306,22 @@ class Walk:
         why = self.reporter.budget.reason
         self.levels.not_checked.append(f"forward pass: {why}")
         self.levels.left += (NotCompared("level", "forward pass", LATE, why),)
+
+    def _has_tower_alone(self) -> bool:
+        """Return whether two models are compared of which one reads no tokens; if so, record it.
+
+        A tower of pictures or sounds has no row that a token id could mean.
+        """
+        if self.traces:
+            return False
+        for side in (self.a, self.b):
+            if side.model is not None and not int(side.model.hyper["vocab_size"]):
+                name = side.model.resolution.spec.name
+                self.levels.not_checked.append(
+                    f"forward pass: {side.label}, {name}, has no row for a token id"
+                )
+                return True
+        return False
 
     def _find_mixed_checkpoint(self) -> bool:
         """Return whether a trace has one part of another checkpoint; if so, add the finding.

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import aprfmt
 from aprfmt.model import open_model
@@ -107,6 +108,20 @@ def test_a_text_gguf_says_how_the_tower_is_left_out(gemma3: Path, tmp_path: Path
     drops = [part for root in roots for part in ("--drop", root)]
     assert all(root in done.err for root in roots)
     assert command("convert", gemma3, tmp_path / "text.gguf", *drops, "--quiet").code == 0
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [("fc1.weight", "bug"), ("", "same")])
+def test_a_tower_alone_is_compared_without_a_pass(
+    wrong: str, verdict: str, gemma3: Path, tmp_path: Path
+) -> None:
+    bad = with_names(gemma3, tmp_path / "bad", str)
+    arrays = load_file(bad / "model.safetensors")
+    for name in arrays:
+        if wrong and "vision" in name and name.endswith(wrong):
+            arrays[name] = -arrays[name]
+    save_file(arrays, bad / "model.safetensors", {"format": "pt"})
+    found = command("diagnose", gemma3, bad, "--arch", "gemma3_vision", "--json").json
+    assert found["verdict"] == verdict and len(found["causes"]) == bool(wrong)
 
 
 @pytest.mark.parametrize(
