@@ -13,7 +13,8 @@ to 0.42 steps, up to 2.3 % beyond one step, mean within 0.02, any 32 neighbours 
 the mean. Where inputs depend on each other more, errors grow, up to a step and more, but the
 volume that they fill does not (`_are_made_up_for`). AWQ and searches for the mean square clip:
 what lies beyond the ends of its group may be any distance away. A zero point off by one is 1 in
-the mean; a wrong scale is a slope.
+the mean; a wrong scale is a slope. Where twice the steps would be nearer to the source, the scales
+are too small and no search has chosen them.
 """
 
 import math
@@ -91,6 +92,10 @@ SLOPE = 0.002  # systematic error of the size that rounded scales make
 SURE = 4.0  # standard errors
 MOST_ENDS = 0.75  # share of values that may be clipped: of one sign and a size, half of them are
 MOST_FAR = 0.1  # share that may lie further beyond an end than its group is wide
+MOST_SATURATED = 0.1  # share of runs that twice the steps would bring nearer to the source
+SATURATED = 1.5  # times the squared errors of such steps: outliers are clipped for less
+OUTSIDE = 1.6  # times the end of a group: by less, values are clipped on purpose
+FEWEST_LEVELS = 4  # steps of a group at least: of fewer, the values at the ends are most of them
 WIDE_RUN = 256  # values of a row among which errors are no multiple of the copy
 LITTLE = 0.25  # of the squared errors of a matrix that are no multiple of it
 FOLLOWS = 0.7  # share of the errors that such a multiple is
@@ -109,6 +114,7 @@ class Fit:
     lay further out than their group is wide. `multiple`: in WIDE_RUN values of a row the errors are
     a multiple of the copy, as of a wrong scale. `likeness` is the least correlation of such a run.
     `cut` counts the values beyond the ends where all others are codes already: nothing was rounded.
+    `saturated` is the share of RUN neighbours that steps twice as wide would bring nearer.
     `made_up`: large errors depend on each other as those do that were made up for; `in_part`: that
     was seen of some columns only, and of others a fault may be the reason.
     """
@@ -131,6 +137,12 @@ class Fit:
     made_up: bool = False
     cut: int = 0
     in_part: bool = False
+    saturated: float = 0.0
+
+    @property
+    def saturates(self) -> bool:
+        """Whether the scales are too small: more was clipped than any quantizer does."""
+        return self.saturated > MOST_SATURATED
 
     @property
     def how(self) -> str:
@@ -138,7 +150,8 @@ class Fit:
 
         "" for errors that no quantizer makes.
         """
-        if self.ends > MOST_ENDS or self.far > MOST_FAR or self.multiple or self.cut:
+        lost = self.ends > MOST_ENDS or self.far > MOST_FAR or self.saturates
+        if lost or self.multiple or self.cut:
             return ""  # a copy whose codes are lost has ends alone, and ends bound any error
         steady = abs(self.slope) <= self.slope_limit
         centred = abs(self.mean) <= MEAN + SURE * self.rms / max(self.count, 1) ** 0.5
@@ -223,6 +236,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         made_up,
         _count_cut_codes(x, error, clipped, np.abs(delta) > CUT * step),
         made_up and columns > _most_columns(len(x) // max(matrices, 1)),
+        _share_of_saturated(delta, step, clipped & _lie_outside(x, low, high), high - low),
     )
 
 
@@ -266,6 +280,30 @@ def _count_cut_codes(x: "Array", error: "Array", clipped: "Array", off: "Array")
     if cut < FEWEST_CUT or 2 * int(told.sum()) < x.size - int((x == 0).sum()):
         return 0
     return cut if float((error[told] ** 2).mean()) <= ON_STEPS**2 else 0
+
+
+def _lie_outside(x: "Array", low: "Array", high: "Array") -> "Array":
+    """Return which values are so far from the middle of their group that its width is too small."""
+    found: Array = np.abs(2 * x - high - low) > OUTSIDE * (high - low)
+    return found
+
+
+def _share_of_saturated(delta: "Array", step: "Array", clipped: "Array", width: "Array") -> float:
+    """Return the share of runs of RUN values that twice the steps would bring nearer.
+
+    `delta` are errors, `step` their steps, `clipped` marks what lay far beyond the ends and `width`
+    is how far apart these are, all [rows, columns]. What was not clipped would be rounded to the
+    nearest.
+    """
+    whole = delta.shape[1] // RUN * RUN
+    if not whole or not clipped.any():
+        return 0.0
+    told = clipped & (width >= FEWEST_LEVELS * step)
+    errors, wider, any_told = (
+        part[:, :whole].reshape(-1, RUN) for part in (delta**2, (2 * step) ** 2 / 12, told)
+    )
+    worse = any_told.any(1) & (errors.sum(1) > SATURATED * wider.sum(1))
+    return float(worse.mean())
 
 
 def _are_made_up_for(delta: "Array", step: "Array", matrices: int) -> bool:

@@ -63,9 +63,8 @@ def compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorD
     found = _lattice_fit(a, b)
     if found is not None and found.how and lattice_wide_steps(a, b) is None:
         coarser = coarser_encoding(a.encoding, b.encoding)
-        return replace(
-            diff, steps_off=found.largest, verdict="WITHIN", cause=f"{coarser}: {found.how}"
-        )
+        most = found.largest if off is None else off  # with what was clipped
+        return replace(diff, steps_off=most, verdict="WITHIN", cause=f"{coarser}: {found.how}")
     if off is not None:
         diff = replace(diff, steps_off=off)
         if off <= 1.0 and found is None:

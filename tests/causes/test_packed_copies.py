@@ -379,6 +379,26 @@ def test_codes_that_a_type_cannot_hold_are_cut_and_no_rounding(
     assert f"{cut} of {values.size} values" in str(row.explanation.evidence)
 
 
+@pytest.mark.parametrize(("clip", "side"), [(0.45, "A"), (0.45, "B"), (0.8, "")])
+def test_scales_too_small_are_wrong_and_clipping_is_a_choice(
+    clip: float, side: str, values: Array, source: Path, tmp_path: Path
+) -> None:
+    """Seen red: a third of all values saturated were within the rounding, and B was accused."""
+    sound, small = (
+        copied(source, tmp_path / name, packing.gptq(UP, packing.nearest(values, clip=by)), GPTQ)
+        for name, by in (("sound", 1.0), ("small", clip))
+    )
+    row = judged(source, small)
+    if not side:
+        assert row.verdict == "WITHIN" and row.steps_off is not None and row.steps_off > 1
+        return
+    a, b = (small, sound) if side == "A" else (sound, small)
+    for found in (row, judged(a, b)):
+        assert found.verdict == "DIFFERENT" and found.explanation is not None
+        assert (found.explanation.cause, found.explanation.confirmed) == ("clipped_codes", True)
+    assert found.explanation is not None and found.explanation.side == side
+
+
 # --- requantizing the base ------------------------------------------------------------------------
 
 Write = Callable[[str, Array], packing.Rows]

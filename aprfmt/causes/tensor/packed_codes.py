@@ -53,9 +53,10 @@ CAUSE_ROWS = (
     Cause(
         "clipped_codes", "tensor", "bug",
         "Codes were carried over to a type that holds fewer, in the same steps, and cut at its "
-        "ends: zero points folded into signed codes of as many bits.",
-        "Values at one end of their group lie further off than a rounding, and all others are "
-        "equal.",
+        "ends: zero points folded into signed codes of as many bits. Or the scales are too small "
+        "for the values, which saturate: an exponent rounded down.",
+        "Values at the ends of their group lie further off than a rounding; all others are equal, "
+        "or rounded as usual.",
         "The other side's values cut at these ends are this side's.",
     ),
     Cause(
@@ -67,6 +68,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 POWERS = 32  # of two: scales of floats are known up to them, as the largest that fit
+ROUNDED = 2.0**-7  # relative: half a step, where scales or values were rounded to 16 bits
 WORD = 8  # codes of four bits in a word
 ALIKE = 0.6  # correlation from which an order is worth a fit
 
@@ -172,6 +174,37 @@ def explain_cut_codes(copy: PackedCopy) -> Iterator[Finding]:
     many = f"{fit.cut} of {fit.count} values, by up to {off.max():.0f} steps"
     said = says, many, copy.scheme
     yield explain_copy(copy, "clipped_codes", said, after, 0, float(fit.cut))
+
+
+def explain_saturation(copy: PackedCopy) -> Iterator[Finding]:
+    """Yield the finding of scales too small for the values, which were cut at the ends.
+
+    The other side's values, cut at the same ends, have to be the copy's within half a step: where
+    they are codes themselves, of both sides' steps.
+    """
+    fit = copy.fit()
+    if not fit.saturates:
+        return
+    low, high = copy.lattice.low, copy.lattice.high
+    held = np.clip(copy.x, np.minimum(low, high), np.maximum(low, high))
+    after = fit_errors(held, copy.y, copy.lattice)
+    own = copy.source.side.lattice
+    room = copy.lattice.step / 2
+    if own is not None:
+        steps = np.asarray(own.step, np.float64).reshape(-1, copy.source.columns)
+        room = room + (steps if copy.rows is None else steps[copy.rows]) / 2
+    if not (np.abs(held - copy.y) <= room * (1 + ROUNDED)).all():
+        return
+    beyond = (copy.x != held) & (np.abs(copy.x - copy.y) > copy.lattice.step / 2)
+    off = np.abs(_errors_in_steps(copy))
+    says = f"{copy.whose} scales are too small: values beyond the ends of their groups were cut"
+    many = f"{int(beyond.sum())} of {fit.count} values, by up to {off.max():.3g} steps"
+    worse = (
+        f"twice the scales are nearer to {copy.other} in {100 * fit.saturated:.0f} % of the runs"
+    )
+    yield explain_copy(
+        copy, "clipped_codes", (says, many, worse, copy.scheme), after, 0, float(beyond.sum())
+    )
 
 
 # --- other 8-bit floats ---------------------------------------------------------------------------

@@ -23,6 +23,12 @@ def explain_quantization(case: DifferingPair) -> Iterator[Finding]:
 
 def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
     """Yield findings of what is wrong with each side that is a wrong packed copy of the other."""
+    if None not in (case.a.side.lattice, case.b.side.lattice):  # which side is wrong, if one shows
+        from aprfmt.causes.tensor.packed_codes import explain_saturation
+
+        for copy in packed_copies(case):
+            if copy.finite:
+                yield from explain_saturation(copy)
     for copy in packed_copies(case):
         fit = copy.fit() if copy.finite else None
         if fit is not None and fit.how and not fit.in_part:
@@ -41,6 +47,7 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
             if not copy.finite
             else (
                 packed_codes.explain_cut_codes,
+                packed_codes.explain_saturation,
                 packed_codes.explain_zero_points,
                 packed_codes.explain_signs,
                 packed_scales.explain_scales,
