@@ -283,6 +283,8 @@ def _encoding_options(
     if len(wished) == 1:
         (name,) = wished
         return ["convert", f"--encoding {name}"] if _is_plain(name) else _scheme_options(name)
+    if all(_holds_all(theirs[key], mine[key]) for key in common):
+        return ["convert"]  # a scheme of B's file type would round what B's encodings hold
     from aprfmt.quantizing.mixture import SCHEMES
 
     most = max(wished.values(), default=0)
@@ -308,6 +310,11 @@ def _named_encodings(encodings: Mapping[str, str], counts: Counter[str]) -> list
         return None
     named = (f"--tensor {shlex.quote(f'{key}={name}')}" for key, name in others.items())
     return ["convert", f"--encoding {most}", *named]
+
+
+def _holds_all(encoding: str, other: str) -> bool:
+    """Return whether an encoding is the other one, or has all numbers of this plain float type."""
+    return encoding == other or (encoding in ("F32", "F64") and other in ("F16", "BF16", "F32"))
 
 
 def _is_plain(encoding: str) -> bool:

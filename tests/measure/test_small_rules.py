@@ -173,6 +173,15 @@ def test_a_copy_is_in_the_encodings_of_the_tensors_and_not_of_a_wrong_file_type(
     assert command == (f"aprfmt {head} a b-fixed.gguf{rest}" if options else "")
 
 
+@pytest.mark.parametrize(("theirs", "verb"), [("F32", "convert"), ("F16", "quantize")])
+def test_what_the_encodings_hold_is_written_again_without_rounding(theirs: str, verb: str) -> None:
+    """Seen red: tensors that stay F32 were written as BF16, because the file type said so."""
+    mine = {f"L{layer}.attn_q.weight": "BF16" for layer in range(4)}
+    held = {**mine, "L0.ssm_a.weight": theirs}
+    command = rewrite_command("a", "b.gguf", {**mine, "L0.ssm_a.weight": "BF16"}, held, 32)
+    assert command.split()[:4] == ["aprfmt", verb, "a", "b-fixed.gguf"]
+
+
 # --- commands that mend one file ----------------------------------------------------------------
 
 
