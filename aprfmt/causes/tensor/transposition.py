@@ -44,14 +44,14 @@ def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
             if cut % heads or (heads == 1 and (across or rows == columns)):
                 continue
             what = "the matrix" if heads == 1 else f"the block of each of {heads} heads"
-            ways = {"B, under the shape of A": (rows, columns, heads, across)}
+            ways = {"by columns, under A's shape": (rows, columns, heads, across)}
             if heads == 1:
-                ways["A, under the shape of B"] = (columns, rows, heads, across)
-            for where, way in ways.items():
+                ways["as if they stood there by columns"] = (columns, rows, heads, across)
+            for how, way in ways.items():
                 there = _values_at_places(a, _transposed_places(probe, *way), columns)
                 if samples_agree(there[None], here[None], case.slack()):
                     order = _transposed_places(np.arange(size), *way)
-                    says = f"the values of {what} stand by columns in {where}"
+                    says = f"B has A's values of {what} {how}"
                     yield case.guess("transpose", (says,), "A", _take_reordered(a, order))
                     return
 
