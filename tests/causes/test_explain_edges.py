@@ -117,6 +117,21 @@ def test_values_of_one_source_are_a_step_of_each_apart_and_no_further(
     assert not within or f"at most {codes / 2:g} of both steps apart" in said
 
 
+@pytest.mark.parametrize("moved", [0, 1])
+def test_codes_under_twice_the_scale_are_not_of_one_source(moved: int, tmp_path: Path) -> None:
+    """Seen red: steps of floats are so wide that a factor of two was within one of each."""
+    x = np.random.default_rng(5).standard_normal((32, 256), np.float32)
+    a, b = (np.frombuffer(encode("MXFP4", y)[""], np.uint8).copy() for y in (x, x + moved * 0.01))
+    b = np.where(np.arange(b.size) % 34 == 0, a + 1, a).astype(np.uint8) if not moved else b
+    kind = next(number for number, known in BY_GGML.items() if known is ENCODINGS["MXFP4"])
+    for name, raw in (("a", a), ("b", b)):
+        made = File(data=raw.tobytes()).tensor("t", [256, 32], kind)
+        (tmp_path / f"{name}.gguf").write_bytes(made.build())
+    (row,) = diff(tmp_path / "a.gguf", tmp_path / "b.gguf").tensors
+    said = "" if row.explanation is None else " ".join(row.explanation.evidence)
+    assert ("of one source" in said) is bool(moved), said
+
+
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17])
 def test_damaged_bits_are_counted_up_to_sixteen(count: int, tmp_path: Path) -> None:
     """Bits of exponents, one of a value: of more it is other values."""

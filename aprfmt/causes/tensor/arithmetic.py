@@ -15,7 +15,7 @@ from aprfmt.causes.tensor.packed_copies import packed_copies, scale_lattice
 from aprfmt.causes.tensor.proof import accused_proof, make_finding, prove_values
 from aprfmt.codecs import codec, decode, encode
 from aprfmt.errors import AprfmtError
-from aprfmt.measure.bounds import fit_errors
+from aprfmt.measure.bounds import RUN, fit_errors
 from aprfmt.measure.encoding_noise import UNIT, storage_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
@@ -60,6 +60,9 @@ CAUSE_ROWS = (
 LOOSE = 0.25  # rounding beyond which a factor proves nothing
 SURE = 4.0  # standard errors that a measured factor may be off
 NARROW = 16  # columns below which a factor a row explains too little
+EQUAL_CODES = 2.0**-7  # relative: codes under one scale each, rounded to 16 bits
+OTHER_SCALE = 0.22  # log of 1.25: no search for a scale goes so far with the same codes
+TINY = 1e-30
 REQUANTIZED = 1 << 22  # elements encoded again to confirm
 FEW_SUMS = 8  # values up to which a difference below the rounding of the largest is named damage
 # Encodings that a float file's values may have gone through.
@@ -467,7 +470,7 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
         return  # another quantizer leaves no tensor alone but for one row; damage does
     # Both may encode one source: then values are within a step of each other.
     off = steps_apart(case)
-    if off is not None and off <= 1.0:
+    if off is not None and off <= 1.0 and not _has_other_scales(a.take(rows), b.take(rows)):
         yield make_finding(
             "quantisation",
             (case.key,),
@@ -481,6 +484,22 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
             None,
             accused_proof(case.before.changed),  # the steps are those of both
         )
+
+
+def _has_other_scales(x: "Array", y: "Array") -> bool:
+    """Return whether any RUN values of a row have the same codes on both sides, under other scales.
+
+    No rounding of one source to two scales gives the same codes: steps of floats hide a factor of
+    two. A run of fewer than three sizes tells nothing. `x` and `y` are [rows, columns].
+    """
+    wide = x.shape[1] // RUN * RUN
+    x, y = (to_float64(part)[:, :wide].reshape(-1, RUN) for part in (x, y))
+    sizes = np.sort(np.abs(x), axis=1)
+    told = (np.diff(sizes, axis=1) > 0).sum(1) > 1
+    x, y = x[told], y[told]
+    factor = (x * y).sum(1) / (x * x).sum(1)
+    same = (np.abs(y - factor[:, None] * x) <= EQUAL_CODES * np.abs(y)).all(1)
+    return bool((same & (np.abs(np.log(np.abs(factor) + TINY)) > OTHER_SCALE)).any())
 
 
 def _detour_encodings(stored: str) -> list[str]:

@@ -121,10 +121,12 @@ def explain_copy(
     Its distance after is 0; the measured one, `after`, is in the evidence. `free` counts the
     numbers that were found on the values, `moved` the values that the repair moves. A value within
     its step says about as much as its code. Where the source is no original but the same codes
-    decoded, numbers that were fitted to it do not say which side is wrong: both are named.
+    decoded, or has scales of its own, numbers fitted to it do not say which side is wrong: both are
+    named.
     """
     before = copy.case.before.relative
-    either = free > 0 and _is_decoded_copy(copy, after)
+    two = cause == "quant_scale" and copy.source.side.lattice is not None
+    either = free > 0 and (two or _is_decoded_copy(copy, after))
     if either:
         says = (says[0] + either_side_text(copy.whose, "numbers are"), *says[1:])
     said = (

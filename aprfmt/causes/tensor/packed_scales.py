@@ -286,6 +286,7 @@ def _scales_of_cells(copy: PackedCopy, grouping: Grouping) -> "Array":
 
 
 SHARED = "several groups share one"
+SMALL_SCALES = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "U8")  # types of scales with few numbers
 SOMEWHERE = 0.5  # share of the stored scales that are right in one of the groups that share them
 NESTED = "each is too small by one number: the offset of nested absmax was lost"
 INVERTED = "they are inverted: 1/s stands for s"
@@ -380,10 +381,19 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         if np.all(same) and own.any(axis).all():
             return f"one scale is shared by all {what}"
     held = np.unique(stored).size
+    if _scales_are_few_numbers(copy):
+        return ""  # of such a type, the right scales of many groups are equal
     right_ones = np.unique(stored[own.reshape(-1)]).size  # few are right by accident
     if right_ones >= max(1, SOMEWHERE * held) and 4 * held < stored.size:
         return SHARED
     return ""
+
+
+def _scales_are_few_numbers(copy: PackedCopy) -> bool:
+    """Return whether a copy's scales are of a type with few numbers: 8 bits, or powers of two."""
+    parts = [part for one in copy.reader.side.stored for part in one.parts.items()]
+    small = any("scale" in name and part.info.encoding in SMALL_SCALES for name, part in parts)
+    return small or "NVFP4" in copy.reader.encoding or lattices.are_powers_of_two(copy.scales)
 
 
 @cache
