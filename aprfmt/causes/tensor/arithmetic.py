@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,20 +71,24 @@ THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K
 
 
 def guess_norm_offset(case: DifferingPair) -> Iterator[Guess]:
-    """Yield guesses that one side's vector is the other's plus or minus 1; none for matrices."""
+    """Yield guesses that one side's vector is the other's plus or minus 1; none for matrices.
+
+    Of a norm's weight also 2: 1 twice, as by a conversion of what was converted.
+    """
     if case.a.columns != 1:
         return
     apart = to_float64(case.sample_b) - to_float64(case.sample_a)
     offset = float(np.median(apart)) if np.isfinite(apart).all() else 0.0
-    # Adding, storing and subtracting round three times, relative to a size of 1.
-    slack = 4 * case.slack(moved=False)
-    for one in (1.0, -1.0):
-        if abs(offset - one) > 0.05:
+    for times in (1, 2) if "norm" in case.role else (1,):
+        if abs(abs(offset) - times) > 0.05:
             continue
-        # Add 1 to the smaller side: the values stored with 1 added were rounded at that size.
-        smaller, side, way = ("A", case.a, "plus") if one > 0 else ("B", case.b, "minus")
-        made = _apply_after(side.take, lambda values: values + np.float32(1))
-        says = (f"B's values are A's {way} 1",)
+        # Adding, storing and subtracting round three times, relative to a size of 1.
+        slack = 4 * times * case.slack(moved=False)
+        # Add to the smaller side: the values stored with 1 added were rounded at that size.
+        smaller, side, way = ("A", case.a, "plus") if offset > 0 else ("B", case.b, "minus")
+        made = _apply_after(side.take, partial(np.add, np.float32(times)))
+        twice = "" if times == 1 else ", twice the 1 that norms add"
+        says = (f"B's values are A's {way} {times}{twice}",)
         yield case.guess("norm_offset", says, smaller, made, slack, free=1)
 
 
