@@ -81,12 +81,25 @@ def check_weight_map(
     if absent:
         first = f"{absent[0]!r}, said to be in {weight_map[absent[0]]}"
         says = f"the index names {_count_tensors(absent)} that no shard holds ({first})"
-        faults.append(IndexFault(says, tuple(absent)))
+        lost = _lost_tensors(absent, homes)
+        if lost:
+            says += f"; the rest of its module is there: {lost[0]!r} is lost, get the shard again"
+        faults.append(IndexFault(says, tuple(absent), mended=not lost))
     if loose:
         says = (
             f"the index does not name {_count_tensors(loose)} that its shards hold ({loose[0]!r})"
         )
         faults.append(IndexFault(says, tuple(loose)))
+
+
+def _lost_tensors(absent: Sequence[str], held: Mapping[str, str]) -> list[str]:
+    """Return the absent names of whose module others are held: an index alone mends no model then.
+
+    The module of mtp.fc.weight is mtp. What has none, as a tied head, or whose whole module is
+    absent, may never have been there.
+    """
+    modules = {name[:at] for name in held for at, sign in enumerate(name) if sign == "."}
+    return [name for name in absent if ".".join(name.split(".")[:-2]) in modules]
 
 
 def _refuse_map(

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import aprfmt
+from aprfmt.formats.safetensors.index_check import IndexFault, check_weight_map
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import write_mixed
@@ -120,6 +121,26 @@ def test_a_wrong_index_is_one_finding_and_is_made_anew(
     assert aprfmt.diff(good, bad).equal
     made = json.loads((bad / INDEX).read_text())
     assert made == json.loads((good / INDEX).read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", True),
+        ("model.layers.90.mlp.up_proj.weight", False),
+        ("lm_head.weight", False),
+    ],
+)
+def test_a_tensor_lost_from_its_module_is_mended_by_no_index(
+    name: str, lost: bool, tmp_path: Path
+) -> None:
+    """Seen red: an index made anew was the whole remedy, and the tensor was missing after it."""
+    held = {"model.layers.1.mlp.down_proj.weight", "model.norm.weight"}
+    faults: list[IndexFault] = []
+    homes = dict.fromkeys([*held, name], shard(1))
+    check_weight_map(tmp_path / INDEX, homes, {shard(1): held}, faults)
+    (fault,) = faults
+    assert fault.where == (name,) and fault.mended is not lost
 
 
 @pytest.mark.parametrize("edit", [None, forgotten], ids=["files", "files and index"])
