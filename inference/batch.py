@@ -138,12 +138,14 @@ class ScoredSample:
     Entry k of row t is the loss of token t + k. `with_padding` are those of a pass that includes
     the padding, whose tokens attend to the padding before them; the same array where there is no
     padding. For a packed row `joined` has {how positions count: losses} of passes in which its
-    documents see each other; None for a row that is one document.
+    documents see each other; None for a row that is one document. `continued` are those of its
+    documents alone whose positions count from the beginning of the row.
     """
 
     nats: Numbers
     with_padding: Numbers
     joined: Mapping[str, Numbers] | None = None
+    continued: Numbers | None = None
 
 
 def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
@@ -518,7 +520,8 @@ def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]
 
     The logits are used where `session` is None. The model runs each document without padding, its
     positions from 0; then the row with its padding; and a row of several documents also as one
-    text, with positions that count on and with positions that restart.
+    text, with positions that count on and with positions that restart, and apart with positions
+    that count on.
     """
     for sample in range(len(batch.mask)):
         ids, mask = batch.ids[sample], batch.mask[sample]
@@ -533,7 +536,7 @@ def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]
             yield ScoredSample(whole, _losses_of_pass(session, ids, 0, batch.row_length))
             continue
         first, stop = int(inside[0]), int(inside[-1]) + 1
-        nats, joined = whole.copy(), None
+        nats, joined, continued = whole.copy(), None, None
         cuts = [first, *(int(at) for at in np.flatnonzero(batch.document_starts[sample])), stop]
         for start, end in pairwise(cuts):
             nats[:, start:end] = _losses_of_pass(session, ids, start, end)
@@ -545,9 +548,13 @@ def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]
             joined["positions restart"][:, first:stop] = _losses_of_pass(
                 session, ids, first, stop, places
             )
-        yield ScoredSample(
-            nats, _losses_of_pass(session, ids, 0, batch.row_length) if padded else nats, joined
-        )
+            continued = nats.copy()
+            for start, end in pairwise(cuts[1:]):
+                continued[:, start:end] = _losses_of_pass(
+                    session, ids, start, end, np.arange(start - first, end - first)
+                )
+        padding = _losses_of_pass(session, ids, 0, batch.row_length) if padded else nats
+        yield ScoredSample(nats, padding, joined, continued)
 
 
 def _losses_of_pass(

@@ -22,6 +22,7 @@ from aprfmt.measure.tolerances import REPORTED, REPORTED_SURELY
 # Powers of two that loss scalers start from and come down to; a smaller factor is rather the number
 # of micro-batches or ranks.
 LOSS_SCALES = range(7, 25)
+LEFT_OVER = 1e-2  # of what a mistake changes, where it only comes near the number
 STEPS = (2, 3, 4, 6, 8, 16, 32, 64)  # of gradient accumulation, or ranks
 
 Picked = Sequence[Numbers]  # the losses in nats of each sample's scored tokens
@@ -106,6 +107,12 @@ MISTAKES: dict[str, LossMistake] = {
             "begin anew with each",
         ),
         LossMistake(
+            "positions_continued",
+            "the documents of a packed row do not see each other, but positions go on from one to "
+            "the next",
+            "give positions that begin anew with each document",
+        ),
+        LossMistake(
             "boundary_scored",
             "the first token of a document is scored against the last row of the one before",
             "set the label of each document's first token to -100",
@@ -125,6 +132,11 @@ MISTAKES: dict[str, LossMistake] = {
             "prompt_scored",
             "the tokens of the prompt are scored too",
             "set the labels of the prompt to -100",
+        ),
+        LossMistake(
+            "labels_left_out",
+            "a label of each answer or sample is not scored",
+            "score all labels: the row before an answer's first token predicts that token",
         ),
         LossMistake(
             "ends_masked",
@@ -193,7 +205,9 @@ def explain_loss(
     `scored` are the losses of every sample. A number fits within the relative bound `within` and
     `digit`, half a unit of the reported number's last digit. Where nothing else gives the number,
     `session` runs the samples packed into rows. One mistake is tried before two. Where several give
-    the same number the answer is ambiguous; one that only comes near it is likely.
+    the same number the answer is ambiguous. A number is given where it is met to REPORTED_SURELY;
+    arithmetic of few bits moves a loss further, and every number made of all its labels with it:
+    such a one is likely where what is left is a small part of what the mistake changes.
     """
     right_ones = label_losses(batch, scored)
     right = _mean_loss(right_ones)
@@ -213,17 +227,25 @@ def explain_loss(
     if math.isnan(reported) or reported == 0:
         empty = list(_guess_empty_windows(batch, right_ones))
         return answer("named" if empty else "unexplained", empty)
-    # One mistake, then two; those that give the number closely go before those near it.
+    # One mistake, then two.
+    bound = min(REPORTED_SURELY, within)
     for both in (False, True):
-        near = [one for one in _all_guesses(batch, scored, right_ones, both) if fits(one, within)]
-        sure = [one for one in near if fits(one, min(REPORTED_SURELY, within))]
-        found = sorted(sure or near, key=lambda one: abs(one.value - reported))
+        found = [one for one in _all_guesses(batch, scored, right_ones, both) if fits(one, bound)]
+        if not found and not both:
+            near = [
+                one
+                for one in _guess_reductions(batch, right_ones)
+                if fits(one, within)
+                and abs(one.value - reported) <= LEFT_OVER * abs(one.value - right)
+            ]
+            if len({one.mistakes for one in near}) == 1:
+                return answer("likely", near)
         if found:
+            found.sort(key=lambda one: abs(one.value - reported))
             alone = len({one.mistakes for one in found}) == 1
-            return answer(("named" if sure else "likely") if alone else "ambiguous", found)
+            return answer("named" if alone else "ambiguous", found)
     # Samples that the trainer packs into rows, which takes passes of the model.
     if session is not None and math.isfinite(right):
-        bound = min(REPORTED_SURELY, within)
         found = [one for one in _guess_packings(batch, session) if fits(one, bound)]
         if found:
             alone = len({one.mistakes for one in found}) == 1
@@ -316,6 +338,12 @@ def _wrong_selections(
                 for i, one in each
             ],
         )
+    for says, kept in _left_out_labels(batch):
+        yield (
+            "labels_left_out",
+            says,
+            [_picked_losses(batch, i, one.nats, 1, kept[i]) for i, one in each],
+        )
     if batch.document is not None:
         yield from _wrong_packed_selections(batch, scored)
     # Padding that is scored, or attended to.
@@ -352,6 +380,29 @@ def _wrong_selections(
         )
 
 
+def _left_out_labels(batch: Batch) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Yield (which labels are left out, mask [samples, tokens + 1] of the others), each mask once.
+
+    An answer is a run of labels that are predicted; no document goes on in the next.
+    """
+    label = np.zeros_like(batch.label)
+    label[:, 1:] = batch.predicted
+    before = np.pad(label, ((0, 0), (1, 0)))[:, :-1] & ~batch.document_starts
+    after = np.pad(label & ~batch.document_starts, ((0, 0), (0, 1)))[:, 1:]
+    many = label.cumsum(1)
+    seen = {(label & ~batch.is_end).tobytes(), label.tobytes()}
+    for says, lost in (
+        ("the first of each answer", label & ~before),
+        ("the first of each sample", label & (many == 1)),
+        ("the last of each answer", label & ~after),
+        ("the last of each sample", label & (many == many[:, -1:])),
+    ):
+        kept = label & ~lost
+        if kept.any() and kept.tobytes() not in seen:
+            seen.add(kept.tobytes())
+            yield says, kept
+
+
 def _wrong_packed_selections(
     batch: Batch, scored: Sequence[ScoredSample]
 ) -> Iterator[tuple[str, str, Picked]]:
@@ -362,6 +413,15 @@ def _wrong_packed_selections(
         "",
         [_picked_losses(batch, i, one.nats, 1, edged[i]) for i, one in enumerate(scored)],
     )
+    # Where positions count by their distance alone, going on with them changes nothing.
+    going_on = [one.nats if one.continued is None else one.continued for one in scored]
+    if not all(
+        np.allclose(each, one.nats, rtol=REPORTED_SURELY, equal_nan=True)
+        for one, each in zip(scored, going_on, strict=True)
+    ):
+        for says, wanted in (("", batch.label), ("each document's first token is scored", edged)):
+            picked = [_picked_losses(batch, i, x, 1, wanted[i]) for i, x in enumerate(going_on)]
+            yield "positions_continued", says, picked
     ways = dict.fromkeys(way for one in scored for way in one.joined or ())
     for way in ways:
         losses = [one.nats if one.joined is None else one.joined[way] for one in scored]
@@ -491,7 +551,8 @@ def _all_guesses(
     for name, detail, picked in _wrong_selections(batch, scored):
         if not pairs:
             yield LossGuess((name,), _mean_loss(picked), detail)
-        if not pairs or name == "window":  # a size and a way: something fits any number
+        # A size, or which labels, and a way: something fits any number.
+        if not pairs or name in ("window", "labels_left_out"):
             continue
         for more in _guess_reductions(batch, picked):
             says = "; ".join(text for text in (detail, more.detail) if text)

@@ -208,7 +208,7 @@ def loss_bound(rel_l2: float, size: float) -> float:
 # coarser than ours (bfloat16 logits move a loss by about 1e-3 of it), and prints four digits.
 REPORTED = 2e-3
 # A mistake that comes this near gives the number. Dozens are tried, so that one of them comes
-# within the wider bound of any number: what only does that is likely, and no more.
+# within the wider bound of any number: what only does that is seldom worth a word.
 REPORTED_SURELY = 2e-4
 # Relative L2 of full logits on quantized weights; seen on a toy with NF4: 0.047. Where the
 # tolerance of the runs' arithmetic is larger, it counts.

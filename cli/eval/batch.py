@@ -231,7 +231,8 @@ def reported_check(batch: "Batch", answer: "LossVerdict") -> Check:
     agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
     expected = f"{answer.right:.6g} nats per token, recomputed from {batch.label_count} labels"
     said = found if agrees else f"{found}: {mistake_sentence(answer)}"
-    return check("loss-reported", agrees, said, expected, mistake_remedy(answer), str(batch.path))
+    todo = mistake_remedy(answer, batch.logits is not None)
+    return check("loss-reported", agrees, said, expected, todo, str(batch.path))
 
 
 def mistake_sentence(answer: "LossVerdict") -> str:
@@ -255,8 +256,8 @@ def mistake_sentence(answer: "LossVerdict") -> str:
     return "it may be that " + ", or that ".join(shown)
 
 
-def mistake_remedy(answer: "LossVerdict") -> str:
-    """Return what to do about a reported loss that is wrong."""
+def mistake_remedy(answer: "LossVerdict", logits: bool = False) -> str:
+    """Return what to do about a reported loss that is wrong; `logits`: the batch has those."""
     from aprfmt.inference.reported_loss import MISTAKES
 
     if answer.says in ("named", "likely"):
@@ -265,6 +266,11 @@ def mistake_remedy(answer: "LossVerdict") -> str:
         return "give a batch in which these differ: samples of unlike length, another size"
     if answer.says == "unmeasured":
         return "give labels, or leave them out to score every token"
+    if logits:
+        return (
+            "the batch's own logits do not give it: look at what comes after them in the trainer, "
+            "the labels, their weights and the terms that are added"
+        )
     return "compare the forward passes: save the trainer's logits as `logits` in the batch"
 
 

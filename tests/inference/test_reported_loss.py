@@ -93,6 +93,11 @@ def cut(made: Made, tokens: int) -> Any:
     return torch.where(torch.arange(TOKENS) < tokens, made.labels, -100)
 
 
+def first_left_out(made: Made) -> Any:
+    """Return the labels without the first of each answer."""
+    return torch.where(made.labels.roll(1, 1) >= 0, made.labels, -100)
+
+
 def means(made: Made, *groups: tuple[int, ...]) -> list[float]:
     """Return torch's mean loss of each group of samples."""
     rows = torch.arange(len(LENGTHS))[:, None]
@@ -124,6 +129,7 @@ WRONG: dict[str, Callable[[Made], float]] = {
     "shifted_twice": lambda m: float(loss(m, m.labels, 2)),
     "prompt_scored": lambda m: float(loss(m, torch.where(m.mask, m.ids, -100))),
     "window": lambda m: float(loss(m, cut(m, 24))),
+    "labels_left_out": lambda m: float(loss(m, first_left_out(m))),
     "loss_scale": lambda m: float(loss(m, m.labels)) * 2.0**16,
     "no_labels": lambda m: float(loss(m, cut(m, 6))),  # the mean of nothing is NaN
 }
@@ -259,7 +265,8 @@ def test_the_command_says_that_no_end_is_scored(tmp_path: Path) -> None:
 
 
 def test_the_table_is_tried_whole(made: Made) -> None:
-    assert set(WRONG) | {"mask_ignored"} | {cause for cause, _ in PACKED.values()} == set(MISTAKES)
+    others = {"mask_ignored", "positions_continued"} | {cause for cause, _ in PACKED.values()}
+    assert set(WRONG) | others == set(MISTAKES)
 
 
 def test_padding_on_the_left_and_a_pass_without_the_mask(made: Made, tmp_path: Path) -> None:
@@ -285,6 +292,16 @@ def test_padding_on_the_left_and_a_pass_without_the_mask(made: Made, tmp_path: P
 def test_two_mistakes_at_once(made: Made) -> None:
     found = answer(made, float(loss(made, made.labels, 0, "sum")))
     assert ("unshifted", "sum") in found.distinct_mistakes and found.says in ("named", "ambiguous")
+
+
+def test_a_mistake_that_only_comes_near_is_not_offered(made: Made) -> None:
+    """Of a number made of all labels a small rest is left to few bits: that one is likely."""
+    # Seen red: with every guess within REPORTED of the number.
+    right = float(loss(made, made.labels))
+    near = float(loss(made, cut(made, 24))) * (1 + 1e-3)
+    assert answer(made, near).says == "unexplained"
+    bits = answer(made, right / math.log(2) * (1 + 1e-3))
+    assert bits.says == "likely" and bits.distinct_mistakes == (("bits",),)
 
 
 def test_a_number_that_nothing_gives_is_not_explained(made: Made) -> None:
@@ -549,6 +566,32 @@ def test_documents_of_packed_rows_are_scored_apart(marks: str, made: Made, tmp_p
         assert nearest.mistakes == (cause,), (how, edges, found)
         assert how == "apart" or how in nearest.detail, nearest
         assert ("first token" in nearest.detail) == (edges and how != "apart"), nearest
+
+
+@pytest.mark.parametrize("edges", [False, True])
+def test_positions_that_go_on_over_documents_kept_apart(edges: bool, tmp_path: Path) -> None:
+    """Learned positions, with a mask of documents; seen red: without `continued`."""
+    model, arrays = tiny.save_tiny("gpt2", tmp_path), packed_arrays()
+    ids, document = torch.tensor(arrays["ids"][:1]), torch.tensor(arrays["document"][:1])
+    np.savez(tmp_path / "b.npz", ids=ids.numpy(), document_ids=document.numpy())
+    seen = (document[0][:, None] == document[0]) & torch.ones(30, 30).tril().bool()
+    with (
+        open_model(str(tmp_path)) as opened,
+        Session.open(opened, NumpyBackend("cpu", "float32")) as session,
+        torch.no_grad(),
+    ):
+        batch = read_batch(tmp_path / "b.npz", VOCAB)
+        scored = list(score_batch(batch, session))
+        mask = torch.where(seen, 0.0, -1e30)[None, None]
+        apart = torch.arange(1, 30) if edges else torch.argwhere(document[0].diff() == 0)[:, 0] + 1
+        for places, wanted in (
+            (torch.arange(30), "positions_continued"),
+            (torch.tensor(arrays["positions"][0]), "boundary_scored" if edges else None),
+        ):
+            logits = model(ids, attention_mask=mask, position_ids=places[None]).logits[0]
+            theirs = torch.nn.functional.cross_entropy(logits[apart - 1], ids[0, apart])
+            found = explain_loss(batch, scored, float(theirs))
+            assert found.distinct_mistakes == (((wanted,),) if wanted else ((),)), found
 
 
 def test_what_a_batch_holds_is_printed(made: Made, tmp_path: Path) -> None:
