@@ -61,6 +61,38 @@ def test_a_part_that_was_trained_is_derived(
     assert {one["confirmed"] for one in found.values()} == {True}
 
 
+@pytest.mark.parametrize(("axes", "decay"), [((0, 1), 1.0), ((1,), 1.0), ((0,), 1.0), ((), 0.9)])
+def test_factors_of_rows_and_columns_are_no_training(
+    axes: tuple[int, ...], decay: float, base: Path, tmp_path: Path
+) -> None:
+    """A DoRA merge, or one taken out along another axis; steps with weight decay are a training.
+
+    Seen red: "trained further" for factors, and a decay taken for factors of rows.
+    """
+    rng = np.random.default_rng(0)
+
+    def changed(name: str, values: Values) -> Values:
+        if ".mlp." not in name:
+            return values
+        pair = [rng.standard_normal((n, 4), np.float32) for n in values.shape]
+        moved = values + values.std() * (
+            0.005 * pair[0] @ pair[1].T
+            if axes
+            else 0.02 * rng.standard_normal(values.shape, np.float32)
+        )
+        for axis in axes:
+            shape = [1, 1]
+            shape[axis] = values.shape[axis]
+            moved = moved * (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32)
+        return moved * np.float32(decay)
+
+    shown = aprfmt("diff", base, edited(tmp_path / "b", base, changed), "--json").json
+    (cause,) = shown["findings"]
+    assert cause["cause"] == "derived"
+    assert ("factors of their own" in cause["text"]) == bool(axes)
+    assert ("trained further" in cause["text"]) != bool(axes)
+
+
 @pytest.mark.parametrize("names", [
     (".layers.0.mlp.up",), (".layers.0.mlp.up", ".layers.1.self_attn.q"),
     (".layers.0.mlp.up", ".layers.1.mlp.down", ".layers.1.self_attn.o"),

@@ -89,6 +89,9 @@ POWERS = 8  # steps to the largest singular vector of a difference that has one 
 SAME_LINE = 0.99  # cosine from which two vectors are the same direction
 WHOLE = 0.05  # of the share of a direction that was removed, within which it is all of it
 LIGHT = 0.25  # share of a vector's values that a light training moves at least in 16 bits
+BOARD, NARROW, TURNS = 512, 16, 6  # rows and columns looked at; the fewest; steps of the fit
+FACTORED = 0.75  # share of a squared difference that factors make: a training's is near 0
+TINY = 1e-300
 EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training changes at least
 
 
@@ -104,6 +107,7 @@ class MatrixChange:
     experts: tuple[int, ...] = ()  # of a stack, those that differ, where not all do
     pruned: float = 0.0  # share of the values that B has set to zero, where all others are equal
     of_four: int = 0  # so many of every four values in a row are, where it is the same everywhere
+    factored: float = 0.0  # share of the difference that factors of rows and columns make
     removed: "Removal | None" = None  # a direction of the stream that B's matrix has no more
 
 
@@ -339,8 +343,32 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
         experts,
         pruned,
         of_four,
+        0.0 if pruned else _factored_share(x, y),
         removed,
     )
+
+
+def _factored_share(x: "Array", y: "Array") -> float:
+    """Return the share of y's squared distance from x that factors of rows and columns make.
+
+    It is that beyond one factor for all. The factors are found on every second element, as on the
+    white squares of a board, and judged on the others.
+    """
+    at = [np.linspace(0, n - 1, min(n, BOARD)).astype(np.int64) for n in x.shape]
+    if min(map(len, at)) < NARROW:
+        return 0.0
+    x, y = (np.asarray(values[np.ix_(*at)], np.float64) for values in (x, y))
+    white = np.add.outer(np.arange(x.shape[0]), np.arange(x.shape[1])) % 2 == 0
+    square, product = np.where(white, x * x, 0.0), np.where(white, x * y, 0.0)
+    row, column = np.ones(len(x)), np.ones(x.shape[1])
+    for _ in range(TURNS):
+        row = product @ column / np.maximum(square @ column**2, TINY)
+        column = row @ product / np.maximum(row**2 @ square, TINY)
+    one = product.sum() / max(square.sum(), TINY)
+    left, away = (
+        norms.exact_norm((y - x * factor)[~white]) for factor in (np.outer(row, column), one)
+    )
+    return max(0.0, 1 - (left / away) ** 2) if away else 0.0
 
 
 def _removed_direction(
@@ -499,7 +527,14 @@ def floor_text(related: float) -> str:
 
 
 def _training_words(changes: Sequence[MatrixChange]) -> str:
-    """Return what was done to all of these matrices: trained further, or pruned."""
+    """Return what was done to all of these matrices: trained further, scaled, or pruned."""
+    factored = min(change.factored for change in changes)
+    if factored >= FACTORED:
+        return (
+            f"rows and columns have factors of their own, which make {math.floor(100 * factored)} "
+            "% of the squared difference or more, as no training does: an adapter's magnitudes "
+            "(DoRA) were merged, or taken out along another axis"
+        )
     if not all(change.pruned for change in changes):
         return "trained further"
     fours = {change.of_four for change in changes}
