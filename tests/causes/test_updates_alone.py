@@ -178,6 +178,17 @@ def corrected(first: Array, second: Array, step: int) -> Array:
     return found
 
 
+def third_of_older(rate: float) -> tuple[StepCase, str]:
+    """Return a third step whose second moment is corrected for a rate; the state is of before."""
+    before, _, states = stepped("AdamW", ADAM, 3)
+    m, v = states[-1]["exp_avg"], states[-1]["exp_avg_sq"]
+    made = before - LR * (m / (1 - B1**3)) / (np.sqrt(v / (1 - rate**3)) + EPS)
+    return (
+        case_of((before, made.astype(np.float32), states), "gradient before", step=3),
+        f"adamw:lr={LR}",
+    )
+
+
 def resumed(
     first: float = 1.0, second: float = 1.0, step: int = 3, kept: str = "float64", own: bool = True
 ) -> tuple[StepCase, str]:
@@ -457,6 +468,11 @@ DEPARTURES: dict[str, tuple[Callable[[], tuple[StepCase, str]], tuple[str, ...]]
     "beta 2 of 0.99": (
         lambda: third(lambda m, v: -LR * (m / (1 - B1**3)) / (np.sqrt(v / (1 - 0.99**3)) + EPS)),
         ("betas: beta 2 is 0.99, stated is 0.999",),
+    ),
+    "corrected for another beta 2": (
+        lambda: third_of_older(0.95),
+        ("bias_correction: the moments are made with beta 2 of 0.999, as stated, and corrected for "
+         "one of 0.95",),
     ),
     "betas exchanged": (
         lambda: (

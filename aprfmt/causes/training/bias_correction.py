@@ -1,8 +1,9 @@
-"""Adam without the correction of its moments, which makes its first steps too long or too short."""
+"""Adam's moments without their correction, or with another: first steps too long or too short."""
 
 from collections.abc import Iterator
 
 from aprfmt.causes.row import Cause
+from aprfmt.causes.training.momentum import FIRST_RATES, SECOND_RATES
 from aprfmt.causes.training.optimizers import Correction, Recipe, changed
 from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
 
@@ -11,9 +12,10 @@ CAUSE_ROWS = (
         "bias_correction",
         "update",
         "bug",
-        "Adam's moments are not corrected for having begun at zero, or only one of them is.",
+        "Adam's moments are not corrected for having begun at zero, or only one of them is, or "
+        "with another rate than they are made with.",
         "The first steps have another size: with 0.9 and 0.999 the first is 3.16 times the rate.",
-        "The step made without the correction gives every weight.",
+        "The step made without the correction, or with the other one, gives every weight.",
         told_by="--optimizer-state, which has rate and moments",
     ),
 )
@@ -40,7 +42,33 @@ def guess_second_alone(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("bias_correction", _SECOND, changed(recipe, correction="second"))
 
 
+def guess_other_correction(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield guesses that a moment is made with the stated rate and corrected for another usual one.
+
+    Nothing unless the state is that of before the step: one of after it shows no rate but that of
+    the correction. Nothing at the first step, where other rates of both would give the same.
+    """
+    held = case.moments
+    if held is None or held.after or not held.step or not recipe.row.second:
+        return
+    for name, stated, field, rates in (
+        ("beta 1", recipe.b1, "corrected_b1", FIRST_RATES),
+        ("beta 2", recipe.b2, "corrected_b2", SECOND_RATES),
+    ):
+        for value in (case.others[field],) if field in case.others else rates:
+            if value != stated:
+                says = (
+                    f"the moments are made with {name} of {stated:g}, as stated, and corrected for "
+                    f"one of {value:g}"
+                )
+                one = changed(recipe, **{field: value})
+                yield StepGuess("bias_correction", says, one, number=(field, value))
+
+
 HYPOTHESES = (
+    StepHypothesis(
+        ("bias_correction",), guess_other_correction, 32, "a rate out of a few, after one for both"
+    ),
     StepHypothesis(
         ("bias_correction",), guess_uncorrected, 20, "a fixed factor, before a fitted one"
     ),

@@ -64,7 +64,7 @@ CAUSE_ROWS = (
     ),
 )
 # Rates that trainers state: torch's, those of language models, and of image models.
-_FIRST_RATES, _SECOND_RATES = (0.8, 0.85, 0.9, 0.95, 0.98), (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+FIRST_RATES, SECOND_RATES = (0.8, 0.85, 0.9, 0.95, 0.98), (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 MICRO_BATCHES = 32  # of a step, that a trainer may count as steps
 _COUNTS = (1, 2, 3, 4, 5, 10, 100, 1000)
 
@@ -215,7 +215,7 @@ def guess_other_betas(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if held is None or held.step < 1 + held.after or "b1" not in recipe.row.settings:
         return
     rates: Sequence[float]
-    for name, field, rates in (("beta 1", "b1", _FIRST_RATES), ("beta 2", "b2", _SECOND_RATES)):
+    for name, field, rates in (("beta 1", "b1", FIRST_RATES), ("beta 2", "b2", SECOND_RATES)):
         stated, known = getattr(recipe, field), case.others.get(field)
         if known is not None:
             rates = (known,)

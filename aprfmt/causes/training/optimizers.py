@@ -53,6 +53,8 @@ class Recipe:
     relative: float = 1.0  # of the rate: what Adafactor's norms make of it for one parameter
     # Departures from the rule, one field for each kind of mistake.
     correction: Correction = "both"
+    corrected_b1: float | None = None  # the rate that the first moment is corrected for
+    corrected_b2: float | None = None  # that of the second; None: the moment's own
     counted: int | None = None  # the step that moments are corrected for, where it is another
     epsilon: Epsilon = "outside"
     coupled: bool | None = None  # None: as the optimizer's rule has it
@@ -149,8 +151,10 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
     if moments is None or moments.first is None or moments.second is None:
         return None
     t = moments.step if recipe.counted is None else recipe.counted
-    one = 1 - recipe.b1**t if recipe.correction in ("both", "first") else 1.0
-    two = 1 - recipe.b2**t if recipe.correction in ("both", "second") else 1.0
+    b1 = recipe.b1 if recipe.corrected_b1 is None else recipe.corrected_b1
+    b2 = recipe.b2 if recipe.corrected_b2 is None else recipe.corrected_b2
+    one = 1 - b1**t if recipe.correction in ("both", "first") else 1.0
+    two = 1 - b2**t if recipe.correction in ("both", "second") else 1.0
     kept = np.maximum(moments.second, 0.0)
     if recipe.second_kept_in:
         kept = round_to(kept, recipe.second_kept_in)
