@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
-from aprfmt.diagnosis.blend import multiplications_per_token
+from aprfmt.diagnosis.blend import count_stages, multiplications_per_token
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import BUDGET, MixedResult, PartMeasurement, Share, make_run_pair
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter
@@ -30,6 +31,8 @@ from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
 
 EQUIVALENT = "equal_quantities"
+ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp.bias", "exp_probs_b.bias")  # choose experts
+LAYERS = 3  # whose tokens are counted in a sentence
 TRIES = 6  # probes of other ids, to reach experts
 TRY_LENGTH = 48
 CHEAP = 1e10  # multiplications and additions: a long probe costs nothing
@@ -190,6 +193,7 @@ class ModelPair:
             self.points = found.points
             # Confirm findings, then remove the confirmed ones, then say what was covered.
             self._finalize_findings(found.shares, bound)
+            self._add_other_choices(measuring)
             self._remove_confirmed_causes(measuring, neutral, bound)
             self._add_coverage(measuring, chosen)
         tokens = len(chosen.ids)
@@ -245,6 +249,30 @@ class ModelPair:
                     share.before if share.alone else None,
                 )
             )
+
+    def _add_other_choices(self, measuring: PartMeasurement) -> None:
+        """Say of rounded routers for how many tokens of the first probe they choose other experts.
+
+        The size of the difference does not show it: rounding may make experts equal that are not.
+        """
+        levels = self.levels
+        for i, part in enumerate(levels.parts):
+            finding, probe = levels.findings[i], measuring.probes[0]
+            keys = [key for key in part.keys if split_key(key)[1] in ROUTERS]
+            if finding.verdict != "precision" or not keys or count_stages(self.a, self.b) == 1:
+                continue
+            if not measuring.is_affordable():
+                levels.coverage.not_reached.append("whether rounded routers choose other experts")
+                return
+            found = measuring.passes.count_other_choices(keys, probe)
+            if found:
+                where = ", ".join(
+                    f"{count} of {len(probe.ids)} in layer {layer}"
+                    for layer, count in sorted(found.items(), key=lambda one: -one[1])[:LAYERS]
+                )
+                more = f", and some in {len(found) - LAYERS} more layers" * (len(found) > LAYERS)
+                said = f"the routers so rounded choose other experts for tokens: {where}{more}"
+                levels.findings[i] = replace(finding, says=f"{finding.says}; {said}")
 
     def _remove_confirmed_causes(
         self, measuring: PartMeasurement, neutral: Sequence[int], bound: float

@@ -6,7 +6,7 @@ no more than one layer of each side is in memory.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -253,6 +253,25 @@ class PairedPass:
                 first = next((point.key for point in points.values() if point.beyond), "")
         self.flops += self.pass_flops(probe, start)
         return self._make_result(streams[-1], x, first, {})
+
+    def count_other_choices(self, keys: Collection[str], probe: Probe) -> dict[int, int]:
+        """Return {layer: tokens of a probe for which B's weights `keys` choose other experts}.
+
+        All else is A's, and so is what enters each layer. Layers without such a token are left out.
+        """
+        others = tuple(key for key in {*self.a.roles, *self.b.roles} if key not in keys)
+        blend = self.blend([Touched(tuple(self.a.hyper), others)])
+        streams, found = self.stage_inputs(probe), dict[int, int]()
+        for stage in blend.own:
+            chosen = []
+            for side in (self.mine, blend):
+                values = self.run_stage(side, probe, stage, streams[stage], False)[1]
+                chosen += [np.sort(x, -1) for key, x in values.items() if key.endswith(".experts")]
+            self.flops += 2 * self.pass_flops(probe) / self.stages
+            if len(chosen) == 2 and chosen[0].shape == chosen[1].shape:
+                count = int((chosen[0] != chosen[1]).any(-1).sum())
+                found |= {stage - 1: count} if count else {}
+        return found
 
     def _stage_differs(self, x: Any, y: Any, any_at_all: bool) -> bool:
         """Return whether outputs of a stage differ: at all if `any_at_all`, else by the bound.

@@ -392,3 +392,32 @@ def test_products_have_their_threads_again() -> None:
         assert blas.blas_threads() == 2
     finally:
         blas.set_blas_threads(before)
+
+
+@pytest.mark.parametrize(("size", "chooses"), [(7.0, True), (1e-3, False)])
+def test_rounded_routers_that_choose_other_experts_are_said(
+    size: float, chooses: bool, tmp_path: Any
+) -> None:
+    """Coarse near 7, fine near 0; seen red: without the count, as rounding like any other."""
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    source, key = tiny_folder("glm4_moe"), "model.layers.1.mlp.gate.e_score_correction_bias"
+    held = safetensors.load_file(source / "model.safetensors")
+    held[key] = size * (1 + 0.03 * torch.rand(8, generator=torch.Generator().manual_seed(1)))
+    runs = {}
+    for name, kind in (("a", torch.float32), ("b", torch.bfloat16)):
+        (tmp_path / name).mkdir()
+        safetensors.save_file(
+            held | {key: held[key].to(kind)}, tmp_path / name / "model.safetensors"
+        )
+        config = (source / "config.json").read_bytes()
+        (tmp_path / name / "config.json").write_bytes(config)
+        with aprfmt.open(str(tmp_path / name)) as model:
+            points = record_points(PatchedModel.unpatched(model, tuple(IDS), "float32"))
+            runs[name] = points["L1.experts"]
+    found = diagnose(str(tmp_path / "a"), str(tmp_path / "b"), ids=IDS)
+    (cause,) = found.findings
+    other = (np.sort(runs["a"], -1) != np.sort(runs["b"], -1)).any(-1).sum()
+    assert cause.cause == "rounding" and bool(other) == chooses
+    said = f"choose other experts for tokens: {other} of {len(IDS)} in layer 1"
+    assert (said in cause.says) == chooses and ("other experts" in cause.says) == chooses
