@@ -275,6 +275,22 @@ def full(capacity: int, *, heaviest: bool = False) -> How:
     return {"alter": fresh}
 
 
+def whole_bias() -> How:
+    """Add the bias of an expert's output whole, not times the expert's weight."""
+    held: dict[str, Any] = {}
+
+    def add(here: Any, op: Any, a: Any, b: Any) -> Any:
+        held["last"] = b
+        return op(a, b)
+
+    def add_weighted(here: Any, op: Any, total: Any, rows: Any, y: Any, weights: Any) -> Any:
+        made = op(total, rows, y - held["last"], weights)
+        made[rows] += held["last"]
+        return made
+
+    return broken_here(add=add, add_weighted=add_weighted)
+
+
 TWICE = shared(lambda b: 2 * b)
 _EXPERTS = (
     _fault("shared-twice", "qwen2_moe", "the shared expert added twice", "moe_routing",
@@ -297,6 +313,10 @@ _EXPERTS = (
            "expert_capacity", full(8, heaviest=True)),
     _fault("weights-first", "mixtral", "experts' weights multiply inputs, from logits alone",
            "moe_routing", "expert_weights", {"block": {"expert_weights": "input"}}, LOGITS),
+    _fault("bias-whole", "gpt_oss", "output biases of experts are not weighted", "moe_routing",
+           "ffn_down_exps.bias", whole_bias()),
+    _fault("bias-whole-logits", "gpt_oss", "the same, from logits alone", "moe_routing",
+           "ffn_down_exps.bias", whole_bias(), LOGITS),
 )  # fmt: skip
 
 # --- activations ---------------------------------------------------------------------------------

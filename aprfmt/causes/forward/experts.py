@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
 from aprfmt.inference.moe import ROUTED
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -127,6 +128,40 @@ def usual_exchanged_weights(patched: PatchedModel) -> Iterator[Change]:
             yield exchanged_weights_change(turns)
 
 
+def usual_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the change that adds the chosen experts' output biases whole, not times their weights.
+
+    None for models whose experts have no such bias, or whose weights multiply inputs: a bias then
+    is whole.
+    """
+    role = "ffn_down_exps.bias"
+    if patched.spec.block.expert_weights == "input" or not any(
+        split_key(key)[1] == role for key in patched.weights
+    ):
+        return
+
+    def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return the sum `x` [tokens, hidden] plus what the weights take from the biases."""
+        biases = patched.weights.get_role(layer, role)
+        if biases is None or "experts" not in held or "expert_w" not in held:
+            return x
+        experts, weights = (np.asarray(held[name]) for name in ("experts", "expert_w"))
+        rows = np.stack([
+            np.asarray(biases.expert(i).array(patched.backend), np.float32)
+            for i in range(int(patched.hp["n_experts"]))
+        ])  # fmt: skip
+        taken = (1 - weights)[..., None] * rows[experts.astype(np.int64)]
+        return x + taken.sum(-2).astype(np.asarray(x).dtype)
+
+    yield Change(
+        "moe_routing",
+        "the output biases of experts are added whole, not times the experts' weights",
+        ("ffn_down_exps.bias",),
+        lambda patched, layers: patched.with_tap("moe_out", tap, layers),
+        {"ffn_down_exps.bias": "not weighted"},
+    )
+
+
 # --- capacity ------------------------------------------------------------------------------------
 
 
@@ -238,6 +273,7 @@ def try_expert_mistakes(case: Mismatch) -> Iterator[Change]:
         return
     if case.view.point != "expert_w":
         yield from usual_shared_expert_mistakes(case.patched)
+        yield from usual_bias_mistakes(case.patched)
     yield from usual_exchanged_weights(case.patched)
     yield from find_capacity(case)
 
@@ -247,6 +283,7 @@ def usual_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
     if any(patched.hp["moe_layers"]):
         yield from usual_shared_expert_mistakes(patched)
         yield weight_side_change(patched)
+        yield from usual_bias_mistakes(patched)
         yield from usual_exchanged_weights(patched)
         yield from usual_capacities(patched)
 
