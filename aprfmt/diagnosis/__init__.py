@@ -58,8 +58,8 @@ def diagnose(
         stack.enter_context(np.errstate(all="ignore"))  # damaged weights may overflow
         try:
             first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
-            if first.model is not None and {first.kind, second.kind} == {"model"}:
-                state = open_state_beside(Path(b), first.model)
+            if first.model is not None and first.kind == "model" and second.kind != "run":
+                state = _open_state(second, first.model)
                 if state is not None:  # it has no configuration and no tokenizer of its own
                     stack.enter_context(state)
                     return compare_by_name((a, b), first.model, state, only=("tensors",))
@@ -106,6 +106,27 @@ def diagnose(
             ):
                 raise
             return compare_by_name((a, b), first.model, second.model)
+
+
+def _open_state(side: Side, model: Model) -> Model | None:
+    """Return the weights that an engine saved under a side's path, as `model`'s; None without any.
+
+    Ranks' files of weights look like those of a pass: what has most of the model's tensors, by name
+    and shape, is weights, whatever else it may be taken for.
+    """
+    if side.kind != "trace":
+        return open_state_beside(side.path, model)
+    try:
+        state = open_state_beside(side.path, model)
+    except (AprfmtError, OSError):
+        return None  # a trace
+    if state is None:
+        return None
+    published = model.source.tensors.keys()
+    if 2 * len(state.source.tensors.keys() & published) > len(published):
+        return state
+    state.close()
+    return None
 
 
 def _open_undecoded(a: str, b: str, arch: str | None, stack: ExitStack) -> tuple[Side, Side] | None:

@@ -182,9 +182,10 @@ def test_a_joined_matrix_has_a_slot_of_the_factor_for_each_part(
         assert "part 3 has other values" in done.out + done.err
 
 
-def test_a_state_is_diagnosed_as_it_is_compared(tmp_path: Path) -> None:
-    """Seen red: a bug without a cause, of a state with all that was published."""
-    held = states("llama", 1)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_state_is_diagnosed_as_it_is_compared(ranks: int, tmp_path: Path) -> None:
+    """Seen red: a bug without a cause, of a state with all that was published; ranks as a trace."""
+    held = states("llama", ranks)
     path = save(tmp_path / "s", held)
     told = aprfmt("diagnose", tiny_folder("llama"), path, "--json").json
     assert (told["verdict"], told["exit"]) == ("same", 0)
