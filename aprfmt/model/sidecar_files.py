@@ -74,10 +74,14 @@ ROWS: tuple[FileRow, ...] = (
 
 # Subfolders: only one that an index or modules.json names is read.
 FOLDERS: tuple[FileRow, ...] = (
-    FileRow("additional_chat_templates", "tokenizer part", "transformers' templates by name",
-            as_stored=True),
+    FileRow(
+        "additional_chat_templates",
+        "tokenizer part",
+        "transformers' templates by name",
+        as_stored=True,
+    ),
     FileRow(".*", "without effect", _FROM_PRETRAINED + " below the folder"),
-)  # fmt: skip
+)
 _UNKNOWN = FileRow("", "unread", "")
 
 

@@ -103,9 +103,14 @@ def copy_of(stored: Array, **more: Any) -> Any:
     values = np.ones((ROWS, GROUPS * WIDE))
     reader = SimpleNamespace(encoding="GPTQ", side=SimpleNamespace(stored=()))
     return SimpleNamespace(
-        scales=stored.reshape(-1), y=values, grouping=grouping, again=False, scheme="",
-        reader=reader, **more,
-    )  # fmt: skip
+        scales=stored.reshape(-1),
+        y=values,
+        grouping=grouping,
+        again=False,
+        scheme="",
+        reader=reader,
+        **more,
+    )
 
 
 def to_power(x: Array) -> Array:

@@ -45,13 +45,12 @@ def test_a_part_is_wrong_by_its_shape_its_type_or_its_numbers(
     ):
         assert wrong("scales", one, other) is None
     cause, says = wrong("scales", part(8, 4), part(4, 8)) or ("", "")
-    assert (cause, says) == (
-        "scales_shape", "scales has shape [8, 4], transposed; expected [4, 8]"
-    )  # fmt: skip
+    assert (cause, says) == ("scales_shape", "scales has shape [8, 4], transposed; expected [4, 8]")
     cause, says = wrong("scales", part(4, 16), part(4, 8)) or ("", "")
     assert (cause, says) == (
-        "scales_shape", "scales has shape [4, 16], of groups of another size; expected [4, 8]"
-    )  # fmt: skip
+        "scales_shape",
+        "scales has shape [4, 16], of groups of another size; expected [4, 8]",
+    )
     typed = wrong("scales", part(4, 8, encoding="BF16"), part(4, 8))
     assert typed == ("packing_claim", "scales is BF16, expected F16")
     bad[""] = "scales holds NaN"
@@ -73,9 +72,12 @@ def test_a_relation_is_confirmed_where_most_tensors_are_then_on_both_sides() -> 
 
     both, a, b = "SAME_BYTES", "ONLY_IN_A", "ONLY_IN_B"
     for verdicts, share, sure in (
-        ((both, both), 0.0, True), ((both, both, a), 1 / 3, True), ((both, a), 0.5, False),
-        ((both, a, b), 2 / 3, False), ((), 0.0, True),
-    ):  # fmt: skip
+        ((both, both), 0.0, True),
+        ((both, both, a), 1 / 3, True),
+        ((both, a), 0.5, False),
+        ((both, a, b), 2 / 3, False),
+        ((), 0.0, True),
+    ):
         one = found(*verdicts)
         assert one.residual_after == pytest.approx(share) and one.confirmed is sure
         assert (one.side, one.says, one.next) == ("B", "B: says, as x", "mend")
@@ -120,9 +122,10 @@ def test_the_list_of_tokens_is_lost_on_one_side() -> None:
 
 def test_the_group_of_a_module_is_that_of_its_name_before_a_pattern_before_a_class() -> None:
     groups = {
-        "classes": {"targets": ["Linear"]}, "named": {"targets": ["model.layers.0.q_proj"]},
+        "classes": {"targets": ["Linear"]},
+        "named": {"targets": ["model.layers.0.q_proj"]},
         "pattern": {"targets": ["re:.*q_proj"]},
-    }  # fmt: skip
+    }
     at = compressed_scope._group_at
     assert at(groups, "model.layers.0.q_proj") == "named"
     assert at(groups, "model.layers.1.q_proj") == "pattern"

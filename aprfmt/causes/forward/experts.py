@@ -146,10 +146,12 @@ def usual_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
         if biases is None or "experts" not in held or "expert_w" not in held:
             return x
         experts, weights = (np.asarray(held[name]) for name in ("experts", "expert_w"))
-        rows = np.stack([
-            np.asarray(biases.expert(i).array(patched.backend), np.float32)
-            for i in range(int(patched.hp["n_experts"]))
-        ])  # fmt: skip
+        rows = np.stack(
+            [
+                np.asarray(biases.expert(i).array(patched.backend), np.float32)
+                for i in range(int(patched.hp["n_experts"]))
+            ]
+        )
         taken = (1 - weights)[..., None] * rows[experts.astype(np.int64)]
         return x + taken.sum(-2).astype(np.asarray(x).dtype)
 
