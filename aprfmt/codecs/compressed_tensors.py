@@ -435,7 +435,6 @@ PACKED = Dialect(
     shape_of=_packed_shape,
     laid_out=_lay_out_packed,
     codes=_packed_codes,
-    signed=True,
 )
 PACKED_FLOAT = Dialect(
     name="compressed_packed_float",

@@ -470,7 +470,7 @@ def usual(patched: Any) -> list[Any]:
 def test_blocks_of_an_indexer_have_other_sizes_and_neighbours() -> None:
     for size, local, sizes, locals_ in (
         (4, 1, [3, 5, 2, 8], [0, 2]),
-        (1, 0, [2, 2], [1]),
+        (1, 0, [2], [1]),
         (8, 3, [7, 9, 4, 16], [0, 2, 4]),
     ):
         patched: Any = SimpleNamespace(hp={"index_block": size, "index_local_blocks": local})

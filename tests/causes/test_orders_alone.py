@@ -16,7 +16,6 @@ STREAM, MADE = 5.0, 3.0
 SUMS = {
     "the stream is added to itself instead of what {} computed": 10.0,
     "what {} computed is added to itself instead of the stream": 6.0,
-    "what {} computed is added twice": 11.0,
     "what {} computed is taken away from the stream": 2.0,
     "the stream is counted twice where what {} computed is added": 13.0,
     "the stream is multiplied by what {} computed": 15.0,
@@ -38,14 +37,16 @@ def test_sums_and_norms_are_tried_where_a_model_has_them() -> None:
         )
         return [one.change.says for one in usual_steps._sum_mistakes(patched)]
 
+    twice = [f"what {name} computed is added twice" for name in ("attention", "the MLP")]
     plain = [words.format(name) for words in SUMS for name in ("attention", "the MLP")]
     for placement in ("pre", "post", "sandwich"):
         found = said(placement)
         assert found[: len(plain)] == plain
         behind = [text for text in found if text.startswith("the norm behind")]
         assert len(behind) == (0 if placement == "pre" else 3)
-        assert len(found) == len(plain) + (1 if placement == "pre" else 3)
-    assert len(said("pre", parallel=True)) == len(plain)
+        assert [text for text in found if text.endswith("added twice")] == twice
+        assert len(found) == len(plain) + len(twice) + (1 if placement == "pre" else 3)
+    assert len(said("pre", parallel=True)) == len(plain) + len(twice)
     factors = [text for text in said("pre", scale=0.5) if text.startswith("residual_scale mult")]
     assert factors == [
         "residual_scale multiplies the stream, not what a sublayer computed",

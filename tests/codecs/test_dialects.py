@@ -214,7 +214,8 @@ def refusals() -> list[tuple[str, Mapping[str, Any], dict[str, StoredPart], str]
         ("gptq", config, gptq | {".scales": short}, "bytes, expected"),
         ("gptq", config, gptq | {".scales": gptq[".qzeros"]}, "is I32, expected F16"),
         ("mlx", {"bits": 4, "group_size": 3}, parts(weight=np.zeros((2, 4), np.uint32),
-         scales=np.zeros((2, 1), np.float16)), "says bits 4, group_size 3: part .* rows of 32"),
+         scales=np.zeros((2, 1), np.float16), biases=np.zeros((2, 1), np.float16)),
+         "says bits 4, group_size 3: part .* rows of 32"),
         ("mlx", {"bits": 4, "group_size": 32, "mode": "nf4"}, parts(
             weight=np.zeros((2, 4), np.uint32), scales=np.zeros((2, 1), np.float16)), "nf4"),
     ]  # fmt: skip

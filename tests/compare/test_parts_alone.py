@@ -205,7 +205,7 @@ def test_four_roles_are_named_and_the_others_counted(roles: int) -> None:
         assert (f"r{i}.weight in layers 0" in text) is (i < 4)
     assert ("output.weight" in text) is (roles == 3)
     more = max(0, roles - 4)
-    assert text.endswith(f" and {more} more roles") is (more > 0)
+    assert text.endswith(f" and {more} more role{'s' if more > 1 else ''}") is (more > 0)
 
 
 @pytest.mark.parametrize("scaling", [None, "linear", "yarn", "dynamic"])

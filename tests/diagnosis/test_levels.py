@@ -137,7 +137,8 @@ def test_values_of_a_lost_scale_say_nothing(bad: tuple[int, ...], wrong: float) 
 
     made = packed(scale_part(*right))
     own = scale_part(*(wrong if at in bad else scale for at, scale in enumerate(right)))
-    weight: Any = SimpleNamespace(parts={"scale": own})
+    dialect = SimpleNamespace(signed=False)
+    weight: Any = SimpleNamespace(parts={"scale": own}, dialect=dialect)
     expected, values = packing._known_values(made, weight, codes + 100, made.decode())
     assert np.array_equal(values, made.decode())
     wanted = codes + 100

@@ -108,7 +108,9 @@ def test_a_pass_has_the_arrays_of_its_own_stream(monkeypatch: pytest.MonkeyPatch
 
     def passed(stream: int, *arrays: tuple[str, tuple[int, ...]]) -> Any:
         rows = rows_of(*arrays)
-        made, odd = dump_folders._join_pass(Path("d"), 3, stream, rows, axes, spec, PointWidths(), ())
+        made, odd = dump_folders._join_pass(
+            Path("d"), 3, stream, rows, axes, spec, PointWidths(), ()
+        )
         assert not odd and made.texts == {"rids": ["a"]}
         return made
 

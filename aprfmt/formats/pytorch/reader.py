@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, TensorInfo, Value
+from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, Source, TensorInfo, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.damage import Faults, Structure
@@ -264,13 +264,14 @@ def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
         return PytorchSource(path, list(opened.values()), tensors, index.metadata, notes)
 
 
-def check_record_checksums(source: PytorchSource, known: Mapping[Path, int]) -> bool | None:
+def check_record_checksums(source: Source, known: Mapping[Path, int]) -> bool | None:
     """Return whether every record of the archives has the CRC-32 that its directory says.
 
     None where a file has none; see `PickledFile.footer_matches`. `known` is not used: formats with
-    a checksum of the whole file get the CRC-32 of each file there.
+    a checksum of the whole file get the CRC-32 of each file there. An engine's state, joined from
+    such files, has none of its own.
     """
-    return source.footer_matches()
+    return source.footer_matches() if isinstance(source, PytorchSource) else None
 
 
 def refuse_writing(path: Path, **options: object) -> None:

@@ -126,16 +126,14 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "examine-holds-further", "aprfmt/diagnosis/examine.py",
-        "if reach > here and (best is None or reach > best.reach):\n"
-        "            best = Solution(\n                change",
-        "if reach >= here and (best is None or reach > best.reach):\n"
-        "            best = Solution(\n                change",
+        "if reach > here and (best is None or (reach, -left) > (best.reach, -best.left)):",
+        "if reach >= here and (best is None or (reach, -left) > (best.reach, -best.left)):",
         "a change that explains nothing is a confirmed cause",
     ),
     Row(
         "examine-name-last", "aprfmt/diagnosis/examine.py",
-        'change.cause != "capture_point", -answer.residual)',
-        'change.cause == "capture_point", -answer.residual)',
+        "not change.general, not elsewhere, -answer.left",
+        "not change.general, elsewhere, -answer.left",
         "a wrong name of a point is preferred to the wrong operation",
     ),
 )  # fmt: skip
