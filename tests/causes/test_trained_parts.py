@@ -67,7 +67,7 @@ def test_factors_of_rows_and_columns_are_no_training(
 ) -> None:
     """A DoRA merge, or one taken out along another axis; steps with weight decay are a training.
 
-    Seen red: "trained further" for factors, and a decay taken for factors of rows.
+    Seen red: "trained further" for factors.
     """
     rng = np.random.default_rng(0)
 

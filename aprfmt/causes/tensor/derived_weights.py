@@ -89,8 +89,8 @@ POWERS = 8  # steps to the largest singular vector of a difference that has one 
 SAME_LINE = 0.99  # cosine from which two vectors are the same direction
 WHOLE = 0.05  # of the share of a direction that was removed, within which it is all of it
 LIGHT = 0.25  # share of a vector's values that a light training moves at least in 16 bits
-BOARD, NARROW, TURNS = 512, 16, 6  # rows and columns looked at; the fewest; steps of the fit
-FACTORED = 0.75  # share of a squared difference that factors make: a training's is near 0
+LOOKED_AT, NARROW, TURNS = 512, 16, 6  # rows and columns looked at; the fewest; steps of the fit
+FACTORED = 0.5  # share of a squared difference that factors make: a training's is near 0
 TINY = 1e-300
 EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training changes at least
 
@@ -351,22 +351,22 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
 def _factored_share(x: "Array", y: "Array") -> float:
     """Return the share of y's squared distance from x that factors of rows and columns make.
 
-    It is that beyond one factor for all. The factors are found on every second element, as on the
-    white squares of a board, and judged on the others.
+    It is that beyond one factor for all. The factors are found on a half of the elements, drawn at
+    random so that all rows and columns are tied to each other, and judged on the others.
     """
-    at = [np.linspace(0, n - 1, min(n, BOARD)).astype(np.int64) for n in x.shape]
+    at = [np.linspace(0, n - 1, min(n, LOOKED_AT)).astype(np.int64) for n in x.shape]
     if min(map(len, at)) < NARROW:
         return 0.0
     x, y = (np.asarray(values[np.ix_(*at)], np.float64) for values in (x, y))
-    white = np.add.outer(np.arange(x.shape[0]), np.arange(x.shape[1])) % 2 == 0
-    square, product = np.where(white, x * x, 0.0), np.where(white, x * y, 0.0)
+    half = np.random.default_rng(12).random(x.shape) < 0.5
+    square, product = np.where(half, x * x, 0.0), np.where(half, x * y, 0.0)
     row, column = np.ones(len(x)), np.ones(x.shape[1])
     for _ in range(TURNS):
         row = product @ column / np.maximum(square @ column**2, TINY)
         column = row @ product / np.maximum(row**2 @ square, TINY)
     one = product.sum() / max(square.sum(), TINY)
     left, away = (
-        norms.exact_norm((y - x * factor)[~white]) for factor in (np.outer(row, column), one)
+        norms.exact_norm((y - x * factor)[~half]) for factor in (np.outer(row, column), one)
     )
     return max(0.0, 1 - (left / away) ** 2) if away else 0.0
 
@@ -532,8 +532,8 @@ def _training_words(changes: Sequence[MatrixChange]) -> str:
     if factored >= FACTORED:
         return (
             f"rows and columns have factors of their own, which make {math.floor(100 * factored)} "
-            "% of the squared difference or more, as no training does: an adapter's magnitudes "
-            "(DoRA) were merged, or taken out along another axis"
+            "% of the squared difference or more, as no training does; an adapter's magnitudes "
+            "(DoRA) do that are merged, or taken out along another axis"
         )
     if not all(change.pruned for change in changes):
         return "trained further"
