@@ -153,7 +153,8 @@ def test_every_mistake_is_named_alone(name: str, made: Made) -> None:
     found = answer(made, reported)
     assert found.says == "named", found
     assert found.distinct_mistakes == ((name,),)
-    rounded = answer(made, float(f"{reported:.4g}"), digit=0.0)
+    size = 0.0 if math.isnan(reported) else 10.0 ** math.floor(math.log10(reported))
+    rounded = answer(made, float(f"{reported:.4g}"), digit=size * 0.5e-3)
     assert rounded.says != "agrees"
     assert (name,) in rounded.distinct_mistakes
 
