@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
 
+UNRELATED = 1.0  # of the norm: zeros are no further from any values
+
+
 def samples_agree(x: "Array", y: "Array", slack: float) -> bool:
-    """Return whether two samples are equal: to the bit, or within the slack."""
+    """Return whether two samples are equal: to the bit, or within the slack.
+
+    False for a slack that any other values are within too, as of ternary codes.
+    """
     if slack == 0:
         return bool(np.array_equal(x, y, equal_nan=True))
+    if 2 * slack >= UNRELATED:
+        return False
     x, y = to_float64(x), to_float64(y)
     norm = max(norms.exact_norm(x), norms.exact_norm(y))
     return norms.exact_norm(x - y) <= 2 * slack * norm
