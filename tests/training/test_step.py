@@ -78,6 +78,19 @@ def test_what_two_mistakes_give_is_not_confirmed(name: str, tmp_path: Path) -> N
     assert "as well given by" in report.causes[0].says
 
 
+@pytest.mark.parametrize("decay", [True, False])
+def test_an_average_saved_in_place_of_weights_is_no_confirmed_rate(
+    decay: bool, tmp_path: Path
+) -> None:
+    """The bytes are the same. Seen red: "the rate is 2e-07", confirmed."""
+    stated = STATED if decay else STATED.replace("wd=0.1", "wd=0")
+    after = stepped(right if decay else partial(right, wd=0.0))
+    averaged = {n: w + np.float32(1e-3) * (after[n] - w) for n, w in weights().items()}
+    (found,) = Made(averaged, stated, grads=gradients(1)).report(tmp_path).causes
+    assert (found.cause, found.level) == ("step_factor", "explained")
+    assert "EMA" in found.says
+
+
 @pytest.mark.parametrize("made", [1.0, 0.0])
 def test_the_states_decay_tells_a_lost_one_from_none(made: float, tmp_path: Path) -> None:
     """The bits are the same. Seen red: confirmed without the state."""

@@ -7,6 +7,7 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.optimizers import Recipe, changed
 from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis, number_text_apart
+from aprfmt.measure.verdicts import Certainty
 
 CAUSE_ROWS = (
     Cause(
@@ -80,17 +81,23 @@ def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     times = near or f"{number} times"
     one = changed(recipe, factor=value * recipe.factor)
     says = f"the step is {times} the expected one" + (rate if case.signs else "")
+    # An average takes the same part of the step and of its decay.
+    averaged = AVERAGE if value <= AVERAGED else ""
+    most: Certainty = "explained" if averaged else "confirmed"
+    measured = ("factor", value)
     if recipe.wd and not recipe.adds_decay_to_gradient:  # a rate is in both
         both = changed(one, decay_factor=value * recipe.decay_factor)
-        says_both = f"step and decay are {times} the expected ones{rate}"
+        says_both = f"step and decay are {times} the expected ones{rate}{averaged}"
         if value != 2 or case.others.get("rate") != recipe.lr:
-            yield StepGuess(
-                "step_factor", says_both, both, 0 if near else 1, number=("factor", value)
-            )
+            free = 0 if near else 1
+            yield StepGuess("step_factor", says_both, both, free, number=measured, most=most)
     # Where it decays, a rate is in the decay too.
     if not (recipe.decays(case.vector) and recipe.row.sizes):
         free = 0 if near and recipe.row.sizes else 1
-        yield StepGuess("step_factor", says, one, free, number=("factor", value))
+        if recipe.wd:
+            yield StepGuess("step_factor", says, one, free, number=measured)
+        else:
+            yield StepGuess("step_factor", says + averaged, one, free, number=measured, most=most)
 
 
 def _guess_rate(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -105,6 +112,8 @@ def _guess_rate(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     yield StepGuess("step_factor", says, changed(recipe, lr=rate), 1, number=("factor", rate))
 
 
+AVERAGED = 0.0101  # of a step, and less: the part of it that an average of weights takes
+AVERAGE = "; an average of the weights (EMA) saved in place of them gives the same"
 SLACK = 2e-3
 
 
