@@ -259,7 +259,9 @@ class PairedPass:
 
         All else is A's, and so is what enters each layer. Layers without such a token are left out.
         """
-        others = tuple(key for key in {*self.a.roles, *self.b.roles} if key not in keys)
+        others = tuple(
+            key for key in dict.fromkeys((*self.a.roles, *self.b.roles)) if key not in keys
+        )
         blend = self.blend([Touched(tuple(self.a.hyper), others)])
         streams, found = self.stage_inputs(probe), dict[int, int]()
         for stage in blend.own:

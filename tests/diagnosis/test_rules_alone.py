@@ -206,6 +206,7 @@ def test_a_walk_without_anything_in_common_says_so() -> None:
             points=[],
             reporter=SimpleNamespace(budget=budget),
         )
+        made._has_tower_alone = lambda: False
         made._record_omitted_pass = lambda: Walk._record_omitted_pass(cast(Any, made))
         return made
 

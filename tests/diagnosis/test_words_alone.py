@@ -36,7 +36,7 @@ def test_a_part_is_wrong_by_its_shape_its_type_or_its_numbers(
         return SimpleNamespace(shape=shape, encoding=encoding)
 
     bad = {"": ""}
-    monkeypatch.setattr(packing_repairs, "bad_scale_text", lambda suffix, part: bad[""])
+    monkeypatch.setattr(packing_repairs, "bad_scale_text", lambda suffix, part, signed: bad[""])
     wrong = packing_repairs.wrong_part
     for one, other in (
         (part(4, 8), part(4, 8)),

@@ -193,7 +193,7 @@ def test_an_older_schema_stays_and_is_not_what_is_printed() -> None:
 ANSWERS = Path(__file__).parent / "answers"
 MACHINE = ("doctor",)  # what the machine has
 OWN = re.compile(  # of the machine, the run or another page
-    r".*/(?:seconds|[a-z_]*version|versions|device|threads|memory|peak[a-z_]*|rate|seed|json_schema"
+    r".*/(?:seconds|sample|[a-z_]*version|versions|device|threads|memory|peak[a-z_]*|rate|seed|json_schema"
     r"|[a-z_]*free_bytes|[a-z_]*(?:per_second|seconds))(?:/.*)?:"
 ).match
 BY_COMMAND = [pytest.param(name, marks=pytest.mark.xdist_group(f"schema-{name}")) for name in RUNS]
