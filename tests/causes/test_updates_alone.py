@@ -21,6 +21,7 @@ from aprfmt.causes.training.clipping import CLIPS, Clipping, scaled_bound, value
 from aprfmt.causes.training.frozen_parameters import _must_move
 from aprfmt.causes.training.optimizers import Moments, parse_recipe
 from aprfmt.causes.training.step_case import StepCase
+from aprfmt.causes.training.step_size import AVERAGE
 from aprfmt.causes.training.table import UPDATES
 
 Array = NDArray[Any]
@@ -376,7 +377,7 @@ DEPARTURES: dict[str, tuple[Callable[[], tuple[StepCase, str]], tuple[str, ...]]
     "clipped twice": (
         lambda: clipped(lambda g: g * ONCE**2),
         (f"clip_twice: the gradients were clipped twice, by {ONCE:.4g} each time",
-         f"step_factor: the step is {ONCE**2:.3g} times the expected one"),
+         f"step_factor: the step is {ONCE**2:.3g} times the expected one{AVERAGE}"),
     ),
     "clipped by its own norm": (
         lambda: clipped(lambda g: g * CLIP / (OWN + 1e-6)),

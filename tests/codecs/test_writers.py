@@ -253,13 +253,21 @@ def test_blocks_are_laid_out_anew(encoding: str, data: st.DataObject) -> None:
                 assert said.inexact == 0, target
 
 
+# Bits of a scale that are no sign, by its encoding; of others those of a byte.
+MAGNITUDE = {"F16": 0x7FFF, "BF16": 0x7FFF, "F32": 0x7FFFFFFF}
+
+
 def lost(packed: PackedWeight, mask: int = 0x7F) -> bool:
     """Say whether scales are 0 everywhere, be it that they underflow; held to be refused.
 
-    `mask` are the bits of a byte that tell: an E8M0 scale has no sign.
+    `mask` are the bits that tell of scales of one byte: an E8M0 scale has no sign.
     """
-    held = [np.frombuffer(p.raw, np.uint8) & mask for s, p in packed.parts.items() if "scale" in s]
-    if all(one.any() for one in held):
+    for suffix, part in packed.parts.items():
+        bits = MAGNITUDE.get(part.encoding, mask)
+        numbers = np.frombuffer(part.raw, f"<u{(bits.bit_length() + 7) // 8}")
+        if "scale" in suffix and not (numbers & bits).any():
+            break
+    else:
         return False
     with pytest.raises(CodecError, match="is 0 everywhere"):
         packed.decode()
