@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.base.text_escape import escape, shorten
+from aprfmt.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import Region
@@ -223,11 +224,11 @@ def text_kind(head: bytes) -> str:
     return f"{kind} that begins {shorten(text.strip(), 30)!r}"
 
 
-def trainer_shard(path: Path, *, weights: bool) -> tuple[Path, str] | None:
-    """Return (a shard that a trainer wrote, what it is and what joins it); None for other files.
+def refuse_trainer_shards(path: Path, *, weights: bool) -> None:
+    """Raise UnsupportedError for a shard that a trainer wrote, with what joins it.
 
     `path` is one, or a folder of them, or the folder above it, which has DeepSpeed's file `latest`.
-    The words follow the shard's path. They are on `weights`, or on moments and gradients.
+    The words are on `weights`, or on moments and gradients.
     """
     if not path.is_dir():
         files = [path]
@@ -236,8 +237,7 @@ def trainer_shard(path: Path, *, weights: bool) -> tuple[Path, str] | None:
     for pattern, of_weights, of_arrays in _TRAINER_SHARDS:
         shard = next((each for each in files if pattern.fullmatch(each.name)), None)
         if shard is not None:
-            return shard, of_weights if weights else of_arrays
-    return None
+            raise UnsupportedError(f"{shard}: {of_weights if weights else of_arrays}")
 
 
 def foreign_folder(folder: Path) -> str:

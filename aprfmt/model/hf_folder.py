@@ -13,8 +13,8 @@ from typing import Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.base.sequences import join_first
-from aprfmt.errors import FormatError, UnsupportedError, UsageError
-from aprfmt.formats.foreign_formats import foreign_folder, trainer_shard
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.formats.foreign_formats import foreign_folder, refuse_trainer_shards
 from aprfmt.formats.mapped_file import Buffer, open_bytes
 from aprfmt.formats.pytorch.layout import recognise
 from aprfmt.formats.shard_set import refuse_mixed
@@ -179,8 +179,7 @@ def find_weights(folder: Path) -> Path:
         pickled = pickled_weights(folder)
         if len(pickled) == 1:
             return pickled[0]
-        if (shard := trainer_shard(folder, weights=True)) is not None:
-            raise UnsupportedError(": ".join(map(str, shard)))
+        refuse_trainer_shards(folder, weights=True)
         if pickled:
             names = ", ".join(path.name for path in pickled[:12])
             raise UsageError(f"{folder}: holds several files of torch.save ({names}); name one")

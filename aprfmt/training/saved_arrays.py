@@ -27,9 +27,9 @@ from aprfmt.arch.layout_steps import ChangesValues
 from aprfmt.arch.spec import LayoutStep
 from aprfmt.base.protocols import Value
 from aprfmt.base.shapes import matrix_shape
-from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError, UsageError
+from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
 from aprfmt.formats import open_source
-from aprfmt.formats.foreign_formats import trainer_shard
+from aprfmt.formats.foreign_formats import refuse_trainer_shards
 from aprfmt.formats.pytorch.layout import recognise
 from aprfmt.inference.engines.captures import ARRAYS, Captures, open_captures
 from aprfmt.inference.gradients.given_points import point_names
@@ -266,8 +266,7 @@ def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Capt
     and UnsupportedError for a trainer's shards that are not joined here.
     """
     for given in paths:
-        if (shard := trainer_shard(given, weights=False)) is not None:
-            raise UnsupportedError(": ".join(map(str, shard)))
+        refuse_trainer_shards(given, weights=False)
     found: dict[str, tuple[Captures, str]] = {}
     for path in (each for given in paths for each in sorted(given.glob(SHARDS)) or (given,)):
         captures = stack.enter_context(open_captures(path))

@@ -44,8 +44,8 @@ from aprfmt.causes.training.step_case import COARSE, StepGuess, held_in
 from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.causes.training.weight_decay import no_decay_guess
-from aprfmt.errors import UnsupportedError, UsageError
-from aprfmt.formats.foreign_formats import trainer_shard
+from aprfmt.errors import UsageError
+from aprfmt.formats.foreign_formats import refuse_trainer_shards
 from aprfmt.inference.gradients.given_points import ROLES_WITHOUT_GRADIENT, read_points
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
@@ -128,9 +128,8 @@ def explain_step(
         raise UsageError(
             "nothing to explain; give --after CKPT, the checkpoint after the step, or --grads FILE"
         )
-    if after is not None and (shard := trainer_shard(Path(after), weights=True)) is not None:
-        if shard[0] == Path(after):
-            raise UnsupportedError(": ".join(map(str, shard)))
+    if after is not None and not Path(after).is_dir():
+        refuse_trainer_shards(Path(after), weights=True)
     with ExitStack() as stack:
         base = stack.enter_context(open_model(Path(model), arch=arch))
         before = base if adapter is None else stack.enter_context(open_model(Path(adapter)))
