@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from aprfmt.arch.binding import BoundGroup, Shape, logical_shapes
 from aprfmt.arch.grouped_rows import ByGroup
@@ -84,6 +84,7 @@ REPLACED = (
     (".conv.conv.weight", ".conv.conv_weight"),
     (".A_log", ".A"),
 )
+T = TypeVar("T")
 # Roles of which one matrix is made whose parts have one factor of NVFP4's scales: ModelOpt and
 # llm-compressor export them so, as vLLM and SGLang take the largest factor for all.
 ONE_FACTOR = (
@@ -278,6 +279,19 @@ class EngineParameter:
     def shape(self) -> Shape:
         """The shape of the parameter where one rank holds all of it."""
         return joined_shape(self.shapes, self.axis)
+
+
+def parts_of_one_factor(held: Mapping[str, Sequence[T]]) -> Iterator[tuple[T, ...]]:
+    """Yield the parts of each matrix that engines join and give one factor (ONE_FACTOR).
+
+    `held` has the weights of each role's key; where these are experts, each is joined for itself.
+    """
+    for key, firsts in held.items():
+        layer, role = split_key(key)
+        for group in ONE_FACTOR:
+            if role == f"{group[0]}.weight":
+                others = (held.get(role_key(layer, f"{one}.weight"), ()) for one in group[1:])
+                yield from zip(firsts, *others, strict=False)
 
 
 def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.arch.engine_parameters import ONE_FACTOR
-from aprfmt.arch.role_vocabulary import role_key, split_key
+from aprfmt.arch.engine_parameters import parts_of_one_factor
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion.options import Options
@@ -200,15 +199,9 @@ def joined_outputs(outputs: Sequence[Output]) -> Mapping[str, Sequence[Output]]:
         for role in output.spellings:
             held.setdefault(role, []).append(output)
     found: dict[str, Sequence[Output]] = {}
-    for key, firsts in held.items():
-        layer, role = split_key(key)
-        for group in ONE_FACTOR:
-            if role != f"{group[0]}.weight":
-                continue
-            others = [held.get(role_key(layer, f"{one}.weight"), []) for one in group[1:]]
-            for each in zip(firsts, *others, strict=False):
-                if len({one.info.encoding for one in each}) == 1:
-                    found |= {one.info.name: [*each] for one in each}
+    for parts in parts_of_one_factor(held):
+        if len({one.info.encoding for one in parts}) == 1:
+            found |= dict.fromkeys((one.info.name for one in parts), parts)
     return found
 
 

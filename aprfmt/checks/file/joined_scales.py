@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aprfmt.arch.engine_parameters import ONE_FACTOR
-from aprfmt.arch.role_vocabulary import role_key, split_key
+from aprfmt.arch.engine_parameters import parts_of_one_factor
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
@@ -46,18 +45,11 @@ def _factors(ctx: CheckContext) -> Iterator[tuple[str, list[float]]]:
 
     Of experts each is a matrix. Factors that are no positive numbers are left to other checks.
     """
-    roles = ctx.resolution.roles
-    for key in roles:
-        layer, role = split_key(key)
-        group = next((one for one in ONE_FACTOR if f"{one[0]}.weight" == role), ())
-        views = [roles.get(role_key(layer, f"{one}.weight")) for one in group]
-        stored = [view.stored for view in views if view is not None]
-        if not group or len(stored) < len(group):
-            continue
-        for parts in zip(*stored, strict=False):
-            values = [value for part in parts for value in _factor(part)]
-            if len(values) == len(parts):
-                yield ", ".join(part.info.name for part in parts), values
+    stored = {key: view.stored for key, view in ctx.resolution.roles.items()}
+    for parts in parts_of_one_factor(stored):
+        values = [value for part in parts for value in _factor(part)]
+        if len(values) == len(parts):
+            yield ", ".join(part.info.name for part in parts), values
 
 
 def _factor(stored: LazyTensor) -> list[float]:
