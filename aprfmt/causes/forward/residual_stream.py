@@ -78,6 +78,7 @@ FACTORS = {
 
 MOST_WRONG = 0.5  # share of the tokens up to which single ids are wrong, not the table
 MOST_ROWS = 512
+HALVES: Mapping[str, str] = {"attn": "attention", "ffn": "the MLP"}  # sublayers in words
 POWERS = (-3, -2, -1, 1, 2, 3)  # of 2: factors that are tried before a number is fitted
 
 
@@ -522,7 +523,7 @@ def sublayer_factor_change(patched: PatchedModel, sublayer: str, value: float) -
     Where the model has no factor, one of 2 is what is added twice.
     """
     configured = float(patched.hp["residual_scale"])
-    name = {"attn": "attention", "ffn": "the MLP"}[sublayer]
+    name = HALVES[sublayer]
     if (configured, value) == (1, 2):
         says = f"what {name} computed is added twice"
         return Change(

@@ -22,6 +22,7 @@ from aprfmt.causes.forward.per_layer import (
     usual_stream_copy_mistakes,
 )
 from aprfmt.causes.forward.residual_stream import (
+    HALVES,
     shared_norm_input_change,
     sublayer_factor_change,
     usual_sublayer_factor_mistakes,
@@ -55,7 +56,6 @@ SUMS: Mapping[str, Sum] = {
     "the stream is counted twice where what {} computed is added": lambda a, b: 2 * a + b,
     "the stream is multiplied by what {} computed": lambda a, b: a * b,
 }
-HALVES: Mapping[str, str] = {"attn": "attention", "ffn": "the MLP"}
 
 
 def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:

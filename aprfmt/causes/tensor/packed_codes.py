@@ -164,9 +164,7 @@ def explain_cut_codes(copy: PackedCopy) -> Iterator[Finding]:
     fit = copy.fit()
     if not fit.cut:
         return
-    low, high = copy.lattice.low, copy.lattice.high
-    held = np.clip(copy.x, np.minimum(low, high), np.maximum(low, high))
-    after = fit_errors(held, copy.y, copy.lattice)
+    after = fit_errors(_cut_at_ends(copy), copy.y, copy.lattice)
     if not after.how or after.rms > ON_STEPS:
         return
     off = np.abs(_errors_in_steps(copy))
@@ -174,6 +172,12 @@ def explain_cut_codes(copy: PackedCopy) -> Iterator[Finding]:
     many = f"{fit.cut} of {fit.count} values, by up to {off.max():.0f} steps"
     said = says, many, copy.scheme
     yield explain_copy(copy, "clipped_codes", said, after, 0, float(fit.cut))
+
+
+def _cut_at_ends(copy: PackedCopy) -> "Array":
+    """Return the other side's values [rows, columns], none beyond the ends of the copy's groups."""
+    low, high = copy.lattice.low, copy.lattice.high
+    return np.clip(copy.x, np.minimum(low, high), np.maximum(low, high))
 
 
 def explain_saturation(copy: PackedCopy) -> Iterator[Finding]:
@@ -185,8 +189,7 @@ def explain_saturation(copy: PackedCopy) -> Iterator[Finding]:
     fit = copy.fit()
     if not fit.saturates:
         return
-    low, high = copy.lattice.low, copy.lattice.high
-    held = np.clip(copy.x, np.minimum(low, high), np.maximum(low, high))
+    held = _cut_at_ends(copy)
     after = fit_errors(held, copy.y, copy.lattice)
     own = copy.source.side.lattice
     room = copy.lattice.step / 2

@@ -23,7 +23,8 @@ def explain_quantization(case: DifferingPair) -> Iterator[Finding]:
 
 def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
     """Yield findings of what is wrong with each side that is a wrong packed copy of the other."""
-    if None not in (case.a.side.lattice, case.b.side.lattice):  # which side is wrong, if one shows
+    both = None not in (case.a.side.lattice, case.b.side.lattice)
+    if both:  # which side is wrong, if one shows
         from aprfmt.causes.tensor.packed_codes import explain_saturation
 
         for copy in packed_copies(case):
@@ -47,7 +48,7 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
             if not copy.finite
             else (
                 packed_codes.explain_cut_codes,
-                packed_codes.explain_saturation,
+                *(() if both else (packed_codes.explain_saturation,)),
                 packed_codes.explain_zero_points,
                 packed_codes.explain_signs,
                 packed_scales.explain_scales,
