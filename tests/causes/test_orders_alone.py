@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.forward import kv_cache, rank_shares, usual_steps
+from aprfmt.causes.forward import kv_cache, rank_shares, residual_stream, usual_steps
 from aprfmt.causes.tensor import derived_weights
 from aprfmt.causes.tokenizer import part_exchange
 
@@ -18,12 +18,14 @@ SUMS = {
     "what {} computed is added to itself instead of the stream": 6.0,
     "what {} computed is taken away from the stream": 2.0,
     "the stream is counted twice where what {} computed is added": 13.0,
+    "the stream is counted 4 times where what {} computed is added": 23.0,
+    "the stream is counted 8 times where what {} computed is added": 43.0,
     "the stream is multiplied by what {} computed": 15.0,
 }
 
 
 def test_a_sum_is_what_its_words_say() -> None:
-    made = {words: how(STREAM, MADE) for words, how in usual_steps.SUMS.items()}
+    made = {words: how(STREAM, MADE) for words, how in residual_stream.SUMS.items()}
     assert made == SUMS
 
 
@@ -38,7 +40,7 @@ def test_sums_and_norms_are_tried_where_a_model_has_them() -> None:
         return [one.change.says for one in usual_steps._sum_mistakes(patched)]
 
     twice = [f"what {name} computed is added twice" for name in ("attention", "the MLP")]
-    plain = [words.format(name) for words in SUMS for name in ("attention", "the MLP")]
+    plain = [words.format(name) for name in ("attention", "the MLP") for words in SUMS]
     for placement in ("pre", "post", "sandwich"):
         found = said(placement)
         assert found[: len(plain)] == plain

@@ -665,6 +665,26 @@ def test_a_residual_factor_of_one_layer_is_said_once(
     assert {one.where for one in found.findings} == {("L1.residual_scale",)}
 
 
+@pytest.mark.parametrize(
+    ("part", "times", "often"), [("attn_out", 2, "twice"), ("ffn_out", 4, "4")]
+)
+def test_a_stream_that_each_device_adds_is_no_factor_of_what_is_added(
+    part: str, times: int, often: str
+) -> None:
+    """The next norm takes the stream twice for half of what is added; what follows does not."""
+
+    def add(here: Any, op: Any, a: Any, b: Any) -> Any:
+        return op(np.float32(times) * a if here.point == part and b.ndim == 2 else a, b)
+
+    folder = tiny_folder("llama")
+    points = frozenset({"embd", "attn_norm", "attn_out", "ffn_norm", "ffn_out"})
+    points |= {"out"} if part == "attn_out" else set()
+    run = trace(folder, f"added-{part}-{times}", points=points, **broken_here(add=add))
+    found = confirmed(folder, run)
+    assert [one.cause for one in found.findings] == ["residual"]
+    assert f"the stream is counted {often}" in found.sentence
+
+
 @pytest.mark.parametrize("base", ["falcon_h1", "bloom", "llama4"])
 def test_a_module_that_returns_more_than_its_product_is_no_array_written_over(base: str) -> None:
     """falcon_h1's MLP multiplies, bloom's adds the stream, llama4's router gives the weights."""

@@ -21,7 +21,7 @@ from aprfmt.causes.forward.mismatch import (
 from aprfmt.causes.forward.norm_order import NORMS
 from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
-from aprfmt.causes.forward.single_steps import BEHIND, share_norm_input
+from aprfmt.causes.forward.single_steps import BEHIND, Sum, change_sublayer_sum, share_norm_input
 from aprfmt.causes.row import Cause
 from aprfmt.inference.moe import ROUTED
 from aprfmt.inference.replay.patched_model import MOVES, STREAM, OperationCall, PatchedModel
@@ -80,6 +80,17 @@ MOST_WRONG = 0.5  # share of the tokens up to which single ids are wrong, not th
 MOST_ROWS = 512
 HALVES: Mapping[str, str] = {"attn": "attention", "ffn": "the MLP"}  # sublayers in words
 POWERS = (-3, -2, -1, 1, 2, 3)  # of 2: factors that are tried before a number is fitted
+
+# Other sums; a stream is counted several times where each device adds it (shards.COUNTS).
+SUMS: Mapping[str, Sum] = {
+    "the stream is added to itself instead of what {} computed": lambda a, b: a + a,
+    "what {} computed is added to itself instead of the stream": lambda a, b: b + b,
+    "what {} computed is taken away from the stream": lambda a, b: a - b,
+    "the stream is counted twice where what {} computed is added": lambda a, b: 2 * a + b,
+    "the stream is counted 4 times where what {} computed is added": lambda a, b: 4 * a + b,
+    "the stream is counted 8 times where what {} computed is added": lambda a, b: 8 * a + b,
+    "the stream is multiplied by what {} computed": lambda a, b: a * b,
+}
 
 
 def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
@@ -493,11 +504,23 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
                 keep_one_summand(call.location.point, keep, _sum_number(adds, index)),
                 {"kept": "added" if keep else "stream"},
             )
+    # Add in another way: a norm of the stream counted twice is one of half of what is added.
+    for sublayer in filter(None, dict.fromkeys(_sublayer_of(case, call) for call in adds)):
+        yield from sublayer_sum_changes(sublayer)
     # Give attention and MLP one input.
     if case.patched.spec.block.placement == "pre":
         yield parallel_change(case.patched)
         if not case.patched.hp["parallel_residual"]:
             yield shared_norm_input_change()
+
+
+def sublayer_sum_changes(sublayer: str) -> Iterator[Change]:
+    """Yield the changes to other sums of the stream and what `sublayer` (attn or ffn) computed."""
+    for words, how in SUMS.items():
+        says = words.format(HALVES[sublayer])
+        yield Change(
+            "residual", says, ("residual",), change_sublayer_sum(sublayer, how), {"sum": says}
+        )
 
 
 def try_left_out_layers(case: Mismatch) -> Iterator[Change]:

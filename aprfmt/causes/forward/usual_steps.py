@@ -1,6 +1,6 @@
 """Usual mistakes of engines in single steps: sums, norms, one side's rope, masks, caches."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from aprfmt.causes.forward.residual_stream import (
     HALVES,
     shared_norm_input_change,
     sublayer_factor_change,
+    sublayer_sum_changes,
     usual_sublayer_factor_mistakes,
 )
 from aprfmt.causes.forward.rope import rotated_element_changes
@@ -32,9 +33,7 @@ from aprfmt.causes.forward.routing_rules import routing_rule_changes
 from aprfmt.causes.forward.score_bias import usual_score_bias_mistakes
 from aprfmt.causes.forward.single_steps import (
     FUNCTIONS,
-    Sum,
     cap_after_mask,
-    change_sublayer_sum,
     divide_by_length,
     limit_window,
     mask_with_zero,
@@ -49,28 +48,11 @@ from aprfmt.causes.forward.state_space import usual_scan_mistakes
 from aprfmt.causes.forward.usual_blocks import UsualMistake, with_layers
 from aprfmt.inference.replay.patched_model import PatchedModel
 
-SUMS: Mapping[str, Sum] = {
-    "the stream is added to itself instead of what {} computed": lambda a, b: a + a,
-    "what {} computed is added to itself instead of the stream": lambda a, b: b + b,
-    "what {} computed is taken away from the stream": lambda a, b: a - b,
-    "the stream is counted twice where what {} computed is added": lambda a, b: 2 * a + b,
-    "the stream is multiplied by what {} computed": lambda a, b: a * b,
-}
-
 
 def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of adding a sublayer's result to the residual stream in another way."""
-    for words, how in SUMS.items():
-        for sublayer, name in HALVES.items():
-            yield UsualMistake(
-                Change(
-                    "residual",
-                    words.format(name),
-                    ("residual",),
-                    change_sublayer_sum(sublayer, how),
-                    {"sum": words.format(name)},
-                )
-            )
+    for sublayer in HALVES:
+        yield from map(UsualMistake, sublayer_sum_changes(sublayer))
     if patched.spec.block.placement == "pre" and not patched.hp["parallel_residual"]:
         yield UsualMistake(shared_norm_input_change())
     if patched.spec.block.placement != "pre":
