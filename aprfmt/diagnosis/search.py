@@ -460,6 +460,9 @@ def may_act(case: Mismatch, change: Change, layers: Layers) -> bool:
         return bool(ops & {"rope", "embed"})
     if after.taps != before.taps and ("add_weighted" in ops or case.view.point in ROUTING):
         return True
+    passed = {case.view.point, *(call.location.point for call in case.view.calls)}
+    if any(after.taps[name] != before.taps.get(name) for name in passed & {*after.taps}):
+        return True
     return _reads_replaced_weight(case, after)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.forward import attention_operands, indexer, score_bias, softmax
+from aprfmt.causes.forward import attention_operands, indexer, score_bias, single_steps, softmax
 from aprfmt.causes.tensor import pruned_copies
 from aprfmt.inference.score_bias import alibi_slopes
 
@@ -445,3 +445,18 @@ def test_a_pruned_copy_is_known_by_its_zeros_and_what_is_left(
     assert (np.abs(x) < 0.2).mean() < pruned_copies.LEAST and found(few) is None
     assert found(1.2 * pruned) is None  # more than the encoding rounds off
     assert found(np.zeros_like(x)) is None
+
+
+# --- the norm of latent keys and values -----------------------------------------------------------
+
+
+def test_a_norm_over_the_whole_latent_row_divides_by_the_mean_square_of_both_parts() -> None:
+    patched: Any = Patched(hp={"norm_eps": 0.5})
+    single_steps.norm_over_rotated_keys(patched, "some")  # type: ignore[arg-type]
+    row = np.random.default_rng(3).standard_normal((4, 6)).astype(np.float32)
+    latent, weight = row[:, :4], np.arange(1, 5, dtype=np.float32)
+    own = latent / np.sqrt(np.square(latent).mean(-1, keepdims=True) + 0.5) * weight
+    made = patched.taps["kv_a_norm"](patched, 0, own, {"kv_a": row})
+    whole = latent / np.sqrt(np.square(row).mean(-1, keepdims=True) + 0.5) * weight
+    np.testing.assert_allclose(made, whole, rtol=1e-5)
+    assert made.dtype == np.float32

@@ -73,6 +73,15 @@ def dropped(point: str) -> Plant:
     return lambda patched: patched.with_tap(point, tap, frozenset({0}))
 
 
+def without_expert(lost: int) -> Plant:
+    """Plant a sum over experts that never got what one of them gave."""
+
+    def tap(patched: PatchedModel, layer: int, x: Array, held: Mapping[str, Any]) -> Array:
+        return np.where(np.asarray(held["experts"]) == lost, np.zeros_like(x), x)
+
+    return lambda patched: patched.with_tap("expert_w", tap, None)
+
+
 def embedded(token: int, other: int) -> Plant:
     """Plant the embedding of another token of the text."""
 
@@ -108,6 +117,7 @@ OTHERS: Mapping[str, Mapping[str, Plant]] = {
         "a factor of scores": scores_times(1.7),
         "a factor of experts": hyper(routed_scale=2.5),
         "experts": hyper(n_experts_used=3),
+        "a lost expert": without_expert(4),
         "dropout": dropped("attn_out"),
         "dropout after the sum": dropped("ffn_norm"),
         "a shift": positions(list(range(3, 15))),
@@ -211,6 +221,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "a factor of scores": "scores are multiplied by 0.4907",
         "a factor of experts": ("routed experts are weighted by", ""),
         "experts": "a token takes 3 experts; the",
+        "a lost expert": ("", "expert 4 of 6, the share of rank"),
         "dropout": "dropout is on: 0.242 of the",
         "dropout after the sum": ("dropout is on: 0.247 of the", ""),
         "a shift": ("positions are counted from 3", ""),
@@ -257,6 +268,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "nothing is rotated": "layer 0 does not rotate; it should",
         "every token has position 0": OWN,
         "keys are not rotated": "layer 0 does not rotate; it should",
+        "the norm of the latent keys and values is taken over their whole row": ALONE,
         "an indexer chooses 4 keys; the model says 5": OWN,
         "rope turns backwards: the sine has the other sign": OWN,
         "the router is softmax; the model says sigmoid_bias": OWN,

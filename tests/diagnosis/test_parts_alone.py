@@ -1144,6 +1144,8 @@ def test_the_weights_of_every_blend_are_closed(count: int) -> None:
         ({"positions": (1, 2)}, ("linear",), "q", False),
         ({"taps": {"x": 1}}, ("add_weighted",), "out", True),
         ({"taps": {"x": 1}}, ("linear",), "q", False),
+        ({"taps": {"q": 1}}, ("linear",), "q", True),
+        ({"taps": {"behind": 1}}, ("linear",), "q", True),  # a product is made of it
     ],
 )
 def test_a_change_may_act_where_it_replaces_what_the_point_was_made_of(
@@ -1157,7 +1159,11 @@ def test_a_change_may_act_where_it_replaces_what_the_point_was_made_of(
     before = SimpleNamespace(**usual)
     after = SimpleNamespace(**{**usual, **changes})
     view = SimpleNamespace(
-        point=point, calls=[SimpleNamespace(op=op, weights=(), vectors=()) for op in calls]
+        point=point,
+        calls=[
+            SimpleNamespace(op=op, weights=(), vectors=(), location=SimpleNamespace(point="behind"))
+            for op in calls
+        ],
     )
     case: Any = SimpleNamespace(patched=before, view=view)
     change: Any = SimpleNamespace(make=lambda patched, layers: after)

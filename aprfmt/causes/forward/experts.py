@@ -7,6 +7,7 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.shards import COUNTS
 from aprfmt.inference.moe import ROUTED
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -246,6 +247,38 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
             yield capacity_change(number, by_weight=by_weight)
 
 
+def lost_experts_change(rank: int, ranks: int, n_experts: int) -> Change:
+    """Return the change to a sum without the experts of `rank`, which has 1/`ranks` of all."""
+    lost = np.arange(n_experts).reshape(ranks, -1)[rank]
+
+    def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return the weights `x` [tokens, used] with zeros for the lost experts."""
+        return np.where(np.isin(np.asarray(held["experts"]), lost), x.dtype.type(0), x)
+
+    which = f"experts {lost[0]} to {lost[-1]}" if len(lost) > 1 else f"expert {lost[0]}"
+    return Change(
+        "moe_routing",
+        f"{which} of {n_experts}, the share of rank {rank} of {ranks}, count for nothing",
+        ("expert_w",),
+        lambda patched, layers: patched.with_tap("expert_w", tap, layers),
+        {"ranks": ranks, "lost": rank},
+    )
+
+
+def find_lost_experts(case: Mismatch) -> Iterator[Change]:
+    """Yield changes to a sum without one rank's experts, whose tokens are the rows that differ."""
+    late = case.rows[case.distances_by_row(case.view) > 2 * case.view.tolerance]
+    if "add_weighted" not in {call.op for call in case.view.calls}:
+        return
+    n_experts = int(case.patched.hp["n_experts"])
+    for chosen, _ in _recorded_routing(case):
+        for ranks in dict.fromkeys((*COUNTS, n_experts)):
+            for rank in range(ranks if n_experts % ranks == 0 else 0):
+                theirs = (chosen * ranks // n_experts == rank).any(-1)
+                if np.array_equal(case.rows[theirs[case.rows]], late):
+                    yield lost_experts_change(rank, ranks, n_experts)
+
+
 def _recorded_routing(case: Mismatch) -> list[tuple[Array, Array]]:
     """Return (experts, weights), both [tokens, used], of the point's layer, or of all layers.
 
@@ -278,6 +311,7 @@ def try_expert_mistakes(case: Mismatch) -> Iterator[Change]:
         yield from usual_bias_mistakes(case.patched)
     yield from usual_exchanged_weights(case.patched)
     yield from find_capacity(case)
+    yield from find_lost_experts(case)
 
 
 def usual_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:

@@ -159,6 +159,19 @@ def divide_by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_op("rms_norm", override, layers)
 
 
+def norm_over_rotated_keys(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the MLA model whose latent's norm takes the mean square of latent and `k_pe`."""
+
+    def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return the normed latent `x`, divided by the root mean square of the whole row."""
+        row = np.square(np.asarray(held["kv_a"], np.float64))
+        eps = float(patched.hp["norm_eps"])
+        own, whole = (part.mean(-1, keepdims=True) + eps for part in (row[:, : x.shape[-1]], row))
+        return np.asarray(x * np.sqrt(own / whole), x.dtype)
+
+    return patched.with_tap("kv_a_norm", tap, layers)
+
+
 # --- rope ----------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,7 @@ from aprfmt.causes.forward.single_steps import (
     divide_by_length,
     limit_window,
     mask_with_zero,
+    norm_over_rotated_keys,
     norm_sum,
     rotate_times,
     rotate_values,
@@ -94,6 +95,10 @@ def _norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                 "norm_skipped", f"the norm of the latent {what} is left out", (role,),
                 skip_norms((point,)), {"after": [point]},
             ))  # fmt: skip
+        says = "the norm of the latent keys and values is taken over their whole row, with k_pe"
+        yield UsualMistake(
+            Change("norm_kind", says, ("attn_kv_a_norm",), norm_over_rotated_keys, {"over": "kv_a"})
+        )
     elif patched.hp["qk_norm"]:
         for point, what in (("v", "q"), ("q_norm", "k")):
             yield UsualMistake(
