@@ -685,6 +685,29 @@ def test_a_stream_that_each_device_adds_is_no_factor_of_what_is_added(
     assert f"the stream is counted {often}" in found.sentence
 
 
+@pytest.mark.parametrize(
+    ("base", "read", "own", "at"),
+    [
+        ("qwen3", "attn_q_norm.weight", "attn_k_norm.weight", ""),
+        ("llama", "ffn_up.weight", "ffn_gate.weight", "L1."),
+    ],
+)
+def test_a_weight_that_is_read_for_two_is_not_exchanged(
+    base: str, read: str, own: str, at: str
+) -> None:
+    """One cause for all layers; the weight that is read twice is right where it belongs."""
+    folder = tiny_folder(base)
+
+    def weights(held: Any) -> dict[str, Any]:
+        keys = [key for key in held if key.endswith(f".{own}") and key.startswith(at)]
+        return {key: held[key.replace(own, read)].numpy() for key in keys}
+
+    run = trace(folder, f"read-{read}", points=COARSE | {"q_norm", "k_norm"}, weights=weights)
+    (finding,) = confirmed(folder, run).findings
+    assert finding.says == f"{read} is read in place of {own}, too"
+    assert finding.where == (f"{at}{own}",)
+
+
 @pytest.mark.parametrize("base", ["falcon_h1", "bloom", "llama4"])
 def test_a_module_that_returns_more_than_its_product_is_no_array_written_over(base: str) -> None:
     """falcon_h1's MLP multiplies, bloom's adds the stream, llama4's router gives the weights."""

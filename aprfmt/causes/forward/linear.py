@@ -7,7 +7,7 @@ import numpy as np
 
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.product import (
-    exchange_weights_change,
+    other_weight_changes,
     product_of,
     replace_weights,
     scale_weights_change,
@@ -127,7 +127,7 @@ def try_other_weights(case: Mismatch) -> Iterator[Change]:
         if any(
             rel_l2(y + shift, found.theirs[:some]) <= 10 * case.view.tolerance for shift in shifts
         ):
-            yield exchange_weights_change(case, found.key, other)
+            yield from other_weight_changes(case, found.key, other)
             return
 
 

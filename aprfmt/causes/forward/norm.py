@@ -18,7 +18,7 @@ from aprfmt.causes.forward.norm_order import (
     use_eps,
 )
 from aprfmt.causes.forward.product import (
-    exchange_weights_change,
+    other_weight_changes,
     replace_weights,
     weights_of_same_shape,
 )
@@ -298,7 +298,7 @@ def _name_norm_weight(case: Mismatch, key: str, stored: Any) -> Iterator[Change]
     own = np.asarray(case.patched.stored[key].numpy(), np.float64)
     for other in weights_of_same_shape(case.patched, key):
         if case.agree(np.asarray(case.patched.stored[other].numpy(), np.float64), stored):
-            yield exchange_weights_change(case, key, other)
+            yield from other_weight_changes(case, key, other)
             return
     factor = float(np.sum(stored * own) / np.sum(own * own)) if own.any() else 0.0
     if factor and case.agree(own * factor, stored):

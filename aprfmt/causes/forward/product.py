@@ -1,6 +1,6 @@
 """The matrix product that gave a trace's value, and the weights that may have been used in it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,6 +191,33 @@ def scale_weights_change(
         replace_weights(arrays),
         {"times": factor},
         scoped=_are_of_layers(keys),
+    )
+
+
+def other_weight_changes(case: Mismatch, key: str, other: str) -> Iterator[Change]:
+    """Yield the changes with which the tensor `other` of the model stands in for the tensor `key`.
+
+    It is read for both, in the layers where both are, or they are exchanged.
+    """
+    yield exchange_weights_change(case, key, other)
+    stored = case.patched.stored
+    (layer, role), (from_layer, other_role) = split_key(key), split_key(other)
+    if layer != from_layer or role == other_role:
+        return
+    layers = range(case.patched.n_layers) if layer is not None else (None,)
+    pairs = {role_key(at, role): role_key(at, other_role) for at in layers}
+    arrays = {
+        own: stored[there].numpy()
+        for own, there in pairs.items()
+        if own in stored and there in stored and stored[own].shape == stored[there].shape
+    }
+    yield Change(
+        "swapped_tensors",
+        f"{other_role} is read in place of {role}, too",
+        (role,),
+        replace_weights(arrays),
+        {"read": other_role},
+        scoped=layer is not None,
     )
 
 
