@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.forward import attention_operands, indexer, score_bias, single_steps, softmax
+from aprfmt.causes.forward import (
+    attention_operands,
+    indexer,
+    norm_order,
+    score_bias,
+    single_steps,
+    softmax,
+)
 from aprfmt.causes.tensor import pruned_copies
 from aprfmt.inference.score_bias import alibi_slopes
 
@@ -460,3 +467,30 @@ def test_a_norm_over_the_whole_latent_row_divides_by_the_mean_square_of_both_par
     whole = latent / np.sqrt(np.square(row).mean(-1, keepdims=True) + 0.5) * weight
     np.testing.assert_allclose(made, whole, rtol=1e-5)
     assert made.dtype == np.float32
+
+
+# --- keys and values in fewer bits ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codes", "axes", "wanted"),
+    [
+        ("int8", (2,), [[[12.7, -6.4], [2.54, 0.64]], [[0.0, 0.0], [1.26, 0.01]]]),
+        ("int8", (0, 2), [[[12.7, -6.4], [2.54, 0.64]], [[0.0, 0.0], [1.26, 0.0]]]),
+        ("int8", None, [[[12.7, -6.4], [2.5, 0.6]], [[0.0, 0.0], [1.3, 0.0]]]),
+        ("int4", (1, 2), [[[12.7, -7.257], [1.814, 0.0]], [[0.0, 0.0], [1.26, 0.0]]]),
+    ],
+)
+def test_values_that_share_a_scale_are_whole_steps_of_it(
+    codes: str, axes: tuple[int, ...] | None, wanted: Any
+) -> None:
+    x = np.array([[[12.7, -6.41], [2.54, 0.64]], [[0.0, 0.0], [1.26, 0.01]]], np.float32)
+    made = norm_order.round_on_scales(x, codes, axes)
+    np.testing.assert_allclose(made, np.array(wanted), atol=5e-4)
+
+
+def test_rows_that_are_no_whole_blocks_stay_as_they_are() -> None:
+    x = np.random.default_rng(2).standard_normal((3, 4, 8)).astype(np.float32)
+    made = norm_order.round_to_blocks(x, "Q8_0")
+    assert made.shape == x.shape and 0 < np.abs(made - x).max() < np.abs(x).max() / 127
+    np.testing.assert_array_equal(norm_order.round_to_blocks(x[:, :3], "Q8_0"), x[:, :3])

@@ -421,6 +421,16 @@ def cached(dtype: str, *, keys: bool = True) -> Any:
     )
 
 
+def cached_in_bytes() -> Any:
+    """Keys and values are integers of 8 bits on a scale of each head of each token."""
+
+    def short(x: Any) -> Any:
+        scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+        return np.rint(x / scale) * scale
+
+    return broken("attention", lambda op, q, k, v, own: op(q, short(k), short(v), own))
+
+
 def keys_otherwise(turn: Callable[[Any, Any, Any, Any], Any]) -> Any:
     """Rope whose keys are turned by turn(operation, keys, table, its options), queries as usual."""
     calls = count()  # queries come first in each layer
@@ -501,6 +511,8 @@ ENGINES: dict[str, tuple[str, dict[str, Any], str, str]] = {
                      "keys and values, as a cache holds them, are rounded to float8_e4m3fn"),
     "values in fp8": ("llama", {"backend": cached("float8_e4m3fn", keys=False)}, "rounding",
                       "values alone, as a cache holds them, are rounded to float8_e4m3fn"),
+    "cache in int8": ("llama", {"backend": cached_in_bytes}, "rounding",
+                      "are rounded to int8, on a scale of each head of each token"),
 }  # fmt: skip
 
 

@@ -1,12 +1,13 @@
 """Changes of norms and sums: left out, of another kind, in another order."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Layers, Patch
 from aprfmt.causes.row import Cause
+from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 CAUSE_ROWS = (
@@ -266,6 +267,44 @@ def round_to_type(x: Any, dtype: str) -> Any:
     return kept.view(np.float32).reshape(values.shape)
 
 
+# Codes of 8 and 4 bits -> their largest number. "uint4" has a zero point of its own.
+LARGEST: Mapping[str, float] = {
+    "int8": 127, "int4": 7, "uint4": 15, "float8_e4m3fn": 448, "float8_e5m2": 57344,
+}  # fmt: skip
+
+
+def round_on_scales(
+    x: Any, codes: str, axes: int | tuple[int, ...] | None, scales: str = "float32"
+) -> Any:
+    """Return float32 values `x` rounded to `codes`, a row of LARGEST, on scales.
+
+    Values along `axes` share the scale that makes their largest one the largest code; None: all do.
+    `scales` is the type that scales are rounded to.
+    """
+    values, most = np.asarray(x, np.float32), np.float32(LARGEST[codes])
+    wide, low = np.abs(values).max(axes, keepdims=True), np.float32(0)
+    if codes == "uint4":
+        low = np.minimum(values.min(axes, keepdims=True), 0)
+        wide = np.maximum(values.max(axes, keepdims=True), 0) - low
+    scale = np.where(wide > 0, wide, 1).astype(np.float32) / most
+    scale = scale if scales == "float32" else round_to_type(scale, scales)
+    steps = values / scale
+    if codes == "uint4":
+        zero = np.rint(-low / scale)
+        return (np.clip(np.rint(steps) + zero, 0, most) - zero) * scale
+    if not codes.startswith("int"):
+        return round_to_type(steps, codes) * scale
+    return np.clip(np.rint(steps), -most - 1, most) * scale
+
+
+def round_to_blocks(x: Any, encoding: str) -> Any:
+    """Return float32 values [rows, ...] as `encoding` holds each row; as they are if it cannot."""
+    rows = np.asarray(x, np.float32).reshape(len(x), -1)
+    if rows.shape[1] % CODECS[encoding].block_size:
+        return x
+    return decode(encoding, encode(encoding, rows), rows.shape).reshape(x.shape)
+
+
 def round_operations(ops: Collection[str], dtype: str) -> Patch:
     """Return a patch: the results of operations `ops` are rounded to a shorter float type."""
 
@@ -288,19 +327,19 @@ def round_rope_table(dtype: str) -> Patch:
     return lambda patched, layers: patched.with_op("rope", override, layers)
 
 
-def round_keys_and_values(dtype: str, ops: Collection[str] = ("scores", "mix")) -> Patch:
-    """Return a patch: attention reads keys and values rounded to a shorter float type.
+def round_keys_and_values(rounded: Callable[[Any], Any], ops: Collection[str]) -> Patch:
+    """Return a patch: attention reads rounded keys and values [tokens, heads, d].
 
     `ops` are those that read rounded ones: `scores` reads the keys, `mix` the values.
     """
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
         """Return the scores of `q` with rounded keys."""
-        return op(q, round_to_type(k, dtype).astype(k.dtype), *rest)
+        return op(q, rounded(k).astype(k.dtype), *rest)
 
     def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
         """Return the sum of rounded values, weighted by `probs`."""
-        return op(probs, round_to_type(v, dtype).astype(v.dtype))
+        return op(probs, rounded(v).astype(v.dtype))
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with these operations in `layers`."""

@@ -1,7 +1,8 @@
 """Usual mistakes of engines about norms, the residual stream, factors, biases and experts."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from aprfmt.arch.role_vocabulary import split_key
@@ -26,8 +27,10 @@ from aprfmt.causes.forward.norm_order import (
     norm_after_rope,
     norm_heads_jointly,
     round_keys_and_values,
+    round_on_scales,
     round_operations,
     round_rope_table,
+    round_to_blocks,
     round_to_type,
     skip_norms,
 )
@@ -348,31 +351,55 @@ ROUNDED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+BOTH = ("scores", "mix")
 CACHED = "keys and values, as a cache holds them, are"
 # What a cache holds in 8 bits -> the operations that read it.
 IN_BYTES: Mapping[str, tuple[str, ...]] = {
-    CACHED: ("scores", "mix"),
+    CACHED: BOTH,
     "keys alone, as a cache holds them, are": ("scores",),
     "values alone, as a cache holds them, are": ("mix",),
 }
+# What shares a scale of a cache in 8 bits -> the axes of [tokens, heads, d] along which it holds.
+SCALES: Mapping[str, tuple[int, ...] | None] = {
+    "all": None, "each head": (0, 2), "each token": (1, 2), "each head of each token": (2,),
+}  # fmt: skip
 
 
 def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of rounding operations' results to 16 bits, a cache to 8 bits too."""
+    """Yield the mistakes of rounding operations' results to 16 bits, and a cache to fewer too."""
     for dtype in ("bfloat16", "float16"):
         rows: dict[str, Any] = {
             f"results of {name} are": (ops, round_operations(ops, dtype))
             for name, ops in ROUNDED.items()
         }
-        rows[CACHED] = ("kv_cache",), round_keys_and_values(dtype)
+        rows[CACHED] = ("kv_cache",), _round_cache(dtype)
         if any(patched.hp["rope_layers"]):
             rows["cos and sin of rope are"] = (("rope",), round_rope_table(dtype))
         for says, (ops, make) in rows.items():
             yield UsualMistake(_rounding_change(says, dtype, ops, make))
-    for dtype in ("float8_e4m3fn", "float8_e5m2") if patched.hp["n_heads"] else ():
+    if patched.hp["n_heads"]:
+        yield from map(UsualMistake, _cache_changes())
+
+
+def _cache_changes() -> Iterator[Change]:
+    """Yield the changes to keys and values in 8 bits, and in 4: as they are, and on scales."""
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
         for says, ops in IN_BYTES.items():
-            make = round_keys_and_values(dtype, ops)
-            yield UsualMistake(_rounding_change(says, dtype, ("kv_cache",), make))
+            yield _rounding_change(says, dtype, ("kv_cache",), _round_cache(dtype, ops))
+    for codes in ("float8_e4m3fn", "int8"):
+        for shares, axes in SCALES.items():
+            make = round_keys_and_values(partial(round_on_scales, codes=codes, axes=axes), BOTH)
+            change = _rounding_change(CACHED, codes, ("kv_cache",), make)
+            says = f"{change.says}, on a scale of {shares}"
+            yield replace(change, says=says, values={"dtype": codes, "scale": shares})
+    for encoding in ("Q8_0", "Q4_0"):
+        make = round_keys_and_values(partial(round_to_blocks, encoding=encoding), BOTH)
+        yield _rounding_change(CACHED, encoding, ("kv_cache",), make)
+
+
+def _round_cache(dtype: str, ops: Collection[str] = BOTH) -> Patch:
+    """Return a patch: `ops` read keys and values rounded to a shorter float type."""
+    return round_keys_and_values(partial(round_to_type, dtype=dtype), ops)
 
 
 def _rounding_change(says: str, dtype: str, ops: tuple[str, ...], make: Patch) -> Change:
