@@ -451,3 +451,39 @@ def test_a_packed_weight_is_of_the_coarsest_type_that_holds_it() -> None:
         ([1 + 2.0**-11], "F32"),
     ):
         assert answers._dtype_of_values(np.array([values])) == dtype, values
+
+
+def test_changes_of_other_layers_come_nearest_first_and_those_of_known_ways_before() -> None:
+    keys = {f"L{i}.attn_q.weight": i for i in (0, 1, 2, 4, 7)}
+    views: dict[str, Any] = {
+        key: SimpleNamespace(shape=(2, 2) if i != 7 else (3, 2), names=(f"t{i}",))
+        for key, i in keys.items()
+    }
+    views |= {"L3.attn_k.weight": views["L0.attn_q.weight"], "output.weight": None}
+    model: Any = SimpleNamespace(roles=views, find=views.get)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "merged_values", lambda view, times: np.full(1, 3.0 * times))
+        patch.setattr(answers, "OtherChange", lambda key, values: (keys[key], float(values[0])))
+
+        def tried(key: str, *first: int, changed: str = "t0 t1 t2 t4 t7") -> list[Any]:
+            rows = answers._changes_of_layers(model, set(changed.split()), key, set(first))
+            return [layer for layer, change in rows if change == 3.0]
+
+        assert tried("L2.attn_q.weight") == [1, 0, 4]
+        assert tried("L4.attn_q.weight") == [2, 1, 0]
+        assert tried("L2.attn_q.weight", -2) == [4, 1, 0]
+        assert tried("L2.attn_q.weight", 2, 1) == [1, 0, 4]
+        assert tried("L4.attn_q.weight", changed="t0 t4") == [0]
+        assert tried("output.weight") == tried("L9.attn_q.weight") == []
+
+
+def test_a_change_was_moved_by_as_many_layers_as_its_own_is_above() -> None:
+    for key, source, moved in (
+        ("L4.attn_q.weight", "L3.attn_q.weight", 1),
+        ("L1.attn_q.weight", "L3.attn_q.weight", -2),
+        ("L4.attn_q.weight", "L3.attn_k.weight", 0),
+        ("L0.attn_q.weight", "L0.attn_q.weight", 0),
+        ("output.weight", "output.weight", 0),
+    ):
+        weight: Any = SimpleNamespace(key=key, source=source)
+        assert answers._layers_moved(weight) == moved, key

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.arch import ARCHS, mla
+from aprfmt.arch import ARCHS, gemma4, mla
 from aprfmt.arch.carried_hyperparameters import _OPTIONAL, CARRIED, SCALINGS, _check_scaling
 from aprfmt.arch.hyperparameters import read_hyper
 from aprfmt.arch.spec import Facts
@@ -151,3 +151,33 @@ def test_a_key_that_only_this_package_reads_is_told_where_the_style_has_its_own(
         rows, notes = read(**given)
         assert not notes
     assert read(**{cap: "30.0"})[0]["attn_softcap"].value == 30.0
+
+
+def test_gemma_4s_layers_are_written_by_their_kinds_and_read_back() -> None:
+    """Widths of wide layers are twice the smallest; key-value heads differ with the window."""
+    for wide, width in (((False, True, False), [6, 12, 6]), ((False, False, False), 6)):
+        written = gemma4._write_ffn_size(6, {"wide_layers": wide})
+        assert written == {"{arch}.feed_forward_length": width}
+        facts = Facts("gguf", {"x.feed_forward_length": width}, {}, "x")
+        assert gemma4._read_ffn_size(facts, {}) == (6, "x.feed_forward_length")
+    assert gemma4._read_ffn_size(Facts("gguf", {}, {}, "x"), {}) is None
+    key = "x.attention.head_count_kv"
+    for window, own, heads in (((True, False, True), 2, [4, 2, 4]), ((True, False, True), 4, 4)):
+        hp = {"global_kv_heads": own, "window_layers": window}
+        assert gemma4._write_kv_heads(4, hp) == {"{arch}.attention.head_count_kv": heads}
+        pattern = "x.attention.sliding_window_pattern"
+        facts = Facts("gguf", {key: heads, pattern: list(window)}, {}, "x")
+        assert gemma4._read_kv_heads(True, facts, {}) == (4, key)
+        assert gemma4._read_kv_heads(False, facts, {}) == (own, key)
+    plain = Facts("gguf", {key: [4, 2]}, {}, "x")  # every layer has a window where none is said
+    assert gemma4._read_kv_heads(True, plain, {}) == gemma4._read_kv_heads(False, plain, {})
+    assert gemma4._read_kv_heads(True, plain, {}) == (4, key)
+    assert gemma4._read_kv_heads(True, Facts("gguf", {}, {}, "x"), {}) is None
+    assert gemma4._write_head_lengths({"global_head_dim": 64, "head_dim": 32}) == {
+        "{arch}.attention.key_length": 64,
+        "{arch}.attention.value_length": 64,
+        "{arch}.attention.key_length_swa": 32,
+        "{arch}.attention.value_length_swa": 32,
+        "{arch}.rope.dimension_count": 64,
+        "{arch}.rope.dimension_count_swa": 32,
+    }

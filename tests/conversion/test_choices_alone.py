@@ -312,6 +312,8 @@ def test_a_merge_has_the_vocabulary_that_the_adapter_was_trained_with(
     config = {"config.json": json.dumps({"vocab_size": 8})}
     _, note = resized({"embed": 7, "head": 7}, monkeypatch, texts=config)
     assert "1 rows were cut; neither adapter nor base has a tokenizer.json" in note.text
+    _, note = resized({"embed": 9, "head": 9}, monkeypatch)
+    assert "(8 in base): 1 tokens were added; " in note.text
     with pytest.raises(
         ConversionError, match="has 11 tokens, and the table of the adapter 10 rows"
     ):

@@ -194,6 +194,7 @@ def test_a_quantized_model_with_its_source(demo_model: Path, tmp_path: Path) -> 
         found = compare_choices(model, choices, ParityRequest(IDS), base)
     assert found.verdict == "precision" and found.noise is not None
     assert 1e-4 < found.noise.rel_l2["logits"] < 0.1 and found.noise.ce is not None
+    assert (found.noise.of, found.noise.what) == (0, f"{base.path}, before quantization")
 
 
 def test_engines_take_no_matched_weights() -> None:

@@ -30,6 +30,7 @@ from aprfmt.measure.tolerances import (
     ROUNDOFF,
     arithmetic_of_errors,
 )
+from aprfmt.model import open_model
 from tests.conftest import not_run
 
 
@@ -342,3 +343,60 @@ def test_a_sample_says_its_sides_and_all_that_it_counted() -> None:
     assert not replace(settled, settled=0).all_settled
     assert not replace(settled, unsampled=rows[2]).all_settled
     assert not replace(settled, of_ranges=1).all_settled
+
+
+# --- an image of where two tensors differ -------------------------------------------------------
+
+
+def image_of(a: Any, b: Any, folder: Path) -> Any:
+    save_file({"w": a}, folder / "a.safetensors")
+    save_file({"w": b}, folder / "b.safetensors")
+    with open_model(folder / "a.safetensors") as one, open_model(folder / "b.safetensors") as two:
+        return difference_image.make_image(one["w"], two["w"], "w")
+
+
+def test_a_cell_of_an_image_is_the_difference_in_it_and_infinite_where_one_side_is(
+    tmp_path: Path,
+) -> None:
+    """Relative to the root mean square of all of A; numbers that neither side has are equal."""
+    a = np.ones((130, 200), np.float32)
+    b = a.copy()
+    b[0, :3] += 2.0
+    a[1, 0] = b[1, 0] = np.nan  # in the cell of the first difference, and equal
+    a[4, 0], b[7, 0] = np.nan, np.inf
+    a[10, 0] = b[10, 0] = -np.inf
+    b[129, 199] = 4.0
+    found = image_of(a, b, tmp_path)
+    assert (found.height, found.width, found.rows, found.columns) == (3, 3, 130, 200)
+    cells, own, others = (np.array(grid) for grid in (found.cells, found.a, found.b))
+    size = math.sqrt((130 * 200 - 4) / (130 * 200))
+    expected = np.zeros((44, 67))
+    expected[0, 0] = math.sqrt(12 / 9) / size
+    expected[1, 0] = expected[2, 0] = np.inf
+    expected[43, 66] = math.sqrt(9 / 9) / size
+    assert np.allclose(cells, expected, rtol=1e-12)
+    assert own[0, 0] == pytest.approx(math.sqrt(8 / 9)) and own[5, 5] == 1.0
+    assert others[0, 0] == pytest.approx(math.sqrt((3 * 9 + 5) / 9))
+    assert own[43, 66] == pytest.approx(math.sqrt(2 / 9))  # two values of the last row and columns
+
+
+def test_an_image_of_a_vector_is_wrapped_and_of_other_shapes_there_is_none(tmp_path: Path) -> None:
+    a = np.zeros(1000, np.float32)
+    b = a.copy()
+    b[96 * 3] = 1.0
+    found = image_of(a, b, tmp_path)
+    assert (found.columns, found.rows, found.height, found.width) == (96, 11, 1, 1)
+    cells = np.array(found.cells)
+    assert cells.shape == (11, 96) and cells[3, 0] == 1.0 == cells.sum()  # of a size of nought
+    assert image_of(a, a[:-1], tmp_path) is None
+    assert image_of(a[:0], a[:0], tmp_path) is None
+    short = image_of(a[:9], a[:9], tmp_path)
+    assert (short.columns, short.rows) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("width", "block", "fitting"),
+    [(1, 32, 1), (2, 32, 2), (3, 32, 4), (17, 32, 32), (32, 32, 32), (33, 32, 64), (5, 1, 5)],
+)
+def test_cells_hold_whole_blocks_or_equal_shares(width: int, block: int, fitting: int) -> None:
+    assert difference_image._fitting_width(width, block) == fitting

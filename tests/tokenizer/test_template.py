@@ -141,6 +141,46 @@ def test_hostile(name: str) -> None:
     assert any(finding in line for line in found) if finding else not found
 
 
+TOLD = (
+    ("{{ messages[0].content.strip() }}", ""),
+    ("{{ messages.get('a') }}", ""),
+    ("{{ '{}'.format(1) }}", ""),
+    ("{{ '{a.b}'.upper() }}", ""),
+    ("{{ '{a[0]}'.format(1) }}", "calls .format() in a way that can read members by name"),
+    ("{{ x.format(1) }}", "calls .format() in a way that can read members by name"),
+    ("{{ x.format_map(1) }}", "calls .format_map() in a way that can read members by name"),
+    ("{{ range(10000) }}{{ range(-10000) }}", ""),
+    ("{{ range(1, 10001) }}", "counts beyond 10000 in range()"),
+    ("{{ range(-10001) }}", "counts beyond 10000 in range()"),
+    ("{{ other(10001) }}", "calls other(), which chat templates do not have"),
+    ("{% macro other(i) %}{% endmacro %}{{ other(10001) }}", ""),
+    ("{{ x * 10000 }}", ""),
+    ("{{ 10001 * x }}", "multiplies by more than 10000"),
+    ("{{ x * -10001 }}", "multiplies by more than 10000"),
+    ("{{ x ** 64 }}{{ x ** -64 }}", ""),
+    ("{{ x ** 65 }}", "raises to a large or unknown power"),
+    ("{{ x ** -65 }}", "raises to a large or unknown power"),
+    ("{{ 2 ** x }}", "raises to a large or unknown power"),
+    ("{{ x | map(attribute='a.b') }}{{ x | list }}", ""),
+    ("{{ x | map(attribute='a.mro') }}", "uses the filter map on 'a.mro', one of Python's"),
+    ("{{ x | join('_a') }}", ""),
+    ("{{ x | map('attr', 'b') }}", "uses the filter map with attr, which reads members by"),
+    ("{{ x['a' ~ y] }}", ""),
+    ("{{ x['_' ~ y] }}", "reads a member whose name is put together at run time"),
+    ("{{ x[y] }}{{ x['a'] }}", ""),
+    ("{{ request }}", "uses request, which leads to jinja2's own functions and not to the"),
+    ("{% set request = 1 %}{{ request }}", ""),
+    ("{{ '__a' }}{{ 'a__b' }}", ""),
+    ("{{ '__a__' }}", "holds the string '__a__', one of Python's internals"),
+)
+
+
+def test_of_a_call_a_name_or_a_number_only_what_leads_elsewhere_is_told() -> None:
+    for text, found in TOLD:
+        told = scanned(text)
+        assert [line.startswith(f"line 1: {found}") for line in told] == [True] * bool(found), text
+
+
 def test_a_template_has_jinjas_functions_without_random_words() -> None:
     def rendered(text: str) -> str:
         return render(text, MESSAGES, add_generation_prompt=True, variables={}, where="x.gguf")

@@ -1,0 +1,163 @@
+"""What a level adds on tensors of one side, and on padding that a mask hides: each by itself."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aprfmt.diagnosis import recorded_ids, tensors
+from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis.records import Touched
+
+# --- tensors that one side lacks ----------------------------------------------------------------
+
+
+def missing(only: Mapping[str, str], *, lacks: bool = False, places: str = "x") -> Levels:
+    """Return what is added of keys by their verdicts; `places` may hold the values of others."""
+    unread = SimpleNamespace(lacks="scales" if lacks else "")
+    model: Any = SimpleNamespace(unread=unread)
+    rows: Any = [SimpleNamespace(key=key, verdict=label) for key, label in only.items()]
+    found = Levels()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: not key.startswith("no"))
+        patch.setattr(tensors, "_tensors_large_enough", lambda a, b, rows, side, keys: list(places))
+        tensors._add_missing_tensors(model, model, rows, found)
+    return found
+
+
+def test_biases_that_one_side_lacks_are_left_out_of_a_pass() -> None:
+    """A bias that went with its weight is lost with it; other tensors end the comparison."""
+    for label, side in (("ONLY_IN_A", "B"), ("ONLY_IN_B", "A")):
+        found = missing(dict.fromkeys(("q.bias", "k.bias", "no.bias"), label))
+        (one,) = found.findings
+        assert (one.cause, one.side, one.where) == ("missing_bias", side, ("q.bias", "k.bias"))
+        assert one.says == f"{side} lacks 2 biases of the other's: q.bias, k.bias"
+        assert found.parts == [Touched(hyper=(), keys=("q.bias", "k.bias"))]
+        assert not (found.ended or found.stated or found.evidence or found.not_checked)
+        both = missing({"q.bias": label, "q.weight": label, "x.bias": "SAME_BYTES"})
+        assert both.ended and not both.findings
+        (one,) = both.stated
+        assert (one.cause, one.side, one.where) == ("missing_tensors", side, ("q.bias", "q.weight"))
+        assert one.says.endswith("their values may be in tensors of no role: x")
+        assert one.proof is None and not one.confirmed
+        assert both.not_checked == [f"forward pass: {side} lacks tensors that it reads"]
+    four = missing({f"w{i}": "ONLY_IN_A" for i in range(4)}).stated[0]
+    assert "w2, w3; " in four.says
+    many = missing({f"w{i}.weight": "ONLY_IN_A" for i in range(20)})
+    assert many.stated[0].says.startswith("B lacks 20 of the tensors: w0.weight, w1.weight, ")
+    assert "w3.weight, ...;" in many.stated[0].says and "w4" not in many.stated[0].says
+    assert len(many.evidence[0].where) == 12 and len(many.stated[0].where) == 20
+    assert many.stated[0].values == {} and many.stated[0].counted
+    sure = missing({"w.weight": "ONLY_IN_B"}, places="").stated[0]
+    assert sure.confirmed and sure.proof is not None and sure.says.endswith("tensors: w.weight")
+    packed = missing({"w.weight": "ONLY_IN_A"}, lacks=True)
+    assert not (packed.ended or packed.stated)
+
+
+# --- padding that a recorded mask hides ---------------------------------------------------------
+
+
+@dataclass
+class Row:
+    """A record of a point."""
+
+    point: str
+    shape: tuple[int, ...]
+    positions: tuple[int, ...] | None = None
+
+
+@dataclass
+class Recorded:
+    """A trace with a dump's facts."""
+
+    run: Mapping[str, Any]
+    records: Mapping[str, Any] = field(default_factory=dict)
+    blocks: Any = None
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A model that a pass runs on ids, at positions."""
+
+    ids: tuple[int, ...]
+    closed: list[int]
+    at: tuple[int, ...] | None = None
+
+    @property
+    def weights(self) -> Any:
+        return SimpleNamespace(close=lambda: self.closed.append(1))
+
+    def with_positions(self, at: list[int]) -> "Passed":
+        return replace(self, at=tuple(at))
+
+
+IDS = (7, 8, 9)
+
+
+def seen(
+    before: tuple[int, ...], right: tuple[int, ...] | None, *, plain: bool = True, judged: int = 4
+) -> tuple[Any, list[Any], list[int]]:
+    """Return (finding, passes, closings) where a pass at the positions `right` agrees."""
+    passes: list[Any] = []
+    closed: list[int] = []
+
+    def shadow(patched: Passed, recorded: Any) -> Any:
+        passes.append((patched, recorded))
+        agrees = not plain if patched.at is None else patched.at == right
+        return SimpleNamespace(flagged=() if agrees else ("q",), compared_count=judged)
+
+    rows = {
+        "embd": Row("embd", (3, 4)),
+        "L0.q": Row("q", (3, 2, 4), (0, 1, 2)),
+        "logits": Row("logits", (3, 9)),
+        "last": Row("logits", (1, 9), (2,)),
+        "other rows": Row("q", (3, 4), (0, 1)),
+        "vector": Row("q", (3,)),
+        "short": Row("q", (2, 4)),
+        "L0.scores": Row("scores", (3, 3, 3)),
+    }
+    trace: Any = Recorded({"dump": {"masked": before}}, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        made = SimpleNamespace(unpatched=lambda model, ids, dtype: Passed(tuple(ids), closed))
+        patch.setattr(recorded_ids, "PatchedModel", made)
+        patch.setattr(recorded_ids, "RecordedTrace", lambda trace, ids, more: (trace, ids))
+        patch.setattr(recorded_ids, "run_shadow_pass", shadow)
+        model: Any = object()
+        return recorded_ids.seen_padding(model, trace, "B", IDS, "float32"), passes, closed
+
+
+def ways() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], str, str]]:
+    yield (0,), (0, 1, 2, 3), "token of padding", "padding"
+    yield (0, 0), (0, 1, 2, 3, 4), "2 tokens of padding", "padding"
+    yield (0, 0), (0, 0, 0, 1, 2), "2 tokens of padding", "text"
+
+
+def test_padding_that_rows_see_is_told_with_where_positions_count_from() -> None:
+    for before, right, what, where in ways():
+        found, passes, closed = seen(before, right)
+        assert (found.cause, found.side, found.confirmed) == ("visible_padding", "B", True)
+        assert found.says == (
+            f"B: the text's tokens see the {what} before them, which the recorded attention mask "
+            f"hides; positions count from the {where}"
+        )
+        assert found.values == {"padding": len(before)} and closed == [1]
+        patched, (trace, ids) = passes[-1]
+        assert patched.ids == ids == (*before, *IDS)
+        moved = tuple(range(len(before), len(before) + 3))
+        assert {key: row.positions for key, row in trace.records.items()} == dict.fromkeys(
+            ("embd", "L0.q", "logits"), moved
+        )
+        assert passes[0][1][1] == IDS and len(passes) == 2 + (where == "text")
+
+
+def test_padding_is_not_seen_where_rows_are_those_of_the_text_or_nothing_was_compared() -> None:
+    right = (0, 1, 2, 3)
+    for found, passes, closed in (
+        seen((0,), right, plain=False), seen((0,), None), seen((0,), right, judged=0)
+    ):  # fmt: skip
+        assert found is None and closed == [1] and passes
+    assert seen((), right) == (None, [], [])
+    nothing: Any = Recorded({"dump": None})
+    assert recorded_ids.seen_padding(None, nothing, "B", IDS, "float32") is None
