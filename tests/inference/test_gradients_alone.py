@@ -1,0 +1,186 @@
+"""Parts of gradients by themselves: losses of routers, and how many directions are looked along."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.inference.gradients import differences
+from aprfmt.inference.gradients.changes import RouterFactors
+from aprfmt.inference.parity import prediction_gates as gates
+from aprfmt.inference.parity.cells import Outcomes
+from aprfmt.measure.tolerances import MAX_LOGITS, loss_bound
+
+torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+
+
+class Inner:
+    """A recorder that wants one point, and doubles it."""
+
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+
+    def begin(self, facts: Any) -> None:
+        self.begun.append(facts)
+
+    def wants(self, point: str, layer: int) -> bool:
+        return (point, layer) in (("q", 1), ("router", 1))
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        return 2 * x
+
+
+def test_routers_are_counted_over_passes_and_their_losses_are_those_of_their_sources() -> None:
+    from aprfmt.inference.gradients.router_loss import RouterCounts, RouterTerms
+
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 7, 4, generator=generator, dtype=torch.float64)
+    counts = RouterCounts(2)
+    for part in (slice(0, 3), slice(3, 7)):
+        counts.begin(SimpleNamespace(ids=range(7)[part]))  # type: ignore[arg-type]
+        for layer in (0, 1):
+            assert counts.wants("router", layer) and not counts.wants("experts", layer)
+            assert counts.capture("router", layer, logits[layer, part]) is not None
+    assert counts.tokens == 7 and set(counts.counts) == {"L0.router", "L1.router"}
+    chosen = [np.argsort(-logits[layer].numpy(), 1)[:, :2] for layer in (0, 1)]
+    for layer in (0, 1):
+        held = counts.counts[f"L{layer}.router"].tolist()
+        assert held == np.bincount(chosen[layer].ravel(), minlength=4).tolist()
+    few = RouterCounts(9)
+    few.capture("router", 0, logits[0])
+    assert few.counts["L0.router"].tolist() == [7] * 4  # no more than there are
+    p = torch.softmax(logits, -1).numpy()
+    share = np.stack([np.bincount(one.ravel(), minlength=4) / 7 for one in chosen])
+    joint = 4 * (share.mean(0) * p.mean((0, 1))).sum()
+    own = np.mean([4 * (share[layer] * p[layer].mean(0)).sum() for layer in (0, 1)])
+    z = np.square(np.log(np.exp(logits.numpy()).sum(-1))).mean()
+    for factors, expected in (
+        ((0.5, 0.0, 0.0), 0.5 * joint), ((0.0, 0.5, 0.0), 0.5 * own), ((0.0, 0.0, 3.0), 3 * z),
+        ((0.5, 0.25, 2.0), 0.5 * joint + 0.25 * own + 2 * z),
+    ):  # fmt: skip
+        given = dict(zip(("balance", "by_layer", "z"), factors, strict=True))
+        terms = RouterTerms(RouterFactors(**given), counts)
+        terms.begin(SimpleNamespace(ids=()))  # type: ignore[arg-type]
+        assert terms.taken() is None
+        for part in (slice(0, 3), slice(3, 7)):
+            for layer in (0, 1):
+                x = logits[layer, part]
+                assert terms.capture("router", layer, x) is x
+                assert terms.capture("q", layer, x) is x
+        found = terms.taken()
+        assert found is not None and float(found) == pytest.approx(expected)
+        assert terms.taken() is None
+
+
+def test_a_recorder_inside_begins_with_the_pass_and_changes_what_is_counted() -> None:
+    from aprfmt.inference.gradients.router_loss import RouterCounts, RouterTerms
+
+    counts = RouterCounts(1)
+    x = torch.ones(3, 2, dtype=torch.float64)
+    counts.begin(SimpleNamespace(ids=range(3)))  # type: ignore[arg-type]
+    counts.capture("router", 0, x)
+    counts.capture("router", 1, x)
+    inner = Inner()
+    terms = RouterTerms(RouterFactors(z=1.0), counts, inner)
+    facts: Any = object()
+    terms.begin(facts)
+    assert inner.begun == [facts]
+    for point, layer, wanted in (
+        ("router", 0, True), ("router", 1, True), ("q", 1, True), ("q", 0, False), ("k", 1, False)
+    ):  # fmt: skip
+        assert terms.wants(point, layer) is wanted
+        assert RouterTerms(RouterFactors(), counts).wants(point, layer) is (point == "router")
+    assert terms.capture("q", 1, x).tolist() == (2 * x).tolist() and not terms.terms
+    assert terms.capture("router", 1, x).tolist() == (2 * x).tolist()
+    with torch.no_grad():
+        assert terms.capture("router", 0, x) is x
+    (one,) = terms.terms  # of the doubled logits, and none without a gradient
+    assert float(one) == pytest.approx((2 + np.log(2)) ** 2 / 2)
+
+
+def test_as_many_directions_are_taken_as_say_the_side_of_a_bound() -> None:
+    """Surely below or above after few, else after more; on the bound itself it is known."""
+    at: list[int] = []
+    bound = 2.0**-10
+    for share, count in (
+        (1 / 4, 3), (1 / 2, 12), (3 / 4, 12), (1.0, 48), (3 / 2, 48), (2.0, 12), (3.0, 3), (4.0, 3)
+    ):  # fmt: skip
+        at.clear()
+
+        def along(role: str, line: Any, step: float, value: float = share * bound) -> float:
+            at.append(line.size)
+            assert (role, step) == ("w", 0.5)
+            return float(line.sum()) + value
+
+        loss: Any = SimpleNamespace(along=along)
+        rng = np.random.default_rng(1)
+        found = differences._left_over(loss, "w", np.ones((2, 3)), 0.5, bound, rng)
+        assert found == pytest.approx(share * bound, rel=1e-9)
+        assert len(at) == count or share in (3 / 4, 3.0), share
+
+    for share, most in ((0.75, 12), (3.0, 3)):
+        at.clear()
+        rest = share * bound
+
+        def constant(role: str, line: Any, step: float, rest: float = rest) -> float:
+            at.append(line.size)
+            return rest
+
+        loss = SimpleNamespace(along=constant)
+        rng = np.random.default_rng(1)
+        assert differences._left_over(loss, "w", np.zeros((2, 3)), 0.5, bound, rng) == rest
+        assert len(at) == most
+
+
+# --- gates of predictions -----------------------------------------------------------------------
+
+
+def judged(**more: Any) -> Outcomes:
+    given: dict[str, Any] = {
+        "rows": None, "rel_l2": 0.01, "reference": 2.0, "forward": 2.0, "labels": 16, "size": 3.0,
+        "tolerance": 0.25,
+    }  # fmt: skip
+    return Outcomes(**given | more)
+
+
+def test_a_run_is_not_worse_than_guessing_where_its_reference_is_not() -> None:
+    limit = float(np.log(8))
+    gate = gates._Gate("here")
+
+    def outcome(text: bool = True, bound: float = 0.25, **more: Any) -> Any:
+        return gates._check_bounded(gate, judged(**more), text, 8, bound)
+
+    assert outcome().outcome == "PASS" and outcome(forward=np.nextafter(limit, 0)).outcome == "PASS"
+    worse = outcome(forward=limit, bound=0.05)
+    assert (worse.outcome, worse.where) == ("FAIL", "here") and "guessing" in worse.todo
+    for reference, bound, told in (
+        (2.0, 0.25, "NOT_RUN"),
+        (2.0, 0.2, "FAIL"),
+        (4.0, 0.2, "NOT_RUN"),
+    ):
+        assert outcome(forward=2.25, reference=reference, bound=bound).outcome == told
+    for text, labels, why in ((True, 15, "15 labels"), (False, 99, "not known to be text")):
+        found = outcome(text, labels=labels)
+        assert found.outcome == "NOT_RUN" and why in found.found
+        assert found.expected == "a text of at least 16 labels"
+
+
+def test_logits_and_losses_of_quantized_weights_are_held_to_their_tolerances() -> None:
+    gate = gates._Gate("here")
+    most = max(MAX_LOGITS, 0.25)
+
+    def outcomes(**more: Any) -> list[str]:
+        return [one.outcome for one in gates._check_quantized(gate, judged(**more), True, 1000)]
+
+    assert outcomes() == ["PASS"] * 3
+    assert outcomes(rel_l2=most)[0] == "PASS" and outcomes(rel_l2=most * 1.01)[0] == "FAIL"
+    assert outcomes(rel_l2=None)[0] == "NOT_RUN"
+    bound = loss_bound(0.25, 3.0)
+    for apart, told in ((0.99, "PASS"), (-0.99, "PASS"), (1.01, "FAIL"), (-1.01, "FAIL")):
+        assert outcomes(forward=2.0 + apart * bound)[1] == told
+    for none in ({"reference": None}, {"forward": None}):
+        assert outcomes(**none) == ["PASS", "NOT_RUN"]
+    for rows, text in ((None, "over all rows"), (7, "over the first 7 rows")):
+        found = gates._check_quantized(gate, judged(rows=rows), True, 1000)
+        assert found[0].expected.endswith(text) and text in found[1].expected
