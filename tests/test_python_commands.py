@@ -19,6 +19,7 @@ from aprfmt.conversion.options import ConvertOptions
 from aprfmt.errors import AprfmtError, BackendUnavailableError, UsageError
 from aprfmt.inference import api
 from aprfmt.inference.api import TraceOptions
+from aprfmt.inference.parity.request import ParityRequest
 
 OPENING = "It is a truth universally acknowledged"
 
@@ -68,6 +69,32 @@ def test_parity_of_equal_runs_is_no_bug(demo_model: Path) -> None:
     assert found.verdict == "precision" and found.exit_code == 0
     with pytest.raises(UsageError, match="at least two"):
         aprfmt.parity(demo_model, ["cpu"], ids=[5])
+
+
+def test_the_arguments_of_parity_go_into_its_request(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a text the ids are long ones; of a text they are its own, and both are told."""
+    from aprfmt.inference import probe_ids
+    from aprfmt.inference.parity import between
+
+    def compared(model: Any, choices: Any, request: Any, base: Any) -> Any:
+        assert [str(each) for each in choices] == ["numpy:cpu:float32", "numpy:cpu:float64"]
+        return request, base and base.path
+
+    monkeypatch.setattr(between, "compare_choices", compared)
+    monkeypatch.setattr(probe_ids, "choose_ids", lambda found, long: (len(found), long))
+    runs = ["numpy", "numpy:cpu:float64"]
+    given: Any = aprfmt.parity(demo_model, runs)
+    assert given == (ParityRequest((1, True)), None)
+    more: Any = {"arbiter": True, "threads": 3, "memory": 5, "deterministic": True}
+    given = aprfmt.parity(demo_model, runs, prompt="a b", base=demo_model, **more)
+    request, base = given
+    assert request == ParityRequest(request.ids, text="a b", **more)
+    assert len(request.ids) > 1 and str(base).startswith(str(demo_model))
+    for name in more:
+        given = aprfmt.parity(demo_model, runs, ids=[7], **{name: more[name]})
+        assert given[0] == ParityRequest((7,), **{name: more[name]})
 
 
 def test_scan_writes_rows_and_reads_them(gguf: Path, tmp_path: Path) -> None:

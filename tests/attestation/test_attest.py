@@ -454,3 +454,51 @@ def test_the_way_of_rounding_that_leaves_the_fewest_wrong_blocks_is_the_one(
         said = rederive._difference_row(output, row, found)
         assert (said.block, said.row, said.blocks) == (1, 1, 2)
         assert said.why == f"block 1 (row 1) is not what the base gives{says}"
+
+
+def attested(shape: Any = (4, 32), encoding: str = "Q8_0", *, how: Any = None, **given: Any) -> Any:
+    """Return the row of a tensor of this shape and encoding, where a Q8_0 of [4, 32] is planned."""
+    rederive = import_module("aprfmt.attestation.rederive")
+    tensor: Any = SimpleNamespace(info=SimpleNamespace(shape=shape, encoding=encoding))
+    planned: Any = SimpleNamespace(
+        info=SimpleNamespace(name="w", shape=(4, 32), encoding=given.pop("planned", "Q8_0")),
+        copies=given.pop("copies", False), part=given.pop("part", None),
+        made=given.pop("made", False),
+    )  # fmt: skip
+    recipe: Any = SimpleNamespace(type="", lacks="", options=None, **{})
+    vars(recipe).update(given)
+    base = rederive.TensorAttestation("L0.w", ("w",), "Q8_0", "not tried")
+    least = rederive._Difference(-1 if how is None else 5, 1, "strict")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rederive, "output_chunks", lambda *given: ())
+        patch.setattr(rederive, "_first_difference", lambda chunks, tensor: how)
+        patch.setattr(rederive, "_least_difference", lambda *given: least)
+        patch.setattr(rederive, "_difference_row", lambda output, base, found: (base.how, found))
+        return rederive._attest_tensor(planned, tensor, base, recipe)
+
+
+def test_how_a_tensor_was_made_again_is_said_with_its_state() -> None:
+    rederive = import_module("aprfmt.attestation.rederive")
+    part = object()
+    for given, how in (
+        ({"copies": True}, "bytes of the base"),
+        ({"copies": True, "made": True}, "laid out anew"),
+        ({"part": part}, "Q8_0"),
+        ({"part": part, "type": "GPTQ-g32"}, "GPTQ-g32"),
+        ({"part": part, "lacks": "m"}, "Q8_0"),
+        ({}, "strict"),
+        ({"encoding": "F16", "planned": "F16", "lacks": "m"}, "strict"),
+    ):
+        row = attested(**given)
+        assert (row.state, row.how) == ("reproduced", how), given
+        found = rederive._Difference(5, 1, "strict")
+        assert attested(how=found, **given) == (how, found)
+    row = attested(lacks="m.gguf")
+    assert (row.state, row.tensor) == ("not tried", "w") and "give it with --imatrix" in row.why
+    row = attested((4, 31))
+    assert (row.state, row.tensor) == ("not reproduced", "w")
+    assert row.why == "has shape [4, 31]; the base gives [4, 32]"
+    row = attested(encoding="Q4_0")
+    assert (row.state, row.why) == ("not reproduced", "is Q4_0; the base gives Q8_0")
+    row = attested(encoding="IQ1_M")
+    assert (row.state, row.encoding) == ("not tried", "IQ1_M") and "nothing here writes" in row.why

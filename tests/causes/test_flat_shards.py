@@ -28,20 +28,27 @@ def rank_part(arrays: list[np.ndarray], rank: int, ranks: int) -> np.ndarray:
     return part.numpy()
 
 
-# the tensors of the flat parameter, under whose name it is stored, rank and number of ranks
+# the tensors of the flat parameter, under whose name it is stored, rank and number of ranks,
+# which values of the matrix it holds
 CASES = {
-    "embedding": ((EMBED,), EMBED, 0, 4),
-    "embedding-and-norm": ((EMBED, NORM), EMBED, 0, 4),
-    "last-rank": ((EMBED, NORM), EMBED, 3, 4),
-    "of-a-layer": ((UP, DOWN), UP, 0, 8),
-    "middle-of-two": ((UP, DOWN), DOWN, 1, 2),
-    "whole": ((DOWN,), DOWN, 0, 1),
+    "embedding": ((EMBED,), EMBED, 0, 4, "values 0 to 791 of 3168, in their order;"),
+    "embedding-and-norm": ((EMBED, NORM), EMBED, 0, 4, "values 0 to 815 of 3168, in their order;"),
+    "last-rank": (
+        (EMBED, NORM),
+        EMBED,
+        3,
+        4,
+        "values 2448 to 3167 of 3168, in their order; 96 more",
+    ),
+    "of-a-layer": ((UP, DOWN), UP, 0, 8, "values 0 to 3839 of 15360, in their order;"),
+    "middle-of-two": ((UP, DOWN), DOWN, 1, 2, "all values of 15360, in their order;"),
+    "whole": ((DOWN,), DOWN, 0, 1, "all values of 15360, in their order;"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_rank_s_part_is_named(case: str, tmp_path: Path) -> None:
-    held, name, rank, ranks = CASES[case]
+    held, name, rank, ranks, which = CASES[case]
     llama_folder(tmp_path / "a", "F32", hidden=96, layers=1, ffn=160, heads=4, kv_heads=2)
     llama_folder(tmp_path / "b", "F32", hidden=96, layers=1, ffn=160, heads=4, kv_heads=2)
     rows = tensors_of(tmp_path / "a")
@@ -55,6 +62,7 @@ def test_a_rank_s_part_is_named(case: str, tmp_path: Path) -> None:
     (found,) = told["causes"]
     assert (found["cause"], found["level"]) == ("flat_shard", "confirmed")
     assert found["where"] == [name]
+    assert f"it is {which}" in found["says"]
     checked = aprfmt("validate", tmp_path / "b")
     assert checked.code == 1
     assert "one rank's part of flat parameters" in checked.out

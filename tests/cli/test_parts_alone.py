@@ -45,6 +45,7 @@ from aprfmt.cli.inspect import page as inspect_page
 from aprfmt.cli.parity import output as parity_output
 from aprfmt.cli.step import output as step_output
 from aprfmt.cli.trace import dumped_arrays, page, recording, reference
+from aprfmt.errors import OutputError, UsageError
 from aprfmt.inference import reported_loss as reported
 from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.model import missing_path
@@ -844,6 +845,67 @@ def test_a_page_shows_conversations_as_the_template_renders_them(
     assert bool(rows) is (template is not None)
     assert {row["status"] for row in rows} == ({status} if status else set())
     assert all(row["name"] and row["lines"] for row in rows)
+
+
+def test_a_page_is_named_by_its_file_or_the_folder_of_a_file_of_no_name(tmp_path: Path) -> None:
+    for path, title in (
+        ("llama/model.safetensors", "llama"), ("llama/model-q4.gguf", "model-q4.gguf"), ("m", "m"),
+    ):  # fmt: skip
+        assert inspect_page._model_title(tmp_path / path) == title
+
+
+def test_values_lines_and_tokens_of_a_page_are_cut_and_counted() -> None:
+    text, lines = inspect_page._metadata_text, inspect_page._split_lines
+    most = "x" * inspect_page.LONGEST
+    assert text(most) == most and text(3) == "3" and text(None) == "None"
+    assert text(most + "y") == f"{most}... ({len(most) + 1} characters)"
+    assert text(list(range(8))) == "[0, 1, 2, 3, 4, 5, 6, 7]"
+    assert text(list(range(9))) == "9: [0, 1, 2, 3, 4, 5, 6, 7, ...]"
+    assert text(["a" * 41, (1, 2)]) == f"[{'a' * 40}, [1, 2]]"
+    assert lines(None) == [] and lines("") == [""] and lines("a\nb") == ["a", "b"]
+    long = "\n" * inspect_page.LINES
+    assert lines(long[:-1]) == [""] * inspect_page.LINES
+    assert lines(long) == [*[""] * inspect_page.LINES, "... 1 more lines"]
+    tokens = [f"t{i}" for i in range(130)]
+    words = SimpleNamespace(
+        tokens=tokens, types=[1] * 127 + [3, 6, 99], kind="bpe", ids={"bos": 127, "eos": 128},
+        added=[127, 128, 500], merges=None, pre="p",
+    )  # fmt: skip
+    found: Any = SimpleNamespace(
+        vocabulary=words, stop_ids=(128, 129), template=None, adds_bos=True, adds_eos=None,
+        special_token_texts={}, carried=SimpleNamespace(where="m"),
+    )  # fmt: skip
+    body: Any = inspect_page._tokenizer_json(found, False)
+    assert (body["count"], body["merges"], body["whole"]) == (130, 0, False)
+    assert (body["bos"], body["eos"], body["kind"], body["pre"]) == (True, None, "bpe", "p")
+    assert body["special"] == [
+        [127, "t127", "control", "bos"],
+        [128, "t128", "byte", "eos, ends a text"],
+    ]
+    assert body["specials"] == 2 and body["suspicious"] == body["previews"] == []
+    assert [row[0] for row in body["tokens"]] == list(range(0, 130, 2))
+    whole: Any = inspect_page._tokenizer_json(found, True)
+    assert [row[0] for row in whole["tokens"]] == list(range(130)) and whole["whole"] is True
+    assert whole["tokens"][129] == [129, "t129", ""] and whole["tokens"][0] == [0, "t0", ""]
+    words.added = list(range(130)) + list(range(1000))
+    many: Any = inspect_page._tokenizer_json(found, False)
+    assert len(many["special"]) == inspect_page.SPECIALS and many["specials"] == 260
+
+
+def test_options_of_a_page_need_one_and_it_must_not_exist(tmp_path: Path) -> None:
+    for stats, vocabulary, says in (
+        (True, False, "--stats goes"), (False, True, "--vocabulary goes"),
+        (True, True, "--stats and --vocabulary goes"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=f"{says} into a page; add --html FILE"):
+            inspect_page.PageRequest(None, stats, vocabulary, False).check()
+        inspect_page.PageRequest(tmp_path / "new.html", stats, vocabulary, False).check()
+    inspect_page.PageRequest(None, False, False, True).check()
+    there = tmp_path / "there.html"
+    there.write_text("")
+    inspect_page.PageRequest(there, False, False, True).check()
+    with pytest.raises(OutputError):
+        inspect_page.PageRequest(there, False, False, False).check()
 
 
 def test_a_size_is_read_in_the_unit_that_it_names() -> None:

@@ -240,6 +240,22 @@ def test_a_zip64_field_may_follow_others(first: bool) -> None:
         _apply_zip64(stamp, (_WIDE, 7, 3), "x")
 
 
+def test_a_file_that_changed_since_it_was_opened_is_not_changed_in_place(tmp_path: Path) -> None:
+    """The rest of the file is what it was, so that only its time says that it changed."""
+    path = llama_folder(tmp_path / "m", "BF16") / "model.safetensors"
+    with open_model(path) as model:
+        data = path.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        program: Any = SimpleNamespace(head=b"x" + data[1:start], body=())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(in_place, "_tail_pieces", lambda *given: [(start, data[start:-1] + b"!")])
+            identity, pieces = in_place._file_patches(model, program)
+            assert identity and [at for at, _ in pieces] == [0, len(data) - len(pieces[1][1])]
+            os.utime(path, ns=(1, 1))
+            with pytest.raises(FormatError, match="changed"):
+                in_place._file_patches(model, program)
+
+
 def test_a_file_that_a_change_in_place_broke_is_said(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     with open_source(llama_folder(tmp_path / "m", "BF16") / "model.safetensors") as source:

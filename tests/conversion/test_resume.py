@@ -284,6 +284,27 @@ def test_a_run_killed_after_it_published_is_verified_and_ended(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("folder", [True, False])
+def test_renames_that_an_earlier_run_left_are_completed_before_its_journal_is_read(
+    folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "x"
+    completed: list[Path] = []
+    monkeypatch.setattr(resumable_output, "complete_renames", completed.append)
+    for there in (False, True):
+        if there:
+            home.mkdir()
+        files = ResumableFileSet(home, folder=home if folder else None)
+        files.begin({"a": "1"}, "plan")
+        files.done("t", FinishedTensor(7, (1, 2, 3)))
+        files.discard()
+        again = ResumableFileSet(home, folder=home if folder else None)
+        again.begin({"a": "1"}, "plan")
+        assert again.tensors == {"t": FinishedTensor(7, (1, 2, 3))} and not again.published
+        again.finish()
+        assert completed.pop() == (home if folder and there else tmp_path) and not completed
+
+
 @pytest.mark.parametrize("kind", ["link", "name", "folder"])
 def test_links_in_place_of_the_growing_file_are_refused(
     kind: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

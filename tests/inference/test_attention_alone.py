@@ -16,7 +16,7 @@ from aprfmt.inference.fast.cuda import attend, gemm, memory
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.ops import SHARED_LIMIT
 
-TOKENS, KEYS, HEADS, KV, D, DV = 5, 7, 6, 3, 4, 2
+TOKENS, KEYS, HEADS, KV, D, DV = 5, 15, 6, 3, 4, 2
 RNG = np.random.default_rng(8)
 
 
