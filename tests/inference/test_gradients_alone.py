@@ -184,3 +184,125 @@ def test_logits_and_losses_of_quantized_weights_are_held_to_their_tolerances() -
     for rows, text in ((None, "over all rows"), (7, "over the first 7 rows")):
         found = gates._check_quantized(gate, judged(rows=rows), True, 1000)
         assert found[0].expected.endswith(text) and text in found[1].expected
+
+
+# --- backwards of operations that are changed ---------------------------------------------------
+
+
+def gradients(operation: Any, run: Any, *shapes: tuple[int, ...]) -> tuple[Any, list[Any]]:
+    """Return (value, gradients of the inputs) of an operation with this mistake in its backward."""
+    from aprfmt.inference.gradients.changed_backend import ChangedBackend
+    from aprfmt.inference.gradients.changes import BackwardChange
+
+    generator = torch.Generator().manual_seed(3)
+    given = [
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in shapes
+    ]
+    changed = ChangedBackend("cpu", "float64", BackwardChange(operation=operation))
+    value = run(changed, *given)
+    weights = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape).cos()
+    (value * weights).sum().backward()
+    return value.detach(), [each.grad for each in given]
+
+
+def expected(run: Any, *shapes: tuple[int, ...]) -> list[Any]:
+    """Return the gradients of a function of tensors of the same numbers."""
+    return gradients(None, lambda backend, *given: run(*given), *shapes)[1]
+
+
+def alike(mine: list[Any], others: list[Any]) -> bool:
+    return all(
+        (a is None and b is None) or (a is not None and b is not None and torch.allclose(a, b))
+        for a, b in zip(mine, others, strict=True)
+    )
+
+
+def test_the_scale_or_mean_of_a_norm_is_a_constant_in_a_changed_backward() -> None:
+    shapes = (3, 6), (6,)
+
+    def rms(backend: Any, x: Any, w: Any) -> Any:
+        return backend.rms_norm(x, w, eps=0.25, offset=1, cast="float32")
+
+    def layer(backend: Any, x: Any, w: Any) -> Any:
+        return backend.layer_norm(x, w, None, eps=0.25)
+
+    def biased(backend: Any, x: Any, w: Any) -> Any:
+        return backend.layer_norm(x, w, w + 1, eps=0.25)
+
+    right = {run: gradients(None, run, *shapes) for run in (rms, layer, biased)}
+
+    def rms_constant(x: Any, w: Any) -> Any:
+        return x * torch.rsqrt((x**2).mean(-1, keepdim=True) + 0.25).detach() * (1 + w)
+
+    def centred(mean: bool, scale: bool, bias: bool) -> Any:
+        def run(x: Any, w: Any) -> Any:
+            center = x.mean(-1, keepdim=True)
+            size = torch.rsqrt(((x - center) ** 2).mean(-1, keepdim=True) + 0.25)
+            y = (x - (center.detach() if mean else center)) * (size.detach() if scale else size)
+            return y * w + (w + 1 if bias else 0)
+
+        return run
+
+    for operation, mean, scale in (
+        ("norm_scale_constant", False, True), ("norm_mean_constant", True, False),
+        ("norm_constant", True, True), (None, False, False),
+    ):  # fmt: skip
+        value, found = gradients(operation, rms, *shapes)
+        assert torch.allclose(value, right[rms][0])
+        wanted = expected(rms_constant, *shapes) if scale else right[rms][1]
+        assert alike(found, wanted), operation
+        for run in (layer, biased):
+            value, found = gradients(operation, run, *shapes)
+            assert torch.allclose(value, right[run][0])
+            assert alike(found, expected(centred(mean, scale, run is biased), *shapes)), operation
+
+
+def test_a_router_a_rotation_or_a_group_of_keys_is_cut_in_a_changed_backward() -> None:
+    from aprfmt.inference.backends.base import Heads
+
+    angles = torch.linspace(0.1, 1.2, 6, dtype=torch.float64).reshape(3, 2)
+
+    def rope(backend: Any, x: Any) -> Any:
+        table = angles.cos(), angles.sin()
+        return backend.rope(x, table, style="half", cast="float32")
+
+    def turned(sign: float) -> Any:
+        cos, sin = angles.cos()[:, None], sign * angles.sin()[:, None]
+
+        def run(x: Any) -> Any:
+            a, b = x[..., :2], x[..., 2:]
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+        return run
+
+    value, right = gradients(None, rope, (3, 2, 4))
+    for operation, wanted in (
+        ("rope_forward", expected(turned(-1.0), (3, 2, 4))),
+        ("rope_unrotated", expected(lambda x: 1 * x, (3, 2, 4))),
+        ("kv_mean", right),
+        (None, expected(turned(1.0), (3, 2, 4))),
+    ):
+        found, own = gradients(operation, rope, (3, 2, 4))
+        assert torch.allclose(found, value) and alike(own, wanted), operation
+    mask = np.tri(3, dtype=bool)
+
+    def attend(backend: Any, q: Any, k: Any, v: Any) -> Any:
+        return backend.attention(q, k, v, Heads(mask, 0.5, None, None, "float32"))
+
+    shapes = (3, 4, 2), (3, 2, 2), (3, 2, 2)
+    value, (of_q, of_k, of_v) = gradients(None, attend, *shapes)
+    parts = []
+    for operation in ("kv_first_head", "kv_last_head", "kv_mean"):
+        found, (q, k, v) = gradients(operation, attend, *shapes)
+        assert torch.allclose(found, value) and torch.allclose(q, of_q)
+        parts.append((k, v))
+    for at, whole in ((0, of_k), (1, of_v)):
+        first, last, mean = (part[at] for part in parts)
+        assert torch.allclose(first + last, whole) and not torch.allclose(first, last)
+        assert torch.allclose(2 * mean, whole)
+    found, (q, k, v) = gradients("mask_left_out", attend, *shapes)
+    every = [one for one in (q, k, v)]
+    mask = np.ones((3, 3), bool)
+    whole = gradients(None, attend, *shapes)[1]
+    assert torch.allclose(found, value) and alike(every, whole) and not torch.allclose(q, of_q)
