@@ -15,16 +15,19 @@ from aprfmt.cli import (
     check_page,
     ci_reports,
     demo,
+    diagnose,
     doctor,
     doctor_facts,
     explain,
     html_page,
     logprobs,
     main,
+    output_format,
     quantize,
     render,
     repair,
     run_options,
+    terminal,
 )
 from aprfmt.cli import hash_ as hash_command
 from aprfmt.cli import hex as hex_command
@@ -32,6 +35,8 @@ from aprfmt.cli.eval import batch
 from aprfmt.cli.inspect import output as inspected
 from aprfmt.cli.parity import output as parity_output
 from aprfmt.cli.step import output as step_output
+from aprfmt.cli.trace import dumped_arrays, reference
+from aprfmt.cli.trace import page as trace_page
 from aprfmt.cli.trace.point_selection import parse_layers
 from aprfmt.errors import UsageError
 from aprfmt.recovery import salvage
@@ -620,3 +625,253 @@ def test_a_salvaged_file_and_a_demo_say_where_they_are(
             first = f"{word}: 1 of {count} steps gave the exit code that they should"
             assert first in told.texts("bad" if code else "good")
             assert ("  exit 1, expected 0: y" in told.texts("bad")) is bool(code)
+
+
+# --- reports for CI servers ---------------------------------------------------------------------
+
+
+def row_of(outcome: str, name: str = "c", **more: str) -> dict[str, Any]:
+    return {"name": name, "outcome": outcome, "found": "f", "expected": "e", "todo": "", "where": ""
+            } | more  # fmt: skip
+
+
+def test_gates_and_models_of_a_scan_have_a_case_for_each_answer() -> None:
+    checks = [row_of("PASS"), row_of("FAIL", "d", todo="do", where="w"), row_of("NOT_RUN", "n")]
+    gates = [
+        {"name": "g", "outcome": "FAIL", "checks": checks, "why": "", "seconds": 2.0},
+        {"name": "h", "outcome": "NOT_RUN", "checks": checks, "why": "", "seconds": 1.0},
+        {"name": "i", "outcome": "PASS", "checks": checks[:1], "why": "why", "seconds": 0.0},
+    ]
+    for gate in gates:
+        gate["proves"] = "p"
+    found = ci_reports.cases_of_gates({"model": "m", "gates": gates})
+    case = ci_reports.ReportCase
+    assert found == [
+        case("g: d", "m", "fail", "f; expected e; do", "w"),
+        case("g: n", "m", "not run", "f"),
+        case("h", "m", "not run", "p", seconds=1.0),
+        case("i", "m", "pass", "why"),
+    ]
+    damage = [
+        {"model": "a", "check": "layout", "outcome": "FAIL", "found": "x",
+         "findings": [row_of("FAIL", where="w"), row_of("FAIL", where="v", todo="do")]},
+        {"model": "b", "check": "open", "outcome": "ERROR", "found": "no file", "findings": []},
+    ]  # fmt: skip
+    models = [{"model": "a", "PASS": 3, "NOT_RUN": 1}, {"model": "b", "PASS": 0, "NOT_RUN": 2}]
+    assert ci_reports.cases_of_scan({"models": models, "damage": damage}) == [
+        case("layout", "a", "fail", "w: f; expected e; v: f; expected e; do"),
+        case("other checks", "a", "pass", "3 answers passed, 1 not run"),
+        case("open", "b", "error", "no file"),
+        case("other checks", "b", "not run", "0 answers passed, 2 not run"),
+    ]
+    levels = [
+        ci_reports._case_level(word) for word in ("PASS", "FAIL", "NOT_RUN", "ERROR", "error")
+    ]
+    assert levels == ["pass", "fail", "not run", "error", "error"]
+
+
+def test_the_first_failure_is_said_without_the_verdict_and_the_rest_is_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    case = ci_reports.ReportCase
+    passed, verdict = case("a", "m", "pass"), case("verdict", "m", "fail", "so")
+    tensor, key = case("tensor", "m", "fail", "far", "w"), case("key", "m", "error", "gone")
+    for cases, text in (
+        ([passed], ""),
+        ([passed, case("w", "m", "warning")], ""),
+        ([verdict], "aprfmt: m: verdict: so\n"),
+        ([verdict, tensor, key], "aprfmt: m: tensor: w: far (and 1 more)\n"),
+        ([passed, tensor, verdict], "aprfmt: m: tensor: w: far\n"),
+        ([case(ci_reports.DAMAGED, "m", "error"), tensor], ""),
+    ):
+        render.say_first_failure(cases)
+        assert capsys.readouterr().err == text
+
+
+# --- runs, replays and references ---------------------------------------------------------------
+
+
+def test_a_replay_says_what_is_not_as_it_was_recorded(told: Told) -> None:
+    for moved, lines in (
+        ((0.0, 0.0), []),
+        ((0.25, 0.0), ["  the reference gives another result than recorded: relL2 0.25"]),
+        ((0.0, 0.5), ["  the other run gives another result than recorded: relL2 0.5"]),
+    ):
+        for again in (False, True):
+            found: Any = SimpleNamespace(
+                key="L0.q", runs=("numpy", "torch"), apart=0.1, recorded=0.2, bound=0.01,
+                largest=0.3, at=(1, 2), reference=moved[0], other=moved[1], reproduced=again,
+            )  # fmt: skip
+            parity_output.show_replay(found)
+            assert told[0] == ("L0.q: torch against numpy", "head")
+            now = "  apart now 0.1, recorded 0.2, rounding 0.01; largest 0.3 at [1, 2]"
+            assert told.texts("") == [now, *lines]
+            last = "reproduced: the operation is wrong" if again else "not reproduced"
+            assert told[-1] == (last, "bad" if again else "good")
+            told.clear()
+
+
+def test_a_runs_page_names_its_first_ids_and_where_it_ran() -> None:
+    most = html_page.IDS
+    for count in (0, most, most + 1):
+        run = {"ids": list(range(count)), "architecture": "llama", "prompt": "p", "aprfmt": "1",
+               "backend": {"backend": "torch", "dtype": "float32", "threads": 3}}  # fmt: skip
+        trace: Any = SimpleNamespace(run=run)
+        found = trace_page.run_identity(trace, {"reference": {"against": "other"}})
+        assert str(found["tokens"]).endswith(" ...") is (count > most)
+        assert (found["ran on"], found["reference"]) == ("torch:float32", "other")
+    nothing: Any = SimpleNamespace(run={})
+    found = trace_page.run_identity(nothing, {})
+    assert found["tokens"] is found["reference"] is None and found["ran on"] == ""
+
+
+def test_the_answer_of_a_trace_has_points_beyond_what_was_not_run_and_the_next_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reference, "reference_verdict", lambda difference: ("so", "bad"))
+    monkeypatch.setattr(
+        reference, "_point_row", lambda point: ("k", "0.1", "0.2", "-", point.why or "0.01")
+    )
+    most = reference.LISTED
+    for count in (0, 1, most, most + 1):
+        points = [SimpleNamespace(key=f"p{i}", beyond=i < count, why="") for i in range(count + 2)]
+        difference: Any = SimpleNamespace(
+            first_token=None, points=points, rounding_ratios={}, not_checked=["speed"]
+        )
+        lines = reference.reference_answer(difference, "other@numpy", "my model")
+        assert lines[0] == ("so (against other@numpy)", "bad")
+        assert [text for text, style in lines if style == "bad"][1:] == [
+            f"  p{i}: relL2 0.1, max abs 0.2, tolerance 0.01" for i in range(min(count, most))
+        ]
+        assert [text for text, style in lines if style == "dim"] == (
+            ["  1 more points beyond (-v)"] if count > most else []
+        )
+        assert ("  NOT-RUN: speed", "warn") in lines
+        following = [("next: aprfmt diagnose other 'my model'", "head")]
+        assert lines[-1:] == (following if count else [("  NOT-RUN: speed", "warn")])
+        for same in ("my model", "my model/model.safetensors"):
+            (text, _) = reference.reference_answer(difference, "my model@x", same)[-1]
+            assert not text.startswith("next")
+    points[0].why = "other rows"
+    difference.first_token = SimpleNamespace(text="the first token")
+    difference.rounding_ratios = {"a": 2.0, "b": 3.5}
+    lines = reference.reference_answer(difference, "other", "")
+    assert lines[1:3] == [("  the first token", "bad"), ("  p0: other rows", "bad")]
+    assert ("  largest R: 3.5 at b", "") in lines and not lines[-1][0].startswith("next")
+
+
+def test_steps_of_a_demo_are_told_and_end_where_one_does(
+    told: Told, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    steps = [(f"why {name}", ["x", name], 0) for name in "abc"]
+    monkeypatch.setattr(demo, "demo_steps", lambda folder: steps)
+    for form, codes in (("", [0, 1]), ("json", [1]), ("agent", [0, 0, 0])):
+        left = iter(codes)
+        monkeypatch.setattr(demo, "run_command", lambda *given, left=left: next(left))
+        monkeypatch.setattr(output_format, "answer_format", lambda form=form: form)
+        rows = demo.run_steps(tmp_path)
+        assert [row["exit"] for row in rows] == codes
+        assert rows[0] == {
+            "why": "why a", "command": "aprfmt x a", "exit": codes[0], "expected": 0
+        }  # fmt: skip
+        first = [("", ""), ("# why a", "dim"), ("$ aprfmt x a", "head")]
+        then = [("", ""), ("# why b", "dim"), ("$ aprfmt x b", "head")]
+        assert told == ([] if form else [*first, *then])
+        told.clear()
+
+
+def test_runs_of_a_step_are_judged_with_a_table_where_it_is_asked_for(told: Told) -> None:
+    def run(name: str, **more: Any) -> Any:
+        return SimpleNamespace(
+            **{
+                "run": name,
+                "loss": 2.0,
+                "flips": (),
+                "first_wrong": None,
+                "wrong": 0,
+                "update": None,
+            }
+            | more
+        )
+
+    runs = [
+        run("a"), run("b", flips=(1, 2)), run("c", first_wrong="L1.q", wrong=3, update=0.25),
+    ]  # fmt: skip
+    row = SimpleNamespace(key="w", size=1.5, apart=(0.1, 0.2, 0.3), wrong=(0, 2))
+    for code in (0, 1):
+        for verbose in (False, True):
+            pronounced = SimpleNamespace(says="so", exit=code)
+            report: Any = SimpleNamespace(
+                pronounced=pronounced, loss=2.5, runs=runs, gradients=[row]
+            )
+            step_output.show_runs(report, "m", verbose)
+            assert told[0][0] == "so" and "loss 2.500000" in told[1][0]
+            chosen = "its routers choose other experts at 2 points: not judged"
+            step = "the optimizer's first step is 0.25 from that of float64"
+            assert told[2:5] == [
+                ("  a: loss 2.000000, within what rounding explains", ""),
+                (f"  b: loss 2.000000, {chosen}", ""),
+                (f"  c: loss 2.000000, wrong first at L1.q, 3 gradients in all; {step}", "bad"),
+            ]
+            table = ["w | 1.5 | 0.1 | 0.2 | 0.3 | a, c"] if verbose else []
+            assert told.texts("row") == table
+            assert any(text.startswith("next: ") for text in told.texts("head")) is bool(code)
+            told.clear()
+
+
+def test_the_points_around_the_first_divergence_are_shown_in_full_answers(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aprfmt.diagnosis import words
+
+    points = [
+        SimpleNamespace(key=f"p{i}", direct=float(i), shadow=None, gain=2.0, tolerance=0.5)
+        for i in range(12)
+    ]
+    for i, point in enumerate(points):
+        point.beyond = i > 4
+    for name in ("cause_lines", "evidence_lines", "coverage_lines"):
+        monkeypatch.setattr(words, name, lambda result, name=name: [(name, "")])
+    monkeypatch.setattr(words, "first_lines", lambda *given: [("short", "")])
+    monkeypatch.setattr(render, "say_lines", told.extend)
+    result: Any = SimpleNamespace(sentence="so", kind="bug", points=points, first="p5")
+    diagnose.show(result)
+    assert told == [("short", "")]
+    told.clear()
+    diagnose.show(result, True)
+    assert told[0] == ("so", "bad") and told.texts("") == [
+        "cause_lines", "evidence_lines", "coverage_lines"
+    ]  # fmt: skip
+    rows = told.texts("row")
+    assert [text.partition(" |")[0] for text in rows] == [
+        "  p2", "  p3", "  p4", "> p5", "  p6", "  p7", "  p8"
+    ]  # fmt: skip
+    assert rows[3] == "> p5 | 5 | - | 2 | 0.5 | beyond" and rows[2].endswith("| 0.5 | ")
+    told.clear()
+    for first, shown in (("p1", 5), (None, 0)):
+        result.first = first
+        diagnose._print_points(result)
+        assert len(told.texts("row")) == shown
+        told.clear()
+
+
+def test_arrays_that_are_no_points_are_named_those_with_a_reason_first(tmp_path: Path) -> None:
+    captures: Any = SimpleNamespace(shapes={"b": (2,), "a": (3, 4), "c": (5,)})
+    model: Any = SimpleNamespace(path="m")
+    for written, there in ((None, "save a mapping with -o"), (tmp_path / "x", "name them in")):
+        error = dumped_arrays._no_point_error(tmp_path, captures, model, written, {"c": "odd"})
+        assert "none of its 3 arrays is a point of m: c [5] (odd), b [2], a [3, 4]; " in str(error)
+        assert there in str(error)
+
+
+def test_a_bar_of_progress_is_filled_in_colour_or_without() -> None:
+    def width(text: str) -> int:
+        return sum(char == "━" for char in text)
+
+    plain = [terminal.draw_bar(done, 4, colour=False, encoding="utf-8") for done in (0, 2, 4)]
+    assert all(len(text) == terminal.BAR and "\x1b" not in text for text in plain)
+    assert [width(text) for text in plain] == [0, terminal.BAR // 2, terminal.BAR]
+    coloured = terminal.draw_bar(2, 4, colour=True, encoding="utf-8")
+    assert "\x1b[" in coloured and width(coloured) >= terminal.BAR // 2
+    assert terminal.draw_bar(0, 0, colour=False, encoding="utf-8") == plain[2]
+    assert "━" not in terminal.draw_bar(2, 4, colour=False, encoding="ascii")
