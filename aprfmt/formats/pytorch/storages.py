@@ -189,11 +189,9 @@ def _read_zip(file: ByteSource, where: str) -> PickleContents:
         places[key] = (held.start, held.start + storage.nbytes)
     # Files of old versions have no record of the byte order: they are little-endian.
     order = records.get(root + "byteorder")
-    said = (
-        b"little"
-        if order is None or order.size > 16
-        else (bytes(file.view[order.start : order.start + order.size]))
-    )
+    said = b"little"
+    if order is not None:
+        said = bytes(file.view[order.start : order.start + min(order.size, 16)])
     if said not in (b"little", b"big"):
         raise FormatError(f"{where}: its byte order is {said!r}; expected little or big")
     return PickleContents("zip", value, places, imports, said == b"big", records, file.size, unread)

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from aprfmt.checks.file import second_reader_child, stated_facts, vocabulary
-from aprfmt.checks.records import NotRun
+from aprfmt.checks.records import Finding, NotRun
 from aprfmt.errors import FormatError
 
 
@@ -79,6 +79,66 @@ def test_an_id_that_is_put_twice_is_named_by_its_token_if_it_has_one() -> None:
     ]
     for none in (None, FormatError("damaged")):
         assert vocabulary._find_repeated_frame(_Context(none)) == []  # type: ignore[arg-type]
+
+
+def test_every_rule_of_special_ids_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that nothing stops only where nothing fails; no rule without ids or findings."""
+
+    def asked(ids: Any, **found: Any) -> tuple[str, list[tuple[str, str, str]]]:
+        def rule(name: str) -> Any:
+            return found.get(name, [])
+
+        config = found.get("config", {})
+        carried = SimpleNamespace(
+            where="m", token_ids=lambda: ids, parse_file=lambda name: found.get("generation", {})
+        )
+        for name in ("_find_stale_ids", "_find_empty_tokens", "_find_repeated_frame",
+                     "_find_wrong_ends", "_find_unstopped_turn"):  # fmt: skip
+            monkeypatch.setattr(vocabulary, name, lambda ctx, name=name: rule(name))
+        monkeypatch.setattr(vocabulary, "absent_ids", lambda of: rule("absent_ids"))
+        monkeypatch.setattr(vocabulary, "_ids_are_numbers", lambda of: found.get("numbers", True))
+        context: Any = SimpleNamespace(
+            words=SimpleNamespace(tokens=["a", None, "c"]),
+            carried=carried,
+            model=SimpleNamespace(config=config),
+        )
+        result = vocabulary.check_ids(context)
+        return result.found, [(one.where, one.found, one.level) for one in result.findings]
+
+    absent = SimpleNamespace(says="no eos", todo="set it", level="fail")
+    warned = Finding("m", "x", "y", "z", "warning")
+    failed = Finding("m", "f", "y", "z", "fail")
+    turn = Finding("m", "turn", "y", "z", "warning")
+    assert asked({"eos": 2}) == ("1 ids", [])
+    for wrong in (1, 3):
+        said = [("m: eos", f"id {wrong}", "fail")]
+        assert asked({"eos": wrong, "bos": 0}) == ("2 ids", said)
+    assert asked({"eos": 0}, absent_ids=[absent])[1] == [("m", "no eos", "fail")]
+    assert asked({"eos": 0}, absent_ids=[absent], numbers=False)[1] == []
+    assert asked({}, absent_ids=[absent]) == ("0 ids", [("m", "no eos", "fail")])
+    for name in ("_find_stale_ids", "_find_empty_tokens", "_find_repeated_frame",
+                 "_find_wrong_ends"):  # fmt: skip
+        for one, more in ((warned, [turn]), (failed, [])):
+            found = asked({"eos": 0}, _find_unstopped_turn=[turn], **{name: [one]})[1]
+            assert found == [(each.where, each.found, each.level) for each in (one, *more)], name
+    with pytest.raises(NotRun, match="state a special id"):
+        asked({}, _find_unstopped_turn=[turn])
+    here, there = "config.json: ", "generation_config.json: "
+    for value, findings in (
+        (2, []),
+        ([0, 2], []),
+        (None, []),
+        (-1, [("eos_token_id", "-1", "warning")]),
+        (-2, [("eos_token_id", "-2", "fail")]),
+        ("2", [("eos_token_id", "'2'", "fail")]),
+        (True, [("eos_token_id", "True", "fail")]),
+        ([0, 3], [("eos_token_id", "id 3", "fail")]),
+    ):
+        for place, key in ((here, "config"), (there, "generation")):
+            found = asked({"bos": 0}, **{key: {"eos_token_id": value}})[1]
+            assert found == [(place + name, *rest) for name, *rest in findings], value
+    assert asked({"bos": 0}, config={"pad_token_id": -1})[1] == []
+    assert asked({}, config={"bos_token_id": 0, "pad_token_id": 2}) == ("2 ids", [])
 
 
 class _Context:

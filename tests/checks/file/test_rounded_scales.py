@@ -120,7 +120,7 @@ def test_so_many_groups_leave_no_doubt(bits: int, kind: str, least: int) -> None
     held = [0.5, 2.0] if kind == "up" else [1.25, 1.5]
 
     def said(groups: int, **changed: Any) -> str:
-        codes = np.tile(changed.pop("one", [4, 1, 2, 3]), groups)
+        codes = np.resize(changed.pop("one", [4, 1, 2, 3]), 4 * groups)
         codes[changed.pop("lower", slice(0, 0))] = 3  # of -2 to 2
         scale = np.resize(np.array(changed.pop("scales", held)), groups)
         of: dict[str, Any] = {
@@ -143,6 +143,9 @@ def test_so_many_groups_leave_no_doubt(bits: int, kind: str, least: int) -> None
     assert f" of {least} groups" in said(least) and f" of {5 * least} groups" in said(5 * least)
     assert said(least + 1, lower=slice(0, 1)) == ""  # one falls short of the end
     assert said(least, one=[4, 0, 2, 3]) and said(least, one=[4, 0, 4, 0]) == ""  # clipped
+    even = least + least % 2  # two and three codes at the end by turns are not yet too many
+    assert said(even, one=[4, 0, 2, 3, 4, 0, 4, 3])
+    assert said(even, one=[4, 0, 4, 3, 4, 0, 2, 0]) == ""
     assert said(least, scales=[1.1, 2.0]) == said(least, scales=[1.0, 1.0]) == ""
     assert said(least, scales=[-1.0, 2.0]) == "" and said(least, offset=object()) == ""
     assert said(least, scale=None) == "" and said(least, rows=0) == ""
