@@ -265,13 +265,13 @@ RANKS = (2.0, 4.0, 8.0)
 def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of biases: left out, added twice, or added once by each device."""
     stored = [key for key in patched.weights if key.endswith(".bias")]
-    seen: set[tuple[str, ...]] = set()
+    seen: dict[tuple[str, ...], None] = {}  # in the order of the table
     # Leave out the biases of each row of the table, then all.
     for says, roles in BIASES.items():
         keys = tuple(key for key in stored if key.split(".")[-2] in roles)
         if not keys or keys in seen:
             continue
-        seen.add(keys)
+        seen[keys] = None
         yield UsualMistake(zero_weights_change("missing_bias", f"{says} is added", keys, patched))
     if stored and tuple(stored) not in seen:
         yield UsualMistake(
