@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,10 +28,12 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import record_points
 from aprfmt.inference.rope import compute_frequencies
 from aprfmt.model import open_model
+from tests.approved import check
 from tests.diagnosis.engines import tiny_folder
 from tests.models import IDS, MAKERS
 
 SHORT = IDS[:12]
+ANSWERS = Path(__file__).parent / "answers"
 EACH = 2  # of a kind: rows that one function makes of the same part
 
 
@@ -242,12 +245,25 @@ ALIKE = {
 }
 
 
+def told(usual: UsualMistake, moved: str = "") -> str:
+    """Return a line of what is changed and where, and how far it moves the logits."""
+    change = usual.change
+    where = dict.fromkeys(part.partition(".")[2] or part for part in change.where)
+    of = "" if usual.layers is None else f" of layers {sorted(usual.layers)}"
+    values = repr(change.values)
+    shown = values if len(values) < 100 else f"{values[:60]}... of {len(values)} characters"
+    return f"{change.cause}: {change.says} [{', '.join(where)}{of}] {shown}{moved}"
+
+
 @pytest.mark.parametrize("base", IDLE)
 def test_a_usual_mistake_changes_the_pass_and_no_other_one_does_the_same(base: str) -> None:
+    """All of them are those of the approved text, in its order, and move the logits as far."""
     idle, results = [], dict[bytes, list[str]]()
     with patched_model(base) as patched:
         plain = record_points(patched)
-        for usual in first_of_each_kind(usual_mistakes(patched)):
+        found = usual_mistakes(patched)
+        lines = {id(usual): told(usual) for usual in found}
+        for usual in first_of_each_kind(found):
             try:
                 values = record_points(usual.change.make(patched, usual.layers))
             except (AprfmtError, ValueError, KeyError):  # as a search takes it
@@ -259,9 +275,23 @@ def test_a_usual_mistake_changes_the_pass_and_no_other_one_does_the_same(base: s
                 idle.append(usual.change.says)
             else:
                 results.setdefault(values["logits"].tobytes(), []).append(usual.change.says)
+                off = np.linalg.norm(values["logits"] - plain["logits"])
+                far = f": moves {off / np.linalg.norm(plain['logits']):.3g}"
+                lines[id(usual)] = told(usual, far * (usual.change.cause != "rounding"))
+    check(ANSWERS / f"usual_{base}.txt", "\n".join(lines.values()))
     alike = [frozenset(each) for each in results.values() if len(each) > 1]
     assert sorted(idle) == sorted(IDLE[base])
     assert [each for each in alike if each not in ALIKE] == []
+
+
+def test_mistakes_of_models_of_other_blocks_are_those_that_were_approved() -> None:
+    """A line for each that no model before has, in the order in which they are tried."""
+    lines: dict[str, None] = {}
+    for base in ("gpt2", "gemma3n", "deepseek_v32", "qwen3_next"):
+        with patched_model(base) as patched:
+            lines[f"- {base}"] = None
+            lines |= dict.fromkeys(map(told, usual_mistakes(patched)))
+    check(ANSWERS / "usual.txt", "\n".join(lines))
 
 
 # What no single layer reads, or what lists the layers itself.
