@@ -4,6 +4,7 @@ Seen red: a place counted from the span, the later of two differing spans kept, 
 waited until every large one was compared, a fault in a thread that nobody heard of.
 """
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.model import open_model
 from aprfmt.tensors.runs import RunBytes, difference_offset
 from tests.conversion.folders import write_safetensors
+from tests.patience import PATIENCE
 
 SIZE = 3000
 SHAPES = {"a": (SIZE // 4,), "b small": (2,), "c": (SIZE // 4,), "d": (SIZE // 4,)}
@@ -63,6 +65,29 @@ def test_what_is_not_asked_for_is_given_up(tmp_path: Path) -> None:
             threads = list(bytes_of._threads)
         assert not any(thread.is_alive() for thread in threads)
         assert not bytes_of._compare_next_span()
+
+
+def test_no_thread_reads_on_when_the_comparison_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is in the middle of a span: the files may be closed then."""
+    path = written(tmp_path / "a.safetensors")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(*sides: Any) -> int | None:
+        begun.set()
+        go_on.wait(PATIENCE)
+        return difference_offset(*sides)
+
+    monkeypatch.setattr(prefetch, "difference_offset", held)
+    with open_model(path) as a, open_model(path) as b:
+        with BytePrefetch(align_models(a, b).pairs, 2) as bytes_of:
+            threads = list(bytes_of._threads)
+            assert begun.wait(PATIENCE) and len(threads) == 2
+            timer = threading.Timer(0.05, go_on.set)
+            timer.start()
+        assert go_on.is_set() and not any(thread.is_alive() for thread in threads)
+        timer.join()
 
 
 def test_a_small_pair_waits_for_no_later_one(
