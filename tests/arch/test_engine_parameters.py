@@ -5,6 +5,7 @@ fixtures/vllm/parameters.json has digests of what vLLM's own classes held after 
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from functools import cache, reduce
 from pathlib import Path
@@ -25,6 +26,7 @@ from aprfmt.compare import diff, diff_models
 from aprfmt.model import Model, open_model
 from aprfmt.model.engine_state import element_array, is_engine_state, open_engine_state
 from aprfmt.model.role_manifest import PADDED, parameter_rows
+from tests.approved import check
 from tests.diagnosis.engines import tiny_folder
 from tests.model.engine_states import megatron_rank, pipeline_stage, published, save
 
@@ -348,3 +350,49 @@ def test_rows_by_groups_are_divided_by_whole_groups() -> None:
     for sections, shape in found:
         assert sections == (Section(shape[0], shape[0] // heads),)
         assert [section.share(heads) for section in sections] == [shape[0] // heads]
+
+
+# Architectures that together have most forms: joined and stacked, turned, in groups, with keys of
+# another layer.
+LISTED = ("gpt_neox", "qwen3_next", "gpt_oss", "deepseek_v3", "gemma4", "llama4")
+
+
+def told(one: EngineParameter) -> str:
+    """Return all of a parameter: its names, what it is, each of its parts, and ranks' shares."""
+    flags = ("grouped", "vocabulary", "published", "megatron", "negated_exp", "regrouped")
+    said = [flag for flag in flags if getattr(one, flag)]
+    lines = [f"{' = '.join(one.names)} {list(one.shape)} by {one.axis}: {', '.join(said)}"]
+    for ranks in (2, 3):
+        layout = divide_parameter(one, ranks, PADDED)
+        shares = "no" if layout is None else f"axis {layout.axis} with {layout.padding} more"
+        lines[0] += f"; {ranks} ranks {shares}"
+    for part in one.parts:
+        rows = [
+            f"{list(shape)} {' '.join(f'{s.rows}/{s.unit}' + '!' * (not s.divided) for s in each)}"
+            for shape, each in zip(part.shapes, part.sections, strict=True)
+        ]
+        steps = [type(step).__name__ for step in part.steps]
+        lines.append(
+            f"{' '.join(part.stored)} as {' '.join(part.keys)}: {', '.join(rows)} "
+            f"{' '.join(steps)} divided {part.divided}"
+        )
+    return "\n".join(lines)
+
+
+def test_parameters_of_many_forms_are_those_that_were_approved() -> None:
+    """What stands outside of layers, and a layer of each kind, with the shares of ranks."""
+    texts = []
+    for arch in LISTED:
+        texts.append(f"- {arch}")
+        with open_model(tiny_folder(arch)) as model:
+            shapes = {name: tensor.info.shape for name, tensor in model.source.tensors.items()}
+            groups = bind_names(model.spec, "hf", shapes).groups
+            listed = list_parameters(model.spec, groups, shapes, model.hyper)
+        seen = set()
+        for one in listed:
+            text = told(one)
+            kind = re.sub(r"\d+(?=\.)", "N", text)
+            if kind not in seen:
+                seen.add(kind)
+                texts.append(text)
+    check(Path(__file__).parent / "answers" / "parameters.txt", "\n".join(texts))
