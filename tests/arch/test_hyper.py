@@ -5,6 +5,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from aprfmt.arch import ARCHS, arch_names, ernie_moe, gemma3n, gemma4, rope_sections
 from aprfmt.arch.carried_hyperparameters import CARRIED
 from aprfmt.arch.hyperparameters import (
+    derived_tensors,
     expected_losses,
     inexpressible_names,
     read_back_hyper,
@@ -27,6 +29,7 @@ from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES, Facts, HyperParam, Hype
 from aprfmt.arch.value_checks import inverse, nearest_float32, same_value, shortest_decimal
 from aprfmt.errors import ArchError
 from aprfmt.model.resolve import read_missing_as_default, reconcile_hyperparameters
+from tests.approved import check
 from tests.arch.tiny import SIZES, TINY, Tiny, as_file, make, read
 
 LLAMA = {**SIZES, "rms_norm_eps": 1e-5, "rope_theta": 50000.0}
@@ -147,6 +150,34 @@ def test_a_wrong_value_is_read_or_refused_by_the_name_of_a_key(tiny: Tiny) -> No
                 else:
                     assert "{arch}" not in repr(report), (key, bad)
     assert 0 < refused < tried
+
+
+# Architectures whose keys are written by rules of their own.
+WRITTEN = ("bamba", "deepseek_v3", "deepseek_v4", "falcon", "falcon_h1", "gemma3", "gemma3n",
+           "gemma4", "gpt2", "gpt_oss", "granite_hybrid", "kimi_linear", "lfm2", "llama4", "mamba2",
+           "minimax", "minimax_m3_vl", "mpt", "nemotron_h", "olmo_hybrid", "opt",
+           "qwen3_next")  # fmt: skip
+
+
+def test_the_keys_of_every_style_are_those_that_were_approved() -> None:
+    """A line for each key and value, with the architectures that have it; what a style loses."""
+    lines: dict[str, list[str]] = {}
+    for arch in WRITTEN:
+        spec, hp = read(LAYERED[arch]).spec, read(LAYERED[arch]).hp
+        prefix = (spec.called.get("gguf") or ("",))[0] + "."
+        for style in ("gguf", "hf", "apr"):
+            for key, value in write_hyper(spec, hp, style).items():
+                line = f"{style} {key.removeprefix(prefix)}: {json.dumps(value)}"
+                lines.setdefault(line, []).append(arch)
+            for name, values in derived_tensors(spec, hp, style).items():
+                line = (
+                    f"{style} tensor {name}: {len(values)} from {values[0]:.6g} to {values[-1]:.6g}"
+                )
+                lines.setdefault(line, []).append(arch)
+            for loss in expected_losses(spec, hp, style):
+                lines.setdefault(f"{style} loses {loss.name}: {loss.consequence}", []).append(arch)
+    told = [f"{line} ({' '.join(whose)})" for line, whose in lines.items()]
+    check(Path(__file__).parent / "answers" / "keys.txt", "\n".join(sorted(told)))
 
 
 # Which layers are of a kind: (style, name) -> the architectures whose keys say any pattern.
