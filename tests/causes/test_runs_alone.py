@@ -54,8 +54,12 @@ MORE = RNG.normal(size=40).astype(np.float32)
 
 
 @pytest.mark.parametrize("label", ["A", "B"])
-def test_a_vector_may_be_a_run_of_a_matrix(label: str) -> None:
+@pytest.mark.parametrize("step", [50, 1 << 20])
+def test_a_vector_may_be_a_run_of_a_matrix(
+    step: int, label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of all of it, from inside, or with what stands beside it; 64 values judge a place."""
+    monkeypatch.setattr(flat_shards, "STEP", step)
 
     def told(vector: Any, matrix: Any = MATRIX) -> str:
         sides = (matrix, vector) if label == "B" else (vector, matrix)

@@ -1,0 +1,514 @@
+"""How the verdicts on all parameters of a step are held against each other, rule by rule."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aprfmt.causes.training.clipping import CLIPPED_BY, Clipping
+from aprfmt.causes.training.lost_updates import DecayEvidence
+from aprfmt.causes.training.optimizers import Recipe
+from aprfmt.causes.training.step_case import StepGuess
+from aprfmt.causes.training.step_size import SLACK
+from aprfmt.errors import UsageError
+from aprfmt.training import step as step_module
+from aprfmt.training.judge import Judgement, StepInputs
+from aprfmt.training.report import TensorStep, UpdateFacts
+
+Step = step_module._Step
+AGREES, DIFFERS, OPEN = (Judgement(each) for each in ("agrees", "differs", "not compared"))
+ADAMW = Recipe("adamw", lr=0.1, wd=0.5, step=3)
+HERE: Any = SimpleNamespace(noise=0.25)
+NO, WITH = DecayEvidence(((0, 99),) * len(DecayEvidence().counts)), DecayEvidence()
+LOST = replace(WITH, lost=True)
+
+
+def guess(cause: str, says: str = "says", **more: Any) -> Any:
+    return StepGuess(cause, says, **{"recipe": ADAMW} | more)
+
+
+def row(key: str, verdict: Any = "not compared", moved: int | None = 5, **more: Any) -> TensorStep:
+    update = None if moved is None else UpdateFacts(9, moved, 0, 1.0, 1.0)
+    facts: dict[str, Any] = {"update": update, "verdict": verdict} | more
+    return TensorStep(key, (f"name of {key}",), (3, 3), "BF16", 1.0, **facts)
+
+
+def parameter(key: str, **more: Any) -> Any:
+    facts = {"key": key, "names": (f"name of {key}",), "vector": False, "after": 1}
+    return SimpleNamespace(**facts | more, drop=lambda: None)
+
+
+def stage(**more: Any) -> Any:
+    return SimpleNamespace(
+        **{
+            "state": None, "given": None, "optimizer": None, "recipe": ADAMW, "notes": [],
+            "left": [], "gradients": {}, "compared": {}, "parameters": [], "trained_in": None,
+            "doubted": "", "unclipped": False, "schedule": None,
+        }
+        | more
+    )  # fmt: skip
+
+
+def told(rows: list[TensorStep]) -> dict[str, tuple[str, str]]:
+    return {one.key: (one.verdict, one.why) for one in rows}
+
+
+# --- clipping -----------------------------------------------------------------------------------
+
+
+def test_factors_of_groups_are_those_of_clipping_them_alone() -> None:
+    def clipped(factor: float, norms: Any, clip: float | None = None, keys: Any = "a",
+                **more: Any) -> Any:  # fmt: skip
+        recipe = replace(ADAMW, name="sgd", wd=0.0, clip=clip)
+        own = guess("step_factor", "times", recipe=replace(recipe, factor=factor))
+        facts = {
+            "recipe": more.pop("recipe", recipe),
+            "gradients": {key: SimpleNamespace(norm=norm) for key, norm in norms.items()},
+        }
+        statement: Any = SimpleNamespace(cause="step_factor", says="times", keys=tuple(keys))
+        judged = {"a": replace(DIFFERS, guesses=(more.pop("guess", own),))}
+        found = Step._clipped_group(stage(**facts), statement, judged)
+        return None if found is None else found
+
+    # Once more, to a usual bound over the group's norm: 4 of 5.
+    twice = ("clip_twice", "the gradients of these were clipped once more, from the norm 4 that "
+             "they have together to 1")  # fmt: skip
+    norms = {"a": 4.0, "b": 3.0}
+    assert clipped(0.25, norms) == twice and clipped(0.25 * 1.001, norms) == twice
+    assert clipped(0.27, norms) is None and clipped(1.25, norms) is None
+    assert clipped(0.5, {"a": 2.0}) == ("clip_twice", twice[1].replace("norm 4", "norm 2"))
+    together = clipped(0.2, {"a": 3.0, "c": 4.0, "b": 1.0}, keys="ac")
+    assert together is not None and "from the norm 5 that they have together to 1" in together[1]
+    assert clipped(0.25, {"b": 3.0}) is None  # no gradient of it
+    # To the stated bound by the norm that it has alone: all have 5, it has 4 (or 0.5).
+    alone = clipped(1.25, norms, clip=1.0)
+    assert alone == ("clip_by_tensor", "the gradients of these were clipped by the norm 4 that "
+                     "they have together to 1, not by that of all, 5")  # fmt: skip
+    assert clipped(5.0, {"a": 0.5, "b": 4.975}, clip=1.0)[0] == "clip_by_tensor"
+    assert clipped(1.25, norms, clip=6.0) is None
+    # All of them by the norm of copies.
+    every = {"a": 3.0, "b": 4.0}
+    copies = clipped(0.5, every, clip=1.0, keys="ab")
+    assert (
+        copies is not None
+        and copies[0] == "step_factor"
+        and copies[1].endswith("of 4 copies of all gradients")
+    )
+    assert clipped(0.52, every, clip=1.0, keys="ab") is None
+    most = step_module.MOST_COPIES
+    assert clipped(most**-0.5, every, clip=1.0, keys="ab")[1].endswith(
+        f"of {most} copies of all gradients"
+    )
+    assert clipped((most + 1) ** -0.5, every, clip=1.0, keys="ab") is None
+    for more in ({"recipe": None}, {"recipe": ADAMW}, {"guess": guess("step_factor", "others")},
+                 {"guess": guess("step_factor", "times", recipe=None)}):  # fmt: skip
+        assert clipped(0.25, norms, **more) is None
+
+
+def test_clipped_gradients_agree_but_by_another_number_than_is_stated() -> None:
+    def accepted(clipping: Clipping, **recipe: Any) -> tuple[list[Any], list[str], Any]:
+        made: list[Any] = []
+        own = stage(
+            recipe=replace(ADAMW, **recipe) if recipe else None,
+            compared={"a": step_module._Compared(found=DIFFERS), "b": step_module._Compared()},
+            _accept_mistake=lambda guess, keys, right: made.append(
+                (guess.cause, guess.says, keys, right)
+            ),
+        )
+        Step._accept_clipped(own, clipping, 3.0)
+        assert own.compared["b"].found is None
+        return made, own.notes, own.compared["a"].found.verdict
+
+    begin = "the gradients are those of after clipping"
+    for by, text in (
+        ("norm", "to the norm 1; it was 3"),
+        ("value", "each element to 1; the largest was 3"),
+    ):
+        clipping = Clipping(by, 1.0)  # type: ignore[arg-type]
+        plain: Any = ([], [f"{begin} {text}"], "agrees")
+        assert accepted(clipping) == accepted(clipping, clip_value=1.0) == plain
+        assert accepted(clipping, clip=1.0, clip_value=1.0) == plain
+        made, notes, verdict = accepted(clipping, clip=1.0)
+        if by == "norm":
+            assert (made, notes, verdict) == plain
+        else:
+            ((cause, says, keys, right),) = made
+            assert (cause, keys, right, notes, verdict) == (
+                "clip_by_value",
+                ["a"],
+                (),
+                [],
+                "differs",
+            )
+            assert says == f"{clipping.says}, from 3, and not the norm of all"
+    odd = Clipping("largest", 1.0)
+    assert accepted(odd)[1] == [f"{begin} by {CLIPPED_BY['largest']} to 1; it was 3"]
+    assert accepted(odd, clip=1.0)[0][0][0] == "clip_other_norm"
+    scaled = Clipping("norm", 1.0, 128.0)
+    ((cause, says, keys, _),) = accepted(scaled)[0]
+    assert (cause, keys) == ("clip_before_unscale", ["a"])
+    assert says == f"{scaled.says}: it was 3 without the scale"
+
+
+def test_clippings_that_give_few_parameters_are_chance() -> None:
+    def chance(*clipped: Any, wrong: int = 0) -> bool:
+        judged = {f"c{at}": replace(AGREES, clipped=each) for at, each in enumerate(clipped)}
+        judged |= {f"w{at}": DIFFERS for at in range(wrong)}
+        return Step._is_clipped_by_chance(stage(), judged)
+
+    one, two = ("norm", 1.0), ("norm", 2.0)
+    assert not chance() and not chance(wrong=3) and not chance(None, None, wrong=2)
+    assert not chance(one) and chance(one, wrong=1) and not chance(one, one, wrong=1)
+    assert chance(one, two) and not chance(one, one, two) and chance(one, one, two, wrong=1)
+
+
+# --- decay --------------------------------------------------------------------------------------
+
+
+def test_a_decay_is_as_sure_as_the_bits_show_it() -> None:
+    def limited(shown: DecayEvidence | None, *causes: str) -> list[tuple[str, str]]:
+        judged = {"a": replace(DIFFERS, guesses=tuple(map(guess, causes)), decay_shown=shown)}
+        step_module._limit_missing_decays(judged)
+        return [(one.cause, one.most) for one in judged["a"].guesses]
+
+    sure = guess("x").most
+    missing, away = step_module.NO_DECAY
+    assert limited(NO, missing, away, "other") == [
+        (missing, sure), (away, sure), ("other", sure),
+    ]  # fmt: skip
+    assert limited(replace(NO, lost=True), missing, away) == [(missing, "explained"), (away, sure)]
+    assert limited(WITH, missing, "other", away) == [("other", sure)]
+    assert limited(None, missing) == [(missing, sure)] == limited(None, missing)
+    assert limited(WITH, "other") == [("other", sure)]
+    # Not by the elements, but by the factor that they have together.
+    factor = replace(WITH, weight=1e9)
+    assert factor.none and not factor.told
+    assert limited(factor, missing, "other") == [(missing, "explained"), ("other", sure)]
+    judged = {key: replace(DIFFERS, guesses=(guess(missing),), decay_shown=one)
+              for key, one in (("a", NO), ("b", WITH))}  # fmt: skip
+    step_module._limit_missing_decays(judged)
+    assert all(len(one.guesses) == 1 for one in judged.values())  # asked together
+
+
+def test_a_decay_that_a_type_rounds_away_marks_all_that_agree() -> None:
+    recipes: list[str] = []
+    lost = (guess("lost", "rounded away"),)
+
+    def marked(**judged: Judgement) -> dict[str, tuple[str, str]]:
+        recipes.clear()
+        own = stage(
+            parameters=[parameter(key) for key in judged],
+            _recipe_of=lambda of: recipes.append(of.key),
+            _lost_decay_guesses=lambda recipe, row: lost,
+        )
+        rows = [row(key, one.verdict) for key, one in judged.items()]
+        found = told(Step._mark_lost_decay(own, rows, judged))
+        for key in recipes:
+            assert judged[key].guesses == lost and judged[key].whole
+        return found
+
+    shown = replace(NO, lost=True)
+    agreed = replace(AGREES, decay_shown=shown)
+    found = marked(
+        a=agreed, b=AGREES, c=replace(DIFFERS, decay_shown=shown), d=replace(AGREES, decay_shown=NO)
+    )
+    assert found["a"] == ("differs", "rounded away") and recipes == ["a"]
+    assert [found[key][0] for key in "bcd"] == ["agrees", "differs", "agrees"]
+    marked(a=replace(AGREES, decay_shown=LOST))
+    assert not recipes
+    marked(a=agreed, b=replace(AGREES, decay_shown=LOST))
+    assert recipes == ["a", "b"]
+
+
+def test_the_decay_of_a_group_says_why_there_was_none() -> None:
+    def causes(decay: Any) -> list[str]:
+        own = stage(_group_of=lambda name: {} if decay is None else {"weight_decay": decay})
+        return [one.cause for one in Step._lost_decay_guesses(own, ADAMW, row("a"))]
+
+    lost, none = causes(None)
+    assert (lost, none) == ("decay_rounded_away", "decay_missing")
+    assert causes(0.5) == [lost] and causes(0) == causes(0.0) == [none]
+    assert causes(0.25) == [lost, none]
+    own = stage(_group_of=lambda name: {"weight_decay": 0.5})
+    (stated,) = Step._lost_decay_guesses(own, ADAMW, row("a"))
+    (open_, _) = Step._lost_decay_guesses(stage(_group_of=lambda name: {}), ADAMW, row("a"))
+    assert stated.says != open_.says or stated.most != open_.most
+
+
+def test_steps_that_are_rounded_away_agree_where_the_trainer_holds_finer_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first step alone; where the other parameters do not tell, it is a doubt."""
+    asked: list[Any] = []
+    says = ["finer"]
+
+    def held(*counts: Any) -> str:
+        asked.append(counts)
+        return says[0]
+
+    monkeypatch.setattr(step_module, "held_in", held)
+    gone = replace(DIFFERS, guesses=(guess(step_module.ROUNDED_AWAY),), held_counts=(1, 2.0, 3, 4))
+    agreed = replace(AGREES, held_counts=(10, 20.0, 30, 40))
+    other = replace(DIFFERS, held_counts=(100, 200.0, 300, 400))
+
+    def accepted(**more: Any) -> tuple[dict[str, Any], str, Any]:
+        judged = {"a": gone, "b": agreed, "c": other}
+        own = stage(**{"recipe": replace(ADAMW, step=1)} | more)
+        rows = [row(key, one.verdict, why="why") for key, one in judged.items()]
+        found = told(Step._accept_rounded_away_steps(own, rows, judged))
+        assert judged["b"] is agreed and judged["c"] is other and found["b"] == ("agrees", "why")
+        assert found["c"] == ("differs", "why")
+        return found, own.doubted, judged["a"]
+
+    right = ("agrees", "")
+    found, doubted, one = accepted()
+    assert (found["a"], doubted, one.verdict, one.whole, one.shows) == (
+        right,
+        "",
+        "agrees",
+        True,
+        False,
+    )
+    assert asked == [(11, 22.0, 33, 44)]
+    assert accepted(recipe=replace(ADAMW, step=None))[0]["a"] == right
+    for recipe in (None, ADAMW):
+        assert accepted(recipe=recipe)[0]["a"] == ("differs", "why")
+    says[0] = "stored"
+    found, doubted, one = accepted()
+    assert (found["a"], doubted) == (("differs", "why"), "") and one is gone
+    assert accepted(trained_in="float32")[0]["a"] == right
+    assert accepted(trained_in="bfloat16")[0]["a"] == ("differs", "why")
+    says[0] = ""
+    found, doubted, _ = accepted()
+    assert (found["a"], doubted) == (("differs", "why"), step_module.ROUNDED_AWAY)
+
+
+# --- numbers of steps ---------------------------------------------------------------------------
+
+
+def test_a_step_of_no_stated_number_is_compared_as_the_first_or_left_open() -> None:
+    """Left open where most parameters neither agree nor have a mistake that gives their step."""
+    unnumbered = replace(ADAMW, step=None)
+    wrong = replace(DIFFERS, guesses=(guess("other"),))
+
+    def opened(*kinds: str, **more: Any) -> tuple[list[str], list[str]]:
+        verdicts = {"right": AGREES, "wrong": DIFFERS, "known": wrong, "gradient": DIFFERS,
+                    "still": DIFFERS}  # fmt: skip
+        judged = {f"{kind}{at}": verdicts[kind] for at, kind in enumerate(kinds)}
+        own = stage(
+            **{"recipe": unnumbered} | more,
+            _has_wrong_gradient=lambda key: key.startswith("gradient"),
+        )
+        rows = [
+            row(key, one.verdict, 0 if key.startswith("still") else 5)
+            for key, one in judged.items()
+        ]
+        found = Step._open_unnumbered(own, rows, judged)
+        names = [one.key for one in found if one.why == step_module.UNNUMBERED]
+        assert all(judged[name].why == step_module.UNNUMBERED for name in names)
+        return names, own.notes
+
+    assert opened("right", "wrong", "wrong") == (["wrong1", "wrong2"], [])
+    assert opened("right", "wrong") == ([], [])
+    (note,) = opened("right", "known")[1]
+    assert note.startswith("no step=N is stated")
+    assert opened("still") == ([], []) and opened() == ([], [])
+    assert opened("known", "wrong", "wrong", "gradient", "still") == (
+        ["known0", "wrong1", "wrong2"],
+        [],
+    )
+    for more in (
+        {"recipe": None}, {"recipe": ADAMW}, {"recipe": Recipe("sgd", lr=0.1)}, {"state": object()},
+    ):  # fmt: skip
+        assert opened("wrong", "wrong", **more) == ([], [])
+
+
+def test_the_number_of_a_step_is_that_of_the_state_or_the_one_behind() -> None:
+    def number(steps: Any, step: int | None, name: str = "adamw", state: bool = True) -> Any:
+        own = stage(state=SimpleNamespace(steps=steps, path="s") if state else None)
+        return Step._with_step_number(own, Recipe(name, lr=0.1, step=step)).step
+
+    assert number(None, 7, state=False) == 7 and number(None, None, state=False) is None
+    assert (number(5, None), number(0, None), number(1, None)) == (5, 1, 1)
+    assert number(None, 7) == 7 and number(None, None, "sgd") is None
+    assert (number(5, 5), number(5, 6)) == (5, 6)
+    for step in (4, 7):
+        with pytest.raises(UsageError, match=f"s: is of step 5; expected that of step {step}, or "):
+            number(5, step)
+    with pytest.raises(UsageError, match="s: does not say how many steps were made"):
+        number(None, None)
+
+
+def test_the_first_step_of_a_new_optimizer_is_told_where_all_of_no_moments_are_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verdicts: dict[str, Judgement] = {}
+    asked: list[Any] = []
+
+    def judged(of: Any, recipe: Recipe, held: Any) -> Judgement:
+        asked.append((of.key, recipe.step))
+        return verdicts.get(of.key, AGREES)
+
+    monkeypatch.setattr(step_module, "judge_update", judged)
+    bare = StepInputs(gradient=HERE)
+
+    def lost(inputs: Any = bare, first: str = "not compared", **more: Any) -> Any:
+        asked.clear()
+        keys = ["a", "b"]
+        held = {"a": inputs, "b": bare}
+        own = stage(
+            **{"parameters": [parameter(key) for key in keys]} | more,
+            _inputs_of=lambda of, norm: held[of.key],
+            _recipe_of=lambda of: ADAMW,
+        )
+        own.left = [SimpleNamespace(kind="moment"), SimpleNamespace(kind="file")]
+        made: dict[str, Judgement] = {}
+        rows = Step._judge_as_first(own, [row("a", first), row("b")], made, 1.0)
+        assert sorted(made) == sorted(one.key for one in rows if one.why)
+        for one in made.values():
+            (only,) = one.guesses
+            assert (only.cause, one.verdict) == (
+                "moments_lost",
+                "differs",
+            ) and only.recipe.step == 1  # type: ignore[union-attr]
+        assert [one.kind for one in own.left] == (["file"] if made else ["moment", "file"])
+        return sorted(made)
+
+    assert lost() == ["a", "b"] and asked == [("a", 1), ("b", 1)]
+    assert lost(first="differs") == ["b"] and lost(first="agrees") == []
+    assert lost(replace(bare, first=HERE)) == lost(replace(bare, second=HERE)) == ["b"]
+    assert lost(StepInputs()) == ["b"]
+    assert lost(parameters=[parameter("a", after=None), parameter("b")]) == ["b"]
+    for more in ({"recipe": None}, {"recipe": replace(ADAMW, step=1)},
+                 {"recipe": replace(ADAMW, step=None)}, {"recipe": Recipe("sgd", lr=0.1, step=3)},
+                 {"state": SimpleNamespace(indexed=False, left=())},
+                 {"state": SimpleNamespace(indexed=True, left=())}):  # fmt: skip
+        assert lost(**more) == [] == asked
+    assert lost(state=SimpleNamespace(indexed=True, left=("5",))) == ["a", "b"]
+    for verdict in (DIFFERS, OPEN):
+        verdicts["b"] = verdict
+        assert lost() == []
+
+
+def test_a_schedule_is_told_by_the_rate_that_most_steps_show() -> None:
+    def rate(factor: float) -> Judgement:
+        return replace(DIFFERS, guesses=(guess("other"), guess("rate", number=("factor", factor))))
+
+    def scheduled(*second: Judgement, optimizer: str | None = None, right: int = 1,
+                  state: Any = True) -> Any:  # fmt: skip
+        judged = {f"w{at}": DIFFERS for at in range(len(second))}
+        judged |= {f"r{at}": AGREES for at in range(right)}
+        held: Any = SimpleNamespace(scheduled=state) if state is not None else None
+        asked: list[float | None] = []
+        own = stage(
+            state=held, optimizer=optimizer, parameters=[parameter(key) for key in judged],
+            _recipe_of=lambda of: ADAMW, _inputs_of=lambda of, norm: None,
+            _judge_parameters=lambda updates, norm: ("again", {"norm": norm}),
+        )  # fmt: skip
+
+        def judge_it(of: Any, recipe: Any, inputs: Any) -> Judgement:
+            asked.append(own.schedule)
+            return second[int(of.key[1:])]
+
+        own._judge_update = judge_it
+        rows: list[Any] = []
+        found: Any = Step._judge_by_schedule(own, rows, judged, 2.0)
+        assert asked in ([], [1.0] * len(second))
+        assert (found[0] == "again") is (own.schedule is not None) is bool(own.left)
+        assert found[0] == "again" or found == (rows, judged)
+        return own.schedule, bool(asked)
+
+    assert scheduled(rate(0.5), rate(0.5), rate(0.25)) == (0.5, True)
+    assert scheduled(AGREES, AGREES, rate(0.25)) == (1.0, True)
+    near = 0.5 * (1 + SLACK / 2)
+    assert scheduled(rate(0.5), rate(near), rate(0.25))[0] in (0.5, near)
+    assert scheduled(rate(0.5), rate(0.25)) == (None, True)
+    assert scheduled(rate(0.5), rate(0.5), DIFFERS, DIFFERS) == (None, True)
+    assert scheduled(DIFFERS, DIFFERS, rate(0.5)) == (None, True)
+    assert scheduled(rate(0.5)) == (0.5, True)
+    for more in ({"optimizer": "adamw:lr=0.1"}, {"state": None}, {"state": False}):
+        assert scheduled(rate(0.5), **more) == (None, False)
+    assert scheduled(rate(0.5), optimizer="adamw:wd=0.1") == (0.5, True)
+    assert scheduled(right=2) == (None, False)
+
+
+# --- what a parameter has -----------------------------------------------------------------------
+
+
+def test_the_recipe_of_a_parameter_is_that_of_its_group() -> None:
+    def recipe(group: Any, optimizer: str | None = None, key: str = "L0.q", **more: Any) -> Recipe:
+        rates = more.pop("rates", False)
+        held = SimpleNamespace(group_of=lambda name: group) if group is not None else None
+        own = stage(
+            **{"state": held, "optimizer": optimizer} | more, _has_rates=lambda stated: rates
+        )
+        return Step._recipe_of(own, parameter(key))
+
+    assert recipe(None) == recipe({}) == ADAMW
+    group = {"lr": 0.25, "weight_decay": 0.0, "betas": [0.5, 0.75], "eps": 0.125, "momentum": 9.0}
+    own = recipe(group)
+    assert (own.lr, own.wd, own.b1, own.b2, own.eps) == (0.25, 0.0, 0.5, 0.75, 0.125)
+    assert (own.decay_on, own.momentum) == ("all", ADAMW.momentum)
+    stated = recipe(group, "adamw:b1=0.9,wd=0.3")
+    assert (stated.b1, stated.b2, stated.wd, stated.lr) == (ADAMW.b1, 0.75, 0.0, 0.25)
+    assert recipe(group, "adamw:decay_on=matrices").decay_on == ""
+    assert recipe({"lr": 0.25}).decay_on == ""
+    assert recipe(group, "adamw:lr=0.1") == ADAMW
+    assert recipe(group, "adamw:lr=0.1", rates=True).lr == 0.25
+    first = group | {"initial_lr": 2.0}
+    assert recipe(first, schedule=0.25).lr == 0.5 and recipe(first).lr == 0.25
+    assert recipe(group, schedule=0.25).lr == 0.25
+    sparse = replace(ADAMW, sparse=True)
+    assert not recipe(None, recipe=sparse).sparse
+    assert recipe(None, recipe=sparse, key="token_embd.weight").sparse
+
+
+def test_factors_that_stayed_beside_others_that_moved_are_frozen() -> None:
+    def frozen(idle: Any = (), known: Any = (), **moved: int | None) -> dict[str, list[str]]:
+        keys = [key.replace("_", ".lora_") for key in moved]
+        rows = [row(key, "agrees", moves) for key, moves in zip(keys, moved.values(), strict=True)]
+
+        def other(key: str) -> str:
+            return key[:-1] + ("b" if key.endswith("a") else "a")
+
+        own = stage(
+            pairs={key: SimpleNamespace(key=other(key)) for key in keys if "lora" in key},
+            _is_idle=lambda key: key in idle,
+        )
+        judged = {key: replace(DIFFERS, guesses=(guess("x"),)) for key in known}
+        stored = {key: (key,) for key in keys}
+        causes: Any = list(Step._frozen_factors(own, rows, judged, stored))
+        found = {one.cause: sorted(one.where) for one in causes}
+        wrong = sorted(one.key for one in rows if one.verdict == "differs")
+        assert wrong == sorted(key for each in found.values() for key in each)
+        return found
+
+    assert frozen(q_a=5, q_b=5) == frozen() == frozen(q_a=0, q_b=0) == {}
+    assert frozen(q_a=5, q_b=0) == {"adapter_half_frozen": ["q.lora_b"]}
+    assert frozen(q_a=0, q_b=5) == {}  # no A moves: that may be meant so
+    assert frozen(q_a=0, q_b=5, k_a=5, k_b=5) == {"adapter_half_frozen": ["q.lora_a"]}
+    assert frozen(("q.lora_a",), q_a=0, q_b=5, k_a=5, k_b=5) == {}
+    assert frozen(q_a=0, q_b=0, k_a=5, k_b=5) == {"adapter_frozen": ["q.lora_a", "q.lora_b"]}
+    assert frozen((), ("q.lora_b",), q_a=5, q_b=0) == {}
+    assert frozen(q_a=5, q_b=None) == frozen(q_a=5) == {}
+    assert frozen(q_a=5, q_b=0, k_a=0, k_b=0) == {
+        "adapter_half_frozen": ["q.lora_b"], "adapter_frozen": ["k.lora_a", "k.lora_b"],
+    }  # fmt: skip
+
+
+def test_settings_of_groups_are_joined_with_the_largest_decay() -> None:
+    group = step_module._group_settings
+    assert group({"betas": [0.5, 0.25], "nesterov": 1, "lr": 2, "eps": True, "step": 3}) == {
+        "b1": 0.5, "b2": 0.25, "nesterov": False, "lr": 2.0,
+    }  # fmt: skip
+    assert group({"betas": [0.5], "nesterov": True, "momentum": "x"}) == {"nesterov": True}
+
+    def of(*groups: dict[str, Any]) -> dict[str, float]:
+        return step_module._state_settings(SimpleNamespace(groups=groups))  # type: ignore[arg-type]
+
+    assert of({"lr": 0.0, "weight_decay": 0.0}) == {"lr": 0.0} and of() == {}
+    assert of({"lr": 0.5, "weight_decay": 0.25}, {"lr": 0.125, "weight_decay": 0.0}) == {
+        "lr": 0.125, "wd": 0.25,
+    }  # fmt: skip
+    assert of({"weight_decay": 0.0}, {"weight_decay": 0.25}) == {"wd": 0.25}
