@@ -212,6 +212,8 @@ def test_shares_of_rows_stand_in_an_order_that_even_and_odd_rows_show(
     assert found(q_mm=halves, k_mm=halves, v_mm=quarters) == [("attention", ("q", "k"), [1, 0])]
     assert found("v", q_mm=halves, v_mm=quarters) == [("attention", ("v",), [1, 0, 2, 3])]
     assert found("k", q_mm=halves) == found(q_mm=mine) == found() == found(q_mm=None) == []
+    around = mine[:, [2, 3, 4, 5, 6, 7, 0, 1]]
+    assert found(q_mm=around) == [("attention", ("q",), [1, 2, 3, 0])]
     assert found(q_mm=halves[:, :6]) == []
     mixed = halves.copy()
     mixed[1::2] = mine[1::2]  # odd rows in place
