@@ -293,8 +293,8 @@ def test_the_residual_factor_is_on_the_sum_or_on_the_stream() -> None:
             at = SimpleNamespace(point=point)
             total = made.ops["add"](np.add, at, a, b)
             assert (total == (expected if behind else 5.0)).all()
-            scaled = made.ops["scale"](np.multiply, at, a, 3.0)
-            assert (scaled == (1.0 if behind else 3.0)).all()
+            scaled = made.ops["scale"](np.divide, at, a, 4.0)
+            assert (scaled == (1.0 if behind else 0.25)).all()
         bias = made.ops["add"](np.add, SimpleNamespace(point="attn_out"), a, b[0])
         assert (bias == 5.0).all()
 
@@ -362,6 +362,10 @@ def test_logits_may_be_off_by_a_factor_or_a_number_for_each_row(
     wrong = ours * 3
     wrong[0, 1] *= 1.5
     assert related(wrong, cap=30.0) == []
+    x = RNG.normal(size=(2, 5))
+    rows = logit_relations._factor_of_rows
+    assert rows(x, 2 * x, 1e-6) == pytest.approx(2.0) and rows(x[:1], 2 * x[:1], 1e-6) is None
+    assert rows(x, -2 * x, 1e-6) is None and rows(x * 0, x, 1.0) is None
     bad = ours + numbers
     bad[0, 0, 0] = np.inf
     assert related(bad) == related(ours[:, :5]) == []
@@ -402,6 +406,7 @@ def test_drafted_keys_are_put_behind_the_others_and_later_queries_see_them() -> 
     made: Any = Patched()
 
     def read(which: str, layer: int, x: Any) -> Any:
+        assert which in ("k", "v") and layer == 0
         return np.concatenate([x, np.full((2, *x.shape[1:]), 9.0 if which == "k" else 7.0)])
 
     drafted_rows._with_more_keys(made, read, None, 2, 3)
@@ -432,7 +437,7 @@ WAYS: tuple[dict[str, bool], ...] = (
 
 @pytest.mark.parametrize("by_channel", [False, True])
 def test_the_delta_rule_is_that_of_its_words_token_by_token(by_channel: bool) -> None:
-    tokens, keys, each, width, out = 5, 2, 2, 3, 4
+    tokens, keys, each, width, out = 5, 2, 2, 3, 6
     q, k = RNG.normal(size=(2, tokens, keys, width))
     v = RNG.normal(size=(tokens, keys * each, out))
     shape = (tokens, keys * each, width) if by_channel else (tokens, keys * each)
