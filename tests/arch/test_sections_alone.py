@@ -86,6 +86,36 @@ def test_what_ranks_hold_is_the_whole_put_together(ranks: int, axis: int) -> Non
     assert layout.split_shares(wrong)[0].shape[axis] == 16 // ranks
 
 
+def test_pieces_of_one_array_are_divided_each_for_itself() -> None:
+    pieces = ((Section(12, 2), Section(4, 2, False)), (Section(8, 2),))
+    parts = tuple(
+        Part((f"t{at}",), (), (f"r{at}",), ((sum(one.rows for one in each), 3),), (each,), 0)
+        for at, each in enumerate(pieces)
+    )
+    own = EngineParameter(("own",), parts)
+    layout = divide_parameter(own, 2, 64)
+    assert layout is not None
+    whole = arrays_of(own)
+    a, b = whole
+    held = [layout.rank_array(whole, rank) for rank in range(2)]
+    assert np.array_equal(held[0], np.concatenate([a[:6], a[12:], b[:4]]))
+    assert np.array_equal(held[1], np.concatenate([a[6:12], a[12:], b[4:]]))
+    for copy in range(2):
+        made = layout.join_ranks(held, copy)
+        assert all(np.array_equal(x, y) for x, y in zip(made, whole, strict=True))
+    # A vector has no second axis: each rank has all of it.
+    vectors = EngineParameter(
+        ("own",), (Part(("t",), (), ("r",), ((6,),), ((Section(1, 1, False),),)),), 1
+    )
+    (vector,) = arrays_of(vectors)
+    alone = RankLayout(vectors, 2)
+    assert np.array_equal(alone.rank_array([vector], 1), vector)
+    assert np.array_equal(alone.join_ranks([vector, vector + 1], 5)[0], vector + 1)
+    cut = RankLayout(vectors, 2, 0)
+    assert [cut.rank_array([vector], rank).tolist() for rank in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    assert np.array_equal(cut.join_ranks([vector[:3], vector[3:]])[0], vector)
+
+
 def test_groups_of_queries_keys_and_values_stand_together() -> None:
     own = parameter(Section(8, 2), Section(4, 2), Section(4, 2), grouped=True)
     whole = arrays_of(own)
